@@ -26,7 +26,7 @@ from benchmarks.timing import rates, speedups, spread
 from cache_store import open_cache
 from cache_store.cache.gather import ReadAhead, read_ahead
 from cache_store.errors import ConfigError
-from cache_store.format.schema import CodecName
+from cache_store.format.array import CodecName
 from cache_store.program.running import run_program
 from tests.make_cache import make_cache
 

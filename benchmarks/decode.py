@@ -24,7 +24,7 @@ from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.errors import ConfigError
-from cache_store.format.schema import ImageRecipe
+from cache_store.format.array import ImageRecipe
 from cache_store.program.running import run_program
 from cache_store.refusal import counted
 from precompute.images.decode import ImageConfig, decode_image

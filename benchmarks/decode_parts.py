@@ -28,7 +28,8 @@ from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds
 from cache_store.errors import ConfigError
-from cache_store.format.schema import ArraySpec, ImageRecipe, Recipe, Spec
+from cache_store.format.array import ArraySpec, ImageRecipe
+from cache_store.format.schema import Recipe, Spec
 from cache_store.program.running import run_program, usable_cores
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
 from precompute.images.decode import ImageConfig, content_sha256

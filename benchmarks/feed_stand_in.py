@@ -29,7 +29,7 @@ from torch import Tensor
 
 import precompute.encode.batches as batches
 import precompute.encode.pipeline as pipeline
-from cache_store.format.schema import ArraySpec, EncoderIdentity, SampleLayout
+from cache_store.format.array import ArraySpec, EncoderIdentity, SampleLayout
 from precompute.encode.device_feed import StreamedFeed
 from precompute.encode.job import EncodeJob
 from precompute.encoders.config import EncoderConfig

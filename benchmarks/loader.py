@@ -31,8 +31,8 @@ from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.cache.gather import COPY_FUNCTIONS, move_rows
 from cache_store.errors import ConfigError
+from cache_store.format.array import CodecName
 from cache_store.format.layout import ZARR_ARRAY
-from cache_store.format.schema import CodecName
 from cache_store.program.running import run_program
 from tests.make_cache import make_cache
 

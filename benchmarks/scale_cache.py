@@ -13,7 +13,7 @@ from cache_store.format import schema
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, commit_file
 from cache_store.format.plan import PlanDigests
-from cache_store.format.record import canonical_json, signed
+from cache_store.format.record import canonical_json, sign
 from cache_store.format.sums import to_tuples
 from cache_store.format.tables import CACHED, SAMPLES_SCHEMA
 from cache_store.storage.files import file_sha256
@@ -91,7 +91,7 @@ def write_shard(cache: Path, spec: schema.Spec, shard: int, plan_digest: str) ->
         pq.write_table(samples_table(rows), table_file, compression="zstd")
     content = content_of(spec, shard, plan_digest, dict(zip(names, (shard_file, table_file), strict=True)))
     run = schema.CommitRun(attempt=1, seconds=1.0, images_per_s=1.0, host="", device="cpu", versions={})
-    record = signed(schema.CommitRecord(format_version=1, content=content, run=run, sha256=""))
+    record = sign(schema.CommitRecord(format_version=1, content=content, run=run, sha256=""))
     (cache / commit_file(shard)).write_bytes(canonical_json(record))
 
 

@@ -24,7 +24,8 @@ import numpy as np
 from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.format.schema import CodecName, StoreFormat
+from cache_store.format.array import CodecName
+from cache_store.format.schema import StoreFormat
 from cache_store.program.running import run_program
 from cache_store.verify.verify import Level, verify
 from tests.make_cache import make_cache

@@ -2,7 +2,7 @@
 
 
 def install(extra: str = "") -> str:
-    """Return the command that installs what is missing; where the package is installed already, it adds the extra."""
+    """Return the command that installs the package with an extra; it also adds the extra to an installed package."""
     return f"`pip install 'encode-once{f'[{extra}]' if extra else ''}'`"
 
 

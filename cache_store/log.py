@@ -50,7 +50,7 @@ def log_error(message: str) -> None:
 @contextmanager
 def logging_as_typed(program: str, words: Sequence[str]) -> Iterator[list[str]]:
     """Log in the format of `--log-format FORMAT` among the words, or of the environment; yield the other words."""
-    rest, chosen = without_option(words)
+    rest, chosen = split_off_option(words)
     before, handlers = os.environ.get(VARIABLE), (logger.handlers, logger.propagate)
     if chosen is not None:
         os.environ[VARIABLE] = chosen
@@ -63,7 +63,7 @@ def logging_as_typed(program: str, words: Sequence[str]) -> Iterator[list[str]]:
         os.environ.update({} if before is None else {VARIABLE: before})
 
 
-def without_option(words: Sequence[str]) -> tuple[list[str], str | None]:
+def split_off_option(words: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the words without `--log-format`, and its value."""
     rest, chosen, given = list[str](), None, iter(words)
     for word in given:

@@ -48,7 +48,7 @@ def refuse(
 ) -> NoReturn:
     """Raise StaleError: a summary, a table of differences with columns `held` and `now`, and one line per remedy."""
     shown = [Difference(printable(each.field), *shorten(each.before, each.now)) for each in differences[:SHOWN_ROWS]]
-    lines = [printable(summary), *aligned([("field", held, now), *shown])]
+    lines = [printable(summary), *align_rows([("field", held, now), *shown])]
     if (more := len(differences) - SHOWN_ROWS) > 0:
         lines.append(f"and {more:,} more")
     raise StaleError("\n  ".join([*lines, *remedies]))
@@ -67,7 +67,7 @@ def refuse_unsealed(store: Store, spec: Spec) -> None:
 def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:
     """Raise StaleError if the seal was made for a spec other than the cache's."""
     sealed = {"rows": seal.planned, "spec digest": seal.spec_digest}
-    if differences := differing(sealed, {"rows": spec.rows, "spec digest": spec.digest}):
+    if differences := differences_between(sealed, {"rows": spec.rows, "spec digest": spec.digest}):
         refuse(f"{store}: the seal belongs to another spec", differences, [BUILD_AGAIN], held="in the seal")
 
 
@@ -81,10 +81,10 @@ def refuse_other_recipe(store: Store, one: CommitRecord, other: CommitRecord) ->
 
 def recipe_differences(before: Recipe, now: Recipe) -> list[Difference]:
     """List the fields in which two recipes differ."""
-    return [] if before == now else differing(msgspec.to_builtins(before), msgspec.to_builtins(now))
+    return [] if before == now else differences_between(msgspec.to_builtins(before), msgspec.to_builtins(now))
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def differences_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """List the fields whose values differ, in nested mappings too, sorted by dotted name."""
     old, new = dict(flatten(before)), dict(flatten(now))
     return [
@@ -103,7 +103,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def align_rows(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Format rows as lines of aligned text."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)

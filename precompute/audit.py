@@ -26,7 +26,7 @@ from cache_store.errors import CacheError
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import CommitRun
 from cache_store.format.tables import CACHED
-from cache_store.refusal import differing, refuse
+from cache_store.refusal import differences_between, refuse
 from cache_store.storage.store import Address
 from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, where_remembered
@@ -73,7 +73,7 @@ def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn
 def refuse_changed_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
     """Raise StaleError with a table of what changed in the recorded encoder and recipe since the build."""
     before, now = cache.spec.array, recipe_of(built, encoder).array
-    if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
+    if differences := differences_between(msgspec.to_builtins(before), msgspec.to_builtins(now)):
         refuse(
             f"{cache.store}: {built.encoder.model} is no longer the encoder that made this cache; nothing was compared",
             differences,

@@ -10,10 +10,10 @@ import numpy as np
 from scipy.special import betaincinv
 
 from cache_store.cache.writer import Outcome
+from cache_store.format.array import DTYPES, StoreDtype
 from cache_store.format.layout import SEAL_FILE, commit_file
-from cache_store.format.schema import DTYPES, StoreDtype
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import aligned, counted
+from cache_store.refusal import align_rows, counted
 from precompute.config import AuditConfig
 from precompute.encode.tolerance import DeviceClass
 
@@ -218,7 +218,7 @@ def upper_bound(bad: int, drawn: int) -> float:
 
 def report_lines(report: AuditReport) -> list[str]:
     """Format the report: how it was made, what was found, the statement, what to do."""
-    lines = aligned(list(report_fields(report)))
+    lines = align_rows(list(report_fields(report)))
     lines += [
         f"row {each.row}, {each.id} (shard {each.shard}): {each.problem}" for each in report.findings[:SHOWN_FINDINGS]
     ]

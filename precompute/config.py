@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError, install
+from cache_store.format.array import CodecName, StoreDtype
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE
-from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, StoreFormat
 from cache_store.gallery.command import GalleryConfig
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import Address, is_url, open_store

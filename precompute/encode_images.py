@@ -18,8 +18,8 @@ from PIL import Image
 from cache_store import Cache
 from cache_store.cache.images import EncodeImages
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.schema import ArraySpec
-from cache_store.refusal import differing, refuse
+from cache_store.format.array import ArraySpec
+from cache_store.refusal import differences_between, refuse
 from precompute.config import BuildConfig
 from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.config import EncoderConfig
@@ -72,7 +72,7 @@ def image_config(array: ArraySpec) -> ImageConfig:
 
 def refuse_other_encoder(array: ArraySpec, encoder: Encoder, model: str) -> None:
     """Raise StaleError, with a table, where the model is not the one that made the array."""
-    if differences := differing(msgspec.to_builtins(array.encoder), msgspec.to_builtins(encoder.identity)):
+    if differences := differences_between(msgspec.to_builtins(array.encoder), msgspec.to_builtins(encoder.identity)):
         refuse(f"{model} is not the encoder that made the cache", differences, ["name that one"])
 
 

@@ -1,10 +1,14 @@
-"""Commands that write a small cache, each run from the same start again and again: to be disturbed at every step."""
+"""Command lines in this process, and small builds that are run from the same start and disturbed at every step."""
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
+
+import precompute.rerun.steps as build_module
 from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
@@ -12,6 +16,7 @@ from cache_store.format.layout import SEAL_FILE
 from cache_store.format.schema import StoreFormat
 from cache_store.verify.verify import verify
 from precompute.cli import main as precompute
+from precompute.encoders.registry import load_encoder
 from tests.places import Folder, Place
 from tests.precompute.conftest import config_values, image_bytes, write_config, write_source
 
@@ -24,15 +29,40 @@ COMMANDS = {
     "convert": "cache-store convert {scene}/before {cache} --format {other}",
 }
 BEFORE = {"extend": "before", "retry": "before", "repair": "damaged"}
-"""The cache that a command starts from."""
+"""The cache from which each command starts."""
 PLAIN = {"extend": "grown", "retry": "mended", "repair": "short"}
-"""The config by which its cache is built again without its flag."""
+"""The config that builds each command's cache without the command's flag."""
+
+
+load_once = cache(load_encoder)
+
+
+@pytest.fixture(autouse=True)
+def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let builds share loaded encoders, in the folders whose conftest imports this."""
+    monkeypatch.setattr(build_module, "load_encoder", load_once)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command line, given whole or word by word; return its output, which has no traceback."""
+
+    def output(line: str, *words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        program, *arguments = line.split()
+        ended = PROGRAMS[program]([*arguments, *words])
+        text = "".join(capsys.readouterr())
+        assert ended == code, text
+        assert "Traceback" not in text
+        return text
+
+    return output
 
 
 def make_scene(folder: Path, vae: Path, form: StoreFormat) -> Path:
-    """A folder of configs and of caches to start from: two shards, of three rows and two, of which one is rejected.
+    """Make configs and caches to start from: shards of three rows and two, one row rejected.
 
-    The grown source adds a row to the second shard, and a third.
+    The grown source adds a row to the second shard, and a third shard.
     """
     small: dict[str, Any] = {"store__format": form, "store__samples_per_shard": 3, "encoder__batch_size": 2}
     small |= {"image__height": 16, "image__width": 16, "run__max_reject_fraction": 0.5}
@@ -52,7 +82,7 @@ def make_scene(folder: Path, vae: Path, form: StoreFormat) -> Path:
 
 
 class Run:
-    """A command on a cache at a place, and in `folder` what it ends in undisturbed."""
+    """A command on a cache at a place; `folder` gets its result without a disturbance."""
 
     def __init__(self, scene: Path, folder: Path, name: str, place: Place) -> None:
         self.scene, self.name, self.place = scene, name, place
@@ -67,7 +97,7 @@ class Run:
         self.place.mirror(self.before or Folder(self.scene / "nothing"))
 
     def line(self, scheme: str = "") -> list[str]:
-        """As it is typed, for the cache or for `scheme` and its address."""
+        """Return the command line; `scheme` is put before the cache's address."""
         (other,) = set(get_args(StoreFormat)) - {read_spec(self.scene / "before").store_format}
         named = {"scene": self.scene, "cache": f"{scheme}{self.place.address}", "other": other}
         return [word.format(**named) for word in COMMANDS[self.name].split()]
@@ -77,10 +107,9 @@ class Run:
         return PROGRAMS[program](arguments)
 
     def assert_whole(self) -> None:
-        """Every file is whole, as it was or as it is to be, or absent; but for the scratch of what was killed.
-
-        Where there is a seal, shards and samples tables are all there, and those that it was made of; records too, but
-        for a repair, which forgets nothing of what was sealed.
+        """Check that every file is absent, or whole and as before or after the command; scratch of a killed program
+        aside. If there is a seal, its shards and samples tables are all there; also its records, except during a
+        repair.
         """
         wholes = [self.whole, self.before] if self.before else [self.whole]
         allowed, found = [each.timeless() for each in wholes], self.place.timeless()
@@ -102,12 +131,12 @@ class Run:
 
 
 def sealed_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The seal, the shards, and their samples tables."""
+    """Return the seal, the shards and their samples tables."""
     folders = ("latents/c/", "shards/", "samples/")
     return {name: data for name, data in files.items() if name == SEAL_FILE or name.startswith(folders)}
 
 
 def records(place: Place) -> list[int]:
-    """Shards that are committed."""
+    """List the committed shards."""
     names = [name for name in place.marks() if name.startswith("commits/") and name.endswith(".json")]
     return sorted(int(name.removeprefix("commits/").removesuffix(".json")) for name in names)

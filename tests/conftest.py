@@ -1,6 +1,6 @@
-"""One thread a process, and object stores on loopback: servers for the session, a bucket for a test, a proxy between.
+"""One thread per process, and object stores on loopback: servers per session, a bucket per test, a proxy between them.
 
-Tests run side by side, and OpenMP threads that outnumber cores wait for each other.
+Tests run in parallel, and more OpenMP threads than cores would wait for each other.
 """
 
 import logging
@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.object_stores.faults import Proxy, running_proxy
-from tests.object_stores.google import Google
-from tests.object_stores.server import Server, environment, running_azurite, running_server
+from tests.object_stores.server import Google, Server, environment, running_azurite, running_server
 
 # A shell ignores Ctrl-C in what it starts in the background, and so would all that tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,14 +30,14 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Messages of ours, where no program sends them to standard error."""
+    """Captures our messages, at level info."""
     caplog.set_level(logging.INFO, "encode_once")
     return caplog
 
 
 @pytest.fixture(scope="module")
 def threads_as_in_a_child() -> Iterator[None]:
-    """For runs compared bit for bit with those of child processes: a build before them may have left two threads."""
+    """For runs compared bit for bit with child processes: an earlier build may have set two threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -49,7 +48,7 @@ def threads_as_in_a_child() -> Iterator[None]:
 
 @pytest.fixture
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of builds load no library anew; tests of the engines start them as users do."""
+    """Start workers of builds from a server that has the libraries loaded; tests of engines start them as users do."""
     from tests.forked import FORKED, Forked
 
     forkserver.ensure_running()  # now: a build that starts workers holds signals, which would be held for ever
@@ -89,20 +88,20 @@ def az_proxy(azurite: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def scheme() -> str:
-    """Of `bucket`: a test that is parametrized by it runs with other stores, too."""
+    """The scheme of `bucket`; tests parametrized by it run with other stores, too."""
     return "s3"
 
 
 @pytest.fixture
 def server(scheme: str, request: pytest.FixtureRequest) -> Server:
-    """Which holds `bucket`."""
+    """The server that has `bucket`."""
     server: Server = request.getfixturevalue("azurite" if scheme == "az" else "ministack")
     return server
 
 
 @pytest.fixture
 def proxy(scheme: str, request: pytest.FixtureRequest) -> Proxy:
-    """Lets everything through until it is told otherwise."""
+    """The proxy before `server`; it passes everything on until a test chooses faults."""
     proxy: Proxy = request.getfixturevalue(f"{scheme}_proxy")
     proxy.mend()
     return proxy
@@ -116,7 +115,7 @@ def only_the_tests_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bucket(scheme: str, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of a new bucket, which the environment says how to reach: through the proxy."""
+    """URL of a new bucket; the environment has its endpoint, the proxy, and credentials."""
     pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
     for name, value in environment(proxy.endpoint, scheme).items():
         monkeypatch.setenv(name, value)

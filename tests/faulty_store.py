@@ -1,23 +1,21 @@
-"""Stores that fail, kill their program or count, where a test says so: `faulty://PATH`, `deadly://`, `counting://`."""
+"""Stores that fail, kill their program or count calls: `faulty://PATH`, `deadly://PATH`, `counting://PATH`."""
 
 import errno
 import io
 import os
 import signal
 from collections import Counter
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from io import BufferedReader
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cache_store.storage.files import MAX_READ_BYTES
-from cache_store.storage.local import WRITE_BYTES, LocalStore
+from cache_store.storage.local import WRITE_BYTES, LocalFile, LocalStore
+from cache_store.storage.verbs import MAX_READ_BYTES, Version
 
 
 class FaultyDisk:
-    """Counts the writes, syncs and renames that a store asks of it, and makes a chosen one fail."""
+    """Counts a store's writes, syncs and renames, and makes a chosen one fail."""
 
     def __init__(self) -> None:
         self.count: Counter[str] = Counter()
@@ -32,7 +30,7 @@ class FaultyDisk:
         self._chosen, self._full = None, False
 
     def write(self, write: Any, data: Any) -> int:
-        """A disk that is full takes what still fits, and then nothing from anyone."""
+        """Write; a full disk takes half of the chosen write, then nothing more."""
         self.count["write"] += 1
         if self._full or self._chosen == ("write", self.count["write"]):
             if not self._full and len(data) > 1:
@@ -81,7 +79,7 @@ class FaultyStore(LocalStore):
 
 @dataclass(frozen=True)
 class DeadlyStore(LocalStore):
-    """Kills its program at its n-th sync: of a file without its name yet, or of a folder whose names have changed."""
+    """Kills its program at its n-th sync: of a file before it gets its name, or of a folder after a name changed."""
 
     dies_at: int
     syncs: "count[int]" = field(default_factory=lambda: count(1))
@@ -97,7 +95,7 @@ class DeadlyStore(LocalStore):
 
 @dataclass(frozen=True)
 class CountingStore(LocalStore):
-    """Counts how often each file is opened, however it is read."""
+    """Counts how often each file is read, opened or mapped."""
 
     opened: Counter[str]
 
@@ -108,14 +106,10 @@ class CountingStore(LocalStore):
         self.opened[name] += 1
         return super().read(name, at_most)
 
-    def open(self, name: str) -> BufferedReader:
+    def open(self, name: str, version: Version | None = None) -> LocalFile:
         self.opened[name] += 1
-        return super().open(name)
+        return super().open(name, version)
 
     def map(self, name: str) -> memoryview:
         self.opened[name] += 1
         return super().map(name)
-
-    def local(self, name: str) -> AbstractContextManager[memoryview]:
-        self.opened[name] += 1
-        return super().local(name)

@@ -1,6 +1,6 @@
-"""Processes forked from one that has loaded the libraries: loading them takes far longer than a small run.
+"""Fork processes from a server that has loaded the libraries, which takes far longer than a small run.
 
-Python has one such server for all tests of a process, so it loads what each of them needs.
+Python has one such server per process, so it loads the libraries of all tests.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ Image.init()  # all formats: it imports forty modules
 
 
 class Forked(FORKED.Process):
-    """One that has its maker's environment, as if it were started anew; the server has that of its first day."""
+    """A forked process with its parent's environment; the server has the environment of its own start."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""Disks without room, as the kernel makes them: no call is replaced, so whatever writes meets what it would meet."""
+"""Full disks, made by the kernel: no call is replaced."""
 
 import resource
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `size` bytes."""
+    """Let no file of this process grow beyond `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -23,7 +23,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 @contextmanager
 def mounted_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of that size at `folder`."""
+    """Mount a file system of that size at `folder`."""
     folder.mkdir()
     mount = shutil.which("mount")
     options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
@@ -37,5 +37,5 @@ def mounted_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def make_room(disk: Path) -> None:
-    """Let a mounted disk hold more."""
+    """Enlarge a mounted disk."""
     subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)

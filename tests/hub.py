@@ -1,4 +1,4 @@
-"""A server on loopback that answers as the Hugging Face Hub does, for one data set of files on disk."""
+"""A server on loopback that answers like the Hugging Face Hub, for one data set of files on disk."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ DATA_SET = "hf://datasets/me/pictures"
 
 @contextmanager
 def running_hub(root: Path) -> Iterator[str]:
-    """Serve the files of a folder as DATA_SET; gives the endpoint."""
+    """Serve the files of a folder as DATA_SET; yield the endpoint."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Hub,), {"root": root})) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -26,13 +26,15 @@ def running_hub(root: Path) -> Iterator[str]:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers for one data set, me/pictures, whose files lie in `root`."""
+    """Answers for the data set me/pictures, whose files are in `root`; for me/portal it asks for a login."""
 
     protocol_version = "HTTP/1.1"
     root: Path
 
     def do_GET(self) -> None:
         path, is_deep = unquote(urlparse(self.path).path), "recursive=true" in self.path.lower()
+        if path.startswith("/api/datasets/me/portal"):  # a network that wants a login first
+            return self.answer(200, b"<html>Sign in</html>", ("Content-Type", "text/html"))
         if path == "/api/datasets/me/pictures" or path.startswith("/api/datasets/me/pictures/revision/"):
             return self.say({"id": "me/pictures", "sha": "0" * 40, "siblings": []})
         if found := re.fullmatch("/api/datasets/me/pictures/tree/main/?(.*)", path):
@@ -62,4 +64,4 @@ class Hub(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Print nothing."""

@@ -11,7 +11,7 @@ from cache_store.cache.commit import make_seal, write_seal
 from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
 from cache_store.cache.survey import survey_records
 from cache_store.cache.writer import Outcome, ShardBuilder
-from cache_store.format import schema
+from cache_store.format import array, schema
 from cache_store.format.layout import PLAN_FILE
 from cache_store.format.plan import plan_digest
 from cache_store.format.tables import PLAN_SCHEMA
@@ -25,7 +25,7 @@ AXES = {
     3: ("channel", "latent_y", "latent_x"),
     4: ("view", "layer", "token", "feature"),
 }
-"""By their number."""
+"""Names of a sample's axes, by their number."""
 
 
 def caption(text: str) -> Conversation:
@@ -41,20 +41,20 @@ def make_cache(
     rejected: Sequence[int] = (),
     samples_per_shard: int = 8,
     store_format: schema.StoreFormat = "zarr",
-    dtype: schema.StoreDtype = "float16",
-    codec: schema.CodecName = "none",
+    dtype: array.StoreDtype = "float16",
+    codec: array.CodecName = "none",
     batch_size: int = 4,
     latents_mean: Sequence[float] | None = None,
     latents_std: Sequence[float] | None = None,
     posterior: str = "mean",
     image: Mapping[str, Any] | None = None,
-    text: schema.TextRecipe | None = None,
+    text: array.TextRecipe | None = None,
     seal: bool = True,
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
 
-    Three axes are a VAE's, with previews; one, two and four are those of an encoder without. `image` has fields of
-    the recipe that are to be others. Samples are of texts where there is a `text` recipe, of five tokens each.
+    Samples of three axes are a VAE's, with previews; others have none. `image` overrides fields of the image recipe.
+    With a `text` recipe, samples are texts of five tokens each.
     """
     plan = make_plan(len(latents), ids, conversations)
     channels = latents.shape[1] if latents.ndim == 4 else 0
@@ -109,32 +109,32 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
 
 def make_encoder(
     batch_size: int, mean: Sequence[float], std: Sequence[float], posterior: str = "mean"
-) -> schema.EncoderIdentity:
+) -> array.EncoderIdentity:
     model: dict[str, Any] = {"class_name": "AutoencoderKLWan", "weights_sha256": "0" * 64, "path": "folded"}
     model |= {"compiled": False, "posterior": posterior, "compute_dtype": "float32", "batch_size": batch_size}
-    return schema.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
+    return array.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
 
 
 def make_array(
     shape: Any,
     dtype: Any,
     codec: Any,
-    encoder: schema.EncoderIdentity,
+    encoder: array.EncoderIdentity,
     image: Mapping[str, Any] | None = None,
-    text: schema.TextRecipe | None = None,
-) -> schema.ArraySpec:
+    text: array.TextRecipe | None = None,
+) -> array.ArraySpec:
     has_preview = len(shape) == 3
     height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
     recipe: dict[str, Any] = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
     recipe |= {"decode": "full", "flip": False, **(image or {})}
-    return schema.ArraySpec(
+    return array.ArraySpec(
         axes=AXES[len(shape)],
         shape=shape,
         feature_axis="channel" if has_preview else "feature",
         has_preview=has_preview,
         dtype=dtype,
         codec=codec,
-        image=None if text else schema.ImageRecipe(height=height, width=width, **recipe),
+        image=None if text else array.ImageRecipe(height=height, width=width, **recipe),
         text=text,
         encoder=encoder,
     )

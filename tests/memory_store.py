@@ -1,13 +1,21 @@
-"""Stores without a disk or a network: a dictionary, and one whose every request fails before it is answered."""
+"""Stores without a disk or a network: a dictionary, and a store whose first requests fail."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cache_store.storage.files import MAX_READ_BYTES, changed, cut_short, missing, too_large
 from cache_store.storage.remote import RemoteStore, WrappedStore
-from cache_store.storage.retrying import Kind, passing
-from cache_store.storage.verbs import Data, Ranges, Version
+from cache_store.storage.retrying import Kind, transient_error
+from cache_store.storage.verbs import (
+    MAX_READ_BYTES,
+    Data,
+    Ranges,
+    Version,
+    changed_error,
+    cut_short_error,
+    missing_error,
+    too_large_error,
+)
 
 T = TypeVar("T")
 
@@ -18,7 +26,7 @@ class MemoryStore(RemoteStore):
 
     files: dict[str, bytes] = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict, compare=False)
-    """How often each file was written."""
+    """Number of writes of each file."""
 
     def __str__(self) -> str:
         return "memory://store"
@@ -28,7 +36,7 @@ class MemoryStore(RemoteStore):
 
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
         if (size := len(self._data(name))) > at_most:
-            raise too_large(self.where(name), size, at_most)
+            raise too_large_error(self.where(name), size, at_most)
         return self.files[name]
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
@@ -36,11 +44,11 @@ class MemoryStore(RemoteStore):
 
     def _parts(self, wanted: Ranges) -> Iterator[memoryview]:
         if wanted.version not in (None, self.stat(wanted.name)):
-            raise changed(self.where(wanted.name))
+            raise changed_error(self.where(wanted.name))
         for start, length in zip(wanted.starts, wanted.lengths, strict=True):
             part = memoryview(self.files[wanted.name])[start : start + length]
             if len(part) < length:
-                raise cut_short(self.where(wanted.name))
+                raise cut_short_error(self.where(wanted.name))
             yield part
 
     def list(self, folder: str = "") -> list[str]:
@@ -64,13 +72,13 @@ class MemoryStore(RemoteStore):
 
     def _data(self, name: str) -> bytes:
         if name not in self.files:
-            raise missing(self.where(name))
+            raise missing_error(self.where(name))
         return self.files[name]
 
 
 @dataclass(frozen=True)
 class FailingStore(WrappedStore):
-    """Fails the first requests of every verb for every name, each once done: as an answer that was lost."""
+    """Fails the first `times` requests of every verb for every name after doing them, as if answers were lost."""
 
     kind: Kind = "cut"
     times: int = 1
@@ -89,7 +97,7 @@ class FailingStore(WrappedStore):
         return self._lost(("list", folder), lambda: self.inner.list(folder))
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        """Break off behind the first name."""
+        """Yield names, and break off after the first."""
         for name, version in self.inner.walk(after):
             yield name, version
             self._lost(("walk", ""), lambda: None)
@@ -107,5 +115,5 @@ class FailingStore(WrappedStore):
         answer = call()
         self.failed[key] = self.failed.get(key, 0) + 1
         if self.failed[key] <= self.times:
-            raise passing(OSError(5, "made by the test", self.where(key[1])), self.kind, "503 Slow Down")
+            raise transient_error(OSError(5, "made by the test", self.where(key[1])), self.kind, "503 Slow Down")
         return answer

@@ -45,11 +45,11 @@ class Slurm:
     environment: Mapping[str, str]
 
     def submit(self, *arguments: str, **variables: str) -> str:
-        """Submit a job; returns its number."""
+        """Submit a job and return its number."""
         return self._said("sbatch", "--parsable", *arguments, **variables)
 
     def until_ended(self, job: str) -> tuple[str, int]:
-        """Wait for its end; returns its state and exit code."""
+        """Wait for a job's end; return its state and exit code."""
         give_up = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up:
             facts = dict(word.partition("=")[::2] for word in self._said("scontrol", "show", "job", job).split())
@@ -69,7 +69,7 @@ class Slurm:
 
 @contextmanager
 def running_slurm(root: Path) -> Iterator[Slurm]:
-    """Start one in `root`; the test is skipped where Slurm is not installed."""
+    """Run Slurm in `root`; skip the test if it is not installed."""
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         pytest.skip(f"needs Slurm (Debian's slurm-wlm): {', '.join(missing)} not found")
     environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}

@@ -32,7 +32,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("depth", [2, 9], ids=["rooms", "modules"])
 def test_no_room_needs_one_that_needs_it(depth):
-    """Folders of the packages are rooms, and so is each file beside them: arrows run one way, also within a room."""
+    """Rooms are the packages' folders and the files beside them; imports run one way, also within a room."""
     arrows: dict[str, set[str]] = {}
     for path in (path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts[:depth]).removesuffix(".__init__")
@@ -59,14 +59,14 @@ def test_cache_store_and_what_a_rerun_decides_never_import_torch():
 
 
 DECLARED_AS = {"PIL": "pillow", "yaml": "pyyaml"}
-"""Packages whose module has another name than their distribution."""
+"""Distributions that have another name than their module."""
 
 NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub"], "precompute": [], "trainer": []}
-"""Further extras that a program's own errors name."""
+"""Other extras that a program's errors name."""
 
 
 def brought_by(*extras: str) -> set[str]:
-    """Distributions of the base install and of extras, as setup.cfg names them; `cache_store` is no extra."""
+    """Return the distributions of the base install and of extras in setup.cfg; `cache_store` is no extra."""
     declared = configparser.ConfigParser()
     declared.read(ROOT / "setup.cfg")
     texts = [declared["options"]["install_requires"], *(declared["options.extras_require"].get(e, "") for e in extras)]
@@ -93,7 +93,7 @@ NO_MULTIPLE = "image.height and image.width must be multiples of 8, got 65x224"
     [("trainer", ["train", *TRAIN], NO_TORCH), ("precompute", ["build", *BUILD], NO_MULTIPLE)],
 )
 def test_without_torch_its_extra_or_an_earlier_mistake_is_named(tmp_path, program, arguments, error):
-    """The import is refused; a size that the encoder would crop is known without it."""
+    """A size that the encoder would crop is known without torch."""
     (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKLWan"}')
     code = f"import sys; sys.modules['torch'] = None; from {program}.cli import main; sys.exit(main(sys.argv[1:]))"
     done = python(code, *(argument.replace("VAE", str(tmp_path)) for argument in arguments))
@@ -127,7 +127,7 @@ def test_every_help_works_without_extras_and_cites_no_file_of_a_clone(program):
 
 @pytest.mark.parametrize("module", ["precompute", "cache_store", "trainer"])
 def test_no_pickle_is_ever_loaded(module):
-    """Guarantee 8: no call is one that could load one."""
+    """Guarantee 8: no call could load a pickle."""
     for code in ("torch.load(path)", "np.load(path, allow_pickle=True)", "from torch import load"):
         assert any(map(may_unpickle, ast.walk(ast.parse(code))))
     for path in (ROOT / module).rglob("*.py"):
@@ -137,7 +137,7 @@ def test_no_pickle_is_ever_loaded(module):
 
 
 def may_unpickle(node: ast.AST) -> bool:
-    """`torch.load` in any form, and whatever is told to allow pickles; numpy's own default is not to."""
+    """Return whether a node is `torch.load` in any form, or allows pickles; numpy's default does not."""
     if isinstance(node, ast.keyword):
         return node.arg == "allow_pickle" and not (isinstance(node.value, ast.Constant) and node.value.value is False)
     if isinstance(node, ast.Attribute):
@@ -146,7 +146,7 @@ def may_unpickle(node: ast.AST) -> bool:
 
 
 def test_pytest_collects_the_tests_of_every_folder(pytestconfig):
-    """By default it recurses into no folder named `build`, for one."""
+    """By default, pytest skips folders with names such as `build`."""
     skipped = pytestconfig.getini("norecursedirs")
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
     assert not [each for each in folders if any(fnmatch(part, name) for part in each.parts for name in skipped)]

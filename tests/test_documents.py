@@ -1,4 +1,4 @@
-"""What users read says what is so: documents, `--help` of all three programs, and the configs with their comments."""
+"""Documents, `--help` of all three programs, and configs with their comments agree with the code."""
 
 import importlib
 import importlib.metadata
@@ -19,7 +19,7 @@ import precompute as precompute_package
 import trainer as trainer_package
 from cache_store import __version__
 from cache_store import cli as cache_store
-from cache_store.format.schema import TextRecipe
+from cache_store.format.array import TextRecipe
 from precompute import cli as precompute
 from tests.make_cache import make_cache
 from trainer import cli as trainer
@@ -120,13 +120,13 @@ def test_help_shows_what_is_typed_with_choices_and_defaults(program, command, li
 
 
 def anchors(document: Path) -> set[str]:
-    """Of its headings, as web sites of repositories make them."""
+    """Return the anchors of a document's headings, as web sites of repositories make them."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def shown_commands(document: Path) -> list[tuple[str, str, str]]:
-    """Program, command and the rest of each command line in its blocks of code."""
+    """List program, command and the rest of each command line in a document's code blocks."""
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
     blocks = "\n".join(text for language, text in fences if not language)
     joined = re.sub(r" \\\n\s+", " ", blocks)
@@ -177,7 +177,7 @@ def test_the_loops_in_the_documents_run(name, tmp_path):
 
 
 def parsed(line: str) -> Any:
-    """The config that `PROGRAM COMMAND OPTIONS…` stands for, at the root."""
+    """Parse the config of `PROGRAM COMMAND OPTIONS…`, at the root of the repository."""
     program, *options = shlex.split(line)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -185,7 +185,7 @@ def parsed(line: str) -> Any:
 
 
 def lines_in(config: Path) -> list[str]:
-    """Command lines in its comments: three spaces in, up to what is said further right; launchers left out."""
+    """List the command lines in a config's comments, without launchers and trailing remarks."""
     comments = "\n".join(line for line in config.read_text().splitlines() if line.startswith("#"))
     joined = re.sub(r" \\\n#\s+", " ", comments)
     return re.findall(r"^#   (?:torchrun .* -m )?((?:precompute|trainer) .+?)(?:   .*)?$", joined, re.MULTILINE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cache_store.storage.files import SCRATCH_SUFFIX, make_folder, naming, scratch_path, sync_folder
+from cache_store.storage.files import SCRATCH_SUFFIX, make_folder, name_in_errors, scratch_path, sync_folder
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 def naming_published(path: Path, scratch: Path) -> Iterator[None]:
     """Put `path` in place of the scratch folder, which nobody knows, into the system's error messages."""
     try:
-        with naming(path):
+        with name_in_errors(path):
             yield
     except OSError as error:
         error.filename = str(error.filename).replace(str(scratch), str(path))

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 from cache_store.program.output_file import refuse_inside
-from cache_store.storage.claim import claim
+from cache_store.storage.files import claim_folder
 from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.stream import LatentSource
 from trainer.insight.captioner import HeldOutCaptions
@@ -33,7 +33,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     for cache in config.all_caches:
         refuse_inside("run.output", config.run.folder, cache)
     refuse_foreign_output(config)
-    with claim(config.run.folder) if world.is_main else nullcontext():
+    with claim_folder(config.run.folder) if world.is_main else nullcontext():
         checkpoints = checkpoints_of(config.run)
         start = find_checkpoint(checkpoints, config.run.resume)
         inputs = open_inputs(config, world)

@@ -1,4 +1,4 @@
-"""Write or replace a shard's files and its commit record, and seal a cache; every writer does it here.
+"""Write or replace a shard's files and its commit record, and seal a cache; every writer uses this module.
 
 If the store has no exclusive claims, another program may be building a shard that has no record, so its files are not
 replaced. A mark tells a rerun of a dead build that the record was withdrawn, so that the files may be replaced.
@@ -17,20 +17,20 @@ from cache_store.cache.metadata import read_commit, record_bytes, stored_sha256
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import SEAL_FILE, commit_file
-from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.sums import summarise
-from cache_store.refusal import differing, refuse
-from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of, unused_attempt
+from cache_store.refusal import differences_between, refuse
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target, unused_attempt
 from cache_store.storage.store import Draft, Store
 
 
 def withdraw(store: Store, shard: int) -> bool:
     """Delete a shard's record before its files are replaced; return whether a mark was written."""
-    leaves_mark = not store.keeps_others_out and store.has(commit_file(shard))
+    leaves_mark = not store.has_exclusive_claims and store.has(commit_file(shard))
     if leaves_mark:
         store.put_whole(mark_of(shard), b"")
-    if leaves_mark or store.keeps_others_out:
+    if leaves_mark or store.has_exclusive_claims:
         store.delete(commit_file(shard))
     return leaves_mark
 
@@ -42,7 +42,7 @@ def clear_mark(store: Store, shard: int) -> None:
 
 def withdrawn_shards(names: Iterable[str]) -> frozenset[int]:
     """Return the shards that have a mark among the `names` in the folder of commit records."""
-    records = (record for name in names if (record := scratch_of(name)))
+    records = (record for name in names if (record := scratch_target(name)))
     stems = (record.removesuffix(".json") for record in records)
     return frozenset(int(stem) for stem in stems if stem.isdecimal())
 
@@ -148,7 +148,7 @@ def refuse_conflicting_commit(store: Store, committed: CommitRecord, ours: Commi
     )
     refuse(
         f"{store}: shard {ours.content.shard} differs here from the one that another rank has committed, which stays",
-        differing(before, now),
+        differences_between(before, now),
         ["ranks give equal bytes only on equal machines and libraries; run this one on such a machine"],
         held="committed",
         now="here",
@@ -207,4 +207,4 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         array=summarise(statistics, previews, sum(each.files[0].bytes for each in contents)),
         sha256="",
     )
-    return signed(seal)
+    return sign(seal)

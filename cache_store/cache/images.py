@@ -1,6 +1,6 @@
 """Read the images that a cache was made from, and encode new ones as its samples.
 
-Only `precompute` can do that; it is loaded by name when it is needed. Without it, caches are still read and verified.
+Only `precompute` can do that; it is imported by name when it is needed, so that caches can be read without it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from cache_store.errors import ConfigError, SourceError, install
-from cache_store.format.schema import ArraySpec
+from cache_store.format.array import ArraySpec
 from cache_store.storage.store import Store
 
 ReadImage = Callable[[str], tuple[Image.Image, str]]

@@ -10,9 +10,10 @@ import msgspec
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, Seal, Spec
+from cache_store.format.array import ArraySpec
+from cache_store.format.schema import CommitContent, CommitRecord, Seal, Spec
 from cache_store.refusal import counted
-from cache_store.storage.store import Address, open_store, wait_together
+from cache_store.storage.store import Address, map_calls, open_store
 from cache_store.version import __version__
 
 SHOWN_MAKERS = 8
@@ -67,7 +68,7 @@ class Described:
 def describe(cache: Address) -> Described:
     """Read a cache's spec, records and seal; CacheError if its spec cannot be read."""
     spec = read_spec(store := open_store(cache))
-    found = wait_together(store, partial(read_commit, store), range(spec.num_shards))
+    found = map_calls(store, partial(read_commit, store), range(spec.num_shards))
     seal, problem = None, None
     try:
         seal = read_seal(store)

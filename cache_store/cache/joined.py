@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cache_store.cache.reader import Cache, open_cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.tables import PLAN_COLUMNS
-from cache_store.refusal import differing, refuse
+from cache_store.refusal import differences_between, refuse
 from cache_store.storage.store import Address
 
 
@@ -37,7 +37,7 @@ def open_joined(caches: Mapping[str, Cache | Address]) -> "JoinedCache":
 def refuse_other_plan(first: Cache, other: Cache) -> None:
     """Raise StaleError if the two caches have different plans."""
     plans = ({"rows": each.spec.rows, "plan digest": each.spec.plan_digest} for each in (first, other))
-    if differences := differing(*plans):
+    if differences := differences_between(*plans):
         summary = f"{first.store} and {other.store} have different plans, so their rows are not the same samples"
         command = f"precompute build --source.kind cache --source.path {shlex.quote(str(first.store))} …"
         remedy = f"to plan a cache like the first: {command}"

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from cache_store.errors import CacheError, ConfigError, NoCacheError, OlderFormatError
+from cache_store.format.array import MAX_SAMPLE_BYTES
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import (
     BUILD_FILE,
@@ -34,18 +35,9 @@ from cache_store.format.record import (
     not_json_error,
     parse_signed,
     refuse_version,
-    signed,
+    sign,
 )
-from cache_store.format.schema import (
-    MAX_SAMPLE_BYTES,
-    MAX_SHARDS,
-    BuildRecord,
-    CommitRecord,
-    FileRecord,
-    Listed,
-    Seal,
-    Spec,
-)
+from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, Seal, Spec
 from cache_store.format.tables import (
     MAX_FOOTER_BYTES,
     MAX_PLAN_FOOTER_BYTES,
@@ -55,27 +47,27 @@ from cache_store.format.tables import (
 from cache_store.refusal import MADE_BY, SEALED_BY
 from cache_store.storage.files import stream_sha256
 from cache_store.storage.store import Address, Store, is_url, open_store
-from cache_store.storage.verbs import read_only
+from cache_store.storage.verbs import read_only_error
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
 """Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""
 
 
 def has_cache(store: Store) -> bool:
-    """Whether the store holds a cache, even one that has lost its spec."""
+    """Return whether the store holds a cache, even one that has lost its spec."""
     return any(map(store.has, (SPEC_FILE, SEAL_FILE, COMMITS)))
 
 
 def refuse_foreign_place(store: Store, option: str) -> None:
     """Raise ConfigError, naming the option, if the place is in another cache, is not a folder or holds other files."""
     if store.is_read_only:
-        raise read_only(f"{option}: {store}")
+        raise read_only_error(f"{option}: {store}")
     if not has_cache(store):
         for outer in map(open_store, places_above(store)):
             with contextlib.suppress(PermissionError):  # a user may lack permission to read the folders above
                 if outer.has(PLAN_FILE) and outer.has(SPEC_FILE):
                     raise ConfigError(f"{option}: {store} lies inside the cache {outer}; name a place outside it")
-        store.refuse_others(BEFORE_THE_SPEC, option, "cache")
+        store.refuse_foreign_names(BEFORE_THE_SPEC, option, "cache")
 
 
 def places_above(store: Store) -> Sequence[str | Path]:
@@ -181,7 +173,7 @@ def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT
 
 def write_build(cache: Address, config: dict[str, Any], listed: Listed | None = None) -> None:
     """Write what the cache was built from, so that later programs find sources and encoder without being told."""
-    record = signed(BuildRecord(format_version=FORMAT_VERSION, config=config, listed=listed, sha256=""))
+    record = sign(BuildRecord(format_version=FORMAT_VERSION, config=config, listed=listed, sha256=""))
     open_store(cache).put_whole(BUILD_FILE, canonical_json(record))
 
 

@@ -26,7 +26,7 @@ from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, TEXT_COLUMNS, TOKENS, samples_schema
 from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept import LEAST_BYTES
-from cache_store.storage.store import Address, Store, is_url, kept, local_path, open_store, wait_together
+from cache_store.storage.store import Address, Store, is_url, local_path, map_calls, open_store, with_kept_blocks
 
 READ_BYTES = 8 << 20
 """Bytes copied or decoded at a time: checking then finds them in the CPU cache, and Ctrl-C can act in between."""
@@ -50,7 +50,7 @@ def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_byte
     folder = None if cache_dir is None else local_path("cache_dir", cache_dir).absolute()
     store = open_store(path)
     if folder is not None:
-        store = kept(store, folder, cache_bytes)
+        store = with_kept_blocks(store, folder, cache_bytes)
     spec = read_spec(store)
     refuse_unsealed(store, spec)
     seal = read_seal(store)
@@ -135,7 +135,7 @@ class Cache:
         """Return the rows without a sample, ascending; it reads the samples tables of shards with rejected rows."""
         counts = enumerate(self.seal.cached_per_shard)
         lacking = [shard for shard, count in counts if count < len(self.spec.shard_rows(shard))]
-        rows = wait_together(self.store, self._rejected_rows, lacking)
+        rows = map_calls(self.store, self._rejected_rows, lacking)
         return np.concatenate([np.empty(0, np.int64), *rows])
 
     def _rejected_rows(self, shard: int) -> NDArray[np.int64]:

@@ -31,7 +31,7 @@ from cache_store.format.tables import (
     samples_schema,
 )
 from cache_store.storage.ahead import COALESCED_BYTES
-from cache_store.storage.store import Store, wait_together
+from cache_store.storage.store import Store, map_calls
 from cache_store.storage.verbs import Ranges
 
 MAPPED_SHARDS = 16_384
@@ -98,7 +98,7 @@ class SealedShards:
 
     def locate(self, shards: Iterable[int]) -> None:
         """Fill `places` for shards that are not mapped; CacheError if a table is not as sealed."""
-        wait_together(self.store, self._locate, [*(set(shards) - self.located.keys())])
+        map_calls(self.store, self._locate, [*(set(shards) - self.located.keys())])
 
     def _locate(self, shard: int) -> None:
         content = self._sealed_content(shard)

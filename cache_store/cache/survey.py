@@ -20,7 +20,7 @@ from cache_store.format.layout import BUILD_FILE, COMMITS, SAMPLES, SEAL_FILE, S
 from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe
-from cache_store.storage.store import Address, Store, listed_once, open_store, wait_together
+from cache_store.storage.store import Address, Store, map_calls, open_store, with_listing
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
         spec = try_read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
-    names = names_in(there := listed_once(store), COMMITS)
+    names = names_in(there := with_listing(store), COMMITS)
     found = Survey(
         store=store,
         has_cache=True,
@@ -217,7 +217,7 @@ def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, Shard
     """Read every commit record, sound or damaged, by the names in its folder, and check the sizes of its files."""
     stems = (name.removesuffix(".json") for name in names)
     shards = [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
-    readings = wait_together(store, partial(read_shard_record, store, {}), shards)
+    readings = map_calls(store, partial(read_shard_record, store, {}), shards)
     for shard, record in zip(shards, readings, strict=True):
         if not record.is_absent:
             files = record.value.content.files if record.value else ()

@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from cache_store.cache.commit import ShardFiles
 from cache_store.errors import CacheError
+from cache_store.format.array import ArraySpec
 from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import EncodedRows, Location
 from cache_store.format.plan import plan_digest
-from cache_store.format.record import FORMAT_VERSION, signed
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, CommitRun, FileRecord, Spec
+from cache_store.format.record import FORMAT_VERSION, sign
+from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
 from cache_store.format.sums import RunningSums
 from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.storage.store import Store
@@ -131,7 +132,7 @@ class ShardBuilder:
         content = self._content(self._files.finish(samples), samples)
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
-        record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
+        record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
         return self._files.commit(record)
 
     def _content(self, files: tuple[FileRecord, ...], samples: pa.Table) -> CommitContent:

@@ -24,13 +24,14 @@ from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import ShardOnDisk, survey_records
 from cache_store.copy.convert_shard import CacheAt, ShardConverter
 from cache_store.errors import ConfigError
+from cache_store.format.array import CodecName
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE
-from cache_store.format.record import canonical_json, signed
-from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
+from cache_store.format.record import canonical_json, sign
+from cache_store.format.schema import BuildRecord, CommitContent, CommitRecord, Seal, Spec, StoreFormat
 from cache_store.log import log_warning
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import counted, differing, refuse
+from cache_store.refusal import counted, differences_between, refuse
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.record import usable_record
 from cache_store.verify.verify import clear_leftovers, verify
@@ -123,7 +124,7 @@ def other_form(held: StoreFormat) -> StoreFormat:
 def refuse_other_cache(target: CacheAt) -> None:
     if has_cache(target.store):
         found, expected = (msgspec.to_builtins(each) for each in (read_spec(target.store), target.spec))
-        if differences := differing(found, expected):
+        if differences := differences_between(found, expected):
             refuse(f"{target.store} holds another cache", differences, [OTHER_FOLDER])
 
 
@@ -142,7 +143,7 @@ def converted_build(source: CacheAt, target: CacheAt) -> BuildRecord:
     if "store" in config:
         form = {"format": target.spec.store_format, "codec": target.spec.array.codec}
         config["store"] = {**config["store"], **form}
-    return signed(msgspec.structs.replace(record, config=config))
+    return sign(msgspec.structs.replace(record, config=config))
 
 
 def copy_plan(from_store: Store, to_store: Store, seal: Seal) -> None:
@@ -189,7 +190,7 @@ def refuse_other_source(target: CacheAt, record: CommitRecord, content: CommitCo
     """Raise StaleError if the shard was converted from different latents or samples."""
     found = msgspec.structs.replace(record.content, files=())
     expected = msgspec.structs.replace(content, files=(), recipe=record.content.recipe)
-    if differences := differing(*(msgspec.to_builtins(each) for each in (found, expected))):
+    if differences := differences_between(*(msgspec.to_builtins(each) for each in (found, expected))):
         refuse(f"{target.store} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
 
 
@@ -198,6 +199,6 @@ def seal_copy(target: CacheAt, records: Records, source_seal: Seal) -> Seal:
     contents = [record.content for _, record in sorted(records.items())]
     seal = make_seal(target.spec, contents, source_seal.plan_file)
     array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
-    seal = signed(msgspec.structs.replace(seal, array=array))
+    seal = sign(msgspec.structs.replace(seal, array=array))
     put_unless_equal(target.store, SEAL_FILE, canonical_json(seal))
     return seal

@@ -15,11 +15,12 @@ import pyarrow as pa
 from cache_store.cache.commit import ShardFiles
 from cache_store.cache.metadata import open_plan, read_samples
 from cache_store.errors import CacheError
+from cache_store.format.array import ArraySpec, CodecName
 from cache_store.format.codec import crc32c, decode_sample, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import EncodedRows, Location, ShardSamples
-from cache_store.format.record import signed
-from cache_store.format.schema import ArraySpec, CodecName, CommitRecord, Spec
+from cache_store.format.record import sign
+from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.tables import TOKENS, samples_schema
 from cache_store.storage.store import Store
 from cache_store.verify.record import file_finding
@@ -51,11 +52,11 @@ class ShardConverter:
         with ShardFiles(target.store, target.spec, shard) as files:
             with files.writing() as stream:
                 locations = self._copy(samples, stream)
-            table = relocated(samples.table, locations)
+            table = relocate_samples(samples.table, locations)
             self._read_back(files.read_back(), ShardSamples(target.spec, shard, table, samples.planned))
             written = files.finish(table)
             content = msgspec.structs.replace(record.content, recipe=target.spec.recipe, files=written)
-            converted = signed(msgspec.structs.replace(record, content=content))
+            converted = sign(msgspec.structs.replace(record, content=content))
             files.commit(converted)
         return converted
 
@@ -142,7 +143,7 @@ class Recoder:
         return encoded
 
 
-def relocated(samples: pa.Table, locations: list[Location | None]) -> pa.Table:
+def relocate_samples(samples: pa.Table, locations: list[Location | None]) -> pa.Table:
     """Return the samples table with the new places of its latents."""
     for name in Location._fields:
         values = [location and getattr(location, name) for location in locations]

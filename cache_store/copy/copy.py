@@ -21,7 +21,7 @@ from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import Difference, counted, refuse
-from cache_store.storage.store import Address, Store, listed_once, open_store
+from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.verify import clear_leftovers, verify
 
 COPIED_AT_ONCE = 8
@@ -82,7 +82,7 @@ def refuse_other_copy(target: Store, spec: Spec, seal: Seal) -> None:
 
 def copy_shards(from_store: Store, target: Store, seal: Seal, progress: Callable[[int], object]) -> int:
     """Copy the missing shards and return their number; after an error, shards being copied are finished first."""
-    records, there = survey_records(from_store).records, listed_once(target)
+    records, there = survey_records(from_store).records, with_listing(target)
     with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
         try:
             copied = [

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cache_store.format.schema import CodecName, Spec, StoreDtype
+from cache_store.format.array import CodecName, StoreDtype
+from cache_store.format.schema import Spec
 
 SPEC_FILE = "zarr.json"
 SPEC_ATTRIBUTE = "encode_once"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import EncoderIdentity, Normalization
+from cache_store.format.array import EncoderIdentity, Normalization
 
 Samples = TypeVar("Samples")
 """A numpy array or a torch tensor."""
@@ -69,7 +69,7 @@ def refuse_moments(by: Normalization) -> None:
         )
 
 
-def drawn(by: EncoderIdentity) -> Normalization:
+def drawn_normalization(by: EncoderIdentity) -> Normalization:
     """Return the normalisation of latents drawn from a cache's posterior moments."""
     return Normalization(**{name: getattr(by, name) for name in Normalization.__struct_fields__})
 

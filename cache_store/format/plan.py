@@ -91,7 +91,7 @@ class PlanFile:
         return int(self._file.metadata.num_rows)
 
     def has_shards_of(self, samples_per_shard: int) -> bool:
-        """Whether each row group has `samples_per_shard` rows; the last may have fewer."""
+        """Return whether each row group has `samples_per_shard` rows; the last may have fewer."""
         counts = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
         return all(each == samples_per_shard for each in counts[:-1]) and max(counts, default=0) <= samples_per_shard
 

@@ -114,7 +114,7 @@ def not_json_error(data: bytes, where: str) -> CacheError:
     return CacheError(f"{where} is {'damaged: it is not JSON' if data else 'empty'}")
 
 
-def signed(record: RecordT) -> RecordT:
+def sign(record: RecordT) -> RecordT:
     """Return the record with `sha256` computed over all its other fields."""
     return msgspec.structs.replace(record, sha256=msgspec.structs.replace(record, sha256="").digest)
 

@@ -19,16 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.format.array import DTYPES, SampleLayout, StoreDtype
 from cache_store.format.codec import crc32c
-from cache_store.format.schema import (
-    DTYPES,
-    ArraySummary,
-    FeatureStatistics,
-    PreviewEquations,
-    PreviewMap,
-    SampleLayout,
-    StoreDtype,
-)
+from cache_store.format.schema import ArraySummary, FeatureStatistics, PreviewEquations, PreviewMap
 
 LANES = 8
 
@@ -195,7 +188,7 @@ def to_tuples(matrix: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
 
 
 def equal_but_for_rounding(left: FeatureStatistics, right: FeatureStatistics) -> bool:
-    """Whether two statistics differ by no more than the rounding of another order of addition."""
+    """Return whether two statistics differ by no more than the rounding of another order of addition."""
     if (left.count, left.minimum, left.maximum) != (right.count, right.minimum, right.maximum):
         return False
     squares = np.array(left.sum_of_squares)

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS, ArraySpec
+from cache_store.format.array import ArraySpec
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 

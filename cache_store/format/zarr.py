@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from cache_store.format.array import ROW_AXIS, CodecName, StoreDtype
 from cache_store.format.codec import crc32c, zarr_codecs
 from cache_store.format.layout import (
     NOWHERE,
@@ -29,7 +30,7 @@ from cache_store.format.layout import (
     ShardSamples,
 )
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import ROW_AXIS, CodecName, Spec, StoreDtype
+from cache_store.format.schema import Spec
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")

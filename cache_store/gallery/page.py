@@ -25,7 +25,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache
-from cache_store.format.schema import ArraySpec, ArraySummary, CommitRecord, ImageRecipe
+from cache_store.format.array import ArraySpec, ImageRecipe
+from cache_store.format.schema import ArraySummary, CommitRecord
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.pictures import (
     ERROR_COLOURS,
@@ -273,11 +274,11 @@ def layout(image: ImageRecipe) -> str:
 def page_template(package: str, name: str) -> Template:
     """Make a page's template, which escapes every value."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(short=short, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
+    environment.filters.update(short=shorten_text, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
     return environment.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
-def short(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Put text on one line and cut it after `SHOWN_CHARACTERS`."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"

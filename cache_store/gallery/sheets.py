@@ -13,9 +13,9 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import text_to_path
 from PIL import Image
 
-from cache_store.format.schema import ImageRecipe
+from cache_store.format.array import ImageRecipe
 from cache_store.gallery.exhibits import Exhibit
-from cache_store.gallery.page import short
+from cache_store.gallery.page import shorten_text
 
 TILE = 160
 """Side of a square picture in pixels; other pictures have the same area, but no side longer than twice this."""
@@ -72,7 +72,7 @@ def label(exhibit: Exhibit, width: float) -> list[str]:
 
 def wrap(text: str, width: float, most: int) -> list[str]:
     """Break text between words, or inside a word longer than a line; text beyond `most` lines is cut."""
-    rest, lines = replace_missing_glyphs(short(text)), list[str]()
+    rest, lines = replace_missing_glyphs(shorten_text(text)), list[str]()
     while rest and len(lines) < most:
         fits = bisect(range(1, len(rest) + 1), width, key=lambda end: text_width(rest[:end]))
         space = rest.rfind(" ", 1, fits + 1) if fits < len(rest) else fits

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache_store.cache.reader import Cache
-from cache_store.format.schema import ArraySpec, ArraySummary
+from cache_store.format.array import ArraySpec
+from cache_store.format.schema import ArraySummary
 from cache_store.gallery.exhibits import SurveyDraw, batches
 from cache_store.program.progress_bar import progress_bar
 

@@ -16,13 +16,13 @@ from cache_store.errors import ConfigError
 from cache_store.log import FORMATTERS, OPTION
 from cache_store.program.config import (
     ConfigField,
-    closest,
-    closest_or_all,
     config_fields,
     format_value,
-    nested,
+    nest_sections,
     on_one_line,
     read_config_file,
+    suggest,
+    suggest_or_list,
 )
 from cache_store.program.running import run_program
 from cache_store.version import __version__
@@ -77,7 +77,7 @@ class Program:
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the command line for a command's `run`; ConfigError, listing the commands, if none was given."""
         if argv and not argv[0].startswith("-") and argv[0] not in self.commands:
-            raise ConfigError(f"{self.name} has no command {closest_or_all(argv[0], self.commands)}")
+            raise ConfigError(f"{self.name} has no command {suggest_or_list(argv[0], self.commands)}")
         if argv:
             return self.parser().parse_args(argv, argparse.Namespace(argv=argv))
         width = max(map(len, self.commands))
@@ -154,7 +154,7 @@ class Parser(argparse.ArgumentParser):
         arguments, rest = super().parse_known_args(args, namespace)
         if rest and rest[0].startswith("-"):
             known = [f"--{name}" for name in self.fields]
-            self.error(f"there is no option {closest(rest[0].partition('=')[0], known)}")
+            self.error(f"there is no option {suggest(rest[0].partition('=')[0], known)}")
         if rest:  # the shell expands an unquoted pattern to many words
             quoted = "quote a pattern or a name with spaces"
             self.error(f"there is no further operand {format_value(rest[0])}; {quoted}")
@@ -173,11 +173,11 @@ class Parser(argparse.ArgumentParser):
         missing = [field for field in needed if not {field.name, *field.alternatives} & values.keys()]
         if getattr(arguments, "print_config", False):
             defaults = {name: None if field.required else field.default for name, field in self.fields.items()}
-            print(yaml.safe_dump(nested(defaults | values), sort_keys=False, allow_unicode=True), end="")
+            print(yaml.safe_dump(nest_sections(defaults | values), sort_keys=False, allow_unicode=True), end="")
             self.exit()
         if any(field.required for field in missing):
             self.error(f"missing: {', '.join(' or '.join([field.name, *field.alternatives]) for field in missing)}")
-        return msgspec.convert(nested(values), config_class)
+        return msgspec.convert(nest_sections(values), config_class)
 
     def error(self, message: str) -> NoReturn:
         program = self.prog.removeprefix("python -m ").partition(" ")[0]

@@ -72,10 +72,10 @@ def load_yaml(text: str) -> Any:
 def read_config_file(file: str, fields: Collection[str]) -> dict[str, Any]:
     """Read a config file's values by dotted field name; ConfigError for a name that is not in `fields`."""
     sections = {field.rpartition(".")[0] for field in fields} - {""}
-    flat = dict(flattened(read_mapping(file), sections))
+    flat = dict(flatten_sections(read_mapping(file), sections))
     for name in flat:
         if name not in fields:
-            raise ConfigError(f"{file}: there is no field {closest_or_all(name, [*fields, *sections])}")
+            raise ConfigError(f"{file}: there is no field {suggest_or_list(name, [*fields, *sections])}")
     return flat
 
 
@@ -97,19 +97,21 @@ def read_mapping(file: str) -> dict[Any, Any]:
     return values
 
 
-def flattened(values: Mapping[Any, Any], sections: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_sections(
+    values: Mapping[Any, Any], sections: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values; ConfigError for a section whose value is not a mapping."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name not in sections:
             yield name, value
         elif isinstance(value, dict):
-            yield from flattened(value, sections, f"{name}.")
+            yield from flatten_sections(value, sections, f"{name}.")
         else:
             raise ConfigError(f"{name} is a section, got {format_value(value)}; give it fields or leave it out")
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest_sections(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn values by dotted name into nested mappings, one per section, as in a file."""
     sections: dict[str, Any] = {}
     for name, value in values.items():
@@ -129,14 +131,14 @@ def format_value(value: object) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
 
 
-def closest(name: str, known: Collection[str]) -> str:
+def suggest(name: str, known: Collection[str]) -> str:
     """Format an unknown name, followed by the most similar known one, if any."""
     return format_value(name) + "".join(f"; did you mean {each}?" for each in get_close_matches(name, known, 1))
 
 
-def closest_or_all(name: str, known: Collection[str]) -> str:
+def suggest_or_list(name: str, known: Collection[str]) -> str:
     """Format an unknown name, followed by the most similar known one, or else by all names of its section."""
-    suggestion = closest(name, known)
+    suggestion = suggest(name, known)
     if suggestion != format_value(name):
         return suggestion
     section = f"{name.rpartition('.')[0]}." if "." in name else ""
@@ -172,7 +174,7 @@ class ConfigField:
     text: str
     """The docstring under the field."""
     alternatives: tuple[str, ...]
-    """Fields that may be given in place of this one; the config needs at least one of them all."""
+    """Fields that may be given instead of this one; at least one of them, or this one, is needed."""
     option: str
     """The option and its value, `--store.codec {none,zstd}`; a switch has no value: `--decode`."""
 
@@ -218,7 +220,7 @@ class ConfigField:
         fields = {each.name: each for each in config_fields(entry, section)}
         for key in value:
             if f"{section}.{key}" not in fields:
-                raise ConfigError(f"there is no field {closest(f'{section}.{key}', fields)}")
+                raise ConfigError(f"there is no field {suggest(f'{section}.{key}', fields)}")
         return {str(key): fields[f"{section}.{key}"].read(each) for key, each in value.items()}
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from cache_store.errors import ConfigError
 from cache_store.log import utc_time
-from cache_store.storage.files import naming, scratch_path
+from cache_store.storage.files import name_in_errors, scratch_path
 from cache_store.storage.local import write_file
 from cache_store.storage.store import is_url, local_path
 from cache_store.version import __version__
@@ -61,10 +61,10 @@ def write_output(path: Path, data: bytes) -> None:
     """Write the file whole or not at all; a pipe, a link or /dev/stdout is written through instead of replaced."""
     if is_stdout(path):  # it may be redirected to a file that already holds printed text
         sys.stdout.flush()
-        with naming(path), open(STDOUT, "wb", closefd=False) as stream:
+        with name_in_errors(path), open(STDOUT, "wb", closefd=False) as stream:
             stream.write(data)
     elif is_written_through(path):
-        with naming(path):
+        with name_in_errors(path):
             path.write_bytes(data)
     else:
         write_file(path, data)

@@ -17,7 +17,7 @@ from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
 from cache_store.log import log_error, log_info, logging_as_typed, refuse_other_format
-from cache_store.storage.callers import giving_up
+from cache_store.storage.calls import abandon_calls_after
 
 FORWARDED_S = 5.0
 """A SIGTERM this soon after the first signal counts as the same request: a scheduler signals every process of a job,
@@ -163,7 +163,11 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
     open_closed_stderr()
-    with unwound_by_signals() as asked_to_stop, giving_up(asked_to_stop), logging_as_typed(program, given) as words:
+    with (
+        unwound_by_signals() as asked_to_stop,
+        abandon_calls_after(asked_to_stop),
+        logging_as_typed(program, given) as words,
+    ):
         return exit_code_of(program, lambda: interruptible(run, words, asked_to_stop))
 
 
@@ -235,7 +239,7 @@ def open_closed_stderr() -> None:
 
 
 def output_fails() -> bool:
-    """Whether standard output cannot be written; if so, discard it."""
+    """Return whether standard output cannot be written; if so, discard it."""
     try:
         print(end="", flush=True)
     except OSError:

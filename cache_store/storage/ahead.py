@@ -1,7 +1,7 @@
-"""Reading ahead: a file in order, neighbouring parts of it, and whatever else is known to be asked for soon.
+"""Read ahead: a file in order, neighbouring parts of a file, and files whose names are announced.
 
-A store that is asked over a network takes some tens of milliseconds to begin an answer, as long as a megabyte takes to
-come. So what is likely to be wanted next is asked for before, several requests at the same time.
+A store behind a network takes some tens of milliseconds to begin an answer, as long as it takes to send a megabyte. So
+bytes that will probably be read next are requested early, several requests at the same time.
 """
 
 import io
@@ -12,52 +12,50 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from cache_store.storage.callers import Call, pool
+from cache_store.storage.calls import Call, pool
 
 COALESCED_BYTES = 64 << 10
 """Ranges with a gap of at most this many bytes are fetched as one."""
 
 BLOCK_BYTES = 2 << 20
-"""Bytes of a request for a file that is read in order: larger ones wait longer for each other, smaller ones for the
-store.
-"""
+"""Bytes per request for a file read in order: larger requests delay each other, smaller ones wait for the store."""
 
 BLOCKS_AHEAD = 8
 """Requests in flight for each file that is read in order."""
 
 SMALLEST_BYTES = 32 << 10
-"""Bytes of a request at a place that nobody was near: a tar's headers and texts between two images."""
+"""Bytes of the first request at a new place, such as a tar's headers and texts between two images."""
 
 SKIPPED_BYTES = 256 << 10
-"""Larger gaps are jumped over, which takes a request more; smaller ones are read."""
+"""Smaller gaps are read; larger ones are skipped at the cost of another request."""
 
 BLOCKS_HELD = 24
-"""Blocks of all files together that threads share: 48 MiB."""
+"""Most blocks in memory, of all files together, shared by threads: 48 MiB."""
 
 RUNS = 16
-"""Places of a file at which it is read in order at the same time."""
+"""Most runs per file that are followed at the same time."""
 
 FEW_PARTS = 4
-"""Neighbours that are fetched by themselves: they may be all."""
+"""Parts of a run that are fetched one by one, since there may be no more."""
 
 SPARSE = 4
-"""Where less than such a part of a run was asked for, its blocks are not worth it."""
+"""Blocks are not worth fetching if less than 1/SPARSE of a run's bytes is read."""
 
 FILES_AHEAD = 32
-"""Files in flight or in memory, of some 100 KB each: 1,600 a second from a store that takes 20 ms for an answer."""
+"""Files in flight or in memory, of about 100 KB each: 1,600 per second from a store that takes 20 ms for an answer."""
 
 Fetch = Callable[[int, int], bytes | memoryview]
 """Returns the bytes from a start to a stop."""
 
 Span = tuple[int, int]
-"""The first byte, and the one behind the last."""
+"""The first byte, and the byte after the last one."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Ahead(Generic[K, V]):
-    """Results by key, for several threads; those used longest ago are dropped, those that failed are made again."""
+class SharedResults(Generic[K, V]):
+    """At most `held` results by key, shared by threads: the least recently used are dropped, failed ones made again."""
 
     def __init__(self, make: Callable[[K], V], held: int) -> None:
         self._make, self._held = make, held
@@ -67,14 +65,14 @@ class Ahead(Generic[K, V]):
         return key in self._calls
 
     def get(self, key: K) -> V:
-        """Return the result, which is waited for if it is on its way, and else made in this thread."""
+        """Return the result; make it in this thread unless it is being made."""
         call, is_new = self._call(key)
         if is_new:
-            call.make()
+            call.run()
         return call.result()
 
     def begin(self, keys: Iterable[K], start: Callable[[Call[V]], object]) -> None:
-        """Have `start` make those that are neither here nor on their way, in threads."""
+        """Pass the call of every new key to `start`, which runs it in another thread."""
         for key in keys:
             call, is_new = self._call(key)
             if is_new:
@@ -93,21 +91,21 @@ class Ahead(Generic[K, V]):
             return call, is_new
 
 
-class Expected(Generic[V]):
-    """Results by name, each asked for once: those of names that were announced are begun, a few at a time."""
+class AnnouncedResults(Generic[V]):
+    """Results by name, each read once; results of announced names are made ahead, FILES_AHEAD at a time."""
 
     def __init__(self, make: Callable[[str], V]) -> None:
         self._make, self._lock = make, threading.Lock()
         self._coming, self._begun = deque[str](), dict[str, Call[V]]()
 
     def expect(self, names: Iterable[str]) -> None:
-        """Announce names that will be asked for, about in this order."""
+        """Announce names that `get` will be called with, roughly in this order."""
         with self._lock:
             self._coming.extend(names)
             self._begin()
 
     def get(self, name: str) -> V:
-        """Return what was made ahead, or is now; errors are raised here."""
+        """Return the result that was made ahead, or make it now; its error is raised here."""
         with self._lock:
             begun = self._begun.pop(name, None)
             if begun is None and name in self._coming:
@@ -117,7 +115,7 @@ class Expected(Generic[V]):
 
     def _begin(self) -> None:
         while self._coming and len(self._begun) < FILES_AHEAD:
-            if (name := self._coming.popleft()) not in self._begun:  # a list may name an image twice
+            if (name := self._coming.popleft()) not in self._begun:  # a list may contain a name twice
                 self._begun[name] = pool().submit(self._make, name)
 
 
@@ -128,16 +126,16 @@ class Block(NamedTuple):
 
 
 class AheadReader(io.RawIOBase):
-    """A file of known size as a stream for one thread: small pieces at random, many blocks ahead in order."""
+    """A file of known size as a stream for one thread: it reads many blocks ahead in order, small pieces at random."""
 
     def __init__(self, size: int, fetch: Fetch) -> None:
         self._size, self._fetch, self._position = size, fetch, 0
         self._blocks = deque[Block]()
-        """The block at the position, and those after it."""
+        """The block at the position, and the blocks after it."""
         self._next = self._ahead = 0
         self._block_bytes = SMALLEST_BYTES
         self._last: int | None = None
-        """Where the last read ended."""
+        """The position at which the last read ended."""
 
     def readable(self) -> bool:
         return True
@@ -166,7 +164,7 @@ class AheadReader(io.RawIOBase):
         return len(part)
 
     def _move(self, wanted: int) -> None:
-        """Begin a block at the position, and more behind it where the file is read in order, or much of it at once."""
+        """Request a block at the position, and more after it if the file is read in order or much of it at once."""
         is_near = self._last is not None and 0 <= self._position - self._last <= SKIPPED_BYTES
         while self._blocks and not self._blocks[0].start <= self._position < self._blocks[0].stop:
             self._blocks.popleft().data.cancel()
@@ -188,7 +186,7 @@ class AheadReader(io.RawIOBase):
 
 @dataclass
 class Run:
-    """Parts that were asked for one after the other, about in their order."""
+    """Parts that were read one after the other, roughly in order."""
 
     start: int
     stop: int
@@ -200,8 +198,8 @@ class Run:
         return self.parts > FEW_PARTS and self.asked_bytes * SPARSE >= self.stop - self.start
 
 
-class NeighbourParts:
-    """Parts of one file for several threads: about in their order they come out of blocks that all files share."""
+class PartReader:
+    """Reads parts of one file for several threads; parts in rough order are cut out of shared blocks."""
 
     def __init__(self, size: int, fetch: Fetch) -> None:
         self._size, self._fetch = size, fetch
@@ -215,16 +213,16 @@ class NeighbourParts:
             return self._fetch(start, stop)
         first, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
         last_ahead = min(last + ahead, (self._size - 1) // BLOCK_BYTES)
-        SHARED.begin(((self, number) for number in range(first, last_ahead + 1)), pool().ask)
+        SHARED.begin(((self, number) for number in range(first, last_ahead + 1)), pool().start)
         whole = [SHARED.get((self, number)) for number in range(first, last + 1)]
         data = whole[0] if len(whole) == 1 else b"".join(whole)
         return data[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
 
     def _run(self, start: int, stop: int) -> Run:
-        """Return the run that a part belongs to, which grows by it."""
+        """Return the run that a part belongs to, extended by the part."""
         near = (run for run in self._runs if run.start <= start <= run.stop + BLOCK_BYTES)
         if (run := next(near, None)) is None:
-            self._runs.appendleft(run := Run(start, stop))  # the oldest is dropped
+            self._runs.appendleft(run := Run(start, stop))  # the deque drops the oldest
         run.stop = max(run.stop, stop)
         run.parts += 1
         run.asked_bytes += stop - start
@@ -235,13 +233,13 @@ class NeighbourParts:
         return self._fetch(start, min(start + BLOCK_BYTES, self._size))
 
 
-SHARED = Ahead[tuple[NeighbourParts, int], bytes | memoryview](lambda key: key[0].block(key[1]), BLOCKS_HELD)
-"""Blocks of all files of this process that threads read in order."""
+SHARED = SharedResults[tuple[PartReader, int], bytes | memoryview](lambda key: key[0].block(key[1]), BLOCKS_HELD)
+"""Blocks of all files that this process reads in order."""
 
 
 def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable[Any]]) -> list[memoryview]:
-    """Return parts of a file, in any order; neighbours are fetched as one."""
-    groups = neighbours(sorted(part for part in parts if part[0] < part[1]))
+    """Return parts of a file, given in any order; parts close to each other are fetched as one span."""
+    groups = group_neighbours(sorted(part for part in parts if part[0] < part[1]))
     spans = [(group[0][0], max(end for _, end in group)) for group in groups]
     found = dict.fromkeys(parts, memoryview(b""))
     for (first, _), group, data in zip(spans, groups, fetch(spans), strict=True):
@@ -250,7 +248,7 @@ def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable
     return [found[part] for part in parts]
 
 
-def neighbours(parts: Sequence[Span]) -> list[list[Span]]:
+def group_neighbours(parts: Sequence[Span]) -> list[list[Span]]:
     """Group parts, given in ascending order, that are close to each other."""
     groups: list[list[Span]] = []
     reached = 0

@@ -1,8 +1,8 @@
-"""Read a store in a process that was forked from one that had used it.
+"""Read an object store in a process that was forked from one that had used it, such as a DataLoader's worker.
 
-obstore's threads do not survive a fork, and its calls would wait for them for ever. So such a process, a worker of a
-DataLoader say, starts a helper of its own (this module as a program), which reads for it: messages of msgpack through a
-pipe, each behind its length. The helper ends with the pipe.
+obstore's threads do not survive a fork, and its calls would wait for them for ever. So a forked process starts a helper
+process (this module as a program) that reads for it. They exchange msgpack messages, each after its length, through
+pipes; the helper ends when its pipe is closed.
 """
 
 import errno
@@ -19,50 +19,50 @@ import msgspec
 
 from cache_store.errors import ChangedError, TooLargeError
 from cache_store.log import set_up_log
-from cache_store.storage.files import MAX_READ_BYTES, too_large
 from cache_store.storage.objects import ObjectStore, is_forked
 from cache_store.storage.remote import WrappedStore
 from cache_store.storage.retrying import RetryingStore
-from cache_store.storage.verbs import Ranges, Version
+from cache_store.storage.verbs import MAX_READ_BYTES, Ranges, Version, too_large_error
 
 LENGTH_BYTES = 8
+"""Bytes of the length before each message."""
 
 
 @dataclass(frozen=True)
 class ForkedStore(WrappedStore):
-    """An object store whose reading verbs a helper runs in a forked process."""
+    """An object store; in a forked process, a helper process runs the verbs that read."""
 
     def stat(self, name: str) -> Version:
-        return Version(*self._helped("stat", name)) if is_forked() else self.inner.stat(name)
+        return Version(*self._ask_helper("stat", name)) if is_forked() else self.inner.stat(name)
 
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
         if not is_forked():
             return self.inner.read(name, at_most)
-        data: bytes = self._helped("read", name, at_most)
+        data: bytes = self._ask_helper("read", name, at_most)
         return data
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
         if not is_forked():
             return self.inner.fetch(wanted)
-        return [[memoryview(part) for part in each] for each in self._helped("fetch", [*wanted])]
+        return [[memoryview(part) for part in each] for each in self._ask_helper("fetch", [*wanted])]
 
     def list(self, folder: str = "") -> list[str]:
-        return [*self._helped("list", folder)] if is_forked() else self.inner.list(folder)
+        return [*self._ask_helper("list", folder)] if is_forked() else self.inner.list(folder)
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
         if not is_forked():
             return self.inner.walk(after)
-        return ((name, version and Version(*version)) for name, version in self._helped("walk", after))
+        return ((name, version and Version(*version)) for name, version in self._ask_helper("walk", after))
 
-    def _helped(self, verb: str, *arguments: Any) -> Any:
-        """Return what the helper was given; what it raised is raised here."""
-        answer = helper(os.getpid()).ask(Request(str(self), verb, list(arguments)))
+    def _ask_helper(self, verb: str, *arguments: Any) -> Any:
+        """Return the helper's result, or raise its error."""
+        answer = helper_of(os.getpid()).ask(Request(str(self), verb, list(arguments)))
         if answer.error is not None:
             raise OSError(*answer.error)
         if answer.changed:
             raise ChangedError(answer.changed)
         if answer.too_large is not None:
-            raise too_large(*answer.too_large)
+            raise too_large_error(*answer.too_large)
         return answer.value
 
 
@@ -79,20 +79,20 @@ class Answer(msgspec.Struct, array_like=True):
 
     value: Any = None
     error: tuple[int, str, str] | None = None
-    """An OSError's number, words and file."""
+    """Number, text and file of an OSError."""
     changed: str = ""
-    """A ChangedError's words."""
+    """Text of a ChangedError."""
     too_large: tuple[str, int, int] | None = None
-    """The file, its size and what is allowed."""
+    """File, size and limit of a TooLargeError."""
 
 
 @lru_cache(maxsize=1)
-def helper(process: int) -> "Helper":
+def helper_of(process: int) -> "Helper":
     return Helper()
 
 
 class Helper:
-    """The connection to a helper process; threads use it in turn."""
+    """A helper process and the pipes to it; threads take turns."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -129,17 +129,17 @@ def receive(stream: IO[bytes]) -> bytes | None:
     return data if length and len(data) == length else None
 
 
-def as_ranges(given: list[list[Any]]) -> list[Ranges]:
+def parse_ranges(given: list[list[Any]]) -> list[Ranges]:
     return [Ranges(*each)._replace(version=version and Version(*version)) for *each, version in given]
 
 
-def serve(asked: IO[bytes], answers: IO[bytes]) -> None:
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until the pipe is closed."""
-    while (data := receive(asked)) is not None:
+    while (data := receive(requests)) is not None:
         request = msgspec.msgpack.decode(data, type=Request)
         store = RetryingStore(ObjectStore(request.url))
         try:
-            answer = Answer(answered(store, request))
+            answer = Answer(run_verb(store, request))
         except OSError as error:
             answer = Answer(error=(error.errno or errno.EIO, str(error.strerror), str(error.filename)))
         except ChangedError as error:
@@ -150,9 +150,9 @@ def serve(asked: IO[bytes], answers: IO[bytes]) -> None:
         send(answers, answer)
 
 
-def answered(store: RetryingStore, request: Request) -> Any:
+def run_verb(store: RetryingStore, request: Request) -> Any:
     if request.verb == "fetch":
-        return store.fetch(as_ranges(*request.arguments))
+        return store.fetch(parse_ranges(*request.arguments))
     found = getattr(store, request.verb)(*request.arguments)
     return [*found] if request.verb == "walk" else found
 

@@ -1,19 +1,31 @@
-"""Data sets on the Hugging Face Hub, to be read, by HfFileSystem: with the environment's token, at its HF_ENDPOINT."""
+"""Read data sets on the Hugging Face Hub through HfFileSystem, with the environment's token and HF_ENDPOINT."""
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from json import JSONDecodeError
 from typing import Any, Self
 
 from cache_store.errors import ConfigError, install
-from cache_store.storage.files import MAX_READ_BYTES, changed, cut_short, missing, too_large
-from cache_store.storage.objects import UrlStore
-from cache_store.storage.verbs import Data, Ranges, Version, read_only
+from cache_store.storage.remote import UrlStore
+from cache_store.storage.verbs import (
+    MAX_READ_BYTES,
+    Data,
+    Ranges,
+    Version,
+    changed_error,
+    cut_short_error,
+    missing_error,
+    read_only_error,
+    too_large_error,
+)
 
 HUB = "hf"
-"""The scheme."""
+"""The scheme of its URLs."""
+
+ADDRESS = f"name {HUB}://datasets/OWNER/NAME/…"
 
 
 @lru_cache(maxsize=1)
@@ -28,32 +40,30 @@ def file_system() -> Any:
 
 @dataclass(frozen=True)
 class HubStore(UrlStore):
-    """Files below `hf://datasets/OWNER/NAME`, of its main branch or of a revision: NAME@REVISION; to be read."""
+    """A read-only store below `hf://datasets/OWNER/NAME`: its main branch, or a revision as NAME@REVISION."""
 
     @classmethod
     def in_bucket(cls, scheme: str, place: str) -> Self:
-        """Make the store of a URL; ConfigError for any but a data set's."""
+        """Return the store of the URL `scheme://place`; ConfigError unless it is a data set's."""
         if place.partition("/")[0] != "datasets":
-            raise ConfigError(
-                f"{scheme}://{place}: of the Hub only data sets are read; name {HUB}://datasets/OWNER/NAME/…"
-            )
+            raise ConfigError(f"{scheme}://{place}: only data sets of the Hub can be read; {ADDRESS}")
         return super().in_bucket(scheme, place)
 
     is_read_only = True
 
     def __post_init__(self) -> None:
-        file_system().invalidate_cache()  # what was listed for another source may be old
+        file_system().invalidate_cache()  # an earlier listing may be out of date
 
     def stat(self, name: str) -> Version:
-        with answering(self.where(name)):
+        with explain_hub_errors(self.where(name)):
             info = file_system().info(self.where(name))
         if info["type"] != "file":
-            raise missing(self.where(name))
-        return version_of(info)
+            raise missing_error(self.where(name))
+        return version_of_info(info)
 
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
         if (version := self.stat(name)).size > at_most:
-            raise too_large(self.where(name), version.size, at_most)
+            raise too_large_error(self.where(name), version.size, at_most)
         return bytes(self._range(name, 0, version.size))
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
@@ -62,21 +72,24 @@ class HubStore(UrlStore):
     def _ranges(self, wanted: Ranges) -> list[memoryview]:
         parts = [self._range(wanted.name, *span) for span in zip(wanted.starts, wanted.lengths, strict=True)]
         if wanted.version is not None and self.stat(wanted.name) != wanted.version:
-            raise changed(self.where(wanted.name))
+            raise changed_error(self.where(wanted.name))
         return parts
 
     def _range(self, name: str, start: int, length: int) -> memoryview:
         if not length:
             return memoryview(b"")
-        with answering(self.where(name)), file_system().open(self.where(name), "rb", cache_type="none") as stream:
+        with (
+            explain_hub_errors(self.where(name)),
+            file_system().open(self.where(name), "rb", cache_type="none") as stream,
+        ):
             stream.seek(start)
             data = memoryview(stream.read(length))
         if len(data) != length:
-            raise cut_short(self.where(name))
+            raise cut_short_error(self.where(name))
         return data
 
     def list(self, folder: str = "") -> list[str]:
-        with answering(f"{self.where(folder)}/"):
+        with explain_hub_errors(f"{self.where(folder)}/"):
             try:
                 found = file_system().ls(self.where(folder), detail=True)
             except FileNotFoundError:
@@ -84,30 +97,30 @@ class HubStore(UrlStore):
         return sorted(each["name"].rpartition("/")[2] + "/" * (each["type"] != "file") for each in found)
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        with answering(self.url):
+        with explain_hub_errors(self.url):
             found = file_system().find(self.url, detail=True)
         top = file_system()._strip_protocol(self.url)
-        each = ((path.removeprefix(top).lstrip("/"), version_of(info)) for path, info in sorted(found.items()))
+        each = ((path.removeprefix(top).lstrip("/"), version_of_info(info)) for path, info in sorted(found.items()))
         return ((name, version) for name, version in each if name > after)
 
     def put_whole(self, name: str, data: Data) -> None:
-        raise read_only(self.where(name))
+        raise read_only_error(self.where(name))
 
     def put_if_absent(self, name: str, data: Data) -> bool:
-        raise read_only(self.where(name))
+        raise read_only_error(self.where(name))
 
     def delete(self, name: str) -> None:
-        raise read_only(self.where(name))
+        raise read_only_error(self.where(name))
 
 
-def version_of(info: Mapping[str, Any]) -> Version:
-    """Return a version by the hash of the content, as Git has it."""
+def version_of_info(info: Mapping[str, Any]) -> Version:
+    """Return a version with Git's hash of the content."""
     return Version(info["size"], str(info.get("blob_id") or info.get("xet_hash")))
 
 
 @contextmanager
-def answering(where: str) -> Iterator[None]:
-    """Raise what the Hub refuses as an OSError that names the address and what to check."""
+def explain_hub_errors(where: str) -> Iterator[None]:
+    """Raise errors of the network and the Hub as OSErrors that name the address and what to check."""
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
         EntryNotFoundError,
         HTTPError,
@@ -121,7 +134,14 @@ def answering(where: str) -> Iterator[None]:
         if isinstance(error.__cause__ or error, RepositoryNotFoundError | RevisionNotFoundError):
             why = "the Hub has no such data set or revision, or it is private: check its name and HF_TOKEN"
             raise OSError(errno.ENXIO, why, where) from None
-        raise missing(where) from None
-    except (HTTPError, OSError, NotImplementedError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise OSError(errno.EIO, f"the Hub cannot be read: check the network and HF_TOKEN ({said})", where) from None
+        raise missing_error(where) from None
+    except (HTTPError, OSError, JSONDecodeError) as error:  # JSONDecodeError: a login page of the network, say
+        why = f"the Hub cannot be read: check the network and HF_TOKEN ({on_one_line(error)})"
+        raise OSError(errno.EIO, why, where) from None
+    except ValueError as error:  # an address without OWNER/NAME, or with characters that the Hub does not allow
+        raise ConfigError(f"{where} names no data set; {ADDRESS} ({on_one_line(error)})") from None
+
+
+def on_one_line(error: Exception) -> str:
+    """Return the beginning of the error's text, on one line."""
+    return " ".join(str(error).split())[:300]

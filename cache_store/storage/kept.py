@@ -1,10 +1,9 @@
-"""Keep blocks of a remote store's files in a local folder, which is bounded, checked and shared by processes.
-
-Other files in the folder are not counted and not changed.
+"""Keep blocks of a remote store's files in a local folder of bounded size, which processes can share.
 
 A block's name is the recorded SHA-256 of its whole file and its number in that file, so that a replaced cache or a
 copy of a cache is never confused. A crc32 follows each block; a block that does not match it is fetched again. If the
-folder cannot be used, a message says so and the store is read directly.
+folder cannot be used, a message says so and the store is read directly. Other files in the folder are neither counted
+nor changed.
 """
 
 import os
@@ -16,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cache_store.log import log_warning
-from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of, unused_attempt
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target, unused_attempt
 from cache_store.storage.remote import WrappedStore
 from cache_store.storage.verbs import Ranges
 
 BLOCK_BYTES = 128 << 10
-"""Bytes of a block, which holds a few samples: to read one sample, its whole block is fetched, hashed and read."""
+"""Bytes of a block, which holds a few samples: a whole block is fetched and checked to read one of them."""
 
 CRC_BYTES = 4
 
 UNSEEN_SHARE = 0.02
-"""Share of the bound that a process adds before it scans the folder again."""
+"""Share of the bound that a process may add before it scans the folder again."""
 
 FREED_SHARE = 0.1
 """Share of the bound that is freed when it is exceeded; the least recently used blocks are deleted."""
@@ -35,8 +34,7 @@ NAME = re.compile(r"[0-9a-f]{64}\.\d+x\d+")
 """Name of a block: its file's SHA-256, its number and the block size; its folder is named by the first two digits."""
 
 LEAST_BYTES = 10 * BLOCK_BYTES
-"""Least bound: with a smaller one, almost every new block would delete old ones before they are read again."""
-
+"""Least bound: with a smaller one, almost every new block would delete others before they are read again."""
 
 Fetch = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
 Key = tuple[str, int]
@@ -45,7 +43,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class KeptStore(WrappedStore):
-    """A store of which parts of files whose SHA-256 is known are kept."""
+    """A store that keeps blocks of the files whose SHA-256 is known."""
 
     blocks: "KeptBlocks"
 
@@ -57,7 +55,7 @@ class KeptStore(WrappedStore):
 
 @dataclass(frozen=True)
 class KeptBlocks:
-    """A folder of blocks, of about `max_bytes` at most; it is scanned rarely."""
+    """A folder with blocks of about `max_bytes` at most; it is scanned rarely."""
 
     folder: Path
     max_bytes: int
@@ -77,17 +75,17 @@ class KeptBlocks:
         for key, (block,) in zip(missing, fetch(asked), strict=True):
             held[key] = block
         if missing:
-            with self._telling():
+            with self._warning_once():
                 for key in missing:
                     self._keep(key, held[key])
                     self._make_room(len(held[key]))
         return [
-            [part(held, each.sha256, *place) for place in zip(each.starts, each.lengths, strict=True)]
+            [join_blocks(held, each.sha256, *span) for span in zip(each.starts, each.lengths, strict=True)]
             for each in wanted
         ]
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _warning_once(self) -> Iterator[None]:
         """Catch an OSError, such as that of a full disk, and print once per process that nothing more is kept."""
         try:
             yield
@@ -151,7 +149,7 @@ class KeptBlocks:
     def _by_time(self) -> Iterator[tuple[int, int, Path]]:
         """Yield last use, size and path of each block, and of scratch files that killed processes left."""
         for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
-            if NAME.fullmatch(scratch_of(path.name) or path.name):
+            if NAME.fullmatch(scratch_target(path.name) or path.name):
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     yield status.st_mtime_ns, status.st_size, path
@@ -172,8 +170,8 @@ def block_range(file: Ranges, number: int) -> Ranges:
     return Ranges(file.name, [start], [min(BLOCK_BYTES, file.size - start)])
 
 
-def part(held: dict[Key, memoryview], sha256: str, start: int, length: int) -> memoryview:
-    """Return a range of a file from one block or several adjacent ones."""
+def join_blocks(held: dict[Key, memoryview], sha256: str, start: int, length: int) -> memoryview:
+    """Return a range of a file, cut out of the blocks that hold it."""
     pieces, end = [], start + length
     for number in range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1):
         first = number * BLOCK_BYTES

@@ -1,4 +1,4 @@
-"""Store a cache in a local folder: files are written whole or not at all, and mapped into memory to read."""
+"""Store files in a local folder: written whole or not at all, and mapped into memory to read."""
 
 import errno
 import io
@@ -13,21 +13,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from cache_store.storage.claim import claim, refuse_foreign_names
 from cache_store.storage.files import (
-    MAX_READ_BYTES,
-    changed,
+    claim_folder,
     clear_scratch,
-    cut_short,
     make_folder,
-    naming,
+    name_in_errors,
+    refuse_foreign_names,
     refuse_irregular,
     scratch_path,
     sync_folder,
-    too_large,
     unused_attempt,
 )
-from cache_store.storage.verbs import Data, File, Ranges, Store, Version
+from cache_store.storage.verbs import (
+    MAX_READ_BYTES,
+    Data,
+    File,
+    Ranges,
+    Store,
+    Version,
+    changed_error,
+    cut_short_error,
+    too_large_error,
+)
 
 WRITE_BYTES = 4 * 2**20
 """Bytes per write: the page cache then holds a new file in large folios, and random reads of samples from it were 16 %
@@ -38,20 +45,20 @@ NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems without hard links."""
 
 COMPARED_BYTES = 4 * 2**20
-"""At a time, of two files that may be the same."""
+"""Bytes compared at a time, of two files that may be equal."""
 
 MORE_BYTES = 2**20
-"""Read at a time of a file that is larger than it says."""
+"""Bytes read at a time from a file that is larger than its stated size."""
 
 
 @dataclass(frozen=True)
 class LocalStore(Store):
-    """A `Store` in a folder; it writes to disk only through `create`, `sync`, `rename` and `link`."""
+    """A `Store` in a folder; it writes only through `create`, `sync`, `rename` and `link`, which tests replace."""
 
     root: Path
 
     is_remote = False
-    keeps_others_out = True
+    has_exclusive_claims = True
 
     def create(self, path: Path) -> BinaryIO:
         return path.open("wb", buffering=WRITE_BYTES)
@@ -73,26 +80,26 @@ class LocalStore(Store):
 
     @cached_property
     def _prefix(self) -> str:
-        """Kept, since a Path takes longer to make than its file to look at."""
+        """The folder with a slash; cached, since making a Path takes longer than reading a file's status."""
         return str(self.root / "x")[:-1]
 
     def has(self, name: str) -> bool:
         return os.path.lexists(self.root / name)
 
     def stat(self, name: str) -> Version:
-        return version_of(refuse_irregular(self.where(name)))
+        return version_of_status(refuse_irregular(self.where(name)))
 
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
-        with opened(path := self.where(name)) as (descriptor, size), naming(path):
+        with opened_file(path := self.where(name)) as (descriptor, size), name_in_errors(path):
             if size > at_most:
-                raise too_large(path, size, at_most)
+                raise too_large_error(path, size, at_most)
             data = os.read(descriptor, size + 1)
-            while len(data) != size and len(data) <= at_most:  # it grew, or it lies, as in /proc
+            while len(data) != size and len(data) <= at_most:  # it grew, or states a wrong size, as files in /proc do
                 if not (more := os.read(descriptor, MORE_BYTES)):
                     break
                 data += more
         if len(data) > at_most:
-            raise too_large(path, len(data), at_most)
+            raise too_large_error(path, len(data), at_most)
         return data
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
@@ -103,7 +110,7 @@ class LocalStore(Store):
         with self.open(wanted.name, wanted.version) as file:
             parts = [memoryview(file.part(start, length)) for start, length in spans]
         if [*map(len, parts)] != [*wanted.lengths]:
-            raise cut_short(self.where(wanted.name))
+            raise cut_short_error(self.where(wanted.name))
         return parts
 
     def open(self, name: str, version: Version | None = None) -> "LocalFile":
@@ -113,7 +120,7 @@ class LocalStore(Store):
         return map_file(self.root / name)
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        """Yield files folder by folder, each folder's sorted; they are not looked at, and so of no version."""
+        """Yield names folder by folder, sorted in each folder; without versions, which would take a call per file."""
 
         def refuse(error: OSError) -> None:
             raise error
@@ -151,10 +158,10 @@ class LocalStore(Store):
             raise IsADirectoryError(errno.EISDIR, "a folder is in the place of a file, move it away", str(path))
         scratch = scratch_path(path, attempt)
         try:
-            with naming(path), self.create(scratch) as stream:
+            with name_in_errors(path), self.create(scratch) as stream:
                 yield LocalDraft(self, path, scratch, stream)
         finally:
-            with suppress(OSError):  # it was published, or the disk is gone, which another error has reported
+            with suppress(OSError):  # it was published, or the disk is gone, which another error reports
                 scratch.unlink()
 
     def clear_drafts(self, name: str) -> int:
@@ -165,11 +172,11 @@ class LocalStore(Store):
             (self.root / name).unlink()
             sync_folder((self.root / name).parent, self.sync)
 
-    def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
+    def refuse_foreign_names(self, ours: Collection[str], option: str, kind: str) -> None:
         refuse_foreign_names(self.root, ours, option, kind)
 
     def claim(self, *, shared: bool = False) -> AbstractContextManager[None]:
-        return claim(self.root, shared=shared)
+        return claim_folder(self.root, shared=shared)
 
     def free_bytes(self) -> int | None:
         for place in (self.root, *self.root.absolute().parents):
@@ -183,7 +190,7 @@ class LocalStore(Store):
         return None
 
     def contains(self, other: Store) -> bool:
-        """Return whether another store is this one or lies within it; a URL never does."""
+        """Return whether another store is this one or lies within it; always false for a URL."""
         return "://" not in str(other) and Path(str(other)).resolve().is_relative_to(self.root.resolve())
 
     def absolute(self) -> Self:
@@ -191,33 +198,33 @@ class LocalStore(Store):
 
 
 class LocalFile(File):
-    """A file of this machine, held open: its parts stay what they are when another takes its name."""
+    """An open file of this machine; it keeps its bytes when another file takes its name."""
 
     def __init__(self, path: Path, version: Version | None = None) -> None:
-        found = version_of(refuse_irregular(path))
+        found = version_of_status(refuse_irregular(path))
         if version is not None and version != found:
-            raise changed(path)
+            raise changed_error(path)
         self._path = path
         super().__init__(io.FileIO(path), str(path), found)
 
-    def again(self) -> Self:
+    def reopen(self) -> Self:
         return type(self)(self._path, self.version)
 
     def part(self, start: int, length: int) -> bytes:
-        with naming(self._path):
+        with name_in_errors(self._path):
             data = os.pread(self.fileno(), length, start)
-        if version_of(os.fstat(self.fileno())) != self.version:
-            raise changed(self._path)
+        if version_of_status(os.fstat(self.fileno())) != self.version:
+            raise changed_error(self._path)
         return data
 
     def refuse_changed(self) -> None:
-        if version_of(self._path.stat()) != self.version:
-            raise changed(self._path)
+        if version_of_status(self._path.stat()) != self.version:
+            raise changed_error(self._path)
 
 
 @dataclass(frozen=True)
 class LocalDraft:
-    """A scratch file in the folder of the final one; OSErrors of its stream name the final file."""
+    """A scratch file in the folder of the final file; OSErrors of its stream name the final file."""
 
     store: LocalStore
     path: Path
@@ -226,7 +233,7 @@ class LocalDraft:
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
-        with naming(self.path):
+        with name_in_errors(self.path):
             yield self.stream
 
     def finish(self) -> None:
@@ -245,18 +252,18 @@ class LocalDraft:
         try:
             self.store.link(self.scratch, self.path)
         except FileExistsError:
-            return self._is_there()
+            return self._is_same_file()
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
             if os.path.lexists(self.path):
-                return self._is_there()
+                return self._is_same_file()
             self.store.rename(self.scratch, self.path)
         sync_folder(self.path.parent, self.store.sync)
         return True
 
-    def _is_there(self) -> bool:
-        """Return whether the file that has the name holds the same bytes."""
+    def _is_same_file(self) -> bool:
+        """Return whether the existing file of that name has the same bytes."""
         if refuse_irregular(self.path).st_size != self.scratch.stat().st_size:
             return False
         with self.scratch.open("rb") as ours, self.path.open("rb") as theirs:
@@ -267,10 +274,10 @@ class LocalDraft:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[tuple[int, int]]:
-    """Open a regular file for `os.read`, in half the time that Python's own `open` takes; gives its size, too."""
+def opened_file(path: str) -> Iterator[tuple[int, int]]:
+    """Open a regular file for `os.read` and yield descriptor and size; it takes half the time of Python's `open`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: do not wait for a pipe
     except OSError:
         refuse_irregular(path)
         raise
@@ -282,12 +289,12 @@ def opened(path: str) -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def version_of(status: os.stat_result) -> Version:
+def version_of_status(status: os.stat_result) -> Version:
     return Version(status.st_size, str(status.st_mtime_ns), str(status.st_ctime_ns))
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the file's bytes, read-only, paged in as they are touched."""
+    """Map a file read-only; its bytes are paged in as they are touched."""
     if not refuse_irregular(path).st_size:
         return memoryview(b"")  # mmap refuses an empty file
     with path.open("rb") as stream:
@@ -295,5 +302,5 @@ def map_file(path: Path) -> memoryview:
 
 
 def write_file(path: Path, data: Data) -> None:
-    """Write a file outside a cache with the same guarantees: whole or not at all, and durably."""
+    """Write a file that belongs to no cache, durably, whole or not at all."""
     LocalStore(path.parent).put_whole(path.name, data)

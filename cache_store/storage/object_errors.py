@@ -1,4 +1,4 @@
-"""What an object store refuses, as errors that say in one line what to check."""
+"""Turn errors of object stores into OSErrors that say in one line what to check."""
 
 import errno
 import re
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cache_store.errors import ConfigError, install
-from cache_store.storage.files import missing
-from cache_store.storage.retrying import passing
+from cache_store.storage.retrying import transient_error
+from cache_store.storage.verbs import missing_error
 
 MISSING_EXTRA = f"object stores need obstore, which is not installed; run {install('object-stores')}"
 
@@ -37,8 +37,8 @@ METADATA_SERVICES = ("//169.254.", "metadata.google.internal", "no credentials")
 
 
 @contextmanager
-def answering(where: str) -> Iterator[None]:
-    """Raise what an object store refuses as an OSError; ConfigError if obstore is not installed."""
+def explain_store_errors(where: str) -> Iterator[None]:
+    """Raise errors of obstore as OSErrors about `where`; ConfigError if obstore is not installed."""
     try:
         from obstore import exceptions  # from the package: another thread may still be importing it
     except ImportError:
@@ -46,60 +46,52 @@ def answering(where: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, exceptions.BaseError) as error:
-        raise failure(error, where) from None
+        raise as_os_error(error, where) from None
 
 
-def failure(error: Exception, where: str) -> OSError:
-    """Return what is wrong, with what to check; a PassingError where asking again may help."""
-    refused, status = refusal(error, where), said_by(error)
-    if code_of(error) in TRANSIENT_CODES:
-        return passing(refused, "conflict", status)
+def as_os_error(error: Exception, where: str) -> OSError:
+    """Return the problem and what to check as an OSError; a TransientError if a repeat may help."""
+    explained, status = explain(error, where), status_text(error)
+    if error_code(error) in TRANSIENT_CODES:
+        return transient_error(explained, "conflict", status)
     if is_busy(error):
-        return passing(refused, "busy", status)
-    if isinstance(error, FileNotFoundError) or has_status(error) or not is_generic(error):
-        return refused
-    return passing(refused, "silent" if was_retried(error) else "broken off")
-
-
-def is_generic(error: Exception) -> bool:
-    """Whether obstore itself does not know what is wrong."""
-    return type(error).__name__ == "GenericError"
+        return transient_error(explained, "busy", status)
+    is_explained = type(error).__name__ != "GenericError"  # obstore's class for errors whose cause it does not know
+    if isinstance(error, FileNotFoundError) or has_status(error) or is_explained:
+        return explained
+    was_retried = " retries, " in str(error)  # not after an answer that broke off
+    return transient_error(explained, "silent" if was_retried else "broken off")
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether the store says that it has too much to do."""
+    """Return whether the store answered that it has too much to do."""
     return BUSY.search(str(error)) is not None and not any(name in str(error) for name in METADATA_SERVICES)
 
 
 def has_status(error: Exception) -> bool:
-    """Whether the store has answered."""
+    """Return whether the store has answered."""
     return STATUS.search(str(error)) is not None
 
 
-def was_retried(error: Exception) -> bool:
-    """Whether obstore has retried the request; it does not if an answer broke off."""
-    return " retries, " in str(error)
-
-
-def code_of(error: Exception) -> str | None:
-    """What S3, GCS and Azure call the matter in the body of an answer."""
+def error_code(error: Exception) -> str | None:
+    """Return the error code in the body of an answer from S3, GCS or Azure."""
     found = CODE.search(str(error))
     return found and found[1]
 
 
-def said_by(error: Exception) -> str:
-    """Status and code of an answer, as `503 Service Unavailable SlowDown`."""
+def status_text(error: Exception) -> str:
+    """Return status and code of an answer, such as `503 Service Unavailable SlowDown`."""
     status = STATUS.search(str(error))
-    return " ".join(filter(None, (status and status[1].strip(), code_of(error))))
+    return " ".join(filter(None, (status and status[1].strip(), error_code(error))))
 
 
-def refusal(error: Exception, where: str) -> OSError:
-    """Say what a person can check."""
-    text, scheme, code = str(error), where.partition("://")[0], code_of(error)
-    if any(name in text for name in METADATA_SERVICES):  # it may answer that it has no credentials
+def explain(error: Exception, where: str) -> OSError:
+    """Return the problem as an OSError that says what a person can check."""
+    text, scheme, code = str(error), where.partition("://")[0], error_code(error)
+    if any(name in text for name in METADATA_SERVICES):  # a metadata service itself may have none
         return PermissionError(errno.EACCES, f"no credentials were found: set {CREDENTIALS[scheme]}", where)
     if isinstance(error, FileNotFoundError) and code in (None, "NoSuchKey", "BlobNotFound"):
-        return missing(where)
+        return missing_error(where)
     bucket = where.partition("://")[2].partition("/")[0]
     if code in ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"):
         return OSError(errno.ENXIO, f"there is no bucket {bucket!r}: check its name, {REGION[scheme]}", where)
@@ -108,18 +100,18 @@ def refusal(error: Exception, where: str) -> OSError:
     if code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or "redirect" in text:
         return OSError(errno.EIO, f"the bucket lies in another region: check {REGION[scheme]}", where)
     if "builder error" in text:
-        return OSError(errno.EIO, f"an endpoint of plain HTTP is spoken to only with {ALLOW_HTTP[scheme]}=true", where)
-    said = said_by(error)
-    if code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch") or said.startswith(("401", "403")):
-        why = f"the store refuses these credentials ({said}): check {CREDENTIALS[scheme]} and the bucket's policy"
+        return OSError(errno.EIO, f"an endpoint of plain HTTP is used only with {ALLOW_HTTP[scheme]}=true", where)
+    status = status_text(error)
+    if code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch") or status.startswith(("401", "403")):
+        why = f"the store refuses these credentials ({status}): check {CREDENTIALS[scheme]} and the bucket's policy"
         return PermissionError(errno.EACCES, why, where)
-    if said == "400 Bad Request":  # to a HEAD, whose answer has no code
-        what = f"an expired token, or a wrong region or bucket {bucket!r}"
-        why = f"the store answers {said}: {what}: check {CREDENTIALS[scheme]}, and {REGION[scheme]}"
+    if status == "400 Bad Request":  # the answer to a HEAD has no code
+        causes = f"an expired token, or a wrong region or bucket {bucket!r}"
+        why = f"the store answers {status}: {causes}: check {CREDENTIALS[scheme]}, and {REGION[scheme]}"
         return PermissionError(errno.EACCES, why, where)
     if STATUS.search(text):
-        number = errno.ENODATA if said.startswith("416") else errno.EIO  # the range is beyond the end of the file
-        return OSError(number, f"the store answers {said}, also when asked again: {first_line(error)}", where)
+        number = errno.ENODATA if status.startswith("416") else errno.EIO  # the range is beyond the end of the file
+        return OSError(number, f"the store answers {status}, also when asked again: {first_line(error)}", where)
     return OSError(errno.EIO, f"no whole answer: check the network and the endpoint ({first_line(error)})", where)
 
 

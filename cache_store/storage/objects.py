@@ -1,22 +1,28 @@
-"""Object stores (S3, GCS, Azure) by obstore, whose clients give up in time: one request a verb, most often."""
+"""Object stores (S3, GCS, Azure) through obstore, mostly with one request per verb and always with a time limit."""
 
 import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError, TooLargeError
 from cache_store.storage.ahead import Span, read_parts
-from cache_store.storage.files import MAX_READ_BYTES, changed, cut_short, too_large
-from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, answering, first_line
-from cache_store.storage.remote import COPIED_BYTES, PART_BYTES, RemoteStore
-from cache_store.storage.retrying import PAGE, passing
-from cache_store.storage.verbs import Data, Ranges, Version
+from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, explain_store_errors, first_line
+from cache_store.storage.remote import COPIED_BYTES, PART_BYTES, UrlStore
+from cache_store.storage.retrying import PAGE, transient_error
+from cache_store.storage.verbs import (
+    MAX_READ_BYTES,
+    Data,
+    Ranges,
+    Version,
+    changed_error,
+    cut_short_error,
+    too_large_error,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as AnyStore
@@ -26,26 +32,26 @@ Client: TypeAlias = "AnyStore"
 SCHEMES = ("s3", "gs", "az")
 
 CONNECT_S, ANSWER_S, RETRIED_S = 5, 20, 40
-"""Seconds for a connection; for the answer to a small request; after which a request is not repeated. A dead endpoint
+"""Most seconds for a connection, for the answer to a small request, and for all retries of a request. A dead endpoint
 is thus reported within a minute.
 """
 
 SLOWEST_BYTES_A_S = 1 << 20
-"""An upload that is slower than this is tried again, and then an error."""
+"""A slower upload is tried again, then reported as an error."""
 
 MAX_RETRIES = 10
-"""By obstore, which are over in 2 to 8 s where the store answers at once that it is busy."""
+"""Most retries by obstore; if the store answers at once that it is busy, they end after 2 to 8 s."""
 
 MULTIPART_BYTES = 64 << 20
-"""Files from this size on are uploaded in parts of COPIED_BYTES, where a file of the name may be replaced."""
+"""Files of at least this size that may replace another are uploaded in parts of COPIED_BYTES."""
 
 MOST_CREATED_BYTES = 5_000 << 20
-"""Largest file to create if absent: that must be one request, for which Azure accepts no more and S3 little more."""
+"""Largest file for `put_if_absent`: it must be one request, and Azure accepts no more, S3 little more."""
 
 S3_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 ENDPOINTS = (*S3_ENDPOINTS, "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", *S3_ENDPOINTS)
-"""One of these must be set for S3: obstore would assume us-east-1, and its error would look like a wrong bucket."""
+"""One of these must be set for S3: obstore would assume us-east-1, and its error would suggest a wrong bucket."""
 
 NO_REGION = "no region is set: set AWS_REGION to the bucket's, or AWS_ENDPOINT_URL where the store is not Amazon's"
 
@@ -55,90 +61,77 @@ FORKED = (
 )
 
 FIRST_USE: list[int] = []
-"""The process that made the first client."""
-
-
-@dataclass(frozen=True)
-class UrlStore(RemoteStore):
-    """Names below a URL that has no slash at its end."""
-
-    url: str
-
-    @classmethod
-    def in_bucket(cls, scheme: str, place: str) -> Self:
-        """Make the store of a URL; ConfigError if it names no bucket."""
-        if not place.strip("/") or place.startswith("/"):
-            raise ConfigError(f"{scheme}://{place} names no bucket; a URL is {scheme}://BUCKET/FOLDER")
-        return cls(f"{scheme}://{place.rstrip('/')}")
-
-    def __str__(self) -> str:
-        return self.url
+"""The process that made the first client; empty before."""
 
 
 class ObjectStore(UrlStore):
-    """A `Store` below a URL; it connects at its first use, in each process anew. What may pass is a PassingError."""
+    """A `Store` below a URL; each process connects at first use. Errors that a repeat may cure are TransientErrors."""
 
     def stat(self, name: str) -> Version:
-        with answering(self.where(name)):
-            return version_of(client(self.url).head(name))
+        with explain_store_errors(self.where(name)):
+            return version_of_meta(client(self.url).head(name))
 
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
         """Read a small file in one request, a large one in two."""
         try:
-            with answering(self.where(name)):
+            with explain_store_errors(self.where(name)):
                 data, version = self._range(name, 0, PART_BYTES, at_most)
         except FileNotFoundError:
             raise
         except OSError:
             if self.stat(name).size:
                 raise
-            return b""  # no range of an empty file can be had
+            return b""  # an empty file has no range
         if len(data) == version.size:
             return bytes(data)
-        with answering(self.where(name)):
+        with explain_store_errors(self.where(name)):
             rest, again = self._range(name, len(data), version.size - len(data))
         if again != version:
-            raise passing(cut_short(self.where(name)), "cut")
+            raise transient_error(cut_short_error(self.where(name)), "cut")
         return bytes(data) + bytes(rest)
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
         return [self._ranges(each) for each in wanted]
 
     def _ranges(self, wanted: Ranges) -> Sequence[memoryview]:
-        where, spans = self.where(wanted.name), zip(wanted.starts, wanted.lengths, strict=True)
-        with answering(where):
+        where, spans = self.where(wanted.name), [*zip(wanted.starts, wanted.lengths, strict=True)]
+        with explain_store_errors(where):
             if wanted.version is None:
-                return read_parts([(start, start + length) for start, length in spans], self._several(wanted.name))
+                parts_of = self._range_fetcher(wanted.name)
+                return read_parts([(start, start + length) for start, length in spans], parts_of)
             parts = [self._range(wanted.name, start, length) for start, length in spans]
             if any(version != wanted.version for _, version in parts):
-                raise changed(where)
+                raise changed_error(where)
             return [data for data, _ in parts]
 
-    def _several(self, name: str) -> Callable[[Sequence[Span]], Sequence[Any]]:
-        """Fetch ranges of one file; obstore must not merge them: it dies of an answer that ends before one begins."""
+    def _range_fetcher(self, name: str) -> Callable[[Sequence[Span]], Sequence[Any]]:
+        """Return a function that fetches ranges of one file.
+
+        obstore must not merge them: it aborts if an answer ends before a range begins.
+        """
 
         def fetch(spans: Sequence[Span]) -> Sequence[Any]:
             starts, lengths = [first for first, _ in spans], [end - first for first, end in spans]
             found = client(self.url).get_ranges(name, starts=starts, lengths=lengths, coalesce=0)
             if [*map(len, found)] != lengths:
-                raise passing(cut_short(self.where(name)), "cut")
+                raise transient_error(cut_short_error(self.where(name)), "cut")
             return found
 
         return fetch
 
     def _range(self, name: str, start: int, length: int, at_most: int | None = None) -> tuple[memoryview, Version]:
-        """Return so many bytes, or those up to the file's end, and the version that they are of."""
+        """Return `length` bytes, or fewer at the file's end, and the file's version."""
         answer = client(self.url, length).get(name, options={"range": (start, start + length)})
-        version = version_of(answer.meta)
+        version = version_of_meta(answer.meta)
         if at_most is not None and version.size > at_most:
-            raise too_large(self.where(name), version.size, at_most)
+            raise too_large_error(self.where(name), version.size, at_most)
         data = memoryview(answer.bytes())
-        if len(data) != min(length, version.size - start):  # by Content-Range: Content-Length may be cut, too
-            raise passing(cut_short(self.where(name)), "cut")
+        if len(data) != min(length, version.size - start):  # `size` is from Content-Range: Content-Length may be cut
+            raise transient_error(cut_short_error(self.where(name)), "cut")
         return data, version
 
     def list(self, folder: str = "") -> list[str]:
-        with answering(f"{self.where(folder)}/"):
+        with explain_store_errors(f"{self.where(folder)}/"):
             found = client(self.url).list_with_delimiter(folder or None)
         names = [each["path"] for each in found["objects"]]
         folders = [f"{path}/" for path in found["common_prefixes"]]
@@ -146,14 +139,14 @@ class ObjectStore(UrlStore):
         return sorted(name.removeprefix(prefix) for name in (*names, *folders) if name not in ("", folder))
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        with answering(self.url):
+        with explain_store_errors(self.url):
             for page in client(self.url).list(offset=after or None, chunk_size=PAGE):
-                # Azure begins anew, whatever the offset
-                yield from ((each["path"], version_of(each)) for each in page if each["path"] > after)
+                # Azure ignores the offset
+                yield from ((each["path"], version_of_meta(each)) for each in page if each["path"] > after)
 
     def put_whole(self, name: str, data: Data) -> None:
         in_parts = len(data) >= MULTIPART_BYTES
-        with answering(self.where(name)):
+        with explain_store_errors(self.where(name)):
             to = client(self.url, COPIED_BYTES if in_parts else len(data))
             to.put(name, data, use_multipart=in_parts, chunk_size=COPIED_BYTES)
 
@@ -161,7 +154,7 @@ class ObjectStore(UrlStore):
         if len(data) > MOST_CREATED_BYTES:
             limit = f"{len(data):,} bytes exceed an object store's limit per request; lower samples_per_shard"
             raise OSError(errno.EFBIG, limit, self.where(name))
-        with answering(self.where(name)):
+        with explain_store_errors(self.where(name)):
             from obstore.exceptions import AlreadyExistsError
 
             try:
@@ -170,29 +163,29 @@ class ObjectStore(UrlStore):
             except AlreadyExistsError:
                 pass
         try:
-            return self.read(name, len(data)) == data  # this very put may have written it, made twice
+            return self.read(name, len(data)) == data  # our own put, made twice, may have written it
         except TooLargeError:
             return False
-        except FileNotFoundError:  # S3's 409: another put of this name is under way
+        except FileNotFoundError:  # S3's 409: another put of this name is in progress
             problem = "other programs are writing it, but it does not appear"
-            raise passing(OSError(errno.EAGAIN, problem, self.where(name)), "conflict") from None
+            raise transient_error(OSError(errno.EAGAIN, problem, self.where(name)), "conflict") from None
 
     def delete(self, name: str) -> None:
         try:
-            with answering(self.where(name)):
+            with explain_store_errors(self.where(name)):
                 client(self.url).delete(name)
         except FileNotFoundError:  # GCS and Azure report a missing file, S3 does not
             pass
 
 
-def version_of(meta: Mapping[str, Any]) -> Version:
-    """Return a version by the ETag; where a store has none, by the time."""
+def version_of_meta(meta: Mapping[str, Any]) -> Version:
+    """Return a version with the ETag, or the time if the store has no ETags."""
     mark = meta["e_tag"] or meta["last_modified"].isoformat()
     return Version(meta["size"], mark.strip('"'))
 
 
 def timeout_s(num_bytes: int) -> int:
-    """For a request that carries so many bytes, by steps, so that few clients are made."""
+    """Return the time limit of a request of `num_bytes`, in steps, so that few clients are made."""
     seconds = ANSWER_S
     while seconds * SLOWEST_BYTES_A_S < num_bytes:
         seconds *= 4
@@ -200,9 +193,9 @@ def timeout_s(num_bytes: int) -> int:
 
 
 def client(url: str, num_bytes: int = 0) -> Client:
-    """Return a client for requests of up to `num_bytes`; call it anew for each use.
+    """Return a client for requests of up to `num_bytes`; do not keep it, since a fork makes it unusable.
 
-    ConfigError where the URL or the environment make no sense to obstore, or no region is set.
+    ConfigError if no region is set or obstore rejects the URL or the environment.
     """
     if is_forked():
         raise RuntimeError(FORKED)
@@ -210,7 +203,7 @@ def client(url: str, num_bytes: int = 0) -> Client:
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from one that has made a client."""
+    """Return whether this process was forked from one that had made a client."""
     return bool(FIRST_USE) and FIRST_USE[0] != os.getpid()
 
 
@@ -222,7 +215,7 @@ def make_client(url: str, seconds: int) -> Client:
     scheme, _, place = url.partition("://")
     if scheme == "s3" and not any(os.environ.get(name) for name in REGIONS):
         raise ConfigError(f"{url}: {NO_REGION}")
-    refuse_senseless_endpoint()
+    refuse_invalid_endpoint()
     FIRST_USE.append(os.getpid())
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=CONNECT_S),
@@ -231,9 +224,9 @@ def make_client(url: str, seconds: int) -> Client:
     }
     config: dict[str, Any] = {}
     if scheme == "s3" and "AWS_CHECKSUM_ALGORITHM" not in os.environ:
-        config["checksum_algorithm"] = "SHA256"  # which the server compares with what came
+        config["checksum_algorithm"] = "SHA256"  # the server compares it with the bytes that it received
     retries = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRIED_S)}
-    connect: Callable[..., Client] = from_url  # whose options have a type for each scheme
+    connect: Callable[..., Client] = from_url  # its options are typed per scheme
     try:
         literal = f"{scheme}://{quote(place, safe='/@:')}"  # `#`, `?` and `%20` are plain characters of a name
         return connect(literal, client_options=options, retry_config=retries, **config)
@@ -242,8 +235,8 @@ def make_client(url: str, seconds: int) -> Client:
         raise ConfigError(f"{url}: {problem}: check {CREDENTIALS[scheme]}") from None
 
 
-def refuse_senseless_endpoint() -> None:
-    """Raise ConfigError in place of the panic in which obstore ends."""
+def refuse_invalid_endpoint() -> None:
+    """Raise ConfigError for an endpoint that is no URL: obstore would panic."""
     for name in ENDPOINTS:
         value = os.environ.get(name)
         if value is not None and re.fullmatch(r"https?://[^/\s].*", value) is None:

@@ -1,4 +1,4 @@
-"""Stores without files to open, map or lock, stores that wrap a store, and a store as one listing found it."""
+"""Stores behind a network, stores that wrap a store, and a store that is listed only once."""
 
 import os
 import shutil
@@ -11,44 +11,62 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from cache_store.storage.ahead import AheadReader, NeighbourParts
-from cache_store.storage.callers import in_flight
-from cache_store.storage.files import MAX_READ_BYTES, SCRATCH_SUFFIX, missing, naming_scratch
+from cache_store.errors import ConfigError
+from cache_store.storage.ahead import AheadReader, PartReader
+from cache_store.storage.calls import map_concurrently
+from cache_store.storage.files import SCRATCH_SUFFIX, name_scratch_in_errors
 from cache_store.storage.local import WRITE_BYTES, map_file
-from cache_store.storage.verbs import Data, File, Ranges, Store, Version
+from cache_store.storage.verbs import MAX_READ_BYTES, Data, File, Ranges, Store, Version, missing_error
 
 PART_BYTES = 8 << 20
-"""Larger parts of a file are fetched as several, at the same time."""
+"""A larger part of a file is fetched in pieces of this size, several at the same time."""
 
 COPIED_BYTES = 16 << 20
-"""At a time, to a file of this machine."""
+"""Bytes copied to a local file at a time."""
 
 
 class RemoteStore(Store):
-    """A store of files that are read by ranges and written whole.
+    """A store whose files are read by ranges and written whole.
 
-    A draft is a file in local scratch (TMPDIR) until it is published. There are no locks: `claim` keeps nobody out, and
-    the first that gives a file its name wins (`put_if_absent`), which the store decides.
+    A draft is a local scratch file (in TMPDIR) until it is published. There are no locks: `claim` does nothing, and the
+    store decides which program is the first to give a file its name (`put_if_absent`).
     """
 
     def open(self, name: str, version: Version | None = None) -> File:
         return FetchedFile(self, name, version or self.stat(name))
 
     def map(self, name: str) -> memoryview:
-        with self.open(name) as stream, scratch() as path:
-            with naming_scratch(), path.open("wb") as copy:
+        with self.open(name) as stream, scratch_file() as path:
+            with name_scratch_in_errors(), path.open("wb") as copy:
                 shutil.copyfileobj(stream, copy, COPIED_BYTES)
             return map_file(path)
 
     @contextmanager
     def draft(self, name: str, attempt: int = 1) -> Iterator["ScratchDraft"]:
-        with scratch() as path, naming_scratch(), path.open("wb", buffering=WRITE_BYTES) as stream:
+        with scratch_file() as path, name_scratch_in_errors(), path.open("wb", buffering=WRITE_BYTES) as stream:
             yield ScratchDraft(self, name, path, stream)
 
 
 @dataclass(frozen=True)
+class UrlStore(RemoteStore):
+    """A store below a URL, which has no slash at its end."""
+
+    url: str
+
+    @classmethod
+    def in_bucket(cls, scheme: str, place: str) -> Self:
+        """Return the store of the URL `scheme://place`; ConfigError if it names no bucket."""
+        if not place.strip("/") or place.startswith("/"):
+            raise ConfigError(f"{scheme}://{place} names no bucket; a URL is {scheme}://BUCKET/FOLDER")
+        return cls(f"{scheme}://{place.rstrip('/')}")
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True)
 class WrappedStore(RemoteStore):
-    """A store that asks another for everything; each kind asks it for something in a way of its own."""
+    """A store that passes every call on to another store; each subclass changes some of the calls."""
 
     inner: Store
 
@@ -57,8 +75,8 @@ class WrappedStore(RemoteStore):
         return self.inner.is_remote
 
     @property
-    def keeps_others_out(self) -> bool:
-        return self.inner.keeps_others_out
+    def has_exclusive_claims(self) -> bool:
+        return self.inner.has_exclusive_claims
 
     @property
     def is_read_only(self) -> bool:
@@ -96,25 +114,25 @@ class WrappedStore(RemoteStore):
 
 
 class FetchedFile(File):
-    """A file that is read by ranges, of which each is checked to be of the version that was opened."""
+    """A file that is read by ranges; each range is checked to come from the version that was opened."""
 
     def __init__(self, store: Store, name: str, version: Version) -> None:
         self._store, self._name = store, name
         super().__init__(AheadReader(version.size, self._fetch), store.where(name), version)
-        self._neighbours = NeighbourParts(version.size, self._fetch)
+        self._parts = PartReader(version.size, self._fetch)
 
-    def again(self) -> Self:
+    def reopen(self) -> Self:
         return type(self)(self._store, self._name, self.version)
 
     def part(self, start: int, length: int) -> bytes:
         stop = min(start + length, self.version.size)
         if stop - start > PART_BYTES:
             spans = [(first, min(first + PART_BYTES, stop)) for first in range(start, stop, PART_BYTES)]
-            return b"".join(in_flight(lambda span: self._fetch(*span), spans))
-        return bytes(self._neighbours.part(start, stop)) if start < stop else b""
+            return b"".join(map_concurrently(lambda span: self._fetch(*span), spans))
+        return bytes(self._parts.part(start, stop)) if start < stop else b""
 
     def refuse_changed(self) -> None:
-        """Do nothing: every range was checked as it came."""
+        """Do nothing: every range was checked when it was read."""
 
     def _fetch(self, start: int, stop: int) -> memoryview:
         return self._store.fetch([Ranges(self._name, [start], [stop - start], version=self.version)])[0][0]
@@ -122,7 +140,7 @@ class FetchedFile(File):
 
 @dataclass(frozen=True)
 class ScratchDraft:
-    """A scratch file of this machine, put into the store when it is published."""
+    """A local scratch file that is put into the store when it is published."""
 
     store: Store
     name: str
@@ -131,7 +149,7 @@ class ScratchDraft:
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
-        with naming_scratch():
+        with name_scratch_in_errors():
             yield self.stream
 
     def finish(self) -> None:
@@ -149,9 +167,9 @@ class ScratchDraft:
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """Give a private scratch file; where possible it has no name, so that it goes however the process ends."""
-    with naming_scratch():
+def scratch_file() -> Iterator[Path]:
+    """Create a scratch file and yield its path; on Linux it has no name, so that a kill removes it, too."""
+    with name_scratch_in_errors():
         descriptor, named = tempfile.mkstemp(SCRATCH_SUFFIX, "encode-once-")
     nameless = Path(f"/proc/self/fd/{descriptor}")
     try:
@@ -165,22 +183,22 @@ def scratch() -> Iterator[Path]:
         Path(named).unlink(missing_ok=True)
 
 
-def listed_once(store: Store) -> Store:
-    """Return the store, or for a remote one a view of its names and sizes, listed together, to look at many files."""
+def with_listing(store: Store) -> Store:
+    """Return a store for looking at many files: a remote store is then listed once, with all names and versions."""
     return ListedStore(store) if store.is_remote else store
 
 
 @dataclass(frozen=True)
 class ListedStore(WrappedStore):
-    """A store as it was listed at the first look; what is written later is read, but neither listed nor measured."""
+    """A store with the names and versions of one listing, made at first use; files written later can only be read."""
 
     lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
     found: list[Mapping[str, Version]] = field(default_factory=list, compare=False, repr=False)
-    """Filled at the first look."""
+    """The one listing, once it was made."""
 
     def stat(self, name: str) -> Version:
         if (version := self.versions.get(name)) is None:
-            raise missing(self.where(name))
+            raise missing_error(self.where(name))
         return version
 
     def list(self, folder: str = "") -> list[str]:
@@ -191,7 +209,7 @@ class ListedStore(WrappedStore):
 
     @property
     def versions(self) -> Mapping[str, Version]:
-        """By name."""
+        """The version of each file, by name."""
         with self.lock:
             if not self.found:
                 self.found.append({name: version for name, version in self.inner.walk() if version is not None})
@@ -199,14 +217,14 @@ class ListedStore(WrappedStore):
 
     @cached_property
     def entries(self) -> Mapping[str, set[str]]:
-        """By folder."""
+        """The entries of each folder."""
         return entries_by_folder(self.versions)
 
 
 def entries_by_folder(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return the direct entries of each folder, "" being the top; names of folders end in a slash.
+    """Return the direct entries of each folder, the top folder being ""; names of folders end in a slash.
 
-    An object that only marks a folder has the folder's name and is not an entry.
+    An object that only marks a folder has the folder's name and is not an entry of it.
     """
     folders: dict[str, set[str]] = {}
     for name in filter(None, names):

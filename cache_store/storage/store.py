@@ -1,4 +1,4 @@
-"""Open the store of an address: a folder, or a URL. What a store is stands in `verbs.py`."""
+"""Open the store at an address, a folder or a URL; `verbs.py` defines stores."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.callers import in_flight
+from cache_store.storage.calls import map_concurrently
 from cache_store.storage.forked import ForkedStore
 from cache_store.storage.hub import HUB, HubStore
 from cache_store.storage.kept import KeptBlocks, KeptStore
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import SCHEMES, ObjectStore
-from cache_store.storage.remote import listed_once
+from cache_store.storage.remote import with_listing
 from cache_store.storage.retrying import RetryingStore
 from cache_store.storage.verbs import Draft, Store
 
-__all__ = ["Draft", "Store", "listed_once"]
-"""Other rooms find them here, too."""
+__all__ = ["Draft", "Store", "with_listing"]
+"""Imported from here by other packages."""
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 """The beginning of a URL; a Path turns its two slashes into one."""
@@ -27,7 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Address = str | Path | Store
-"""A cache as a person names it, or its store."""
+"""A cache's path or URL, or its store."""
 
 
 def open_objects(scheme: str, place: str) -> Store:
@@ -44,7 +44,7 @@ STORES[HUB] = partial(open_hub, HUB)
 
 
 def open_store(address: Address) -> Store:
-    """Open a store, whether there is anything or not; ConfigError for an address of an unknown kind."""
+    """Open a store, which may be empty; ConfigError for an address of an unknown kind."""
     if not isinstance(address, str | Path):
         return address
     scheme, is_url, place = str(address).partition("://")
@@ -58,30 +58,30 @@ def open_store(address: Address) -> Store:
     return STORES[scheme](place)
 
 
-def kept(store: Store, folder: Path, max_bytes: int) -> Store:
-    """Return a remote store with a local folder that keeps blocks of files whose SHA-256 is known."""
+def with_kept_blocks(store: Store, folder: Path, max_bytes: int) -> Store:
+    """Wrap a remote store so that blocks of files with a known SHA-256 are kept in a local folder of `max_bytes`."""
     return KeptStore(store, KeptBlocks(folder, max_bytes)) if store.is_remote else store
 
 
-def wait_together(store: Store, call: Callable[[T], R], each: Sequence[T]) -> Sequence[R]:
-    """Run `call` for each item and return the results in order; remote stores run many at a time."""
-    return in_flight(call, each) if store.is_remote else [*map(call, each)]
+def map_calls(store: Store, call: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
+    """Call `call` for each item and return the results in order; for a remote store, many at a time."""
+    return map_concurrently(call, items) if store.is_remote else [*map(call, items)]
 
 
 def is_url(address: Address) -> bool:
-    """Whether the address is a URL rather than a local path."""
+    """Return whether the address is a URL rather than a local path."""
     return "://" in str(address)
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the URL of the folder that a file is in, and its name; no name where the URL is that of a bucket."""
+    """Split a file's URL into the URL of its folder and its name; the name is empty for a bucket's URL."""
     scheme, _, place = url.partition("://")
     folder, _, name = place.rstrip("/").rpartition("/")
     return (f"{scheme}://{folder}", name) if folder else (url, "")
 
 
 def local_path(option: str, given: str | Path) -> Path:
-    """Return a path on this machine, `~` replaced; ConfigError, naming the option, for a URL."""
+    """Return a path on this machine with `~` expanded; ConfigError, naming the option, for a URL."""
     if URL.match(str(given)):
         raise ConfigError(f"{option}: {given} is a URL; name a path on this machine")
     return Path(given).expanduser()

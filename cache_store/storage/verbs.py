@@ -1,30 +1,35 @@
-"""A store: eight verbs on files by name, and what follows from them. A wrapper of a store is a store.
+"""A store: eight verbs on files by name, and the methods that follow from them. A wrapper of a store is a store.
 
-`stat`, `read`, `fetch`, `list`, `walk`, `put_whole`, `put_if_absent` and `delete` are all that a place has to know:
-`RemoteStore` opens, maps and drafts files by them.
+A remote place implements only `stat`, `read`, `fetch`, `list`, `walk`, `put_whole`, `put_if_absent` and `delete`:
+`RemoteStore` opens, maps and drafts files with these.
 """
 
+import errno
 import io
+import os
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, Self
 
-from cache_store.errors import ConfigError
-from cache_store.storage.files import MAX_READ_BYTES
+from cache_store.errors import ChangedError, ConfigError, TooLargeError
+
+MAX_READ_BYTES = 128 * 2**20
+"""Default bound of a file that is read whole; a seal of a million shards takes 80 MB."""
 
 Data = bytes | memoryview
 
 
 class Version(NamedTuple):
-    """Identifies the content of a file: another version has other bytes, or was written anew."""
+    """Identifies the content of a file; a file that is written again, even with equal bytes, may get a new version."""
 
     size: int
     """In bytes."""
     mark: str
-    """The time of modification in nanoseconds, or what a store gives each content: its ETag."""
+    """Modification time in nanoseconds, or the ETag or hash that the store gives the content."""
     touched: str = ""
-    """Where the place knows it, when anything of the file changed; not compared."""
+    """Time of the last change to the file or its attributes (ctime), if the place knows it; not compared."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Version) and self[:2] == other[:2]
@@ -40,26 +45,26 @@ class Version(NamedTuple):
 
     @property
     def stamp(self) -> str:
-        """The version, and what shows that somebody wrote to the file and set its time back."""
+        """The version and `touched`, which exposes a changed file whose modification time was set back."""
         return ":".join(filter(None, (str(self), self.touched)))
 
 
 class Ranges(NamedTuple):
-    """Byte ranges of one file, with what is known of the whole file."""
+    """Byte ranges of one file, with facts about the whole file if they are known."""
 
     name: str
     starts: Sequence[int]
     lengths: Sequence[int]
     size: int = 0
-    """In bytes; known where `sha256` is."""
+    """In bytes; set if `sha256` is."""
     sha256: str = ""
-    """Under which parts of the file may be kept."""
+    """The file's recorded SHA-256; parts of the file may be kept in a local folder under it."""
     version: Version | None = None
-    """The one that every range has to be of."""
+    """The version that every range must come from; None for any."""
 
 
 class Draft(Protocol):
-    """A file that is written and checked before it gets its name; without `publish`, it is deleted."""
+    """A file that is written and checked before it gets its name; unless it is published, it is deleted."""
 
     @property
     def stream(self) -> BinaryIO:
@@ -69,27 +74,30 @@ class Draft(Protocol):
         """Give the stream; an OSError inside names the file, or the folder of temporary files if that disk failed."""
 
     def finish(self) -> None:
-        """Bring what was written to the disk."""
+        """Flush the written bytes to the disk."""
 
     def map(self) -> memoryview:
         """Return the bytes written, read back."""
 
     def publish(self) -> None:
-        """Give the file its name, durably, and replace a file of that name."""
+        """Give the file its name, durably; replace a file of that name."""
 
     def publish_if_absent(self) -> bool:
-        """Give the file its name, durably, unless another file has it; return as `put_if_absent` does."""
+        """Give the file its name, durably, unless another file has it; return the same as `put_if_absent`."""
 
 
 class File(io.BufferedReader):
-    """An open file of a store: a stream for one thread, parts for several. ChangedError once it is another version."""
+    """An open file of a store: a stream for one thread, `part` for any number of threads.
+
+    Reading raises ChangedError if the file is no longer the version that was opened.
+    """
 
     def __init__(self, raw: io.RawIOBase, where: str, version: Version) -> None:
         super().__init__(raw)
         self.where, self.version = where, version
 
     def __del__(self) -> None:
-        if "version" in vars(self):  # else it was never opened
+        if "version" in vars(self):  # otherwise the constructor failed
             self.close()
 
     def __str__(self) -> str:
@@ -97,27 +105,27 @@ class File(io.BufferedReader):
 
     @abstractmethod
     def part(self, start: int, length: int) -> bytes:
-        """Return bytes of the file; fewer at its end."""
+        """Return `length` bytes of the file from `start`; fewer at its end."""
 
     @abstractmethod
-    def again(self) -> Self:
-        """Open the same version of the file once more, at its beginning."""
+    def reopen(self) -> Self:
+        """Open the same version of the file again, at its beginning."""
 
     @abstractmethod
     def refuse_changed(self) -> None:
-        """Raise ChangedError if what was read so far may be of several versions."""
+        """Raise ChangedError if the bytes read so far may come from several versions."""
 
 
 class Store(Protocol):
     """Files by name: parts joined by slashes, as in `samples/000003.parquet`.
 
     Methods raise FileNotFoundError for a missing file, NotAFileError if something else is in its place, and OSError,
-    naming the file, for every failure of disk or network; ConfigError for a write where `is_read_only`.
+    naming the file, for every failure of disk or network. Writes raise ConfigError if `is_read_only`.
     """
 
     @property
     def is_remote(self) -> bool:
-        """Whether each answer is waited for, so that many calls are best made at the same time."""
+        """Whether calls wait for a network, so that many should be made at the same time."""
         return True
 
     @property
@@ -126,8 +134,8 @@ class Store(Protocol):
         return False
 
     @property
-    def keeps_others_out(self) -> bool:
-        """Whether an exclusive claim excludes other writers."""
+    def has_exclusive_claims(self) -> bool:
+        """Whether an exclusive claim keeps other writers out."""
         return False
 
     @abstractmethod
@@ -136,36 +144,36 @@ class Store(Protocol):
 
     @abstractmethod
     def stat(self, name: str) -> Version:
-        """Return the version of a file as it is now."""
+        """Return the current version of a file."""
 
     @abstractmethod
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
-        """Return the whole of a small file; TooLargeError, and nothing is read, if it is larger than `at_most`."""
+        """Return the whole of a small file; TooLargeError, without reading it, if it is larger than `at_most` bytes."""
 
     @abstractmethod
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        """Return byte ranges of files, each whole, many requests at a time.
+        """Return whole byte ranges of files; remote stores make many requests at a time.
 
-        OSError with ENODATA if a file seems too short; ChangedError if it is not of the version that is wanted.
+        OSError with ENODATA if a file seems too short; ChangedError if it is another version than the wanted one.
         """
 
     @abstractmethod
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        """Yield every file below, in folders too, with its version where that costs nothing more.
+        """Yield the names of all files, in subfolders too, each with its version if the listing contains it.
 
-        A link to a folder, which is not followed, is a name that ends in /. A remote store yields names in order, those
-        behind `after`.
+        A link to a folder is not followed; its name ends in /. A remote store yields names in order, beginning behind
+        `after`.
         """
 
     @abstractmethod
     def put_whole(self, name: str, data: Data) -> None:
-        """Write a file, durably: whole, or what was there before stays."""
+        """Write a file durably, whole or not at all; replace a file of that name."""
 
     @abstractmethod
     def put_if_absent(self, name: str, data: Data) -> bool:
         """Write a file as `put_whole` does unless it exists; return whether it now holds these bytes.
 
-        So True also where another wrote the same bytes before: a request that is repeated may meet its own success.
+        True also if the file held the same bytes before: a repeated request may find its own earlier success.
         """
 
     @abstractmethod
@@ -174,7 +182,7 @@ class Store(Protocol):
 
     @abstractmethod
     def open(self, name: str, version: Version | None = None) -> File:
-        """Open a file, as it is now or in a version that is known; a ChangedError may come only once it is read."""
+        """Open a file in its current or a known version; a ChangedError may come only when it is read."""
 
     @abstractmethod
     def map(self, name: str) -> memoryview:
@@ -182,14 +190,14 @@ class Store(Protocol):
 
     @abstractmethod
     def draft(self, name: str, attempt: int = 1) -> AbstractContextManager[Draft]:
-        """Begin a large file."""
+        """Create a draft of a large file."""
 
     def where(self, name: str) -> str:
         """Return a file's whole address, for messages."""
         return f"{self}/{name}" if name else str(self)
 
     def has(self, name: str) -> bool:
-        """Return whether there is anything of that name, a file or not."""
+        """Return whether a file, or anything else, has that name."""
         try:
             self.stat(name)
         except FileNotFoundError:
@@ -204,8 +212,8 @@ class Store(Protocol):
         """Delete drafts of this file that dead programs left; return the number of the next attempt, from 1."""
         return 1
 
-    def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
-        """Raise ConfigError, naming the option, if it can be no folder or its top level holds names not in `ours`."""
+    def refuse_foreign_names(self, ours: Collection[str], option: str, kind: str) -> None:
+        """Raise ConfigError, naming the option, if the store is no folder or its top level has names not in `ours`."""
         if foreign := sorted({name.rstrip("/") for name in self.list()} - set(ours)):
             raise ConfigError(f"{option}: {self} holds {foreign[0]!r} but no {kind}; name an empty or a new folder")
 
@@ -214,7 +222,7 @@ class Store(Protocol):
         return nullcontext()
 
     def free_bytes(self) -> int | None:
-        """Return the bytes that can still be written; None where that is not known."""
+        """Return how many more bytes can be written; None if unknown."""
         return None
 
     def contains(self, other: "Store") -> bool:
@@ -222,17 +230,39 @@ class Store(Protocol):
         return f"{other}/".startswith(f"{self}/")
 
     def absolute(self) -> Self:
-        """Return the store as a program in any working folder names it."""
+        """Return the store under an address that does not depend on the working folder."""
         return self
 
     @abstractmethod
     def list(self, folder: str = "") -> list[str]:
-        """Return the sorted names of what is directly in a folder, without the folder's own; a folder's name ends in /.
+        """Return the sorted names of the files and folders directly in a folder; a folder's name ends in /.
 
-        An absent folder gives an empty list; raises NotADirectoryError if a file is in its place.
+        A missing folder gives an empty list; a file in its place, NotADirectoryError.
         """
 
 
-def read_only(where: str) -> ConfigError:
+def read_only_error(where: str) -> ConfigError:
     """Return the error for a write into a store that can only be read."""
     return ConfigError(f"{where} can only be read; name a folder, or a URL of an object store")
+
+
+def missing_error(where: str) -> FileNotFoundError:
+    """Return the error for a file that does not exist."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+
+
+def too_large_error(where: Path | str, size: int, at_most: int) -> TooLargeError:
+    """Return the error for a file that is larger than its kind can be, and is not read."""
+    error = TooLargeError(f"{where} is {size:,} bytes, at most {at_most:,} can be")
+    error.size = size
+    return error
+
+
+def changed_error(where: Path | str) -> ChangedError:
+    """Return the error for a file that was written to while it was read."""
+    return ChangedError(f"{where} was changed while it was read; restore it and run the same command again")
+
+
+def cut_short_error(where: str) -> OSError:
+    """Return the error for a file that seems to end before the requested bytes."""
+    return OSError(errno.ENODATA, "answers are cut short, also when asked again", where)

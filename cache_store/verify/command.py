@@ -22,7 +22,7 @@ from cache_store.program.progress_bar import progress_bar
 from cache_store.program.running import usable_cores
 from cache_store.refusal import counted, printable
 from cache_store.storage.store import is_url, open_store
-from cache_store.verify.findings import Finding, Level, Report, Subset, nothing_read, parse_subset
+from cache_store.verify.findings import Finding, Level, Report, Subset, empty_report, parse_subset
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.verify import verify
 
@@ -86,7 +86,7 @@ def run_verify(cache: str, config: VerifyConfig) -> int:
     """Verify a cache, print and report the result, and return the exit code."""
 
     def failed(error: str) -> dict[str, object]:
-        return nothing_read(cache, config.resolved_level, config.subset, error).as_dict(FILE)
+        return empty_report(cache, config.resolved_level, config.subset, error).as_dict(FILE)
 
     with ReportFile("cache-store verify", config.report, cache, failed) as out:
         try:

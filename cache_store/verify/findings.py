@@ -76,14 +76,14 @@ class Finding:
         return f"{shard}{row}{printable(self.file)}: {printable(self.problem)}"
 
 
-def nothing_read(cache: str, level: Level, subset: str | None, error: str | None = None) -> "Report":
+def empty_report(cache: str, level: Level, subset: str | None, error: str | None = None) -> "Report":
     """Make the report of a verification that has read nothing."""
     return Report(
         cache=cache, level=level, subset=subset, identity=None, shards=0, samples=0, bytes=0, findings=(), error=error
     )
 
 
-def unreadable(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
+def unreadable_finding(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
     """Make a finding from the error that reading a file gave; the file's name is removed from the text."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         problem = "is missing"

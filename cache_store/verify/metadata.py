@@ -16,7 +16,7 @@ from cache_store.format.plan import plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, unreadable
+from cache_store.verify.findings import Finding, unreadable_finding
 from cache_store.verify.record import file_finding
 from cache_store.verify.shard import CheckedShard, ShardTask
 
@@ -24,7 +24,7 @@ FLOAT_TOLERANCE = 1e-6
 
 
 def is_contradicted(survey: Survey, spec: Spec) -> bool:
-    """Whether the spec is at fault: the records have another recipe, or both seal and plan belong to another spec."""
+    """Return whether the spec is at fault: records have another recipe, or both seal and plan have another spec."""
     try:
         if held_recipe(survey) != spec.recipe:
             return True
@@ -35,7 +35,7 @@ def is_contradicted(survey: Survey, spec: Spec) -> bool:
 
 
 def is_planned(store: Store, spec: Spec) -> bool:
-    """Whether the plan is the spec's; True also if it cannot be read."""
+    """Return whether the plan is the spec's; True also if it cannot be read."""
     try:
         plan = open_plan(store)
         return plan.num_rows == spec.rows and plan.digests().whole == spec.plan_digest
@@ -50,10 +50,10 @@ def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
             if survey.store.read(name) != expected:
                 yield Finding(file=name, problem="is not what the spec says it should be")
         except (CacheError, OSError) as error:
-            yield unreadable(error, survey.store, name)
+            yield unreadable_finding(error, survey.store, name)
     for name, reading in ((SEAL_FILE, survey.seal), (BUILD_FILE, survey.build)):
         if reading.problem or (name == BUILD_FILE and reading.is_absent):
-            yield unreadable(reading.problem or FileNotFoundError(), survey.store, name)
+            yield unreadable_finding(reading.problem or FileNotFoundError(), survey.store, name)
         elif reading.is_absent:
             yield Finding(file=name, problem="is missing: the cache is not sealed", kind="unsealed")
 
@@ -93,7 +93,7 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
             return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, list(PLAN_COLUMNS))) for shard in shards})
         digests = plan.digests()
     except (CacheError, OSError) as error:
-        return CheckedPlan(findings=(unreadable(error, store, PLAN_FILE),))
+        return CheckedPlan(findings=(unreadable_finding(error, store, PLAN_FILE),))
     if (plan.num_shards, digests.whole) == (spec.num_shards, spec.plan_digest):
         return CheckedPlan(digests=dict(enumerate(digests.shards)))
     return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))

@@ -10,14 +10,15 @@ import pyarrow.compute as pc
 from cache_store.cache.metadata import stored_sha256
 from cache_store.cache.survey import ShardOnDisk
 from cache_store.errors import CacheError
+from cache_store.format.array import ArraySpec
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
+from cache_store.format.schema import CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
 from cache_store.format.sums import equal_but_for_rounding
 from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.refusal import recipe_differences
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, unreadable
+from cache_store.verify.findings import Finding, unreadable_finding
 
 
 def file_finding(store: Store, file: FileRecord, shard: int | None = None) -> Finding | None:
@@ -25,7 +26,7 @@ def file_finding(store: Store, file: FileRecord, shard: int | None = None) -> Fi
     try:
         found = stored_sha256(store, file.path)
     except (CacheError, OSError) as error:
-        return unreadable(error, store, file.path, shard)
+        return unreadable_finding(error, store, file.path, shard)
     if found == file.sha256:
         return None
     problem = f"sha256 is {found[:12]}…, expected {file.sha256[:12]}…"

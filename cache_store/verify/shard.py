@@ -17,15 +17,16 @@ import pyarrow as pa
 from cache_store.cache.metadata import open_plan, read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
+from cache_store.format.array import ArraySpec
 from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
 from cache_store.format.plan import PlanFile
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FileRecord, Spec
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.sums import RunningSums
 from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, Level, unreadable
+from cache_store.verify.findings import Finding, Level, unreadable_finding
 from cache_store.verify.record import (
     content_findings,
     file_finding,
@@ -57,9 +58,9 @@ def scan_shard(
     The values of sound samples are added to `sums`.
     """
     size = stream.seek(0, os.SEEK_END)
-    problems = dict(misplaced(locations, size, array))
+    problems = dict(misplaced_samples(locations, size, array))
     placed = sorted(Placed(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems)
-    problems.update(overlapping(placed))
+    problems.update(overlapping_samples(placed))
     buffer, decoded = memoryview(bytearray(longest_sample(array))), np.empty(array.sample_bytes, np.uint8)
     for offset, length, checksum, slot in placed:
         if slot in problems:
@@ -75,7 +76,7 @@ def scan_shard(
     return sorted(problems.items())
 
 
-def overlapping(placed: Iterable[Placed]) -> Iterator[tuple[int, str]]:
+def overlapping_samples(placed: Iterable[Placed]) -> Iterator[tuple[int, str]]:
     """Yield slots whose samples begin before an earlier sample ends."""
     end = 0
     for offset, length, _, slot in placed:
@@ -85,7 +86,7 @@ def overlapping(placed: Iterable[Placed]) -> Iterator[tuple[int, str]]:
             end = offset + length
 
 
-def misplaced(locations: Sequence[Location | None], size: int, array: ArraySpec) -> Iterator[tuple[int, str]]:
+def misplaced_samples(locations: Sequence[Location | None], size: int, array: ArraySpec) -> Iterator[tuple[int, str]]:
     """Yield slots whose place in the samples table is outside the file or too long."""
     longest = longest_sample(array)
     for slot, location in enumerate(locations):
@@ -161,7 +162,7 @@ class ShardVerifier:
         shard, name = task.shard, commit_file(task.shard)
         if on_disk := self._survey.shards.get(shard):
             record, problem = on_disk.record.value, on_disk.record.problem
-            return record or unreadable(problem or FileNotFoundError(), self._store, name, shard)
+            return record or unreadable_finding(problem or FileNotFoundError(), self._store, name, shard)
         if not self._survey.seal.is_absent:
             return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
         return Finding(shard=shard, file=name, problem="is missing: the shard is not committed", kind="uncommitted")
@@ -183,7 +184,7 @@ class ShardVerifier:
     def _file_finding(self, task: ShardTask, file: FileRecord) -> Finding | None:
         """Check a file's size, which the survey has read, and at levels above quick its SHA-256."""
         if problem := self._survey.shards[task.shard].file_problems.get(file.path):
-            return unreadable(problem, self._store, file.path, task.shard)
+            return unreadable_finding(problem, self._store, file.path, task.shard)
         return None if task.level == "quick" else file_finding(self._store, file, task.shard)
 
     def _sample_findings(
@@ -206,7 +207,7 @@ class ShardVerifier:
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """Check the files of a shard without a record: they may be missing, damaged, or differ from each other."""
         data, table = self._files(task)
-        absent = [*filter(None, (absence(self._store, name, task.shard) for name in (data, table)))]
+        absent = [*filter(None, (missing_finding(self._store, name, task.shard) for name in (data, table)))]
         yield from absent
         if task.level == "quick":
             return
@@ -229,7 +230,7 @@ class ShardVerifier:
             table, planned = read_samples(self._store, task.shard), self._planned_rows(task.shard, content)
             samples = ShardSamples(self._spec, task.shard, table, planned)
         except CacheError as error:
-            return None, [unreadable(error, self._store, name, task.shard)]
+            return None, [unreadable_finding(error, self._store, name, task.shard)]
         if problem := table_problem(samples):
             return None, [Finding(shard=task.shard, file=name, problem=problem)]
         return samples, []
@@ -263,7 +264,7 @@ class ShardVerifier:
             with self._store.open(name) as stream:
                 problems = scan_shard(stream, self._spec.array, samples.locations, sums)
         except (CacheError, OSError) as error:
-            yield unreadable(error, self._store, name, shard)
+            yield unreadable_finding(error, self._store, name, shard)
             return
         file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")
         rows = self._spec.shard_rows(shard)
@@ -277,10 +278,10 @@ class ShardVerifier:
             yield from shard_format(self._spec).structure_problems(data, samples)
 
 
-def absence(store: Store, file: str, shard: int | None) -> Finding | None:
+def missing_finding(store: Store, file: str, shard: int | None) -> Finding | None:
     """Return a finding if the file is missing or unreadable, else None."""
     try:
         store.size(file)
     except (CacheError, OSError) as error:
-        return unreadable(error, store, file, shard)
+        return unreadable_finding(error, store, file, shard)
     return None

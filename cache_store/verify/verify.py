@@ -19,9 +19,17 @@ from cache_store.cache.survey import survey_records
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file, samples_file
 from cache_store.format.schema import Spec
-from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of
-from cache_store.storage.store import Address, Store, listed_once, open_store
-from cache_store.verify.findings import Finding, Level, Report, Subset, in_reading_order, nothing_read, unreadable
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target
+from cache_store.storage.store import Address, Store, open_store, with_listing
+from cache_store.verify.findings import (
+    Finding,
+    Level,
+    Report,
+    Subset,
+    empty_report,
+    in_reading_order,
+    unreadable_finding,
+)
 from cache_store.verify.metadata import (
     CheckedPlan,
     check_plan,
@@ -54,7 +62,7 @@ def clear_leftovers(store: Store, spec: Spec) -> None:
 
     On a disk, every folder with files of the cache is listed once: in the Zarr form, one folder per shard.
     """
-    known, there = files_of(spec), listed_once(store)
+    known, there = files_of(spec), with_listing(store)
     for folder in sorted({name.rpartition("/")[0] for name in known}):
         for name in there.list(folder):
             if is_leftover(whole := f"{folder}/{name}".lstrip("/"), known):
@@ -69,9 +77,9 @@ def files_of(spec: Spec) -> set[str]:
 
 
 def is_leftover(name: str, known: set[str]) -> bool:
-    """Whether `name` is the scratch file of a `known` file of the cache."""
+    """Return whether `name` is the scratch file of a `known` file of the cache."""
     folder, slash, base = name.rpartition("/")
-    written = scratch_of(base)
+    written = scratch_target(base)
     return written is not None and folder + slash + written in known
 
 
@@ -118,13 +126,13 @@ def verify(
     """
     store = open_store(path)
     name = subset.name if subset else None
-    nothing = nothing_read(str(store), level, name)
+    nothing = empty_report(str(store), level, name)
     refuse_no_cache(store)
-    surveyed = survey_records(store := listed_once(store))
+    surveyed = survey_records(store := with_listing(store))
     spec, seal = surveyed.spec.value, surveyed.seal.value
     if spec is None:
         problem = surveyed.spec.problem or FileNotFoundError()
-        return replace(nothing, findings=(unreadable(problem, store, SPEC_FILE),))
+        return replace(nothing, findings=(unreadable_finding(problem, store, SPEC_FILE),))
     if is_contradicted(surveyed, spec):
         text = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))

@@ -18,7 +18,8 @@ from PIL.Image import Image
 from cache_store.cache.metadata import open_plan
 from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
-from cache_store.format.schema import ArraySpec, Spec
+from cache_store.format.array import ArraySpec
+from cache_store.format.schema import Spec
 from cache_store.storage.store import Store
 from precompute.encode.job import BusyTimes
 from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from cache_store.errors import DeviceError, Interrupted
-from cache_store.format.schema import SampleLayout
+from cache_store.format.array import SampleLayout
 from precompute.encode.tolerance import device_class, tolerances
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cache_store.format.schema import ArraySpec
+from cache_store.format.array import ArraySpec
 from cache_store.log import log_warning
 from precompute.encode.batches import Room, Rooms, inputs_of, make_room
 from precompute.encoders.encoder import Encoder

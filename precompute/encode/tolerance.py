@@ -27,7 +27,8 @@ from typing import Literal
 
 import numpy as np
 
-from cache_store.format.schema import ArraySummary, SampleLayout
+from cache_store.format.array import SampleLayout
+from cache_store.format.schema import ArraySummary
 
 DeviceClass = Literal["cpu", "cuda"]
 

@@ -10,8 +10,8 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
-from cache_store.refusal import differing, refuse
-from cache_store.storage.callers import giving_up
+from cache_store.refusal import differences_between, refuse
+from cache_store.storage.calls import abandon_calls_after
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
@@ -57,7 +57,7 @@ def obey(job: EncodeJob, config: EncoderConfig, decode_threads: int, orders: Ord
     try:
         encoder = load_encoder(config, job.config.image.range)
         refuse_other_encoder(encoder, job.spec)
-        with giving_up(orders.stop.is_set), Canary(config, job.config.image.range) as canary:
+        with abandon_calls_after(orders.stop.is_set), Canary(config, job.config.image.range) as canary:
             encode_shards(
                 job,
                 open_source(job.config.source),
@@ -78,4 +78,4 @@ def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
     if encoder.identity != spec.array.encoder:
         planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))
         summary = "encoder.model changed while the build was starting"
-        refuse(summary, differing(planned, loaded), ["run the same command again"], held="when planned")
+        refuse(summary, differences_between(planned, loaded), ["run the same command again"], held="when planned")

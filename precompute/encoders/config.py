@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import PLAIN_TEMPLATE, EncoderIdentity
+from cache_store.format.array import PLAIN_TEMPLATE, EncoderIdentity
 
 if TYPE_CHECKING:
     import torch  # it takes seconds to import, and `--help` needs none of it

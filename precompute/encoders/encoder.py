@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import EncoderIdentity, SampleLayout, TextRecipe
+from cache_store.format.array import EncoderIdentity, SampleLayout, TextRecipe
 from precompute.encoders.config import EncoderConfig
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.schema import SampleLayout
+from cache_store.format.array import SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, Family, PixelRange
 from precompute.encoders.model_files import ModelFiles, one_line

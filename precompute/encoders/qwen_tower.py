@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.schema import SampleLayout
+from cache_store.format.array import SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_unfit
 from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, Place

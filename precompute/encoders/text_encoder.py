@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.schema import PLAIN_TEMPLATE, SampleLayout, TextRecipe
+from cache_store.format.array import PLAIN_TEMPLATE, SampleLayout, TextRecipe
 from precompute.encoders.config import EncoderConfig, Padding
 from precompute.encoders.encoder import NO_TOKEN, Tokens
 from precompute.encoders.model_files import ModelFiles, model_file

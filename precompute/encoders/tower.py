@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.schema import SampleLayout
+from cache_store.format.array import SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_other_side
 from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, Place, refuse_partial

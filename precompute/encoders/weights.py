@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cache_store.errors import ModelError
-from cache_store.format.schema import EncoderIdentity
+from cache_store.format.array import EncoderIdentity
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, model_file, one_line, quiet
 

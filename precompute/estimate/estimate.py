@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.errors import SourceError
-from cache_store.format.schema import CodecName, Spec
+from cache_store.format.array import CodecName
+from cache_store.format.schema import Spec
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.store import open_store

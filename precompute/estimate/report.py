@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import ceil, inf
 
-from cache_store.refusal import aligned, counted
+from cache_store.refusal import align_rows, counted
 from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
 from precompute.estimate.estimate import Estimate
 from precompute.estimate.probe import Probe
@@ -47,7 +47,7 @@ def rate_lines(probe: Probe) -> Iterator[str]:
             f"bound by {bound}{', on cores that both share' if probe.shares_cores else waits}",
         ),
     ]
-    yield from aligned(rows)
+    yield from align_rows(rows)
     cores = ceil(cores_to_feed(probe.encode_per_s, probe.decode_per_s, probe.decode_threads))
     beside = ", plus the cores that it runs on" if probe.shares_cores else ""
     yield f"one encoder is kept busy by {counted(cores, 'decoding core')}{beside}"
@@ -65,7 +65,7 @@ def hour_lines(probe: Probe, images: int) -> Iterator[str]:
     if probe.is_decode_bound and not probe.shares_cores:
         rows.append(hour_row("fed", images, probe.encode_per_s))
         note += "; fed: with enough cores to decode"
-    yield from aligned(rows)
+    yield from align_rows(rows)
     yield note
 
 
@@ -101,7 +101,7 @@ def size_lines(estimate: Estimate) -> Iterator[str]:
     rows = [("codec", "bytes a sample", "whole cache")]
     for codec, size in estimate.sizes.items():
         rows.append((codec + " (chosen)" * (codec == chosen), f"{size.sample_bytes:,.0f}", shown_bytes(size.total)))
-    yield from aligned(rows)
+    yield from align_rows(rows)
     if estimate.free is None:
         yield f"free at {estimate.config.cache}: unknown"
     else:
@@ -123,7 +123,7 @@ def training_lines(estimate: Estimate) -> Iterator[str]:
         if prices:
             epochs.append(prices.break_even_epochs(training, estimate.size.total, estimate.config.months))
         rows.append((*map(shown_s, times), faster, *map(shown_epochs, epochs)))
-    yield from aligned(rows)
+    yield from align_rows(rows)
     yield (
         f"build: {shown_hours(first.build_gpu_hours)} on one worker; cached samples are read ahead at "
         f"{estimate.config.read_mb_per_s:g} MB/s; a training with encoding decodes ahead, as the probe did"

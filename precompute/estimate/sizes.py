@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from cache_store.cache.commit import write_rows
 from cache_store.cache.writer import Outcome, encoded_rows, samples_table
+from cache_store.format.array import ArraySpec, CodecName
 from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.plan import encode_plan
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import ArraySpec, CodecName, Spec
+from cache_store.format.schema import Spec
 from cache_store.format.sums import RunningSums
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from cache_store.format.schema import ImageRecipe
+from cache_store.format.array import ImageRecipe
 
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]

@@ -20,8 +20,8 @@ from cache_store.format.schema import FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info
 from cache_store.program.running import stop_on_signals
 from cache_store.refusal import printable
-from cache_store.storage.callers import giving_up
-from cache_store.storage.store import Store, listed_once
+from cache_store.storage.calls import abandon_calls_after
+from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
 from precompute.encode.engines import ENGINES
 from precompute.encode.job import EncodeJob
@@ -82,7 +82,7 @@ def make_way_for_ranks(store: Store, work: Work) -> None:
 
 def delete_shard_files(store: Store, spec: Spec, shards: Collection[int]) -> None:
     """Delete what lies there of these shards' files, by one listing of each folder rather than a look at each file."""
-    there = listed_once(store)
+    there = with_listing(store)
     for names in zip(*(files_of_shard(spec, shard) for shard in shards), strict=True):
         folder = commonpath([*names, dirname(names[0])])
         entries = {entry.rstrip("/") for entry in there.list(folder)}
@@ -131,7 +131,7 @@ def encode_job(inputs: Inputs, work: Work, shards: Sequence[int], shared: bool) 
     Ray, where a lost node may still be at work; there, files without a record are deleted first.
     """
     store, new = inputs.store, frozenset[int]()
-    if not store.keeps_others_out:
+    if not store.has_exclusive_claims:
         new = work.new
     elif inputs.config.run.engine == "ray" and not shared:
         new = frozenset(work.unfinished)
@@ -151,7 +151,7 @@ def encode(inputs: Inputs, job: EncodeJob, progress: BuildProgress) -> None:
     """Build the job's shards; raise StaleError if one has the wrong bytes, Interrupted after a signal."""
     stop = threading.Event()
     # Worker threads and processes must be told to stop; elsewhere a signal unwinds the stack.
-    with stop_on_signals(stop.set), giving_up(stop.is_set):
+    with stop_on_signals(stop.set), abandon_calls_after(stop.is_set):
         ENGINES[job.config.run.engine](job, inputs.source, inputs.encoder, stop, progress)
     mismatched = progress.mismatched
     changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}

@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from cache_store.cache.survey import Survey, survey, survey_build, survey_without_reading_plan
+from cache_store.format.array import ArraySpec
 from cache_store.format.plan import PlanDigests
 from cache_store.format.record import FORMAT_VERSION
-from cache_store.format.schema import ArraySpec, BuildRecord, Recipe
+from cache_store.format.schema import BuildRecord, Recipe
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.rerun.order import NO_DIFFERENCE, PlanDifference, compare_plans, in_order_of

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 from cache_store.cache.metadata import read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.array import ImageRecipe
 from cache_store.format.layout import samples_file
-from cache_store.format.schema import CommitRecord, ImageRecipe, Spec
+from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import ABSENT, Difference, aligned, counted, printable
+from cache_store.refusal import ABSENT, Difference, align_rows, counted, printable
 from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
 from precompute.images.decode import content_sha256, decode_image
@@ -225,7 +226,7 @@ def refuse_rejected(problem: str, store: Store, spec: Spec, request: BuildReques
     """Raise EncodeOnceError with the problem, a table of the rejected samples so far, and advice."""
     kinds = rejected_kinds(store, spec)
     rows = [(kind, f"{count:,}", printable(example)) for kind, (count, example) in sorted(kinds.items())]
-    table = aligned([("reason", "samples", "one of them"), *rows])
+    table = align_rows([("reason", "samples", "one of them"), *rows])
     raise EncodeOnceError("\n  ".join([problem, *table, *reject_advice(kinds, request), *more])) from None
 
 

@@ -9,7 +9,7 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.layout import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import Recipe
-from cache_store.refusal import ABSENT, Difference, counted, differing, recipe_differences, refuse
+from cache_store.refusal import ABSENT, Difference, counted, differences_between, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Report
 from precompute.encode.job import MismatchedShard
@@ -48,7 +48,7 @@ def refuse_other_report(survey: Survey, report: Report | None) -> None:
     if report is None or seal is None or report.identity in (None, seal.identity):
         return
     before = {"folder": report.cache, "cache identity": report.identity}
-    differences = differing(before, {"folder": str(store), "cache identity": seal.identity})
+    differences = differences_between(before, {"folder": str(store), "cache identity": seal.identity})
     remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(store))} --level full --report FILE"
     refuse(f"the report does not fit {store} as it is; it is untouched", differences, [remedy], held="in the report")
 

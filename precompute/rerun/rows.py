@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, Spec
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
-from cache_store.storage.files import naming_scratch
+from cache_store.storage.files import name_scratch_in_errors
 
 CHUNK = 8_192
 """Samples held as Python objects at a time."""
@@ -163,7 +163,7 @@ def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
 def plan_in_scratch(tables: Iterable[pa.Table]) -> "tuple[PlanFile, ScratchFile]":
     """Write samples to a temporary file, one row group per table; the file is deleted with the plan."""
     file = ScratchFile()
-    with naming_scratch(), file.stream() as stream:  # closing it writes the last bytes
+    with name_scratch_in_errors(), file.stream() as stream:  # closing it writes the last bytes
         encode_plan(stream, tables)
     return PlanFile(TableFile(file.stream, "the list of samples")), file
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import islice
 
-from cache_store.storage.callers import in_flight
+from cache_store.storage.calls import map_concurrently
 from precompute.images.decode import SUFFIXES
 from precompute.sources.archives.image_store import ImageStore, expecting
 from precompute.sources.archives.names import Names, Samples, counted_suffix, suffix_of
@@ -41,7 +41,7 @@ class FolderSource:
             yield from map(self._conversations, texts)
             return
         for some in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
-            yield from in_flight(self._conversations, some)
+            yield from map_concurrently(self._conversations, some)
 
     def _conversations(self, text: str | None) -> Conversation:
         return [] if text is None else captioned(text_of(f"caption {text}", partial(self.read, text)))

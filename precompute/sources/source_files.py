@@ -11,10 +11,9 @@ from itertools import islice
 from pathlib import Path
 
 from cache_store.errors import ConfigError, MissingPathError, NotAFileError
-from cache_store.storage.files import changed
 from cache_store.storage.local import LocalStore
-from cache_store.storage.store import Store, is_url, listed_once, open_store, split_url, wait_together
-from cache_store.storage.verbs import File, Version
+from cache_store.storage.store import Store, is_url, map_calls, open_store, split_url, with_listing
+from cache_store.storage.verbs import File, Version, changed_error
 from precompute.sources.archives.archive import is_mac_metadata
 from precompute.sources.archives.image_store import ImageFolder, find_file, holds_files
 from precompute.sources.archives.names import Listing, no_listing
@@ -53,7 +52,7 @@ class SourceFiles:
         digest, names = hashlib.sha256(), iter(self.names)
         try:
             for some in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
-                stamps = wait_together(self.store, self._stamp, some)
+                stamps = map_calls(self.store, self._stamp, some)
                 digest.update(ascii([*zip(some, stamps, strict=True)]).encode())
         except FileNotFoundError:
             return None
@@ -62,7 +61,7 @@ class SourceFiles:
     def _stamp(self, name: str) -> str:
         version = self.store.stat(name)
         if self._versions.setdefault(name, version) != version:
-            raise changed(self.where(name))
+            raise changed_error(self.where(name))
         return version.stamp
 
 
@@ -163,11 +162,11 @@ def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -
 def matching(store: Store, pattern: str, shown: str) -> list[str]:
     """Return the names that a pattern stands for, each once; MissingPathError if one that it spells out is absent."""
     names, wanted = set[str](), islice(expanded(pattern), MAX_FILES + 1)
-    find = partial(names_in, store, listed_once(store))
+    find = partial(names_in, store, with_listing(store))
     for number, some in enumerate(iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], [])):
         if number * ASKED_AT_ONCE + len(some) > MAX_FILES:
             raise ConfigError(f"source.path: {shown} names more than {MAX_FILES:,} files")
-        for name, found in zip(some, wait_together(store, find, some), strict=True):
+        for name, found in zip(some, map_calls(store, find, some), strict=True):
             if not found:
                 raise MissingPathError(f"source.path: {shown.removesuffix(pattern)}{name} does not exist")
             names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))

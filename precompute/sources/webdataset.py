@@ -17,8 +17,8 @@ import numpy as np
 
 from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
-from cache_store.storage.ahead import Ahead
-from cache_store.storage.callers import in_a_thread
+from cache_store.storage.ahead import SharedResults
+from cache_store.storage.calls import start_thread
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
@@ -59,7 +59,7 @@ class WebDatasetSource:
         self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._places = {name: place for place, name in enumerate(files.names)}
-        self._tars = Ahead(self._open_tar, TARS_HELD)
+        self._tars = SharedResults(self._open_tar, TARS_HELD)
         self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
 
     def samples(self) -> Samples:
@@ -131,7 +131,7 @@ class WebDatasetSource:
 
     def _begin(self, first: int, stop: int) -> None:
         if self._files.store.is_remote:
-            self._tars.begin(self._files.names[first:stop], in_a_thread)
+            self._tars.begin(self._files.names[first:stop], start_thread)
 
     def _open_tar(self, name: str) -> ImageTar:
         try:

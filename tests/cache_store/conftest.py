@@ -41,7 +41,7 @@ def cache(tmp_path: Path, latents: np.ndarray, store_format: StoreFormat) -> Pat
 
 
 def flip(path: Path, position: int) -> None:
-    """The lowest bit of a byte."""
+    """Flip the lowest bit of a byte."""
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
@@ -58,5 +58,5 @@ def shard_name(cache: Path, shard: int) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file by its path."""
+    """Read every file, by path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""Records changed by hand, and every digest over them made anew, as whoever means harm would."""
+"""Edit records and compute every digest over them again, as an attacker would."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def written(value: Any) -> bytes:
-    """Encode as the format does, and numbers that it cannot write as plain JSON."""
+    """Encode as the format does; numbers that it cannot write become plain JSON."""
     try:
         return canonical_json(value)
     except (CacheError, RecursionError):
@@ -48,7 +48,7 @@ def save_signed(path: Path, record: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def edited(path: Path) -> Iterator[dict[str, Any]]:
-    """A record to change in place; its digests stay as they were."""
+    """Yield a record to change in place; its digests stay unchanged."""
     record = load(path)
     yield record
     save(path, record)
@@ -63,14 +63,14 @@ def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def edited_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """A samples table's rows, to change in place."""
+    """Yield a samples table's rows, to change in place."""
     rows = pq.read_table(path, partitioning=None).to_pylist()
     yield rows
     pq.write_table(pa.Table.from_pylist(rows, SAMPLES_SCHEMA), path)
 
 
 def set_field(record: Any, field: str, value: object) -> None:
-    """By its path, as `files.0.bytes`; a function is told what is there."""
+    """Set a field by its path, such as `files.0.bytes`; a function gets the old value."""
     *parents, last = (int(part) if part.isdigit() else part for part in field.split("."))
     for part in parents:
         record = record[part]
@@ -82,7 +82,7 @@ ODD = (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError, 
 
 
 def resign(root: Path) -> None:
-    """Make every digest, of files, records and the whole, what it would be had the cache been written like this."""
+    """Compute every digest of files, records and the whole cache again."""
     spec, contents = resign_spec(root), []
     recipe = {name: value for name, value in spec.items() if name not in ("rows", "plan_digest")}
     for path in sorted(root.glob("commits/*.json")):
@@ -105,7 +105,7 @@ def resign(root: Path) -> None:
 
 
 def resign_spec(root: Path) -> dict[str, Any]:
-    """The group as the format would write it for this spec, if it can; the spec."""
+    """Write the group that the format gives this spec, if possible; return the spec."""
     spec: Any = None
     with contextlib.suppress(*ODD):
         spec = load(root / "zarr.json")["attributes"]["encode_once"]
@@ -116,7 +116,7 @@ def resign_spec(root: Path) -> dict[str, Any]:
 
 
 def refile(root: Path, file: Any) -> None:
-    """A file's record as it is now; of a path that leads out of the cache, as an attacker would write it."""
+    """Update a file's record, even for a path outside the cache, as an attacker would."""
     with contextlib.suppress(*ODD):
         content = (root / file["path"]).read_bytes()
         if "bytes" in file and "sha256" in file:

@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.errors import StaleError
-from cache_store.refusal import CELL, SHOWN_ROWS, Difference, differing, refuse, shorten
+from cache_store.refusal import CELL, SHOWN_ROWS, Difference, differences_between, refuse, shorten
 
 
 def message_of(*differences: Difference) -> list[str]:
@@ -35,4 +35,8 @@ def test_long_values_are_cut_to_what_tells_them_apart():
 
 def test_nested_fields_are_named_by_their_path():
     before, now = {"a": {"b": 1, "c": [1, 2]}, "gone": 0}, {"a": {"b": 1, "c": [1, 3]}, "new": 0}
-    assert differing(before, now) == [("a.c", "[1, 2]", "[1, 3]"), ("gone", "0", "absent"), ("new", "absent", "0")]
+    assert differences_between(before, now) == [
+        ("a.c", "[1, 2]", "[1, 3]"),
+        ("gone", "0", "absent"),
+        ("new", "absent", "0"),
+    ]

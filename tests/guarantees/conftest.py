@@ -1,4 +1,4 @@
-"""Every test here runs once for each place where a cache may lie; a new place is a line in `caches`."""
+"""Every test here runs for each place where a cache may be; a new place is a line in `caches`."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -6,36 +6,24 @@ from pathlib import Path
 
 import pytest
 
-import precompute.rerun.steps as build_module
 from cache_store.format.schema import StoreFormat
-from precompute.encoders.registry import load_encoder
-from tests.command_runs import PROGRAMS, make_scene
+from tests.command_runs import make_scene, quick_loading, run
 from tests.guarantees.programs import Program, die_at
 from tests.object_stores.faults import Proxy
-from tests.places import Folder, Place
+from tests.places import Folder, Objects, Place
 from tests.precompute.acts import make_foreign
 from tests.precompute.conftest import Project, built, built_once, vae_path, write_source
 
-__all__ = ["built", "built_once", "vae_path"]  # fixtures
+__all__ = ["built", "built_once", "quick_loading", "run", "vae_path"]  # fixtures
 
 
 @pytest.fixture(params=["folder", "bucket"])
 def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where caches lie, under names that a shell wants in quotes."""
+    """The place of the caches; its name needs quotes in a shell."""
     if request.param == "folder":
         return Folder(tmp_path / "my caches")
     url, server = request.getfixturevalue("bucket"), request.getfixturevalue("server")
-    from tests.object_stores.objects import Objects  # which needs obstore
-
     return Objects(f"{url}/my caches", server.endpoint)
-
-
-load_once = cache(load_encoder)
-
-
-@pytest.fixture(autouse=True)
-def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "load_encoder", load_once)
 
 
 Start = Callable[..., Program]
@@ -43,16 +31,16 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start(tmp_path: Path, caches: Place) -> Start:
-    """Begins a command line in a process of its own, which the environment tells where `caches` are."""
+    """Starts a command line in its own process, whose environment gives access to `caches`."""
     return lambda *line, **options: Program([str(word) for word in line], tmp_path, **options)
 
 
 @pytest.fixture
 def dying(caches: Place, start: Start, request: pytest.FixtureRequest) -> Start:
-    """Begins a command line whose process is killed at a step of its writing: `at`, from 1.
+    """Starts a command line and kills its process at the `at`-th step of writing, from 1.
 
-    In a folder, at a sync: of a file that has not got its name yet, or of a folder whose names have just changed. In a
-    bucket, at a request that writes or deletes: before the server is asked, or once it has done it.
+    In a folder, a step is a sync: of a file before it gets its name, or of a folder after a name changed. In a bucket,
+    it is a request that writes or deletes: before the server gets it, or after the server is done.
     """
 
     def at_a_sync(*line: str, at: int) -> Program:
@@ -72,7 +60,7 @@ def dying(caches: Place, start: Start, request: pytest.FixtureRequest) -> Start:
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Callable[[StoreFormat], Path]:
-    """Configs of small builds, and caches in a folder, in either form."""
+    """Makes configs of small builds, and their caches in a folder, in a form."""
     return cache(lambda form: make_scene(tmp_path_factory.mktemp(form), vae_path, form))
 
 
@@ -85,18 +73,3 @@ def foreign(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
 def project(tmp_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str], caches: Place) -> Project:
     write_source(tmp_path / "source")
     return Project(tmp_path, vae_path, capsys, caches)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What a program says to a command line, which ends with a code and without a traceback."""
-
-    def said(program: str, *arguments: str, code: int = 0) -> str:
-        capsys.readouterr()
-        ended = PROGRAMS[program]([*arguments])
-        text = "".join(capsys.readouterr())
-        assert ended == code, text
-        assert "Traceback" not in text
-        return text
-
-    return said

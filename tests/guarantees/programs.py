@@ -1,4 +1,4 @@
-"""Programs in processes of their own: at once, or killed at any step of writing."""
+"""Run programs in processes of their own, at the same time or killed at a step of writing."""
 
 import os
 import sys
@@ -17,10 +17,10 @@ Prepare = Callable[[], None] | None
 
 
 class Program:
-    """A command line that runs; what it says goes to a file in `folder`, and its scratch files too."""
+    """A running command line; its output and scratch files are in `folder`."""
 
     def __init__(self, line: Sequence[str], folder: Path, prepare: Prepare = None) -> None:
-        """`prepare` is called in it first."""
+        """Start the command line, after `prepare`, in a new process."""
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as stream:
             self.said = Path(stream.name)
         self.process = Forked(target=run, args=([*line], self.said, prepare), daemon=True)
@@ -30,7 +30,7 @@ class Program:
         self.process.kill()
 
     def end(self) -> tuple[int | None, str]:
-        """Its exit code and what it said; one that hangs is killed."""
+        """Return exit code and output; a process that hangs is killed."""
         self.process.join(PATIENCE_S)
         self.process.kill()
         self.process.join()
@@ -38,7 +38,7 @@ class Program:
 
 
 def run(line: Sequence[str], said: Path, prepare: Prepare) -> None:
-    """The process."""
+    """Run the command line in the new process."""
     tempfile.tempdir = str(said.parent)
     if prepare is not None:
         prepare()
@@ -50,6 +50,6 @@ def run(line: Sequence[str], said: Path, prepare: Prepare) -> None:
 
 
 def die_at(sync: int) -> None:
-    """Be killed at that sync, from 1, of a cache at `deadly://PATH`."""
+    """Kill this process at that sync, from 1, of a cache at `deadly://PATH`."""
     syncs = count(1)
     STORES["deadly"] = lambda path: DeadlyStore(Path(path), sync, syncs)

@@ -1,4 +1,4 @@
-"""Inputs that are no longer those of the cache: refused by name and untouched, or taken in by the flag for that."""
+"""Inputs that changed since the build: they are named and refused, or accepted with a flag."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_other_inputs_are_refused_by_name(built, change):
 
 
 SHORT, LONG = range(12), range(SAMPLES)
-"""Samples, in shards of 8: the short list fills one and a half."""
+"""Samples in shards of 8: the short list fills one and a half shards."""
 OPEN = "from 12 to 22 samples; shards [0, 1) are full and kept; shard 1, partly filled so far, is written again\n"
 
 
@@ -81,7 +81,7 @@ OPEN = "from 12 to 22 samples; shards [0, 1) are full and kept; shard 1, partly 
     ],
 )
 def test_an_extended_cache_is_the_cache_of_the_long_list(project, store_format, lists, losses, said):
-    """New ids that sort last: the bytes, seal and identity of a build of the long list; full shards are kept."""
+    """New ids sort last; bytes, seal and identity are those of a build of the long list, and full shards stay."""
     form = {"store__format": store_format}
     for numbers in lists:
         project.has(numbers)
@@ -95,12 +95,12 @@ def test_an_extended_cache_is_the_cache_of_the_long_list(project, store_format, 
     kept = {name for name in before if after[name] == before[name]}
     assert kept == {name for name in before if any(mark in name for mark in full)}
     project.build(name="whole", **form)
-    assert project.caches.at("whole").timeless() == project.files()
+    assert project.caches.below("whole").timeless() == project.files()
     assert not verify(project.place.address, "full").findings
 
 
 def test_a_retry_ends_in_the_cache_of_the_mended_images(project):
-    """But for the plan's fingerprints and the order of events, which enter no identity."""
+    """Except for the plan's fingerprints and the order of events, which enter no identity."""
     build_with_a_missing_image(project)
     with project.untouched():
         assert "recovered 0 of 3 rejected samples tried again" in project.build("--retry-rejected")
@@ -115,5 +115,5 @@ def test_a_retry_ends_in_the_cache_of_the_mended_images(project):
     assert [after[name] for name in (SHARD, TABLE, RECORD)] == [before[name] for name in (SHARD, TABLE, RECORD)]
     assert not verify(project.place.address, "full").findings
     project.build(name="fresh")
-    assert read_seal(project.place.address).identity == read_seal(project.caches.at("fresh").address).identity
+    assert read_seal(project.place.address).identity == read_seal(project.caches.below("fresh").address).identity
     assert "there now" not in project.build()

@@ -1,4 +1,4 @@
-"""Damage is found and named, by file, shard and row, wherever a cache lies; nothing sound is blamed for it."""
+"""Damage is named by file, shard and row in every place, and sound files are not named."""
 
 import shutil
 from functools import cache
@@ -25,18 +25,18 @@ from tests.places import Folder
 
 ZARR, BLOSC, TARS = ("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none")
 WHERE = [("folder", ZARR, 500), ("folder", BLOSC, 500), ("folder", TARS, 500), ("bucket", ZARR, 30)]
-"""Places, forms, and how many bits are flipped."""
+"""Place, form, and number of flipped bits."""
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """The cache of a form, which nothing changes."""
+    """Makes the cache of a form, which no test changes."""
     return cache(lambda form: make_sound(tmp_path_factory.mktemp("sound"), *form))
 
 
 @pytest.mark.parametrize(("caches", "form", "flips"), WHERE, indirect=["caches"])
 def test_any_flipped_bit_is_named_by_its_file_and_row_alone(sound, caches, form, flips):
-    """One at a time, in each file."""
+    """One bit at a time, in each file."""
     caches.mirror(Folder(sound(form)))
     rng, files = np.random.default_rng(1), files_in(sound(form))
     spans = {shard_name(sound(form), shard): rows_at(sound(form), shard) for shard in SHARDS}

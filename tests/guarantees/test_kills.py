@@ -1,4 +1,4 @@
-"""Killed at any step of writing, a command leaves nothing half; run again, it ends in the bytes of one undisturbed."""
+"""A command killed at any step of writing leaves no half file; run again, it ends in the same bytes."""
 
 import itertools
 import signal
@@ -11,18 +11,19 @@ from precompute.cli import main
 from tests.command_runs import BEFORE, COMMANDS, PLAIN, Run, sealed_files
 
 KILLED = [("folder", "zarr", 1), ("folder", "webdataset", 1), ("bucket", "zarr", 3)]
-"""Where, in which form, and at every how-many-th step: each takes a hundred requests."""
+"""Place, form, and every how-many-th step is tried: a step in a bucket takes a hundred requests."""
 
 
 @pytest.mark.parametrize(("caches", "form", "stride"), KILLED, indirect=["caches"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_build_resumes_to_identical_bytes(scenes, tmp_path, caches, dying, name, form, stride):
-    """No shard is damaged then. What begins a cache is killed again and again in that one.
+    """After a kill, no shard is damaged.
 
-    After the others, a build without their flags goes on with what has begun, or refuses it; that of the earlier source
-    undoes an extension whose spec is not written yet.
+    Commands that begin a cache are killed again and again in the same cache. After the others, a build without their
+    flags resumes their work or refuses; a build of the earlier source undoes an extension whose spec is not written
+    yet.
     """
-    run, undone, kept = Run(scenes(form), tmp_path, name, caches.at("cache")), 0, 0
+    run, undone, kept = Run(scenes(form), tmp_path, name, caches.below("cache")), 0, 0
     address, whole = run.place.address, run.whole.timeless()
     for step in itertools.count(1, stride):
         if name in BEFORE:
@@ -40,7 +41,7 @@ def test_a_killed_build_resumes_to_identical_bytes(scenes, tmp_path, caches, dyi
             continue
         before = run.before.timeless()
         if name == "extend" and read_spec(address).rows == 5:
-            earlier = caches.at(f"undone-{step}")
+            earlier = caches.below(f"undone-{step}")
             earlier.mirror(run.place)
             assert main(["build", "--config", f"{run.scene}/short.yaml", "--cache", earlier.address]) == 0
             assert earlier.timeless() == before

@@ -1,4 +1,4 @@
-"""Damage, as verification names it, is mended by the next build or by a repair: to the same bytes."""
+"""The next build or a repair mends damage, to the same bytes."""
 
 import io
 import json
@@ -15,13 +15,13 @@ from tests.precompute.conftest import Project
 
 @pytest.fixture
 def built(built, foreign):
-    """With other caches in its folder."""
+    """A built project with other caches in its folder."""
     (built.folder / "foreign").symlink_to(foreign)
     return built
 
 
 def swapped_plan(project: Project) -> None:
-    """Two samples of the plan have each other's image; nothing was built by it."""
+    """Swap the images of two samples in the plan, before any shard is built from it."""
     project.lose("seal.json", "commits/000000.json", RECORD)
     plan = pq.read_table(io.BytesIO(project.place.read("plan.parquet")))
     uris = plan["uri"].to_pylist()
@@ -43,12 +43,12 @@ MENDED: dict[str, tuple[Act, list[int], list[str]]] = {
     "spec and samples, beside it": (together(OTHER_SEAL, lost("zarr.json", TABLE)), [1], [AGAIN, SPEC_LOST]),
     "all metadata but the plan": (lost("zarr.json", "latents/zarr.json", "build.json"), [], ["zarr", "build.json"]),
 }
-"""Damage, the shards that are built again for it, and what is said; the table in `test_decide.py` has the rest."""
+"""Damage, the shards that are built again, and the messages; the table in `test_decide.py` has the other cases."""
 
 
 @pytest.mark.parametrize("what", MENDED)
 def test_the_next_build_mends_damage_to_the_same_bytes(built, what):
-    """It says what it found, and builds no other shard again."""
+    """The build names the damage and builds no other shard again."""
     damage, rebuilt, said = MENDED[what]
     with built.same_in_the_end():
         damage(built)
@@ -67,7 +67,7 @@ def test_the_next_build_mends_damage_to_the_same_bytes(built, what):
 
 RERUN, REPAIR = "rerun the", "precompute repair"
 UNFINISHED = lost("seal.json", *OTHER_SHARD)
-"""As a build that was killed leaves a cache: nothing of the last shard, no seal."""
+"""A cache of a killed build: without the last shard and the seal."""
 
 FILES = {SHARD: 1, "samples/000002.parquet": 2, "commits/000000.json": 0, "plan.parquet": None, "seal.json": None}
 FILES |= {"latents/zarr.json": None}
@@ -85,12 +85,12 @@ NAMED: dict[str, tuple[Act, int | None, list[str]]] = {
     "no build record, no samples table": (lost("build.json", TABLE), 1, [RERUN, REPAIR]),
     "a foreign seal and no spec": (together(OTHER_SEAL, lost("zarr.json")), None, [REPAIR, "verify again:"]),
 }
-"""Damage, the shard that it concerns, and the steps that a verification names."""
+"""Damage, its shard, and the steps that `verify` names."""
 
 
 @pytest.mark.parametrize("what", NAMED)
 def test_what_verify_names_is_repaired_to_the_same_bytes(built, what):
-    """By the steps that it names, to the letter; no sound shard is built again."""
+    """Its steps are run as printed; no sound shard is built again."""
     damage, damaged, expected = NAMED[what]
     with built.same_in_the_end():
         damage(built)

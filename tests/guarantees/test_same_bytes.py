@@ -1,4 +1,4 @@
-"""Same inputs, same bytes: whoever builds, wherever the cache lies, and in whatever form it has been since."""
+"""Same inputs give the same bytes: with any workers and ranks, in any place, and after conversions and copies."""
 
 import itertools
 import shlex
@@ -20,11 +20,11 @@ from tests.precompute.conftest import GOOD, SAMPLES, sample_name
 from trainer import LatentStream
 
 MANY = {"store__samples_per_shard": 1, "run__workers": 1}
-"""Shards, so that there is time for ranks to meet, or to be killed."""
+"""Many shards, so that ranks run at the same time and can be killed."""
 
 
 def test_planned_samples_are_cached_or_rejected_with_reasons(project):
-    """The cache holds that, and what it was built from; a rerun finds nothing to do."""
+    """The cache records its config; a rerun finds nothing to do."""
     assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.build()
     cache = open_cache(project.place.address)
     assert (cache.seal.planned, cache.seal.cached, cache.seal.rejected) == (22, 20, 2)
@@ -42,8 +42,8 @@ def test_planned_samples_are_cached_or_rejected_with_reasons(project):
 
 
 def test_one_and_two_workers_write_the_same_bytes(built, forked_workers):
-    """In processes of their own, and in the build's."""
-    two = built.caches.at("two")
+    """Two workers are processes of their own, one is the build's process."""
+    two = built.caches.below("two")
     said = built.build(name="two", run__workers=2)
     assert f"next: cache-store verify {shlex.quote(two.address)} --level full" in said
     assert two.timeless() == built.files()
@@ -58,13 +58,13 @@ def step(project, command, *flags, code=0):
 
 
 def rank(project, index, world_size):
-    """Its command line."""
+    """Return the command line of a rank."""
     config = str(project.config(**MANY))
     return ["precompute", "build", "--config", config, "--rank", str(index), "--world-size", str(world_size)]
 
 
 def at_once(start, project, *ranks, world_size):
-    """Every command line writes the config: all of them before a rank reads it."""
+    """Start ranks after all command lines are made, since each writes the config that ranks read."""
     commands = [rank(project, index, world_size) for index in ranks]
     return [start(*command) for command in commands]
 
@@ -77,7 +77,7 @@ def ended(program):
 
 @contextmanager
 def unchanged(project):
-    """But for the claim that ranks share, which stays until the seal."""
+    """Check that nothing changes, except the claim that ranks share, which stays until the seal."""
     before = project.place.marks()
     yield
     assert {name: mark for name, mark in project.place.marks().items() if name != ".claim"} == before
@@ -85,11 +85,11 @@ def unchanged(project):
 
 def assert_as_built(project):
     project.build(name="alone", **MANY)
-    assert project.files() == project.caches.at("alone").timeless()
+    assert project.files() == project.caches.below("alone").timeless()
 
 
 def test_two_ranks_at_once_write_the_bytes_of_one_build(project, start):
-    """Also those that both take."""
+    """Even if two processes have the same rank."""
     assert "22 samples in 22 shards" in step(project, "plan")
     first, twin, second = at_once(start, project, 0, 0, 1, world_size=2)
     said = ended(second)
@@ -131,42 +131,42 @@ ELSEWHERE = ["another of its kind", "a folder"]
 
 @pytest.fixture(params=ELSEWHERE)
 def elsewhere(request, caches, tmp_path):
-    """Where a cache is taken to or from."""
-    return caches.at("elsewhere") if request.param == ELSEWHERE[0] else Folder(tmp_path / "elsewhere")
+    """The place that a cache is copied to or from."""
+    return caches.below("elsewhere") if request.param == ELSEWHERE[0] else Folder(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_converted_caches_have_the_bytes_of_built_ones(scenes, caches, elsewhere, run, form):
-    """Wherever they come from; and back to the bytes that they had."""
-    here, (other,) = caches.at("cache"), {*FORMS} - {form}
+    """From and to any place; converted back, they have their first bytes."""
+    here, (other,) = caches.below("cache"), {*FORMS} - {form}
     here.mirror(Folder(scenes(form) / "before"))
     built = Folder(scenes(other) / "before").timeless() | {"build.json": b""}
     run("cache-store", "convert", here.address, elsewhere.address, "--format", other)
     assert elsewhere.timeless() | {"build.json": b""} == built
-    run("cache-store", "convert", elsewhere.address, caches.at("back").address, "--format", form)
-    assert caches.at("back").timeless() == here.timeless()
+    run("cache-store", "convert", elsewhere.address, caches.below("back").address, "--format", form)
+    assert caches.below("back").timeless() == here.timeless()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_copy_is_what_was_copied_and_goes_on_where_it_was(scenes, caches, elsewhere, run, form):
-    """Into this place, and out of it."""
+    """Into and out of each place."""
     cache = Folder(scenes(form) / "before")
-    original, back = elsewhere.at("original"), elsewhere.at("back")
+    original, back = elsewhere.below("original"), elsewhere.below("back")
     original.mirror(cache)
-    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.at("in").address)
-    assert "copied 2 shards" in run("cache-store", "copy", caches.at("in").address, caches.at("out").address)
-    assert "copied 2 shards" in run("cache-store", "copy", caches.at("out").address, back.address)
-    for copy in (caches.at("in"), caches.at("out"), back):
+    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.below("in").address)
+    assert "copied 2 shards" in run("cache-store", "copy", caches.below("in").address, caches.below("out").address)
+    assert "copied 2 shards" in run("cache-store", "copy", caches.below("out").address, back.address)
+    for copy in (caches.below("in"), caches.below("out"), back):
         assert copy.files() == cache.files()
-    caches.at("in").lose("seal.json", "commits/000001.json")
-    caches.at("in").put("samples/000000.parquet", b"damage")
-    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.at("in").address)
-    assert caches.at("in").files() == cache.files()
+    caches.below("in").lose("seal.json", "commits/000001.json")
+    caches.below("in").put("samples/000000.parquet", b"damage")
+    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.below("in").address)
+    assert caches.below("in").files() == cache.files()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_and_batches_are_the_same_wherever_they_lie(scenes, caches, workers):
-    """Also in a worker that is forked from a process that has read."""
+    """Also in a worker forked from a process that has read the cache."""
     caches.mirror(Folder(scenes("zarr") / "before"))
     here, there = open_cache(scenes("zarr") / "before"), open_cache(caches.address)
     numbers = np.array([3, 0, 1, 1])

@@ -1,4 +1,4 @@
-"""A proxy before a server, on real sockets, that makes chosen requests fail as networks and servers do."""
+"""A proxy on real sockets that makes chosen requests fail, as networks and servers do."""
 
 import http.client
 import re
@@ -13,6 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
+import pytest
+
+from cache_store.storage import objects, retrying
+
 Kind = Literal["500", "503", "429", "409", "403", "400", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
 
 REFUSALS = {
@@ -23,7 +27,7 @@ REFUSALS = {
     "403": "InvalidAccessKeyId",
     "400": "ExpiredToken",
 }
-"""Answered without asking the server."""
+"""Codes of errors that the proxy answers itself."""
 
 NOW = struct.pack("ii", 1, 0)
 """SO_LINGER: closing resets the connection."""
@@ -36,23 +40,23 @@ Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
 class Request(NamedTuple):
-    """One that came to the proxy."""
+    """A request that the proxy answered."""
 
     method: str
     path: str
     received: int
-    """Bytes of its body."""
+    """Bytes of the request's body."""
     sent: int
     """Bytes of the answer's."""
 
 
 @dataclass
 class Fault:
-    """What is done to requests `first` … `first + times - 1` of those that match; `each`: of every address of them.
+    """A failure of the matching requests number `first` to `first + times - 1`; with `each`, counted per address.
 
-    reset: the connection is reset before the server is asked. lost: after it has done what it was asked. hang: no
-    answer for as long as the client waits. cut: half the body that was promised, then the end. short: half the body as
-    if it were all. flip: one bit of the body is another. flip upload: of the request's body.
+    reset: the connection is reset before the server gets the request. lost: it is reset after the server is done. hang:
+    there is no answer. cut: half of the promised body is sent. short: half of the body is sent as if it were all. flip:
+    one bit of the answer's body changes. flip upload: one bit of the request's body changes.
     """
 
     kind: Kind
@@ -74,10 +78,10 @@ class Fault:
 
 @dataclass
 class Proxy:
-    """Reached at `endpoint`; `requests` are all that were answered, in that order."""
+    """A proxy at `endpoint`; `requests` are those that it answered, in order."""
 
     server: str
-    """Host and port."""
+    """Host and port of the server."""
     endpoint: str = ""
     requests: list[Request] = field(default_factory=list)
     _faults: list[Fault] = field(default_factory=list)
@@ -95,12 +99,14 @@ class Proxy:
         each: bool = False,
         also: Callable[[], object] = lambda: None,
     ) -> Fault:
-        """Choose requests of a method, as `PUT|POST`, whose path and query contain `part`; `also` is called at each."""
+        """Make requests of a method, such as `PUT|POST`, fail if path and query contain `part`; `also` is called at
+        each.
+        """
         self._faults.append(fault := Fault(kind, method, part, first, times, each, also))
         return fault
 
     def mend(self) -> None:
-        """Let everything through, and forget what came."""
+        """Pass everything on, and forget earlier requests."""
         with self._lock:
             self._faults.clear()
             self.requests.clear()
@@ -113,7 +119,7 @@ class Proxy:
 
 @contextmanager
 def running_proxy(server: str, handler: "type[Handler] | None" = None) -> Iterator[Proxy]:
-    """Before a server at `http://HOST:PORT`."""
+    """Run a proxy before a server at `http://HOST:PORT`."""
     proxy = Proxy(server.removeprefix("http://"))
     handler = type("Handler", (handler or Handler,), {"proxy": proxy})
     with Listener(("127.0.0.1", 0), handler) as listener:
@@ -133,7 +139,7 @@ class Listener(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no error of the proxy's."""
+        """Ignore clients that have closed the connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -202,12 +208,22 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing: `requests` tells."""
+        """Print nothing: `requests` has everything."""
 
 
 def flipped(data: bytes) -> bytes:
-    """One bit in the middle is another."""
+    """Flip a bit in the middle."""
     changed = bytearray(data)
     if changed:
         changed[len(changed) // 2] ^= 1
     return bytes(changed)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up after a second or two what a program otherwise tries for most of a minute."""
+    limits = {"CONNECT_S": 1, "ANSWER_S": 1, "RETRIED_S": 2, "MAX_RETRIES": 1}
+    pauses = {"BUSY_S": 1.0, "FIRST_PAUSE_S": 0.05, "WARNED_EACH_S": 0}
+    for module, values in ((objects, limits), (retrying, pauses)):
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)

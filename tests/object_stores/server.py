@@ -1,4 +1,4 @@
-"""Real servers of the protocols of S3 and Azure on this machine's loopback, for as long as tests need them."""
+"""Real servers of S3's and Azure's protocols on loopback, for as long as tests need them."""
 
 import base64
 import hmac
@@ -19,12 +19,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.object_stores.faults import Answer, Handler
 from tests.slurm import free_port
 
 PATIENCE_S = 60
 
 WITH_ITS_PARENT = "import ctypes, runpy; ctypes.CDLL(None).prctl(1, 9);"
-"""A server dies with the tests, also with tests that are killed: PR_SET_PDEATHSIG, SIGKILL."""
+"""Lets a server die with the tests, even if they are killed: PR_SET_PDEATHSIG, SIGKILL."""
 
 SERVERS = {
     # Keeps objects in memory. Refuses a second create, a stale etag and a wrong SHA-256, as S3 does.
@@ -35,30 +36,30 @@ SERVERS = {
         "from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])",
     ),
 }
-"""The modules that each needs, and what starts it; none checks credentials."""
+"""The modules that each server needs, and the code that starts it; none checks credentials."""
 
 AZURITE = "import os; os.execvp('azurite-blob', ['azurite-blob', '--blobPort', '{port}', '--inMemoryPersistence', "
 AZURITE += "'--silent', '--disableTelemetry'])"
-"""Microsoft's own server of Azure's protocol, which checks credentials: the same process goes on as node."""
+"""Microsoft's own server, which checks credentials; the process becomes node."""
 
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Of every Azurite, as its documentation gives them."""
+"""Account and key of every Azurite, from its documentation."""
 
 BEARER = "token"
-"""What the tests' GCS takes."""
+"""The token that the tests' GCS accepts."""
 
 OTHERS = ("gs", "az")
 EVERY_STORE = pytest.mark.parametrize("scheme", ["s3", *OTHERS])
-"""Of a test that takes `bucket`: it runs once for each kind of store."""
+"""Runs a test that uses `bucket` once for each kind of store."""
 
 QUIET = {"LOG_LEVEL": "ERROR", "SFTP_ENABLED": "0", "IOT_MTLS_ENABLED": "0", "DOCKER_HOST": "unix:///nowhere"}
-"""Of all that ministack imitates, S3 alone."""
+"""Makes ministack serve S3 only."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Reached at `endpoint`, by plain HTTP."""
+    """A server at `endpoint`, by plain HTTP."""
 
     endpoint: str
     _buckets: "count[int]" = field(default_factory=lambda: count(1))
@@ -73,10 +74,10 @@ class Server:
 
 
 class Azurite(Server):
-    """Buckets are containers of its one account."""
+    """A server whose buckets are containers of its one account."""
 
     def _creating(self, name: str) -> Request:
-        """Signed with the account's key."""
+        """Return the request that makes a container, signed with the account's key."""
         known = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
         lines = ["PUT", *[""] * 11, *(f"{key}:{value}" for key, value in known.items())]
         lines += [f"/{ACCOUNT}/{ACCOUNT}/{name}", "restype:container"]
@@ -87,7 +88,7 @@ class Azurite(Server):
 
 @contextmanager
 def running_server(kind: str, folder: Path) -> Iterator[Server]:
-    """Start one, whose scratch files lie in `folder`; the test is skipped where it is not installed."""
+    """Run a server with scratch files in `folder`; skip the test if it is not installed."""
     modules, start = SERVERS[kind]
     if missing := [name for name in modules if find_spec(name) is None]:
         pytest.skip(f"needs {kind}, a server of the S3 protocol: {', '.join(missing)} not installed")
@@ -97,7 +98,7 @@ def running_server(kind: str, folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def running_azurite(folder: Path) -> Iterator[Azurite]:
-    """As `running_server`."""
+    """Run Azurite; skip the test if it is not installed."""
     if shutil.which("azurite-blob") is None:
         pytest.skip("needs Azurite, a server of Azure's protocol: install it by `npm install -g azurite`")
     with running(AZURITE, folder) as endpoint:
@@ -106,7 +107,7 @@ def running_azurite(folder: Path) -> Iterator[Azurite]:
 
 @contextmanager
 def running(start: str, folder: Path) -> Iterator[str]:
-    """Gives the endpoint."""
+    """Run a server and yield its endpoint."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", WITH_ITS_PARENT + start.format(port=port)],
@@ -139,7 +140,7 @@ def wait_until_it_answers(process: subprocess.Popen[bytes], endpoint: str) -> No
 
 
 def environment(endpoint: str, scheme: str = "s3") -> dict[str, str]:
-    """What a program needs to find it."""
+    """Return the environment in which a program uses the server."""
     if scheme == "az":
         keys = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY}
         return {**keys, "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{ACCOUNT}", "AZURE_ALLOW_HTTP": "true"}
@@ -147,3 +148,25 @@ def environment(endpoint: str, scheme: str = "s3") -> dict[str, str]:
         return {"GOOGLE_BEARER_TOKEN": BEARER, "GOOGLE_BASE_URL": endpoint, "GOOGLE_ALLOW_HTTP": "true"}
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     return {**keys, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+
+
+REFUSED = b"<Error><Code>AuthenticationRequired</Code><Message>Authentication required.</Message></Error>"
+
+
+class Google(Handler):
+    """GCS in tests: a translation of its XML API before a server of S3's protocol.
+
+    No server of GCS's XML API with listings and uploads in parts can be installed. That API follows S3's; the
+    differences are translated: conditional puts, credentials, and the answer to the deletion of a missing file. It
+    cannot show what only GCS refuses.
+    """
+
+    def ask(self, method: str, body: bytes) -> Answer:
+        if self.headers["Authorization"] != f"Bearer {BEARER}":
+            return 401, [("Content-Type", "application/xml")], REFUSED
+        del self.headers["Authorization"]
+        if self.headers["x-goog-if-generation-match"] == "0":
+            self.headers["If-None-Match"] = "*"
+        if method == "DELETE" and (found := super().ask("GET", b""))[0] == 404:
+            return found
+        return super().ask(method, body)

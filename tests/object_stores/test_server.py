@@ -1,4 +1,4 @@
-"""What the tests' servers and proxy do is what S3 and networks do: without that, no test below proves anything."""
+"""The servers and the proxy behave like S3 and networks; otherwise the other tests here prove nothing."""
 
 import base64
 import hashlib
@@ -37,7 +37,10 @@ def test_a_server_refuses_what_s3_refuses(request, kind):
 
 @pytest.mark.parametrize("scheme", OTHERS)
 def test_the_other_servers_refuse_what_gcs_and_azure_refuse(bucket):
-    """Unlike S3, they say where nothing was deleted. They know who asks: `test_a_wrong_address_is_one_line`."""
+    """Unlike S3, they report a deletion of nothing.
+
+    `test_a_wrong_address_is_one_line` shows that they check credentials.
+    """
     store = obstore.store.from_url(bucket, client_options={"allow_http": True})
     obstore.put(store, "a/file", b"first", mode="create")
     with pytest.raises(obstore.exceptions.AlreadyExistsError):
@@ -52,7 +55,7 @@ BODY = b"0123456789"
 
 
 def get(proxy, path, timeout_s=60.0):
-    """Status and body, or how the connection failed."""
+    """Return status and body, or the name of the connection's error."""
     connection = http.client.HTTPConnection(proxy.endpoint.removeprefix("http://"), timeout=timeout_s)
     try:
         connection.request("GET", path)

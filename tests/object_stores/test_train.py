@@ -1,4 +1,4 @@
-"""A run that trains from caches in an object store is the run that trains from folders, killed or not."""
+"""A run from caches in an object store equals the run from folders, even after a kill."""
 
 import signal
 

@@ -146,7 +146,7 @@ class Project:
     @property
     def place(self) -> Place:
         """Of the cache."""
-        return self.caches.at(self.cache.relative_to(self.folder).as_posix())
+        return self.caches.below(self.cache.relative_to(self.folder).as_posix())
 
     def has(self, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> None:
         """What the source holds from now on."""
@@ -161,7 +161,7 @@ class Project:
     def config(self, name: str | None = None, **overrides: Any) -> Path:
         """The build of a cache of that name, as YAML."""
         name = name or self.cache.name
-        values = config_values(self.caches.at(name).address, self.source, self.vae)
+        values = config_values(self.caches.below(name).address, self.source, self.vae)
         values["source"]["images"] = str(self.images)
         return write_config(self.folder / f"{name}.yaml", override(values, {**self.settings, **overrides}))
 

@@ -24,8 +24,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from cache_store.cache.reader import valid_numbers
 from cache_store.errors import ConfigError
-from cache_store.format.normalization import drawn, normalize
-from cache_store.refusal import differing, refuse
+from cache_store.format.normalization import drawn_normalization, normalize
+from cache_store.refusal import differences_between, refuse
 from trainer.config import MAX_EPOCHS
 from trainer.data.order import GroupedOrder, Int64Array, RankShare, batch_positions, make_order
 from trainer.data.prefetch import Samples, WindowReader
@@ -191,7 +191,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             if self.draw and array.encoder.posterior == "moments":
                 latents[name] = sample_posterior(latents[name], self.order.seed, positions, tower)
             if self.normalize:
-                latents[name] = normalize(latents[name], drawn(array.encoder))
+                latents[name] = normalize(latents[name], drawn_normalization(array.encoder))
         return latents
 
     def _read(self, numbers: Int64Array, positions: Int64Array) -> Samples:
@@ -206,7 +206,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at `state["cursor"]`; everything else in `state` must match this stream."""
         now = self._must_match()
-        if differences := differing({name: state.get(name, own) for name, own in now.items()}, now):
+        if differences := differences_between({name: state.get(name, own) for name, own in now.items()}, now):
             remedy = "to resume from it, open the stream with the same settings; to start anew, load no state"
             refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
         cursor = state.get("cursor")

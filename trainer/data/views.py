@@ -13,8 +13,8 @@ import numpy as np
 from cache_store import Cache, JoinedCache, open_joined
 from cache_store.cache.joined import refuse_other_plan
 from cache_store.errors import ConfigError
-from cache_store.format.schema import ArraySpec
-from cache_store.refusal import differing, refuse
+from cache_store.format.array import ArraySpec
+from cache_store.refusal import differences_between, refuse
 from cache_store.storage.store import Address
 from trainer.model.config import WORLD, refuse_other_towers
 
@@ -108,7 +108,7 @@ def open_views(views: Sequence[View]) -> Views:
 def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
     """Raise StaleError if a projector that reads one view could not read the other: they differ beyond MAY_DIFFER."""
     held = [{name: shared_fields(each.spec.array) for name, each in view.caches.items()} for view in (first, other)]
-    if differences := differing(*held):
+    if differences := differences_between(*held):
         summary = f"{other.first.store} is not a view of the samples of {first.first.store}"
         remedy = "build it with the same encoder and image recipe; only image.flip and image.fit may differ"
         refuse(summary, differences, [remedy], held="in the first", now="in the view")

@@ -11,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.output_file import refuse_inside
 from cache_store.refusal import counted
-from cache_store.storage.claim import refuse_foreign_names
+from cache_store.storage.files import refuse_foreign_names
 from trainer.config import views_of_run
 from trainer.export.card import CURVE_FILE, draw_curve, is_hub_id, model_card, read_figures
 from trainer.model.pretrained import first_line

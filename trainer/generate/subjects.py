@@ -12,8 +12,8 @@ from torch import Tensor
 from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.cache.images import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
-from cache_store.program.config import closest
-from cache_store.refusal import differing, printable, refuse
+from cache_store.program.config import suggest
+from cache_store.refusal import differences_between, printable, refuse
 from trainer.config import views_of_run
 from trainer.data.stream import as_tensor, as_tensors
 from trainer.generate.config import GenerateConfig
@@ -100,7 +100,7 @@ def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> 
 
 def refuse_other_samples(tower: Tower, cache: Cache, path: str, option: str) -> None:
     trained, found = (what_samples_mean(array) for array in (tower.array, cache.spec.array))
-    if differences := differing(trained, found):
+    if differences := differences_between(trained, found):
         remedy = f"name a cache of the image recipe and encoder that it was trained with, with {option}"
         summary = f"{path} is not what the projector of the tower {tower.name} reads"
         refuse(summary, differences, [remedy], "in the projector", "in the cache")
@@ -116,7 +116,7 @@ def by_tower(
     typed = dict(several or {}) if one is None else {projector.names[0]: one}
     for name in typed:
         if name not in projector.names:
-            raise ConfigError(f"{option}s: the projector has no tower {closest(name, projector.names)}")
+            raise ConfigError(f"{option}s: the projector has no tower {suggest(name, projector.names)}")
     return typed
 
 

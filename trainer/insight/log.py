@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from cache_store.log import utc_time
 from cache_store.program.progress_bar import progress_bar
-from cache_store.storage.files import naming
+from cache_store.storage.files import name_in_errors
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.insight.trackers import Tracker, open_trackers
@@ -79,7 +79,7 @@ class MetricsLog:
 
     def write(self, metrics: Metrics, captions: Sequence[Caption] = (), alerts: Sequence[str] = ()) -> None:
         said = {ALERTS: [*alerts]} if alerts else {}
-        with naming(self.path):
+        with name_in_errors(self.path):
             self._lines.write(as_json({**metrics, TIME: utc_time(), **said}, captions) + "\n")
             self._lines.flush()
         self._track(metrics, captions, alerts)
@@ -103,7 +103,7 @@ class MetricsLog:
         self._track(metrics, captions)
 
     def close(self) -> None:
-        with naming(self.path):
+        with name_in_errors(self.path):
             self._lines.close()
         for tracker in self._trackers:
             tracker.close()

@@ -24,7 +24,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.refusal import printable
-from cache_store.storage.files import make_folder, naming
+from cache_store.storage.files import make_folder, name_in_errors
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.run.observers import Caption, caption_text, preview_png
@@ -72,7 +72,7 @@ class EventFile:
         """Nothing is left to write."""
 
     def _add(self, **fields: Any) -> None:
-        with naming(self.path), self.path.open("ab") as stream:
+        with name_in_errors(self.path), self.path.open("ab") as stream:
             RecordWriter(stream).write(Event(wall_time=time.time(), **fields).SerializeToString())
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.errors import ConfigError
-from cache_store.program.config import closest, format_value
+from cache_store.program.config import format_value, suggest
 
 WORLD = "world"
 """The tower's name in a run from one cache."""
@@ -90,7 +90,7 @@ class ModelConfig:
         """Raise ConfigError for towers that no cache is of, and for frozen ones that would be random."""
         for name in self.towers or {}:
             if name not in towers:
-                raise ConfigError(f"model.towers: no cache is of the tower {closest(name, towers)}")
+                raise ConfigError(f"model.towers: no cache is of the tower {suggest(name, towers)}")
         forms = {name: self.form(name) for name in towers}
         if not any(form.trained for form in forms.values()):
             frozen = "model.towers" if self.towers else f"model.projector: {self.projector}"

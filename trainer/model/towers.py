@@ -11,8 +11,8 @@ from torch import Tensor
 from cache_store import Cache, JoinedCache
 from cache_store.cache.metadata import read_build
 from cache_store.errors import ConfigError, ModelError
+from cache_store.format.array import ArraySpec
 from cache_store.format.layout import BUILD_FILE
-from cache_store.format.schema import ArraySpec
 from trainer.model.config import PRETRAINED, WORLD, Ends, ModelConfig
 from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import refuse_no_image_masks

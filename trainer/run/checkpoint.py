@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
-from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
-from cache_store.refusal import differing, refuse
-from cache_store.storage.files import file_sha256, naming
+from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, sign
+from cache_store.refusal import differences_between, refuse
+from cache_store.storage.files import file_sha256, name_in_errors
 from trainer.config import TrainConfig, caches_by_option, views_of_run
 from trainer.model.config import each_with
 from trainer.model.projector import Projectors
@@ -126,14 +126,14 @@ class CheckpointFolder:
                 files={name: file_sha256(scratch / name) for name in parts},
                 sha256="",
             )
-            write_part(scratch, STATE_FILE, canonical_json(signed(state)))
+            write_part(scratch, STATE_FILE, canonical_json(sign(state)))
         for old in self.steps()[: -self.keep_last]:
             remove_folder(self.path(old))
 
 
 def write_part(scratch: Path, name: str, data: bytes) -> None:
     """Write one file of a checkpoint; safetensors' own writer reports a full disk by an exception of its own."""
-    with naming(scratch / name):
+    with name_in_errors(scratch / name):
         (scratch / name).write_bytes(data)
 
 
@@ -182,14 +182,14 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
 def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str], config: TrainConfig) -> None:
     """Raise StaleError that lists what differs from this run's `must_match`."""
     trained, here = (UNSAID | dict(each) for each in (state.must_match, must_match))
-    if differences := differing(trained, here):
+    if differences := differences_between(trained, here):
         if any(each.field == TOWERS for each in differences):  # of which every field would be another
             differences = [each for each in differences if not OF_A_TOWER.match(each.field)]
         anew = "to train anew: the same command with --run.output NEW"
         remedies = [f"{anew}; with --model.init_projector {shlex.quote(str(path.parent.parent))}, from its projector"]
         if CACHE_IDENTITY not in {each.field for each in differences}:
             remedies.append("to go on from here, restore what it was trained with")
-        elif not (others := differing(*map(caches_by_option, (views_of_run(state.config), config.views)))):
+        elif not (others := differences_between(*map(caches_by_option, (views_of_run(state.config), config.views)))):
             remedies.append("the cache was extended, rebuilt or replaced since; as it was, the run goes on with it")
         else:
             differences = [*others, *differences]
@@ -205,7 +205,7 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
     The order of training may differ, and so may a cache whose latents mean the same, with a split of its own.
     """
     may_differ = (*SHOWN, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else SHOWN
-    differences = [each for each in differing(state.must_match, must_match) if each.field not in may_differ]
+    differences = [each for each in differences_between(state.must_match, must_match) if each.field not in may_differ]
     if differences:
         if other_towers := [each for each in differences if each.field == TOWERS]:
             differences = other_towers  # of which every field would be another

@@ -13,7 +13,7 @@ import yaml
 
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import real_path
-from cache_store.storage.claim import refuse_foreign_names
+from cache_store.storage.files import refuse_foreign_names
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig, TrainRunConfig
 from trainer.run.checkpoint import CheckpointFolder

@@ -14,7 +14,7 @@ import numpy as np
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.running import stop_on_signals
-from cache_store.refusal import ABSENT, counted, differing
+from cache_store.refusal import ABSENT, counted, differences_between
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.model.phases import phase
@@ -86,7 +86,7 @@ class TrainingLoop:
         load_optimizer(path, self.updater.optimizer)
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
-        for name, before, now in differing(state.config, asdict(self.config)):
+        for name, before, now in differences_between(state.config, asdict(self.config)):
             if (before, now) != (ABSENT, "None"):  # a field that the version before had not
                 self.world.say(f"  changed since then: {name}: {before} → {now}")
 

@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError
-from cache_store.refusal import differing, refuse
+from cache_store.refusal import differences_between, refuse
 from trainer.model.config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, TrainedProjector
 from trainer.model.towers import what_tower_is
@@ -38,7 +38,7 @@ def initial_projector(inputs: Inputs) -> TrainedProjector | None:
         raise type(error)(f"model.init_projector: {error}") from None
     refuse_other_towers(inputs, projector)
     trained, here = (what_projector_is(each, projector.names) for each in (projector.config, inputs.projector_config))
-    if differences := differing(trained, here):
+    if differences := differences_between(trained, here):
         remedies = ["set these as it was trained, or start from another projector"]
         refuse(f"model.init_projector {name} does not fit", differences, remedies, "in the projector", "in this run")
     announce_start(inputs, projector)

@@ -9,12 +9,11 @@ import numpy as np
 
 from cache_store import CacheError, JoinedCache
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.log import log_info
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
-from cache_store.storage.claim import claim
-from cache_store.storage.files import naming
+from cache_store.storage.files import claim_folder, name_in_errors
 from trainer.published import publish_folder
 from trainer.text.chat import ChatTokenizer
 from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c
@@ -32,7 +31,7 @@ def make_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
         return
     with ExitStack() as stack:
         try:
-            stack.enter_context(claim(folder.parent, wait=True))
+            stack.enter_context(claim_folder(folder.parent, wait=True))
         except OSError as error:
             raise ConfigError(f"cannot make {folder.parent} ({error.strerror}); name another data.text_dir") from None
         if not folder.exists():  # another run may have made it while this one waited
@@ -59,7 +58,7 @@ def publish_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
             crc32c={name: file_crc32c(scratch / f"{name}.npy") for name in ARRAYS},
             sha256="",
         )
-        (scratch / META_FILE).write_bytes(canonical_json(signed(meta)))
+        (scratch / META_FILE).write_bytes(canonical_json(sign(meta)))
 
 
 def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple[int, int]:
@@ -114,7 +113,7 @@ class NpyWriter:
 
     def append(self, values: Sequence[int] | np.ndarray) -> None:
         array = np.asarray(values, self.dtype)
-        with naming(self.path):
+        with name_in_errors(self.path):
             self._stream.write(array.tobytes())
         self.length += len(array)
 
@@ -128,7 +127,7 @@ class NpyWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with naming(self.path), self._stream:
+        with name_in_errors(self.path), self._stream:
             if kind is None:
                 grown = self._write_header()
                 assert grown == self._header_bytes, "numpy reserves room for 21 digits of length"

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cache_store.format.schema import Normalization
+from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.folding import Weights, below, flat_conv, ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cache_store.format.schema import Normalization
+from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_unfit
 from precompute.encoders.model_files import ModelFiles

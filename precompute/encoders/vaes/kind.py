@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_store.errors import ModelError
-from cache_store.format.schema import Normalization
+from cache_store.format.array import Normalization
 from precompute.encoders.model_files import ModelFiles
 
 Config = Mapping[str, Any]

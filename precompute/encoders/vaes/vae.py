@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import EncoderIdentity, Normalization, SampleLayout
+from cache_store.format.array import EncoderIdentity, Normalization, SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_unfit
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cache_store.format.schema import Normalization
+from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.model_files import ModelFiles

@@ -14,10 +14,10 @@ import numpy as np
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
-from cache_store.storage.ahead import Expected
-from cache_store.storage.claim import CLAIM_FILE
+from cache_store.storage.ahead import AnnouncedResults
+from cache_store.storage.files import CLAIM_FILE
 from cache_store.storage.local import LocalFile, LocalStore
-from cache_store.storage.store import Store, is_url, listed_once, open_store, split_url
+from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
 from cache_store.storage.verbs import File
 from precompute.images.not_images import COMPRESSED, by_magic
 from precompute.images.rejected import Rejected
@@ -79,10 +79,10 @@ class ImageFolder:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store, self._known = store, listed_once(store)
+        self._store, self._known = store, with_listing(store)
         self._gone = set[str]()
         """Names that were listed and not there when they were to be read."""
-        reads = Expected(self._read)
+        reads = AnnouncedResults(self._read)
         self.read: Callable[[str], bytes] = reads.get if store.is_remote else self._read
         self.expect: Expect = reads.expect if store.is_remote else begin_nothing
 

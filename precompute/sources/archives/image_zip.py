@@ -158,7 +158,7 @@ def is_of_a_member(head: bytes, place: Place) -> bool:
 
 def ends_of(file: File) -> tuple[bytes, bytes]:
     """Where a zip says that it is one, and where its index lies."""
-    with file.again() as stream:
+    with file.reopen() as stream:
         head = stream.read(MAGIC_BYTES)
         stream.seek(-min(stream.seek(0, os.SEEK_END), TAIL_BYTES), os.SEEK_END)
         return head, stream.read()

@@ -85,7 +85,7 @@ def read_index(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMe
     Small texts are put into `texts`, by their offset.
     """
     left = MOST_KEPT_BYTES
-    with file.again() as opened:
+    with file.reopen() as opened:
         stream = TarHeaders(opened)
         try:
             archive = tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:")  # noqa: SIM115 (nothing to close)

@@ -104,7 +104,7 @@ def find_index(tail: bytes, file_size: int) -> Place | None:
 def read_entries(file: File, place: Place) -> Iterator[tuple[str, bytes]]:
     """Each member's name and its ROW, folders too; BadIndexError where the table is damaged."""
     left = place.size
-    with file.again() as stream:
+    with file.reopen() as stream:
         stream.seek(place.start)
         while left > 0:
             entry = stream.read(min(ENTRY.size, left))

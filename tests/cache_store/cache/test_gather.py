@@ -1,4 +1,4 @@
-"""Rows out of mapped files: in C and without."""
+"""Copying rows out of mapped files, in C and in Python."""
 
 import ctypes
 import mmap
@@ -29,7 +29,7 @@ from cache_store.cache.gather import (
 )
 
 IN_C = [copy for copy in COPY_FUNCTIONS if copy is not move_rows]
-"""Empty without a compiler."""
+"""The functions in C; empty if there was no compiler."""
 ALL = [*IN_C, move_rows]
 GUARD = 64
 
@@ -52,7 +52,7 @@ def test_rows_from_any_addresses_lie_in_the_buffer_alone(copy, row_bytes):
 
 @pytest.mark.parametrize("copy", ALL)
 def test_nothing_behind_the_last_row_of_a_file_is_touched(copy, tmp_path):
-    """A mapping of three pages with nothing mapped behind: a read of one byte more would kill the process."""
+    """Nothing is mapped behind the three pages, so reading one byte more would kill the process."""
     size, row_bytes = 3 * mmap.PAGESIZE, 1_500
     (tmp_path / "file").write_bytes(np.arange(size).astype(np.uint8).tobytes())
     with (tmp_path / "file").open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -108,14 +108,14 @@ def test_the_pages_of_all_rows_are_read_ahead_and_no_others(tmp_path):
 
 
 class Timed:
-    """Functions 0, 1, … that take the seconds given, by a clock of their own."""
+    """Functions 0, 1, … whose durations, in seconds of a clock of their own, are given."""
 
     def __init__(self, *seconds):
         self.now, self.seconds = 0.0, seconds
         self.fastest = Fastest(range(len(seconds)), lambda: self.now)
 
     def batches(self, count, batch_bytes=100, is_checked=False, is_in_memory=True):
-        """The function that each of so many batches gets."""
+        """Return the function chosen for each of `count` batches."""
         chosen = []
         for _ in range(count):
             with self.fastest.choose(batch_bytes, is_checked, is_in_memory) as number:
@@ -166,14 +166,14 @@ def test_threads_share_what_was_learnt():
 
 
 class Disk:
-    """Batches of 256 rows of which some wait for the disk, unless they are read ahead; no address is touched."""
+    """Reads batches of 256 rows; some rows wait for the disk unless they are read ahead. No address is touched."""
 
     def __init__(self):
         self.waits, self.ahead = 0, []
         self.reader = ReadAhead(lambda: self.waits, lambda addresses, lengths: self.ahead.append(len(addresses)))
 
     def batches(self, count, waiting_rows):
-        """Whether each of so many batches was read ahead."""
+        """Return for each of `count` batches whether it was read ahead."""
         return [self._batch(waiting_rows) for _ in range(count)]
 
     def _batch(self, waiting_rows):

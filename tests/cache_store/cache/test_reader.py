@@ -1,4 +1,4 @@
-"""Reading a cache, or several of one plan together; damage is never read, and what is no whole cache is refused."""
+"""Reading a cache, or several of one plan; damage is never read, and incomplete caches are refused."""
 
 import os
 import pickle
@@ -53,7 +53,7 @@ def test_what_is_kept_of_caches_lies_on_this_machine(cache, folder):
 
 
 def test_tables_are_read_in_the_calling_thread(cache):
-    """One of Arrow's own might free a buffer of ours while the interpreter ends, which aborts."""
+    """A thread of Arrow's that frees our buffer while the interpreter exits would abort the program."""
     code = "from os import listdir; from cache_store import open_cache; threads = lambda: listdir('/proc/self/task');"
     code += f"cache, before = open_cache({str(cache)!r}), threads(); cache.samples([0]); assert threads() == before"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -97,7 +97,7 @@ def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkey
 
 @pytest.mark.parametrize("copied_at_once", [0, 1, 5, 27])
 def test_a_flipped_bit_is_never_read_and_names_its_row(tmp_path, latents, form, copied_at_once, monkeypatch):
-    """It names the row of any sample, however few are copied at a time."""
+    """Also if only a few samples are copied at a time."""
     monkeypatch.setattr(reader, "READ_BYTES", copied_at_once * 240 + 239)
     store_format, codec = form
     path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, codec=codec)
@@ -134,7 +134,7 @@ TABLE = "samples/000001.parquet"
     ],
 )
 def test_a_shard_with_a_lost_cut_or_other_file_is_not_read(cache, name, content, message):
-    """The places of another's table would pass for this shard's, and its texts for those of other images."""
+    """Otherwise another shard's table would give wrong places and texts."""
     opened, path = open_cache(cache), cache / name.replace("SHARD", shard_name(cache, 1))
     if isinstance(content, str):
         shutil.copy(cache / content, path)
@@ -192,7 +192,7 @@ SAMPLES = {"world": samples_of((4, 6, 5), ROWS, seed=1), "tower": samples_of((3,
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory) -> dict[str, Path]:
-    """Their shapes, shard sizes, formats and rejects may differ."""
+    """Two caches of one plan with different shapes, shard sizes, formats and rejects."""
     folder, options = tmp_path_factory.mktemp("joined"), {"samples_per_shard": 5, "store_format": "webdataset"}
     return {
         "world": make_cache(folder / "world", SAMPLES["world"], rejected=REJECTS["world"]),

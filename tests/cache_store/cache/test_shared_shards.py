@@ -1,4 +1,4 @@
-"""One shard and several writers that know nothing of each other: the first wins, others find its bytes or say not."""
+"""Several writers of one shard: the first wins; others accept equal bytes and report different ones."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.make_cache import make_cache, outcome
 
 @pytest.fixture
 def store(tmp_path, latents, store_format) -> LocalStore:
-    """A cache whose shard 0 was never begun."""
+    """A cache without shard 0."""
     path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, seal=False)
     for name in (commit_file(0), *files_of_shard(read_spec(path), 0)):
         (path / name).unlink()
@@ -23,7 +23,7 @@ def store(tmp_path, latents, store_format) -> LocalStore:
 
 
 def writer(store, latents) -> ShardBuilder:
-    """All but committed."""
+    """Write shard 0 without committing it."""
     planned = open_plan(store).shard(0)
     rgb = np.zeros((planned.num_rows, *latents.shape[2:], 3), np.float32)
     builder = ShardBuilder(store, read_spec(store), 0, planned, shared=True).__enter__()
@@ -39,7 +39,7 @@ def commit(builder, device="cpu"):
 
 
 def test_the_first_writer_of_a_shard_wins(store, latents):
-    """Writers at the same time; one comes after it and one made something else."""
+    """Two write at the same time, one later, and one writes different latents."""
     first, second, other = writer(store, latents), writer(store, latents), writer(store, latents + 1)
     record = commit(first)
     before = contents(store.root)
@@ -55,7 +55,7 @@ def test_the_first_writer_of_a_shard_wins(store, latents):
 
 
 def test_files_without_a_record_are_taken_if_they_are_the_same(store, latents):
-    """A writer that dies before its record leaves such files."""
+    """A writer that dies before it writes the record leaves such files."""
     record = commit(writer(store, latents))
     store.delete(commit_file(0))
     with pytest.raises(CacheError, match=r"has sha256 .*, written by another rank, perhaps a dead one, .*; it stays"):

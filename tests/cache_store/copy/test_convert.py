@@ -1,4 +1,4 @@
-"""`cache-store convert`: there and back to the same bytes, from any stop, and never from or into the wrong folder."""
+"""`cache-store convert`: to another format and back to equal bytes, resumed after a stop; wrong folders are refused."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from cache_store.cache.metadata import write_build
 from cache_store.cli import main
 from cache_store.copy.convert import refuse_overlap
 from cache_store.errors import ConfigError
-from cache_store.storage.claim import claim
+from cache_store.storage.files import claim_folder
 from cache_store.storage.store import open_store
 from tests.cache_store.conftest import REJECTED, ROWS, SHAPES, contents, flip, samples_of, shard_name
 from tests.make_cache import caption, make_cache
@@ -86,7 +86,7 @@ def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path):
 
 
 def times(out: Path) -> dict[str, int]:
-    """When each committed shard was written."""
+    """Return when each committed shard was written."""
     return {path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/*.json")}
 
 
@@ -111,7 +111,7 @@ def flip_a_latent(cache: Path) -> None:
 
 
 def flip_unseen(table: Path) -> None:
-    """A bit that Parquet does not look at."""
+    """Flip a bit that Parquet does not check."""
     flip(table, table.read_bytes().index(b"parquet-cpp"))
 
 
@@ -182,6 +182,6 @@ def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkey
         assert re.search(message, error), error
         assert code == 1 or error.count("\n") == 1, error
         assert contents(tmp_path) == before
-    with claim(tmp_path / "out"):
+    with claim_folder(tmp_path / "out"):
         assert convert(tmp_path / "cache", tmp_path / "out", "webdataset") == 1
     assert f"by process {os.getpid()} on {os.uname().nodename}" in capsys.readouterr().err

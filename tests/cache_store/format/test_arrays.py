@@ -1,4 +1,4 @@
-"""Arrays of every form, codec, dtype and number of axes: sound, read by us and by public readers, and summed up."""
+"""Arrays of every format, codec, dtype and number of axes: verified, read by us and by public readers, and summed."""
 
 import contextlib
 import io
@@ -20,14 +20,14 @@ import zarr
 
 from cache_store import CacheError, open_cache
 from cache_store.cli import main
-from cache_store.format.schema import DTYPES
+from cache_store.format.array import DTYPES
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import ROWS, SHAPES
 from tests.cache_store.signing import edited_spec
 from tests.make_cache import AXES, caption, make_cache
 
 REJECTED = (3, 9, 29, *range(16, 24))
-"""One shard wholly."""
+"""They include one whole shard."""
 CACHED = [row for row in range(ROWS) if row not in REJECTED]
 KEYS = [f"{row:012d}" for row in CACHED]
 VAE_SHAPE = (4, 6, 5)
@@ -43,7 +43,7 @@ TARS = [
 
 @pytest.fixture(scope="module", params=ZARRS + TARS, ids=str)
 def array(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A cache and its samples in the stored dtype: of values that every dtype holds, and that codecs make smaller."""
+    """A cache and its samples in the stored dtype; every dtype holds the values exactly, and codecs compress them."""
     shape, options = request.param
     samples = (np.round(4 * np.random.default_rng(7).standard_normal((ROWS, *shape))) / 4).astype(np.float32)
     captions = [caption(f'größer als {row} \U0001f600 \\ "') for row in range(ROWS)]
@@ -85,7 +85,7 @@ def test_the_seals_statistics_run_along_the_feature_axis(array):
 
 @zarrs
 def test_readers_of_zarr_see_values_and_axes_as_written(array):
-    """Bfloat16 TensorStore alone knows."""
+    """Only TensorStore reads bfloat16."""
     path, samples = array
     spec = {"driver": "zarr3", "kvstore": f"file://{path}/latents"}
     found = [tensorstore.open(spec).result().read().result()]
@@ -106,7 +106,7 @@ def shards_of(array: tuple[Path, np.ndarray]) -> list[str]:
 
 
 def assert_same(found: list[tuple[str, np.ndarray, dict[str, object]]], array: tuple[Path, np.ndarray]) -> None:
-    """Key, latent and JSON are those of every cached row."""
+    """Check the key, latent and JSON of every cached row."""
     keys, latents, contents = zip(*found, strict=True)
     assert [*keys] == KEYS
     np.testing.assert_array_equal(latents, array[1][CACHED])
@@ -152,7 +152,7 @@ def test_hugging_face_datasets_open_the_tars(array, tmp_path, streaming):
 
 @tars
 def test_megatron_energon_prepares_the_tars(array, tmp_path):
-    """In a folder of links, since it writes its index beside the tars."""
+    """Through links, since it writes its index beside the tars."""
     pytest.importorskip("megatron.energon", reason="needs the extra energon, whose pins are others than ours")
     for path in shards_of(array):
         (tmp_path / Path(path).name).symlink_to(path)

@@ -1,14 +1,14 @@
-"""docs/format.md is the specification: its reader reads both forms and finds damage, its tables name every field, and
-what it says in words is so, done with nothing of this project's. Small caches, one of each form, were written once and
-are committed: today's code must read them and still write their bytes. To change the format on purpose, raise
-FORMAT_VERSION and write them anew with `python -m tests.cache_store.format.test_format_page`.
+"""docs/format.md is the specification: its reader reads both formats and finds damage, its tables name every field, and
+its rules hold, checked without this project's code. A small cache of each format is committed: today's code must read
+it and write equal bytes. To change the format, raise FORMAT_VERSION and write the two again with `python -m
+tests.cache_store.format.test_format_page`.
 """
 
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import rfc8785
 
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
+from cache_store.format.array import ArraySpec, EncoderIdentity
 from cache_store.format.codec import zarr_codecs
 from cache_store.format.record import Record
 from cache_store.format.schema import CommitRun, Spec, StoreFormat
@@ -34,9 +35,17 @@ IDENTITIES: dict[StoreFormat, str] = {
     "zarr": "3fe6aa0a99481e308e34ee0a9a1226983c6c069cecd0d6a6e88e166f8ed7d536",
     "webdataset": "f1cc98db088c5bcc2ade60d1fb4e73d10433bc1ad0e8f365fe038d3584e250a1",
 }
-RECORDS = [Spec, *(record for record in Record.__subclasses__() if record.__module__ == Spec.__module__)]
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
 CACHED = [row for row in range(ROWS) if row not in REJECTED]
+
+
+def records_below(base: type[Record]) -> Iterator[type[Record]]:
+    for record in base.__subclasses__():
+        yield record
+        yield from records_below(record)
+
+
+RECORDS = {record for record in records_below(Record) if record.__module__.startswith("cache_store.format.")}
 
 
 def page_code(language: str) -> list[str]:
@@ -45,7 +54,7 @@ def page_code(language: str) -> list[str]:
 
 @pytest.fixture
 def read_row() -> Callable[..., np.ndarray | None]:
-    """The page's reader, as a stranger would paste it."""
+    """The page's reader, copied as a stranger would copy it."""
     (code,) = page_code("python")
     names: dict[str, Any] = {}
     exec(code, names)
@@ -75,7 +84,7 @@ def test_the_pages_reader_reads_samples_of_any_axes(tmp_path, store_format, shap
 
 
 def test_the_pages_reader_finds_any_damage(cache, read_row):
-    """Random bits of the shard, the seal and what it uses of the record; another shard's file; no seal."""
+    """Random bits of the shard, the seal and the record's content; another shard's file; a missing seal."""
     random = np.random.default_rng(0)
     shard, commit, seal = cache / shard_name(cache, 1), cache / "commits/000001.json", cache / "seal.json"
     content_end = commit.read_bytes().rindex(b',"format_version"')
@@ -110,7 +119,7 @@ def test_the_pages_reader_is_short_and_needs_numpy_alone():
 
 def test_the_page_names_every_field_of_every_record_and_table():
     words = set(re.findall(r"`\W*(\w+)`", PAGE))
-    assert {Spec, CommitRun} < set(RECORDS)
+    assert {Spec, CommitRun, ArraySpec, EncoderIdentity} < RECORDS
     fields = {name for record in RECORDS for name in record.__struct_fields__}
     missing = (fields | {*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SAMPLES_OF_TEXTS.names}) - words
     assert not missing, sorted(missing)
@@ -139,7 +148,7 @@ def digest_of_lines(rows: list[dict[str, Any]], *names: str) -> str:
 
 
 def test_every_digest_of_a_cache_follows_from_the_pages_rules(tmp_path, store_format):
-    """The sums need every way to write a float; ids and captions need every way to write text."""
+    """The values cover every form of a float; ids and captions cover every form of text."""
     scales = np.array([1e-21, 3e-5, 1e-4, 1.0, 1e5, 1e12, 1e18], np.float32)
     latents = np.random.default_rng(1).standard_normal((ROWS, 7, 3, 5), np.float32) * scales[:, None, None]
     latents[:, 3] = np.round(latents[:, 3])
@@ -205,7 +214,7 @@ def test_the_golden_cache_is_sound_and_reads_as_it_was_written(store_format):
 
 
 def test_todays_code_writes_the_golden_bytes(cache, store_format):
-    """All but those that depend on the clock, the host or the version of Parquet's writer, whose tables are equal."""
+    """Except files that depend on clock or host; Parquet files, which depend on the writer, hold equal tables."""
     golden = GOLDEN[store_format]
     written, expected = contents(cache), contents(golden)
     assert written.keys() == expected.keys()

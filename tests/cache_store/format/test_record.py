@@ -1,7 +1,4 @@
-"""Records as they lie in files: one form, and whether bytes that were read are in it is told without writing it.
-
-And what is said of one that does not fit.
-"""
+"""Records in files: their one canonical form, which is recognised without writing it, and messages about misfits."""
 
 import hashlib
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Sums over samples: in C and in numpy the same bits, in whatever batches samples come."""
+"""Sums over samples: equal bits in C and in numpy, for any batches."""
 
 import itertools
 import math
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from cache_store.format import sums
+from cache_store.format.array import DTYPES, SampleLayout
 from cache_store.format.codec import crc32c
-from cache_store.format.schema import DTYPES, SampleLayout
 from cache_store.format.sums import LANES, PREVIEW_STRIDE, RunningSums, add_batch_by_numpy
 
 WAYS = sorted({sums.add_batch, add_batch_by_numpy}, key=lambda way: way.__name__)
-"""One where there was no compiler."""
+"""Only numpy's if there was no compiler."""
 LAYOUTS = [
     SampleLayout(axes=("channel", "y", "x"), shape=shape, feature_axis="channel", has_preview=True)
     for shape in ((16, 28, 28), (3, 1, 1), (5, 7, 3), (1, 2, 9))

@@ -1,4 +1,4 @@
-"""The gallery: one page that needs nothing else, shows what it says, and trusts no text."""
+"""The gallery: one self-contained page that shows the right rows and trusts no text."""
 
 import base64
 import io
@@ -46,7 +46,7 @@ def outcome(row: int, is_rejected: bool) -> Outcome:
 
 
 def write_cache(path: Path, store_format: str = "zarr") -> Path:
-    """It remembers a folder `images` beside it as its source."""
+    """Write a cache whose source is the folder `images` beside it."""
     ids = [HOSTILE_ID if row == 4 else f"sample-{row:06d}" for row in range(ROWS)]
     conversations = [caption(HOSTILE_CAPTION if row == 5 else f"this is {name}") for row, name in enumerate(ids)]
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,9 @@ def write_cache(path: Path, store_format: str = "zarr") -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Path:
-    """Its folder of images holds another picture for row 0, no picture for row 1, none of row 2, and one for row 3."""
+    """A cache and source images: another picture for row 0, a broken one for row 1, none for row 2, a picture for row
+    3.
+    """
     cache = write_cache(tmp_path_factory.mktemp("gallery") / "cache")
     images = cache.parent / "images"
     images.mkdir()
@@ -71,7 +73,7 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(cache: Path) -> str:
-    """Every row of `cache`, by the command; it lies beside the cache."""
+    """The page of every row of `cache`, written beside it by the command."""
     path = cache.parent / "gallery.html"
     code = (
         "import sys; from cache_store.cli import main; assert main(sys.argv[1:]) == 0;"
@@ -95,7 +97,7 @@ def text_of(html: str) -> str:
 
 
 def images_of(html: str, alt: str) -> list[bytes]:
-    """The files of the images whose alternative text starts so."""
+    """Return the files of the images whose alternative text begins with `alt`."""
     uris = re.findall(rf'<img [^>]*src="data:image/\w+;base64,([^"]*)" alt="{alt}\b', html)
     return [base64.b64decode(uri, validate=True) for uri in uris]
 
@@ -135,7 +137,7 @@ def test_the_page_refers_to_nothing_outside_itself(page):
 
 
 def test_texts_are_shown_as_text_and_sizes_as_height_by_width(page):
-    """The recipe of 6 x 5 cells; images of 70 x 9,000."""
+    """The recipe has 6 x 5 cells, images 70 x 9,000 pixels."""
     sizes = "48 × 40image, height × width", "48 x 40, squash", "70 high × 9,000 wide"
     for told in (HOSTILE_ID, HOSTILE_CAPTION, *sizes, "3 of 30 planned rows have no latent"):
         assert told in text_of(page)
@@ -238,7 +240,7 @@ def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkey
 
 
 def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
-    """Shards that no draw touches may be gone."""
+    """Shards without a drawn sample may be missing."""
     monkeypatch.setattr(exhibits, "SURVEY_SAMPLES", 12)
     monkeypatch.setattr(exhibits, "SURVEY_SHARDS", 3)
     path = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((240, 4, 6, 5), np.float32))

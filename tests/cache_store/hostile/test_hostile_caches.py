@@ -1,6 +1,6 @@
-"""Whatever lies in a cache's files, a reader gets data or a named error: no crash, no hang, no large allocation.
+"""Whatever a cache's files contain, a reader gets data or a named error: no crash, no hang, no large allocation.
 
-Nothing outside the cache is opened. What no build writes is refused by name; the rest is drawn by hypothesis.
+Nothing outside the cache is opened. Records that no build writes are listed; other damage is drawn by hypothesis.
 """
 
 import contextlib
@@ -26,16 +26,9 @@ from cache_store.cache import info, metadata
 from cache_store.cache.reader import open_cache
 from cache_store.cache.sealed_shards import SealedShards
 from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.array import MAX_PREVIEW_FEATURES, MAX_SIDE
 from cache_store.format.codec import crc32c
-from cache_store.format.schema import (
-    MAX_PREVIEW_FEATURES,
-    MAX_SHARDS,
-    MAX_SIDE,
-    BuildRecord,
-    CommitRecord,
-    Seal,
-    Spec,
-)
+from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, Seal, Spec
 from cache_store.format.tables import SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import contents, shard_name
@@ -48,7 +41,7 @@ TABLES = ("plan.parquet", "samples/000000.parquet")
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
-    """Address space of 2 GiB beyond what the process has: pyarrow maps much and touches little."""
+    """Allow 2 GiB more address space than the process has: pyarrow maps much and touches little."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     (pages,) = Path("/proc/self/statm").read_text().split()[:1]
     resource.setrlimit(resource.RLIMIT_AS, (int(pages) * resource.getpagesize() + 2 * 2**30, before[1]))
@@ -58,18 +51,18 @@ def little_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sound(form, tmp_path_factory) -> Path:
-    """A small cache of two shards, of each form."""
+    """A small cache of two shards, in each form."""
     path = tmp_path_factory.mktemp("sound") / "cache"
     latents = np.random.default_rng(0).standard_normal((7, 2, 3, 2)).astype(np.float32)
     return make_cache(path, latents, rejected=(2,), samples_per_shard=4, store_format=form[0], codec=form[1])
 
 
 in_zarr_alone = pytest.mark.parametrize("form", [("zarr", "none")], scope="module", ids="-".join)
-"""For what is the same in either form."""
+"""For tests whose outcome does not depend on the form."""
 
 
 def afresh(cache: Path, folder: Path) -> Path:
-    """A copy to damage, beside a file that is nobody's business."""
+    """Make a copy to damage, beside a file that nothing may open."""
     (folder / "secret").write_bytes(b"secret")
     shutil.rmtree(folder / "cache", ignore_errors=True)
     return Path(shutil.copytree(cache, folder / "cache"))
@@ -85,7 +78,7 @@ sys.addaudithook(lambda event, arguments: OPENED.add(str(arguments[0])) if event
 
 
 def data_or_named_error(root: Path) -> None:
-    """Everything that reads a cache; an error of any other class fails the test, want of memory too."""
+    """Read the cache in every way; an error of any other class, such as MemoryError, fails the test."""
     OPENED.clear()
     for use in (read_everything, info.describe, metadata.read_build, read_plan, verify, verify_deep):
         with contextlib.suppress(EncodeOnceError):
@@ -207,7 +200,7 @@ def test_tables_of_other_shapes_give_named_errors(root, name):
 @in_zarr_alone
 @pytest.mark.parametrize("column", ["id", "conversations"])
 def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
-    """Parquet keeps a value that repeats once: 5 MB, four thousand times, in a file of a few hundred bytes."""
+    """Parquet stores a repeated value once: 4,096 times 5 MB in a file of a few hundred bytes."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4_096, pa.int32()), pa.array(["x" * 5_000_000]))
     if column == "conversations":
         turns = pa.StructArray.from_arrays([texts, texts], ["from", "value"])
@@ -226,7 +219,7 @@ def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
 @in_zarr_alone
 @pytest.mark.parametrize("name", [*RECORDS, *TABLES])
 def test_a_file_of_more_bytes_than_it_can_have_is_refused_unread(root, name):
-    """A sparse one, which takes no room on the disk; a table's last bytes claim that its index is nearly all of it."""
+    """The file is sparse; a table's last bytes claim that its index fills nearly all of it."""
     size = 2**32
     os.truncate(root / name, size)
     if name in TABLES:
@@ -246,7 +239,7 @@ LONGEST = {
     Seal: (6 * MAX_SIDE + 4 * MAX_PREVIEW_FEATURES) * NUMBER + MAX_SHARDS * (DIGEST + len("1048576,")),
     BuildRecord: MAX_SHARDS * DIGEST,
 }
-"""Bytes of the lists of each record where they are as long as can be."""
+"""Most bytes that the lists of each record can have."""
 
 
 @pytest.mark.parametrize("record", LONGEST)
@@ -287,7 +280,7 @@ JUNK = st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, bytes(8), 
 
 
 def change_bytes(root, draw):
-    """Overwrite, put in, take out or cut off; mostly where headers, footers and indexes are."""
+    """Overwrite, insert, delete or cut bytes, mostly in headers, footers and indexes."""
     path = root / draw(st.sampled_from([*RECORDS, *TABLES, shard_name(root, 0)]))
     changed = bytearray(path.read_bytes())
     for _ in range(draw(st.integers(1, 4))):
@@ -301,7 +294,7 @@ def change_bytes(root, draw):
 
 
 def change_shard_index(root, draw):
-    """Numbers of any size, with a crc32c that fits; in a tar, bytes that are no zeros at its end."""
+    """Write any numbers with a matching crc32c; in a tar, they replace zeros at its end."""
     path = root / shard_name(root, 0)
     content = path.read_bytes()
     entry = st.one_of(st.integers(0, len(content) + 8), st.integers(0, 2**64 - 1))
@@ -320,7 +313,7 @@ ODD_VALUES = st.sampled_from(
 
 
 def change_record(root, draw):
-    """Take out, replace or double what lies anywhere in it."""
+    """Delete, replace or duplicate a value anywhere in a record."""
     path = root / draw(st.sampled_from(RECORDS))
     record = msgspec.json.decode(path.read_bytes())
     for _ in range(draw(st.integers(1, 2))):
@@ -338,7 +331,7 @@ def change_record(root, draw):
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Everything inside a record, as what holds it and its name or number there."""
+    """Yield every value inside a record by its container and key."""
     for key in [*value] if isinstance(value, dict) else range(min(3, len(value))) if isinstance(value, list) else ():
         yield value, key
         yield from places(value[key])
@@ -375,7 +368,7 @@ FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_whatever_lies_in_a_file_gives_data_or_a_named_error(sound, tmp_path, change, data):
-    """Mostly with every digest over the change made anew, so that nothing but its own bounds can stop it."""
+    """Mostly with new digests over the change, so that only bounds can stop it."""
     root = afresh(sound, tmp_path)
     change(root, data.draw)
     if data.draw(st.integers(0, 3)):

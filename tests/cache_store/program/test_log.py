@@ -1,4 +1,4 @@
-"""Messages on standard error: plain, or with time and level in the format that was typed."""
+"""Messages on standard error: plain, or with time and level in the chosen format."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 def told(*words: str, program: str = "cache_store", **environment: str) -> tuple[int, list[str]]:
-    """The exit code, and the lines on standard error."""
+    """Run a program; return its exit code and the lines on standard error."""
     command = [sys.executable, "-m", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     return done.returncode, done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""A nightly job reads a report, never yesterday's: it is of the run that it names, or says that this did not end."""
+"""A nightly job never reads yesterday's report: it is of the run that it names, or says that the run did not end."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Output files, progress and stop signals, which all programs share."""
+"""Output files, progress and stop signals of all programs."""
 
 import errno
 import io
@@ -31,7 +31,7 @@ def cache(tmp_path) -> Path:
 
 
 def verify(cache: Path, report: object, **streams: object) -> tuple[int, str, str]:
-    """The exit code, and what was printed: standard output and error."""
+    """Run `cache-store verify`; return exit code, standard output and standard error."""
     command = [sys.executable, "-m", "cache_store", "verify", str(cache), "--report", str(report)]
     done = subprocess.run(command, text=True, timeout=120, **{"capture_output": True, **streams})
     return done.returncode, done.stdout, done.stderr
@@ -76,7 +76,7 @@ def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
 
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 2>&-"])
 def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, closed):
-    """Some crons close it; messages of libraries do not end up in a file that gets its number."""
+    """Some crons close it; messages of libraries must not end up in another file that gets its number."""
     for command in (["verify", cache], ["copy", cache, tmp_path / "copied"], ["verify", tmp_path / "nothing"]):
         line = [sys.executable, "-m", "cache_store", *map(str, command)]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *line], capture_output=True, timeout=120)
@@ -89,7 +89,7 @@ def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, clo
 
 
 def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path):
-    """A full disk loses the report alone; on standard output it follows; a reader that has gone costs no report."""
+    """A full disk loses only the report; a report on standard output follows; a closed pipe loses no report."""
     with (tmp_path / "out").open("w") as out:
         assert verify(cache, "/dev/stdout", capture_output=False, stdout=out)[0] == 0
     shown, brace, report = (tmp_path / "out").read_text().partition("{")
@@ -165,7 +165,7 @@ def test_a_terminal_gets_every_step_and_a_log_two_a_minute(monkeypatch, is_termi
 
 
 def send(*numbers: int) -> None:
-    """Signals of this process to itself."""
+    """Send signals to this process."""
     for number in numbers:
         os.kill(os.getpid(), number)
 
@@ -176,7 +176,7 @@ def send(*numbers: int) -> None:
     [(signal.SIGINT, 0.0, True), (signal.SIGTERM, FORWARDED_S + 1, True), (signal.SIGTERM, FORWARDED_S - 1, False)],
 )
 def test_another_ctrl_c_or_a_later_sigterm_stops_at_once(first, second, after_s, ends):
-    """A SIGTERM forwarded on top is the same request."""
+    """A forwarded SIGTERM counts as the same request."""
     stops, times = [], iter([0.0, after_s])
     stopping = stop_on_signals(lambda: stops.append(first), clock=lambda: next(times))
     with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwound_by_signals(), stopping:

@@ -1,4 +1,4 @@
-"""A wrong option or config file is answered in the option's own words, through the real parser."""
+"""Messages about wrong options and config files, from the real parser."""
 
 import os
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which addresses are those of stores, and what is said of the others."""
+"""Addresses of stores, and messages about wrong ones."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Files at URLs that are read in order: the same bytes, in few requests, ahead, and none that nobody needs."""
+"""Reading files at URLs ahead: equal bytes, in few requests, and few bytes that nobody needs."""
 
 import io
 import queue
@@ -13,15 +13,15 @@ from cache_store.storage.ahead import (
     FILES_AHEAD,
     SKIPPED_BYTES,
     AheadReader,
-    Expected,
-    NeighbourParts,
+    AnnouncedResults,
+    PartReader,
 )
 
 FILE = random.Random(0).randbytes(12 * 2**20 + 345)
 
 
 class Requests:
-    """Answers them, and remembers how many bytes each had."""
+    """Answers requests and records how many bytes each had."""
 
     def __init__(self, failing: range = range(0)) -> None:
         self.sizes: list[int] = []
@@ -68,7 +68,7 @@ def test_neighbours_share_blocks_and_others_cost_themselves():
     parts = [(start, min(start + size, len(FILE))) for start in range(0, len(FILE), size + 2_000)]
     for order, most_requests, most_bytes in (("near", 15, 1.1 * len(FILE)), ("far", 20, 20 * size)):
         requests = Requests()
-        file = NeighbourParts(len(FILE), requests.fetch)
+        file = PartReader(len(FILE), requests.fetch)
         asked = parts if order == "near" else [parts[number * 37 % len(parts)] for number in range(20)]
         with ThreadPoolExecutor(4) as pool:
             assert [*pool.map(lambda part, file=file: file.part(*part), asked)] == [
@@ -80,7 +80,7 @@ def test_neighbours_share_blocks_and_others_cost_themselves():
 
 def test_a_block_that_failed_is_asked_for_again():
     requests = Requests(failing=range(6, 12))
-    file, asked = NeighbourParts(len(FILE), requests.fetch), [*range(0, len(FILE), 100_000)]
+    file, asked = PartReader(len(FILE), requests.fetch), [*range(0, len(FILE), 100_000)]
     failed = 0
     while asked:
         try:
@@ -92,7 +92,7 @@ def test_a_block_that_failed_is_asked_for_again():
 
 
 def test_expected_files_are_read_ahead_a_few_and_each_once():
-    """By several threads; those that nobody expected are read when they are asked for, and errors are raised there."""
+    """By several threads; names that were not announced are read by `get`, which also raises errors."""
     names = [f"{number}.jpg" for number in range(5 * FILES_AHEAD)]
     asked = queue.SimpleQueue[str]()
 
@@ -102,7 +102,7 @@ def test_expected_files_are_read_ahead_a_few_and_each_once():
             raise CacheError(name)
         return name.encode()
 
-    reads = Expected(read)
+    reads = AnnouncedResults(read)
     for start in range(0, len(names), 40):
         reads.expect([*names[start : start + 40], names[start]])
     assert {asked.get(timeout=60) for _ in range(FILES_AHEAD)} == {*names[:FILES_AHEAD]}

@@ -1,4 +1,4 @@
-"""What every store promises: folders, memory, servers of the protocols of S3, GCS and Azure, and what wraps a store."""
+"""The contract of every store: folders, memory, servers of S3, GCS and Azure, the Hub, and stores that wrap a store."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,19 +25,28 @@ from tests.memory_store import FailingStore, MemoryStore
 
 
 class Handles(NamedTuple):
-    """One store, to write to and to read from."""
+    """A store to write to, and to read from."""
 
     store: Store
     seen: Callable[[], Store]
-    """The store as whoever looks at it now sees it."""
+    """Opens the store again, as it is now."""
 
 
 def both(store: Store) -> Handles:
     return Handles(store, lambda: store)
 
 
+@dataclass(frozen=True)
+class NoLinks(LocalStore):
+    """A folder on a file system without hard links, such as FAT."""
+
+    def link(self, path: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path), None, str(target))
+
+
 MADE: dict[str, Callable[[Path], Handles]] = {
     "folder": lambda folder: both(LocalStore(folder / "store")),
+    "no links": lambda folder: both(NoLinks(folder / "store")),
     "memory": lambda folder: both(MemoryStore()),
     "retrying": lambda folder: both(RetryingStore(FailingStore(MemoryStore()))),
     "kept": lambda folder: both(KeptStore(MemoryStore(), KeptBlocks(folder / "kept", 2 << 20))),
@@ -58,9 +68,9 @@ def handles(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "forked":  # as it is in a process that was forked: another one reads for it
         monkeypatch.setattr(forked, "is_forked", lambda: True)
     yield both(store)
-    if forked.helper.cache_info().currsize:
-        forked.helper(os.getpid())._process.communicate()  # ends it
-        forked.helper.cache_clear()
+    if forked.helper_of.cache_info().currsize:
+        forked.helper_of(os.getpid())._process.communicate()  # ends it
+        forked.helper_of.cache_clear()
 
 
 @pytest.fixture
@@ -118,7 +128,7 @@ def test_folders_list_what_is_directly_in_them(store, seen):
 
 
 def test_a_name_is_taken_once_and_equal_bytes_count_as_ones_own(store, seen):
-    """A request that is made twice meets its own first success, so that nobody could tell the two apart."""
+    """A repeated request finds its own first success, which looks like another program's."""
     assert store.put_if_absent("file", b"first")
     assert store.put_if_absent("file", b"first")
     for other in (b"other", b"longer than the first", b""):
@@ -187,7 +197,7 @@ def test_another_version_is_told_from_the_one_that_was_opened(store, seen):
     assert before == Version(5, before.mark, "later")
     assert str(before) == f"5:{before.mark}"
     file = seen().open("file")
-    again = file.again()
+    again = file.reopen()
     store.put_whole("file", b"other bytes")
     assert seen().stat("file") != before
     with pytest.raises(ChangedError, match=r"file was changed while it was read; restore it"):
@@ -214,19 +224,21 @@ def test_an_open_file_is_a_stream_and_parts_for_threads(store, seen):
             parts = [*pool.map(lambda start: file.part(start, 99_000), range(0, len(data), 100_000))]
         assert parts == [data[start : start + 99_000] for start in range(0, len(data), 100_000)]
         assert (file.part(0, len(data) + 9), file.part(len(data), 5)) == (data, b"")
-        with file.again() as whole:
+        with file.reopen() as whole:
             assert whole.read() == data
         file.refuse_changed()
 
 
 def test_whoever_claims_a_store_keeps_others_out_if_it_says_so(store):
-    store.refuse_others(set(), "cache", "cache")
+    store.refuse_foreign_names(set(), "cache", "cache")
     store.put_whole("other/file", b"")
     with pytest.raises(ConfigError, match="cache: .* holds 'other' but no cache; name an empty or a new folder"):
-        store.refuse_others({"plan.parquet"}, "cache", "cache")
-    store.refuse_others({"other"}, "cache", "cache")
+        store.refuse_foreign_names({"plan.parquet"}, "cache", "cache")
+    store.refuse_foreign_names({"other"}, "cache", "cache")
     with store.claim():
-        refused = pytest.raises(CacheError, match="is being written by") if store.keeps_others_out else nullcontext()
+        refused = (
+            pytest.raises(CacheError, match="is being written by") if store.has_exclusive_claims else nullcontext()
+        )
         with refused, store.claim():
             pass
 

@@ -28,3 +28,18 @@ def test_every_write_to_the_hub_is_refused(hub_files):
         with pytest.raises(ConfigError, match=f"^{DATA_SET}/file can only be read; name a folder, or a URL"):
             write("file", b"")
     assert not [*hub_files.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "said"),
+    [
+        ("hf://datasets/me", ConfigError, "names no data set; name hf://datasets/OWNER/NAME/"),
+        ("hf://datasets/me/pictures@", ConfigError, "names no data set; name hf://datasets/OWNER/NAME/"),
+        ("hf://datasets/me/others", OSError, "the Hub has no such data set or revision"),
+        ("hf://datasets/me/portal", OSError, "the Hub cannot be read: check the network and HF_TOKEN"),
+    ],
+)
+def test_an_address_without_a_data_set_is_told_from_a_failing_network(hub_files, address, error, said):
+    with pytest.raises(error, match=said) as caught:
+        [*open_store(address).walk()]
+    assert "\n" not in str(caught.value)

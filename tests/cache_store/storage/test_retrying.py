@@ -1,4 +1,4 @@
-"""What is asked again, how often, and what is said meanwhile; over a store that fails as a test says."""
+"""Which requests are repeated, how often, and with which messages, over a store whose failures are chosen."""
 
 import pytest
 
@@ -9,18 +9,18 @@ from tests.memory_store import FailingStore, MemoryStore
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    for name, value in {"FIRST_PAUSE_S": 0.001, "LONGEST_PAUSE_S": 0.01, "BUSY_S": 0.2, "TOLD_EACH_S": 0}.items():
+    for name, value in {"FIRST_PAUSE_S": 0.001, "LONGEST_PAUSE_S": 0.01, "BUSY_S": 0.2, "WARNED_EACH_S": 0}.items():
         monkeypatch.setattr(retrying, name, value)
-    retrying.HEARD.clear()
+    retrying.ANSWERED.clear()
 
 
 def asked(kind: str, times: int) -> tuple[int, bool]:
-    """How often a file was asked for, and whether it was had."""
+    """Read a file; return the number of requests, and whether the read succeeded."""
     store = FailingStore(MemoryStore(), kind, times)
     store.inner.put_whole("file", b"data")
     try:
         RetryingStore(store).read("file")
-    except retrying.PassingError:
+    except retrying.TransientError:
         return store.failed["read", "file"], False
     return store.failed["read", "file"], True
 

@@ -1,4 +1,4 @@
-"""Caches to damage, what may be done to one, and the files and rows that are to be named for it."""
+"""Caches to damage, kinds of damage, and the files and rows that verification must name."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ LEVELS: tuple[Level, ...] = ("quick", "full", "deep")
 
 
 def make_sound(folder: Path, store_format: StoreFormat, codec: str) -> Path:
-    """A cache of three shards, the last of one row, and another of the same shape beside it."""
+    """Make a cache of three shards, the last with one row, and another of the same shape beside it."""
     options: dict[str, Any] = {"samples_per_shard": ROWS_PER_SHARD, "store_format": store_format, "codec": codec}
     for name, seed in (("cache", 7), ("other", 1)):
         ids = [f"{name}-{row}" for row in range(ROWS)]
@@ -34,19 +34,19 @@ def make_sound(folder: Path, store_format: StoreFormat, codec: str) -> Path:
 
 
 def shard_files(cache: Path) -> dict[str, str]:
-    """Names of the shards' files by what they are, as `data 1`."""
+    """Return the names of the shards' files by kind and shard, such as `data 1`."""
     names = ((shard_name(cache, shard), samples_file(shard), commit_file(shard)) for shard in SHARDS)
     return {f"{what} {shard}": name for shard, each in enumerate(names) for what, name in zip(SHARD, each, strict=True)}
 
 
 def files_in(cache: Path) -> dict[str, int | None]:
-    """The shard of every file; None of those of the whole cache."""
+    """Return the shard of every file; None for files of the whole cache."""
     shards = {name: int(what[-1]) for what, name in shard_files(cache).items()}
     return {name: shards.get(name) for name in sorted(contents(cache))}
 
 
 def named(findings: Sequence[Finding]) -> dict[str, set[int]]:
-    """The rows by the files that are named."""
+    """Return the named rows, by file."""
     rows: dict[str, set[int]] = {finding.file: set() for finding in findings}
     for finding in findings:
         rows[finding.file] |= set() if finding.row is None else {finding.row}
@@ -54,13 +54,13 @@ def named(findings: Sequence[Finding]) -> dict[str, set[int]]:
 
 
 def samples_in(cache: Path, shard: int) -> list[dict[str, Any]]:
-    """The cached rows of its samples table."""
+    """Read the cached rows of a samples table."""
     rows = pq.read_table(cache / samples_file(shard), partitioning=None).to_pylist()
     return [row for row in rows if row["status"] == "cached"]
 
 
 def rows_at(cache: Path, shard: int) -> list[tuple[range, int]]:
-    """Bytes of a shard file that belong to a row: headers, checksums, index entries, a tar's JSON."""
+    """List the bytes of a shard file that belong to each row: headers, checksums, index entries, a tar's JSON."""
     data, samples = (cache / shard_name(cache, shard)).read_bytes(), samples_in(cache, shard)
     if not (cache / "latents").is_dir():
         starts = [each["offset"] - 512 - 128 for each in samples]
@@ -75,7 +75,7 @@ def rows_at(cache: Path, shard: int) -> list[tuple[range, int]]:
 # What is done to shard 1, of rows [6, 12), and what is named.
 
 At = Callable[[str], Path]
-"""The path of a file by its name or, of a shard's, by what it is."""
+"""Returns a file's path, by its name or by kind and shard."""
 Damage = Callable[[At], object]
 Named = dict[str, set[int]]
 
@@ -83,11 +83,11 @@ Named = dict[str, set[int]]
 class Scene(NamedTuple):
     damage: Sequence[Damage]
     deep: Named
-    """The files that level deep names, and their rows; nothing else."""
+    """All files that level deep names, with their rows."""
     full: Named | None = None
-    """None: the same as at level deep."""
+    """Named at level full; None: the same as at level deep."""
     quick: Named | None = None
-    """None: the files whose sizes are wrong."""
+    """Named at level quick; None: the files whose sizes are wrong."""
     says: str = ""
 
 
@@ -108,7 +108,7 @@ def copy_from_other(*names: str) -> Damage:
 
 
 def span_of(at: At, row: int) -> slice:
-    """A sample's bytes in shard 1, with the crc32c behind them where the form has one there."""
+    """Return the span of a sample in shard 1, with the crc32c that follows it in the Zarr form."""
     sample = next(each for each in samples_in(at("."), 1) if each["row"] == row)
     return slice(sample["offset"], sample["offset"] + sample["length"] + (4 if at("latents").is_dir() else 0))
 
@@ -136,7 +136,7 @@ def edit_table(name: str, edit: Callable[[list[dict[str, Any]]], object]) -> Dam
 
 
 def swap_columns(*names: str) -> Damage:
-    """Exchange these columns between rows 6 and 7 of the samples table."""
+    """Swap these columns of rows 6 and 7 in the samples table."""
 
     def swap_in(rows: list[dict[str, Any]]) -> None:
         for name in names:
@@ -146,7 +146,7 @@ def swap_columns(*names: str) -> Damage:
 
 
 def fit_record(at: At) -> None:
-    """Make the record one of the files as they are."""
+    """Sign a record of the files as they are."""
     record = signing.load(at("record 1"))
     for file in record["content"]["files"]:
         signing.refile(at("."), file)
@@ -154,7 +154,7 @@ def fit_record(at: At) -> None:
 
 
 def put_nan_into_row_7(at: At) -> None:
-    """Write the shard as a faulty encoder would: every checksum and hash is right."""
+    """Write the shard as a faulty encoder would: with correct checksums and hashes."""
     data, span = bytearray(at("data 1").read_bytes()), span_of(at, 7)
     end = span.stop - 4 if at("latents").is_dir() else span.stop
     data[end - 2 : end] = np.float16(np.nan).tobytes()  # blosc has only copied such short samples
@@ -166,7 +166,7 @@ def put_nan_into_row_7(at: At) -> None:
 
 
 def edit_sums(field: str) -> Damage:
-    """Signed, and sealed."""
+    """Change a sum, then sign the record and seal the cache."""
 
     def damage(at: At) -> None:
         record = signing.load(at("record 1"))

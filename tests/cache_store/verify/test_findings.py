@@ -1,7 +1,7 @@
-"""Damage is found and named, of every kind and in every form, and nothing sound is blamed for it.
+"""Damage of every kind is named in every form, and sound files are not.
 
-What an honest program cannot see is an edit of how and when a shard was made (`run` in a commit record) that is signed
-anew: clocks and hosts enter no digest.
+One edit cannot be found: that of a shard's circumstances (`run` in its record) with a new signature, since clocks and
+hosts enter no digest.
 """
 
 import io
@@ -31,7 +31,7 @@ def sound(form: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def cache(sound: Path, tmp_path: Path) -> Path:
-    """A copy to damage, beside the other."""
+    """A copy to damage, beside the other cache."""
     (tmp_path / "other").symlink_to(sound.parent / "other")
     return Path(shutil.copytree(sound, tmp_path / "cache"))
 
@@ -54,7 +54,7 @@ WRONG: dict[str, Callable[[Path, bytes], object]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_file_gone_resized_or_replaced_is_named_at_every_level(cache, what):
-    """And no pipe is waited on."""
+    """Verification does not wait for a pipe."""
     for number, name in enumerate(files_in(cache)):
         kept = (cache / name).rename(cache.parent / "kept")
         WRONG[what](cache / name, kept.read_bytes())
@@ -114,7 +114,7 @@ def test_an_edited_record_is_named_with_or_without_a_new_digest(cache, what, edi
 @pytest.mark.parametrize("gap", [0, 2, 3, 2**20])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -np.nan], ids=str)
 def test_what_is_wrong_with_a_sample_is_said_wherever_it_lies(gap, value):
-    """Even at places that no build chooses; the gaps before the samples hold no finite values."""
+    """Even at places that no build chooses; the gaps between samples hold non-finite values."""
     array = make_array((16, 28, 28), "float16", "none", make_encoder(4, [], []))
     samples = np.random.default_rng(0).standard_normal((30, *array.shape)).astype("<f2")
     samples[:, 0, 0, :2] = 65_504, -65_504  # the largest finite values

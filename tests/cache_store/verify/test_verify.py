@@ -183,7 +183,7 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
 
 @pytest.mark.parametrize(("damage", "kinds", "lines"), SAID)
 def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage, kinds, lines):
-    """And each finding's kind, for programs, which need not look at texts."""
+    """Each finding also has a kind, so that programs need not parse its text."""
     damage(cache)
     assert main(["verify", str(cache)]) == 1
     said = capsys.readouterr().out.replace(str(cache), "CACHE").splitlines()

@@ -16,7 +16,8 @@ import torch
 
 from cache_store import __version__
 from cache_store.cache.metadata import read_build, write_build
-from cache_store.format.schema import DTYPES, ArraySummary, SampleLayout, StoreDtype
+from cache_store.format.array import DTYPES, SampleLayout, StoreDtype
+from cache_store.format.schema import ArraySummary
 from cache_store.verify.verify import verify
 from precompute.audit import random_order
 from precompute.audit_report import differences, upper_bound

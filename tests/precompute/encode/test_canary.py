@@ -11,7 +11,7 @@ import torch
 import precompute.rerun.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
-from cache_store.format.schema import SampleLayout
+from cache_store.format.array import SampleLayout
 from precompute.cli import main
 from precompute.encode.canary import Canary, difference
 from precompute.encoders import hardware

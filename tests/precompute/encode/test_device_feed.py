@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cache_store.format.schema import ArraySpec
+from cache_store.format.array import ArraySpec
 from precompute.encode.device_feed import SLOTS, DirectFeed, StreamedFeed, feed_of
 from precompute.images.fit import MID_GREY
 from tests.make_cache import make_array, make_encoder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from cache_store.format.schema import ImageRecipe
+from cache_store.format.array import ImageRecipe
 from precompute.images.decode import ORIENTATIONS, ImageConfig, decode_image, silence_decoders
 from precompute.images.fit import FITS, RESAMPLING, fit_image, reduction, whole
 from precompute.images.rejected import Rejected

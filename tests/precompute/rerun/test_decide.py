@@ -18,7 +18,7 @@ from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE, samples_file
-from cache_store.format.record import signed
+from cache_store.format.record import sign
 from cache_store.verify.findings import Report
 from precompute.rerun.decide import Work, decide, decide_planned
 from precompute.rerun.facts import Facts, compare_lists, planned_facts
@@ -64,7 +64,7 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
         preview=schema.PreviewEquations(gram=((1.0, 0.0), (0.0, 1.0)), moment=((0.0,) * 3,) * 2),
     )  # fmt: skip
     run = schema.CommitRun(attempt=1, seconds=1.0, images_per_s=1.0, host="", device="cpu", versions={})
-    return signed(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
+    return sign(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
 
 
 def plan_on_disk(table: pa.Table, count: int, content: str = "", size: int = PER_SHARD) -> Reading[PlanOnDisk]:
@@ -83,7 +83,7 @@ def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, conte
     return Survey(
         store=NoStore(), has_cache=True, spec=Reading(spec), plan=on_disk,
         seal=Reading(make_seal(spec, [each.content for each in records.values()], on_disk.value.file)),
-        build=Reading(signed(schema.BuildRecord(format_version=1, config={}, sha256=""))),
+        build=Reading(sign(schema.BuildRecord(format_version=1, config={}, sha256=""))),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
         metadata=dict(shard_format(spec).metadata()), ids=dict(enumerate(plan["id"].to_pylist())),
     )  # fmt: skip

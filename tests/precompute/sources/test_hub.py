@@ -66,7 +66,7 @@ def test_what_the_hub_refuses_is_one_line(hub):
             "hf://models/me/pictures/a.parquet",
             online,
             2,
-            "of the Hub only data sets are read; name hf://datasets/OWNER/NAME/",
+            "only data sets of the Hub can be read; name hf://datasets/OWNER/NAME/",
         ),
         (f"{DATA_SET}/a.parquet", {"HF_HUB_OFFLINE": "1"}, 1, "the Hub cannot be read: check"),
     ):

@@ -144,8 +144,8 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "a line that is no text": (A.encode() + b'\n{"id": "\xff"}', "chat.json: line 2: byte 8 is not UTF-8"),
     "an object over several lines": (json.dumps(record("a"), indent=1).encode(), "chat.json: line 1: .*truncated"),
     "a line of 64 MB": (A.encode() + b" " * 2**26, "chat.json: line 1 has more than 67,108,864 bytes"),
-    "a pipe": (os.mkfifo, "is no file"),
-    "a device without an end": (lambda path: path.symlink_to("/dev/zero"), "is no file"),
+    "a pipe": (os.mkfifo, "is not a file"),
+    "a device without an end": (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
 }
 """What a chat.json is, and what is said of it."""
 

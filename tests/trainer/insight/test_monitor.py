@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cache_store.errors import ConfigError
-from cache_store.storage.claim import claim, is_claimed
+from cache_store.storage.files import claim_folder, is_claimed
 from trainer.insight.monitor import curve, monitor
 from trainer.run.folder import CONFIG_FILE, METRICS_FILE
 
@@ -25,7 +25,7 @@ def make_run(folder: Path, steps: int, **last: object) -> None:
 def test_a_run_is_shown_until_it_ends_also_while_its_folder_is_away(tmp_path):
     run, away = tmp_path / "run", tmp_path / "away"
     make_run(run, 3, alerts=["plateau: said"])
-    held = claim(run)
+    held = claim_folder(run)
     held.__enter__()
     stages = iter([lambda: run.rename(away), run.mkdir, run.rmdir, lambda: away.rename(run), lambda: make_run(run, 8)])
 

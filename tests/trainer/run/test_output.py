@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from safetensors.torch import save
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
-from cache_store.format.record import canonical_json, signed
+from cache_store.format.record import canonical_json, sign
 from tests.forked import FORKED
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.conftest import MakeConfig
@@ -92,7 +92,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
         ({"format_version": 99}, NewerFormatError, "^((?!damaged).)*$"),
         ({"files": {"../../secret": "0", TENSOR_FILES[1]: "0"}}, CacheError, f"other files than {PROJECTOR_FILE}"),
     ]:
-        (saved / STATE_FILE).write_bytes(canonical_json(signed(replace(state, **changes))))
+        (saved / STATE_FILE).write_bytes(canonical_json(sign(replace(state, **changes))))
         with pytest.raises(error, match=message):
             read_state(saved)
 

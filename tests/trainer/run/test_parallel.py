@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from cache_store.storage.claim import claim
+from cache_store.storage.files import claim_folder
 from tests.trainer.conftest import described_cache
 from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of_two, metrics
 from trainer.data.batches import StepLoader
@@ -110,7 +110,7 @@ def test_of_what_gloo_says_one_sentence_is_told():
 def test_who_waits_for_rank_0_learns_that_it_ended(configured):
     """As under torchrun, the store is another process's; rank 0 ends before it has anything to do for the others."""
     config, store = configured(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with claim(config.run.folder):
+    with claim_folder(config.run.folder):
         ranks = fork_ranks(config, MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")
         (_, first), (code, second) = [rank.end() for rank in ranks]
     assert "is being written by process" in first

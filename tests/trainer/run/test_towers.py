@@ -14,7 +14,7 @@ import torch
 
 from cache_store import open_cache, open_joined
 from cache_store.errors import Interrupted
-from cache_store.format.schema import TextRecipe
+from cache_store.format.array import TextRecipe
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import (

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cache_store import CacheError, open_cache, open_joined
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.record import canonical_json, signed
+from cache_store.format.record import canonical_json, sign
 from demo.dataset import is_held_out
 from tests.make_cache import caption
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
@@ -318,5 +318,5 @@ def test_arrays_of_another_form_are_refused_though_vouched_for(damaged, change):
     change(damaged / "offsets.npy")
     meta = read_meta(damaged)
     checksums = {**meta.crc32c, "offsets": file_crc32c(damaged / "offsets.npy")}
-    (damaged / "meta.json").write_bytes(canonical_json(signed(replace(meta, crc32c=checksums))))
+    (damaged / "meta.json").write_bytes(canonical_json(sign(replace(meta, crc32c=checksums))))
     refuse(damaged, "offsets.npy")

@@ -1,0 +1,136 @@
+"""Run calls that may never return in threads that nobody has to wait for.
+
+A call into a network library does not react to signals, and Python waits for the threads of its own executors when a
+program ends. So calls run in daemon threads, and a waiting thread checks for a stop at intervals.
+"""
+
+import concurrent.futures.thread  # noqa: F401 (its exit hook must be registered before ours)
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+from cache_store.errors import Interrupted
+
+GRACE_S, UPLOAD_GRACE_S = 1.0, 10.0
+"""Seconds that a call may still take after a stop; an upload gets more, since it may be an hour of work."""
+
+POLL_S = 0.2
+"""Seconds between two looks for a stop."""
+
+IN_FLIGHT = 128
+"""Most calls of one process at the same time: each waits about 20 ms for its first byte."""
+
+GIVEN_UP = "the object store had not answered yet; run the same command again"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+STOPS: list[Callable[[], bool]] = []
+"""Functions that return whether a stop was asked for."""
+
+# At exit, a program joins threads that may be waiting for calls; public exit hooks run only after that.
+threading._register_atexit(STOPS.append, lambda: True)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def abandon_calls_after(stop: Callable[[], bool]) -> Iterator[None]:
+    """Raise Interrupted in the block from a call that takes longer than its grace after `stop` has returned true."""
+    STOPS.append(stop)
+    try:
+        yield
+    finally:
+        STOPS.remove(stop)
+
+
+class Call(Future[T]):
+    """A call in another thread; after a stop, its result is waited for no longer than its grace."""
+
+    def __init__(self, call: Callable[[], T], grace_s: float = GRACE_S) -> None:
+        super().__init__()
+        self._call, self._grace_s = call, grace_s
+
+    def run(self) -> None:
+        """Run the call unless it was cancelled; drop a result that comes too late."""
+        if self.done():
+            return
+        with suppress(InvalidStateError):
+            try:
+                self.set_result(self._call())
+            except BaseException as error:  # noqa: BLE001 (`result` raises it)
+                self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result, ignoring `timeout`; Interrupted once the grace after a stop is over."""
+        left_s = self._grace_s
+        while not self.done():
+            with suppress(TimeoutError):
+                self.exception(POLL_S)
+            if any(stop() for stop in [*STOPS]):
+                left_s -= POLL_S
+            if left_s <= 0:
+                with suppress(InvalidStateError):
+                    self.set_exception(Interrupted(GIVEN_UP))
+        return super().result()
+
+
+class DaemonThreads(Executor):
+    """An executor of at most `most` daemon threads, started when needed.
+
+    A call that one of these threads makes runs at once in that thread: they would otherwise wait for each other.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._threads, self._starting = most, set[threading.Thread](), threading.Lock()
+        self._calls, self._idle = SimpleQueue[Call[Any]](), threading.Semaphore(0)
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> Call[T]:
+        return self.start(Call(lambda: call(*args, **named)))
+
+    def wait_for(self, call: Callable[[], T], grace_s: float = GRACE_S) -> T:
+        """Run the call and return its result."""
+        return self.start(Call(call, grace_s)).result()
+
+    def start(self, call: Call[T]) -> Call[T]:
+        if threading.current_thread() in self._threads:
+            call.run()
+            return call
+        self._calls.put(call)
+        with self._starting:
+            if len(self._threads) < self._most and not self._idle.acquire(blocking=False):
+                thread = threading.Thread(target=self._work, name="fetch", daemon=True)
+                self._threads.add(thread)
+                thread.start()
+        return call
+
+    def _work(self) -> None:
+        while True:
+            if self._calls.empty():
+                self._idle.release()
+            self._calls.get().run()
+
+
+def pool() -> DaemonThreads:
+    """Return the threads of this process that make calls to stores."""
+    return make_pool(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def make_pool(process: int) -> DaemonThreads:
+    return DaemonThreads(IN_FLIGHT)
+
+
+def start_thread(call: Call[Any]) -> None:
+    """Run the call in a new thread, for a call that waits for threads of `pool`."""
+    threading.Thread(target=call.run, daemon=True).start()
+
+
+def map_concurrently(call: Callable[[T], R], items: Iterable[T]) -> Sequence[R]:
+    """Call `call` for many items at the same time and return the results in order; nested uses run one by one."""
+    each = [*items]
+    return [*(map if len(each) < 2 else pool().map)(call, each)]

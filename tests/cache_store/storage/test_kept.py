@@ -1,0 +1,138 @@
+"""Blocks kept in a local folder: bounded, checked, shared by processes, and never needed to read a cache."""
+
+import copy
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache
+from cache_store.storage import kept as kept_blocks
+from cache_store.storage.kept import KeptBlocks
+from cache_store.storage.verbs import Ranges
+from tests.full_disk import largest_file
+
+
+def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp_path, monkeypatch):
+    monkeypatch.setattr("cache_store.cache.reader.LEAST_BYTES", 1)
+    monkeypatch.setattr("cache_store.storage.kept.BLOCK_BYTES", 1_000)  # samples of 240 bytes straddle two
+    cache, kept = open_cache(copied[0]), tmp_path / "kept"
+    numbers = np.arange(len(cache))
+
+    def requests() -> int:
+        before = len(proxy.requests)
+        assert np.array_equal(there.read(numbers), cache.read(numbers))
+        return len(proxy.requests) - before
+
+    there = open_cache(copied[1], cache_dir=kept)
+    assert requests() > 0
+    assert requests() == 0
+    there = copy.copy(there)  # opened anew, as in another process
+    blocks = sorted(path for path in kept.rglob("*") if path.is_file())
+    blocks[1].write_bytes(bytes(len(blocks[1].read_bytes())))
+    blocks[2].write_bytes(b"")
+    assert requests() == 2 * 4 + 2  # a record and a table of each shard
+    assert requests() == 0
+    there = open_cache(copied[1], cache_dir=kept, cache_bytes=3_000)
+    requests()
+    blocks[0].unlink(missing_ok=True)
+    requests()
+    assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) <= 3_000
+
+
+def test_a_bound_holds_while_it_is_passed_and_for_blocks_alone(tmp_path, monkeypatch):
+    """In a folder with other files, and in one read of more bytes than the bound."""
+    monkeypatch.setattr(kept_blocks, "BLOCK_BYTES", 1_000)
+    others = [tmp_path / name for name in ("ab/model.bin", "runs/old/weights.bin", f"{'a' * 64}.0x1000", "notes.txt")]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(9_000))
+        os.utime(path, (0, 0))
+    blocks, held = KeptBlocks(tmp_path, 20_000), list[int]()
+
+    def keep(self: KeptBlocks, *block: Any) -> None:
+        keep_one(self, *block)
+        held.append(sum(path.stat().st_size for path in tmp_path.glob("*/*.*x1000")))
+
+    keep_one = KeptBlocks._keep
+    monkeypatch.setattr(KeptBlocks, "_keep", keep)
+    wanted = [Ranges(name, [0], [30_000], 30_000, name * 64) for name in "ab"]
+    fetched = lambda asked: [[memoryview(bytes(each.lengths[0]))] for each in asked]  # noqa: E731
+    assert [bytes(part) for (part,) in blocks.fetch(wanted, fetched)] == [bytes(30_000)] * 2
+    assert len(held) == 60
+    assert max(held) <= 20_000 * 1.02 + 1_004
+    assert all(path.stat().st_size == 9_000 for path in others)
+
+
+@contextmanager
+def read_only(folder):
+    """Make a folder read-only, except for root."""
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o555)
+    try:
+        yield
+    finally:
+        for path in (folder, *folder.iterdir()):
+            path.chmod(0o755)
+
+
+def flip(data):
+    return data[:9] + bytes([data[9] ^ 1]) + data[10:]
+
+
+HARM = {"flipped": flip, "cut": lambda data: data[:-5], "emptied": lambda data: b"", "zeros": lambda data: bytes(4)}
+
+
+@pytest.mark.parametrize("harm", [*HARM, "a folder", "gone", "read-only", "full disk", "no folder"])
+def test_what_happens_to_kept_blocks_changes_nothing_read(copied, tmp_path, caplog, harm):
+    expected, kept = open_cache(copied[0]).read(np.arange(27)), tmp_path / "kept"
+
+    def read() -> str:
+        assert np.array_equal(open_cache(copied[1], cache_dir=kept).read(np.arange(27)), expected)
+        return "".join(caplog.messages)
+
+    assert read() == ""
+    blocks = [path for path in kept.rglob("*") if path.is_file()]
+    assert blocks
+    for block in blocks if harm != "read-only" else ():
+        data = block.read_bytes()
+        block.unlink()
+        if harm in HARM:
+            block.write_bytes(HARM[harm](data))
+        if harm == "a folder":
+            block.mkdir()
+    if harm == "no folder":
+        shutil.rmtree(kept)
+        kept.write_bytes(b"")
+    with {"read-only": lambda: read_only(kept), "full disk": lambda: largest_file(100)}.get(harm, nullcontext)():
+        said = read()
+    assert said.startswith("nothing more is kept, ") == (harm in ("a folder", "full disk", "no folder"))
+    assert not [*tmp_path.rglob("*.partial")]
+
+
+def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path, monkeypatch):
+    """The bound is smaller than the cache, so that each deletes blocks that another needs."""
+    cache, kept = open_cache(copied[0]), tmp_path / "kept"
+    monkeypatch.setattr("cache_store.cache.reader.LEAST_BYTES", 1)
+    code = "import sys; from cache_store.cache import reader; reader.LEAST_BYTES = 1\n"
+    code += "cache = reader.open_cache(sys.argv[1], cache_dir=sys.argv[2], cache_bytes=3000)\n"
+    code += "while True: cache.read(range(27))"
+    other = subprocess.Popen([sys.executable, "-c", code, copied[1], str(kept)])
+    there, numbers = open_cache(copied[1], cache_dir=kept, cache_bytes=3_000), np.arange(27)
+    while not [*kept.rglob("*x131072")]:
+        assert other.poll() is None
+        time.sleep(0.01)
+    for _ in range(20):
+        assert np.array_equal(there.read(numbers), cache.read(numbers))
+    other.kill()
+    assert other.wait() == -signal.SIGKILL
+    for block in [*kept.rglob("*x131072")]:
+        block.with_name(f".{block.name}.7.partial").write_bytes(block.read_bytes()[:500])  # as a kill may leave
+    assert np.array_equal(there.read(numbers), cache.read(numbers))
