@@ -71,7 +71,7 @@ def test_each_public_name_has_a_docstring(package):
 
 
 def test_make_docs_renders_each_public_name(tmp_path):
-    runpy.run_path(str(ROOT / "docs/reference.py"))["render"](tmp_path)
+    runpy.run_path(str(ROOT / "docs/render.py"))["render"](tmp_path)
     for package in (cache_store_package, precompute_package, trainer_package):
         page = (tmp_path / f"{package.__name__}.html").read_text()
         assert not [name for name in package.__all__ if f'id="{name}"' not in page]
