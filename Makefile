@@ -23,7 +23,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/reference.py site
+	$(BIN)/python docs/render.py site
 	@echo "open site/index.html"
 
 # A half-made environment, or one of an older Python, is made again.

@@ -97,7 +97,7 @@ def missing(way: str, options: argparse.Namespace) -> str:
 
 
 def table(outcomes: dict[str, Outcome]) -> list[str]:
-    """As it stands in docs/scaling.md, with the commands below."""
+    """As in docs/benchmarks.md, with the commands below."""
     lines = [
         "| way | killed at | identity | equal files | seconds |",
         "| --- | --- | --- | --- | --- |",

@@ -1,8 +1,9 @@
 """Shuffled samples per second into batches, one process: `cache.read` against the formats people use today.
 
 Every side delivers the same thing: batches of 256 float16 latents [256, 16, 28, 28] as one numpy array, in a new random
-order each pass, from the page cache. webdataset shuffles in a buffer, the others globally. The rivals check nothing;
-`cache.read` is timed with and without its crc32c.
+order each pass, from the page cache. webdataset shuffles in a buffer, the others globally. Zarr's own readers check
+each sample's crc32c, the other rivals nothing; `cache.read` is timed with and without its crc32c. Sides named "in
+order" read the batches in row order.
 
 A data set of Hugging Face's datasets is read in every way that its users do, the last being Arrow's own gather with its
 buffer taken as the batch. A bound stands beside the rivals: numpy's gather from an array in memory, which is one memcpy
@@ -25,6 +26,7 @@ import webdataset
 from datasets.arrow_writer import ArrowWriter
 from numpy.typing import NDArray
 
+from benchmarks.loader_zarr import MISSING, READERS, installed_readers
 from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
@@ -42,6 +44,7 @@ Latents = NDArray[np.float16]
 Order = Callable[[np.random.Generator], Iterator[NDArray[np.int64]]]
 Batches = Callable[[np.random.Generator], Iterable[Latents]]
 
+IN_ORDER = ", in order"
 SHAPE = (16, 28, 28)
 SHUFFLE_BUFFER = 1_000
 """webdataset's own default order of magnitude."""
@@ -53,19 +56,22 @@ PASSES = {
     "datasets in a DataLoader": 5,
     "datasets batch joined": 5,
     "datasets arrow format": 10,
+    **{name: 5 if name == "TensorStore" else 1 for name in READERS},
     "gather in memory": 10,
     "cache.read checked": 10,
     "cache.read unchecked": 15,
     "cache.read zstd checked": 1,
     "cache.read zstd unchecked": 1,
+    **{f"{name}{IN_ORDER}": 1 if name == "zarr-python" else 5 for name in READERS},
+    f"cache.read checked{IN_ORDER}": 10,
 }
 """Each side, and its passes in a round: the fast ones work for about as long as the slow ones, so that none is timed in
 a blink."""
-OURS = tuple(name for name in PASSES if name.startswith("cache.read"))
+SHUFFLED = tuple(name for name in PASSES if not name.endswith(IN_ORDER))
+OURS = tuple(name for name in SHUFFLED if name.startswith("cache.read"))
 BOUND = "gather in memory"
-RIVALS = tuple(name for name in PASSES if name not in (*OURS, BOUND))
 CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
-PACKAGES = ("numpy", "torch", "webdataset", "datasets", "awscrt", "encode-once")
+PACKAGES = ("numpy", "torch", "webdataset", "datasets", "zarr", "zarrs", "tensorstore", "awscrt", "encode-once")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,18 +92,20 @@ def run(argv: Sequence[str]) -> int:
         rounds = interleaved_seconds(works, options.repeats)
     seconds = {name: [each / PASSES[name] for each in taken] for name, taken in rounds.items()}
     speeds = {name: rates(count, each) for name, each in seconds.items()}
-    fastest = max(RIVALS, key=lambda name: median(speeds[name]))
+    rivals = [name for name in SHUFFLED if name in speeds and name not in (*OURS, BOUND)]
     print_table(speeds)
     print("bytes on disk, codec " + ", ".join(f"{codec} {size:,}" for codec, size in disk_bytes.items()))
-    pairs = {f"{ours} over {rival}": (seconds[rival], seconds[ours]) for ours in OURS for rival in (*RIVALS, BOUND)}
-    ratios = {pair: spread(speedups(*both), 1) for pair, both in pairs.items()}
-    print_ratios(ratios)
+    pairs = [(ours, rival) for ours in OURS for rival in (*rivals, BOUND)]
+    pairs += [(f"{OURS[0]}{IN_ORDER}", f"{name}{IN_ORDER}") for name in READERS if name not in MISSING]
+    ratios = {f"{ours} over {rival}": spread(speedups(seconds[rival], seconds[ours]), 1) for ours, rival in pairs}
+    print_ratios(ratios, rivals)
     print_record(
         "loader",
         PACKAGES,
         **{"options": vars(options), "cache.read copies": "row by row" if move_rows in COPY_FUNCTIONS else "in C"},
         samples_per_s={name: spread(each, 0) for name, each in speeds.items()},
-        fastest_rival=fastest,
+        skipped=MISSING,
+        fastest_rival=max(rivals, key=lambda name: median(speeds[name])),
         ratios=ratios,
         disk_bytes=disk_bytes,
     )
@@ -136,15 +144,20 @@ def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: 
     )
     order = partial(global_order, len(latents), batch_size)
     buffered = partial(buffered_loader, order, batch_size)
+    slices = partial(row_order, len(latents), batch_size)
+    readers = installed_readers(folder / CODECS[0] / ZARR_ARRAY)
     return {
         "webdataset": webdataset_loader(folder / "tars", latents, batch_size),
         "one .pt an image": torch_loader(folder / "pt", latents, order),
         **datasets_loaders(folder, latents, order),
+        **{name: by_batch(order, read) for name, read in readers.items()},
         "gather in memory": buffered(partial(np.take, latents, axis=0, mode="clip")),  # other modes copy once more
         "cache.read checked": buffered(plain.read),
         "cache.read unchecked": buffered(partial(plain.read, check=False)),
         "cache.read zstd checked": buffered(packed.read),
         "cache.read zstd unchecked": buffered(partial(packed.read, check=False)),
+        **{f"{name}{IN_ORDER}": by_batch(slices, read) for name, read in readers.items()},
+        f"cache.read checked{IN_ORDER}": buffered_loader(partial(numbers_of, slices), batch_size, plain.read),
     }
 
 
@@ -164,7 +177,15 @@ def global_order(count: int, batch_size: int, rng: np.random.Generator) -> Itera
         yield order[start : start + batch_size]
 
 
-def by_batch(order: Order, read: Callable[[NDArray[np.int64]], Latents]) -> Batches:
+def row_order(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[slice]:
+    return (slice(start, start + batch_size) for start in range(0, count - batch_size + 1, batch_size))
+
+
+def numbers_of(slices: Callable[[np.random.Generator], Iterator[slice]], rng: np.random.Generator) -> Iterator[Any]:
+    return (np.arange(each.start, each.stop) for each in slices(rng))
+
+
+def by_batch(order: Callable[[np.random.Generator], Iterator[Any]], read: Callable[[Any], Latents]) -> Batches:
     return lambda rng: map(read, order(rng))
 
 
@@ -255,16 +276,18 @@ def torch_loader(folder: Path, latents: Latents, order: Order) -> Batches:
 
 
 def print_table(speeds: dict[str, list[float]]) -> None:
-    print(f"{'':<28}{'samples/s':>12}{'range':>22}")
+    print(f"{'':<34}{'samples/s':>12}{'range':>22}")
     for name, each in speeds.items():
         extent = f"{min(each):,.0f}-{max(each):,.0f}"
-        print(f"{name:<28}{median(each):>12,.0f}{extent:>22}")
+        print(f"{name:<34}{median(each):>12,.0f}{extent:>22}")
+    for name, problem in MISSING.items():
+        print(f"{name:<34}not measured: {problem}")
 
 
-def print_ratios(ratios: dict[str, dict[str, float]]) -> None:
+def print_ratios(ratios: dict[str, dict[str, float]], rivals: Sequence[str]) -> None:
     """Rivals down, our ways of reading across: how many times faster ours is."""
     print(f"{'':<28}" + "".join(f"{ours:>26}" for ours in OURS))
-    for rival in (*RIVALS, BOUND):
+    for rival in (*rivals, BOUND):
         row = [ratios[f"{ours} over {rival}"] for ours in OURS]
         cells = [f"{ratio['median']:.1f}x ({ratio['min']:.1f}-{ratio['max']:.1f})" for ratio in row]
         print(f"{rival:<28}" + "".join(f"{cell:>26}" for cell in cells))

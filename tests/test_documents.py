@@ -25,6 +25,7 @@ from tests.make_cache import make_cache
 from trainer import cli as trainer
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/results/*.md")])
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 PROGRAMS = {"cache-store": cache_store, "precompute": precompute, "trainer": trainer}
 ROOMS = "cache_store|precompute|trainer|tests|docs|configs|benchmarks|examples"
@@ -70,7 +71,7 @@ def test_each_public_name_has_a_docstring(package):
 
 
 def test_make_docs_renders_each_public_name(tmp_path):
-    runpy.run_path(str(ROOT / "docs/reference.py"))["render"](tmp_path)
+    runpy.run_path(str(ROOT / "docs/render.py"))["render"](tmp_path)
     for package in (cache_store_package, precompute_package, trainer_package):
         page = (tmp_path / f"{package.__name__}.html").read_text()
         assert not [name for name in package.__all__ if f'id="{name}"' not in page]
@@ -134,7 +135,7 @@ def shown_commands(document: Path) -> list[tuple[str, str, str]]:
     return [(program.replace("_", "-"), *rest) for program, *rest in re.findall(start, joined, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("document", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_document_names_exists(document):
     text = document.read_text()
     for name in re.findall(r"`(test_\w+)`", text):
@@ -163,7 +164,9 @@ def test_the_readme_shows_every_program_and_every_room():
         assert sorted(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/encoders.md", "docs/operations.md", "docs/training.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/reference/encoders.md", "docs/guide/building.md", "docs/guide/training.md"]
+)
 def test_the_loops_in_the_documents_run(name, tmp_path):
     cache = make_cache(tmp_path / "cache", np.zeros((20, 16, 4, 4), np.float32), rejected=[2])
     recipe = TextRecipe(source="caption", template="{}", max_tokens=6, drop=0, padding="seen")

@@ -1,7 +1,7 @@
 """The user's own encoder, by import path: `encoder.model: my_package.module:MyEncoder`.
 
-The module is imported as any other is: it must be installed, or lie in a folder of PYTHONPATH. docs/encoders.md has an
-example.
+The module is imported as any other is: it must be installed, or lie in a folder of PYTHONPATH.
+docs/reference/encoders.md has an example.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def make_own(path: str, config: EncoderConfig) -> Any:
         ) from error
     own = own_class(config.torch_device, config.torch_dtype)
     if lacking := [name for name in ("identity", "layout", "encode") if not hasattr(own, name)]:
-        raise ModelError(f"encoder.model {path} has no {' and no '.join(lacking)}; docs/encoders.md says what it needs")
+        raise ModelError(
+            f"encoder.model {path} has no {' and no '.join(lacking)}; docs/reference/encoders.md says what it needs"
+        )
     return own
 
 

@@ -32,7 +32,7 @@ from precompute.rerun.rows import (
     rows_in_scratch,
     slices_of,
 )
-from precompute.sources import Source, SourceConfig
+from precompute.sources import WHERE_TEXTS_ARE, Source, SourceConfig
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import folder_below, is_unsafe
 from precompute.sources.archives.names import Samples
@@ -162,15 +162,6 @@ def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> i
             f"{WHERE_TEXTS_ARE[source.kind]}"
         )
     return 0
-
-
-WHERE_TEXTS_ARE = {
-    "llava": "Give each record an answer in its conversations",
-    "folder": "Put each caption beside its image, as name.txt",
-    "webdataset": "Put a .txt, or a .json with caption, beside each image",
-    "parquet": "Name the column with source.fields.caption, or source.fields.conversations",
-    "cache": "That cache's samples were planned without texts; plan another from a source that has them",
-}
 
 
 def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, str]]:

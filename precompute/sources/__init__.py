@@ -37,6 +37,14 @@ WHERE_IMAGES_ARE = {
     "cache": "the other cache remembers its images",
 }
 
+WHERE_TEXTS_ARE = {
+    "llava": "Give each record an answer in its conversations",
+    "folder": "Put each caption beside its image, as name.txt",
+    "webdataset": "Put a .txt, or a .json with caption, beside each image",
+    "parquet": "Name the column with source.fields.caption, or source.fields.conversations",
+    "cache": "That cache's samples were planned without texts; plan another from a source that has them",
+}
+
 USED_FIELDS = {"webdataset": {"image"}, "parquet": {"image", "id", "caption", "conversations"}}
 """Of FieldNames."""
 
