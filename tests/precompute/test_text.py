@@ -250,7 +250,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "posterior": ({"encoder__posterior": "moments"}, "encoder.posterior: moments means nothing to a T5EncoderModel"),
     "fold": ({"encoder__fold": False}, "encoder.fold: false means nothing to a T5EncoderModel; leave it out"),
     "template": ({"encoder__template": "no place"}, "encoder.template must have one {}, where the text goes"),
-    "pooled": ({"encoder__output": "pooled"}, "encoder.output: a T5EncoderModel makes no pooled vector of a text"),
+    "pooled": ({"encoder__output": "pooled"}, "encoder.output: a T5EncoderModel has no pooled vector of a text"),
 }
 
 
@@ -276,4 +276,4 @@ def test_an_images_encoder_is_told_of_no_texts(project):
     (line,) = project.build(code=2, source__text="caption", encoder__max_tokens=8, image={}).splitlines()
     assert line.endswith("holds no model: it has none of text_encoder/config.json, config.json")
     (line,) = project.build(code=2, **{**OF_TEXTS, "encoder__subfolder": "vae"}).splitlines()
-    assert "is of class AutoencoderKLWan, which is no text encoder that is known" in line
+    assert "is of class AutoencoderKLWan, which is not a known text encoder" in line

@@ -17,7 +17,7 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.registry import load_encoder, refuse_unfit_for
+from precompute.encoders.registry import load_encoder, refuse_image_size
 from precompute.encoders.vaes import folded_wan
 from precompute.encoders.vaes.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
 from precompute.encoders.vaes.wan_files import WanConfig, encode_path
@@ -200,7 +200,7 @@ def test_a_size_that_would_be_cropped_is_refused_unloaded(tmp_path, config, size
     """By the config alone, which is left to the loading of the model where it makes no sense."""
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", **config}))
     with pytest.raises(ConfigError, match=f"multiples of {factor}, got ") if factor else nullcontext():
-        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), *size)
+        refuse_image_size(EncoderConfig(model=str(tmp_path)), *size)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from transformers import SiglipVisionConfig, SiglipVisionModel
 from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
-from precompute.encoders.registry import load_encoder, refuse_unfit_for
+from precompute.encoders.registry import load_encoder, refuse_image_size
 from precompute.encoders.tower import FrozenTower, TowerEncoder
 from tests.precompute.encoders.conftest import narrow_vae
 from tests.precompute.encoders.towers import (
@@ -83,7 +83,7 @@ def test_a_gemma_pools_as_it_does_itself_and_a_siglip_not(folders, photos):
     whole = load(folders["SiglipModel"], pool=4).encode(photos)
     every = load(folders["SiglipModel"]).encode(photos)
     torch.testing.assert_close(whole[:, 0], every.mean(1), rtol=0, atol=1e-5)
-    assert "encoder.pool must divide the tower's 4 patches of a side, got 3" in refusal(folders[GEMMA], pool=3)
+    assert "encoder.pool must divide the tower's 4 patches per side, got 3" in refusal(folders[GEMMA], pool=3)
 
 
 def test_the_hash_is_the_towers_wherever_it_lies(tmp_path, photos):
@@ -124,7 +124,7 @@ def test_tokens_are_those_of_their_image_alone(folders, photos, monkeypatch, dty
     """To rounding, however many a CPU takes at once."""
     encoder = load(folders[GEMMA], compute_dtype=dtype)
     together = encoder.encode(photos)
-    monkeypatch.setattr("precompute.encoders.tower.CPU_PIXELS", 2 * SIDE**2)
+    monkeypatch.setattr("precompute.encoders.tower.TOWER_CPU_PIXELS", 2 * SIDE**2)
     assert together.dtype == torch.float32
     torch.testing.assert_close(encoder.encode(photos), together, rtol=0, atol=tolerance)
     exact = load(folders[GEMMA]).encode(photos)
@@ -168,7 +168,7 @@ SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (config(vision_config={"model_type": "clip_vision_model"}), "has a vision tower of type clip_vision_model"),
     (config(vision_config={"hidden_size": "wide"}), "cannot be loaded"),
     (config(mm_tokens_per_image=0), "cannot be loaded"),
-    (config(mm_tokens_per_image=400), "encoder.pool must divide the tower's 4 patches of a side, got 0"),
+    (config(mm_tokens_per_image=400), "encoder.pool must divide the tower's 4 patches per side, got 0"),
     (config(architectures=["Gemma3ForCausalLM"]), "Gemma3ForCausalLM, which reads texts; set source.text"),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"cut"), "is damaged or cut short; fetch it again"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has neither model.safetensors nor"),
@@ -203,10 +203,10 @@ def test_a_field_for_another_encoder_is_refused(folders, tmp_path, kind, options
 def test_a_tower_takes_its_own_size_and_range_alone(folders):
     """The size is known without its weights, which name their default by leaving it out."""
     for folder in folders.values():
-        refuse_unfit_for(EncoderConfig(model=str(folder)), SIDE, SIDE)
+        refuse_image_size(EncoderConfig(model=str(folder)), SIDE, SIDE)
         for size in ((SIDE, 40), (64, 64)):
             with pytest.raises(ConfigError, match=f"must be {SIDE}, as the tower was trained, got {size[0]}x{size[1]}"):
-                refuse_unfit_for(EncoderConfig(model=str(folder)), *size)
+                refuse_image_size(EncoderConfig(model=str(folder)), *size)
             with pytest.raises(ConfigError, match=f"must be {SIDE}, as"):
                 load(folder).layout(*size)
     with pytest.raises(ConfigError, match="image.range: theworld is for VAEs"):

@@ -232,7 +232,7 @@ def test_a_missing_weight_is_refused_and_a_lost_tokenizer(tmp_path):
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "pooled": ("T5EncoderModel", {"output": "pooled"}, "encoder.output: a T5EncoderModel makes no pooled vector"),
+    "pooled": ("T5EncoderModel", {"output": "pooled"}, "encoder.output: a T5EncoderModel has no pooled vector"),
     "beyond": ("CLIPTextModel", {"max_tokens": 41}, "encoder.max_tokens must be at most 40: the model has positions"),
     "no room": ("CLIPTextModel", {"max_tokens": 2}, "encoder.max_tokens must be at least 3, got 2: the template and"),
     "layer": ("Gemma2Model", {"layer": LAYERS + 1}, f"encoder.layer is {LAYERS + 1}, but .* has hidden states 0 to 4"),
@@ -259,6 +259,6 @@ def test_a_model_of_both_kinds_is_what_is_asked_of_it(tmp_path):
     assert load(folder, subfolder="text_encoder_2").identity.class_name == "Qwen2_5_VLTextModel"
     config = EncoderConfig(model=str(folder), subfolder="text_encoder_2", device="cpu")
     assert load_encoder(config, "clip").identity.class_name == "Qwen2_5_VisionTransformerPretrainedModel"
-    with pytest.raises(ConfigError, match="which is no text encoder that is known; leave out encoder.max_tokens"):
+    with pytest.raises(ConfigError, match="which is not a known text encoder; leave out encoder.max_tokens"):
         (tmp_path / "config.json").write_text('{"architectures": ["CLIPVisionModel"]}')
         load_encoder(replace(config, subfolder="", max_tokens=8), "signed")

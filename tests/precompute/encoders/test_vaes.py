@@ -14,7 +14,7 @@ from torch import Tensor
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
-from precompute.encoders.registry import load_decoder, load_encoder, load_reference, refuse_unfit_for
+from precompute.encoders.registry import load_decoder, load_encoder, load_reference, refuse_image_size
 
 THREE = ["DownEncoderBlock2D"] * 3
 UPS = ["UpDecoderBlock2D"] * 3
@@ -229,7 +229,7 @@ def test_a_size_that_is_no_multiple_is_refused_unloaded(kind, tmp_path):
     """FLUX.2 joins two cells a side."""
     kind.save(tmp_path)
     multiple = kind.factor * kind.scale.get("latents_patch", 1)
-    for refuse in (load(tmp_path).layout, lambda *size: refuse_unfit_for(EncoderConfig(model=str(tmp_path)), *size)):
+    for refuse in (load(tmp_path).layout, lambda *size: refuse_image_size(EncoderConfig(model=str(tmp_path)), *size)):
         with pytest.raises(ConfigError, match=f"multiples of {multiple}, got 96x{multiple * 3 + kind.factor // 2}"):
             refuse(96, multiple * 3 + kind.factor // 2)
 

@@ -46,7 +46,7 @@ from precompute.config import BuildConfig
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, Encoder
 from precompute.encoders.preprocessing import as_model_prepares
-from precompute.encoders.registry import load_encoder, load_reference, refuse_unfit_for
+from precompute.encoders.registry import load_encoder, load_reference, refuse_image_size
 from precompute.images.decode import ImageConfig
 from precompute.images.fit import fit_image, to_pixels, whole
 from precompute.sources import SourceConfig
@@ -224,12 +224,12 @@ def test_tokens_of_a_qwen_vl_are_what_its_language_model_is_given(name, rows, co
     ):
         load(tmp_path, layer=1)
     with pytest.raises(ConfigError, match=f"multiples of {2 * patch}, got 60x{4 * patch}"):
-        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 60, 4 * patch)
+        refuse_image_size(EncoderConfig(model=str(tmp_path)), 60, 4 * patch)
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("CLIPVisionModel", {"layer": 4}, "encoder.layer is 4, but .* has hidden states 0 to 3, or -1 to -4"),
-    ("CLIPVisionModel", {"class_token": True, "pool": 2}, "pooled patches have none beside them; set encoder.pool: 1"),
+    ("CLIPVisionModel", {"class_token": True, "pool": 2}, "cannot stand beside pooled patches; set encoder.pool: 1"),
     ("CLIPVisionModel", {"posterior": "moments"}, "encoder.posterior: moments means nothing to a CLIPVisionModel"),
 ]
 
@@ -245,7 +245,7 @@ def test_another_size_is_refused_unloaded(kind, tmp_path):
     save(kind, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=f"must be {SIDE}, as the tower was trained, got 224x224"):
-        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 224, 224)
+        refuse_image_size(EncoderConfig(model=str(tmp_path)), 224, 224)
 
 
 PROCESSORS = [

@@ -141,7 +141,7 @@ ONE_MISSING = f"1 missing key in its encode path, {LOST} first"
 ONE_UNEXPECTED = "1 unexpected key in its encode path, encoder.x first"
 MISMATCHED = "1 mismatched key in its encode path, quant_conv.bias first"
 DAMAGED = f"vae/{WEIGHTS} is damaged or cut short; fetch it again"
-NO_WEIGHTS = f"has neither {WEIGHTS}.index.json nor {WEIGHTS}, and nothing else is read"
+NO_WEIGHTS = f"has neither {WEIGHTS}.index.json nor {WEIGHTS}, the only files that are read"
 SPOILT: list[tuple[Callable[[Path], object], int, str]] = [
     (weights(lambda held: {name: held[name] for name in {*held} - {LOST}}), 1, ONE_MISSING),
     (weights(lambda held: held | {"encoder.x": held[LOST].clone()}), 1, ONE_UNEXPECTED),
