@@ -9,7 +9,7 @@ import yaml
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from precompute.estimate.costs import CONFIG_FILE, METRICS_FILE, WARM_UP_STEPS, read_step
-from precompute.estimate.estimate import RUN_SAMPLES, KEPT_RUNS, draw
+from precompute.estimate.estimate import KEPT_RUNS, RUN_SAMPLES, draw
 from tests.precompute.conftest import GOOD, SAMPLES
 from trainer.insight.log import MetricsLog
 from trainer.run import folder as trainer_run
