@@ -41,10 +41,9 @@ from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
 
 SHARDS_HELD = 16
-"""Samples tables in memory at once."""
+"""Samples tables kept in memory."""
 
 SEEDS = 2**32
-
 
 OnDrawn = Callable[[int, int, float], object]
 """Called after each batch with the number of drawn samples compared, the number to draw, and the seconds so far."""
@@ -135,7 +134,7 @@ class Auditor:
             yield batch
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
-        """Read a shard's planned samples, and their sample numbers, -1 where rejected."""
+        """Read a shard's planned samples, and their sample numbers, -1 for rejected ones."""
         shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
         text = ["conversations"] if self._array.text else []
         table = shards.table(shard, ["row", "id", "uri", "content_sha256", "status", *text])
@@ -167,7 +166,7 @@ class Auditor:
             )
 
     def _relative_tolerance(self, shard: int) -> float:
-        """Look up the tolerance for the shard's device and ours."""
+        """Look up the tolerance for the shard's device and this one."""
         if shard not in self._runs:
             record = read_commit(self._cache.store, shard)
             if record is None:

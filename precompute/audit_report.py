@@ -28,7 +28,7 @@ class AuditBar:
         self.close = self.bar.close
 
     def __call__(self, drawn: int, asked: int, seconds: float) -> None:
-        """Show that `drawn` of `asked` samples have been compared after `seconds`."""
+        """Show that `drawn` of `asked` samples were compared after `seconds`."""
         if self._seconds is None:
             self.bar.total = asked
             self.bar.update(drawn - self.bar.n)
@@ -42,7 +42,7 @@ class LatentDifference:
     """The difference between two latents of one image, each rounded to the stored dtype."""
 
     largest: float
-    """Largest absolute difference of any value; infinite where the new latent is not finite."""
+    """Largest absolute difference of a value; infinite if the new latent is not finite."""
     beyond_rounding: float
     """Largest difference beyond what rounding can add to a stored value; large features are divided by their scale."""
     equal_bits: bool
@@ -58,7 +58,7 @@ class ComparedSample:
     row: int
     id: str
     tolerance: float
-    """The largest difference beyond rounding that is allowed."""
+    """Largest difference allowed, beyond rounding."""
     difference: LatentDifference | None
     """The difference found; None if the image could not be compared."""
     source_problem: str | None
@@ -66,7 +66,7 @@ class ComparedSample:
 
     @property
     def problem(self) -> str | None:
-        """The problem with this sample; None if it matches."""
+        """Return the problem with this sample; None if it matches."""
         if self.difference is None or self.difference.beyond_rounding <= self.tolerance:
             return self.source_problem
         return f"its latent differs by {self.difference.largest:.3g}; the limit is {self.tolerance:.3g} plus rounding"
@@ -121,11 +121,11 @@ class AuditReport:
     built_on: tuple[str, ...]
     """Devices that encoded the shards read."""
     built_with: tuple[dict[str, str], ...]
-    """Versions of libraries in those shards' records."""
+    """Library versions in those shards' records."""
     made_by: tuple[str, ...]
-    """Hardware and libraries of those shards, each once."""
+    """Different combinations of hardware and libraries that made those shards."""
     device_class: DeviceClass
-    """The loosest class of all these devices; with the compute dtype, it chooses the tolerance."""
+    """The loosest class of all these devices; it chooses the tolerance, with the compute dtype."""
     compute_dtype: str
     store_dtype: str
     relative_tolerance: float
@@ -135,23 +135,23 @@ class AuditReport:
     samples: int
     """Cached samples in the whole cache."""
     asked: int
-    """Samples that the audit set out to draw."""
+    """Number of samples to draw."""
     drawn: tuple[ComparedSample, ...]
     compared: tuple[ComparedSample, ...]
 
     @property
     def tolerance(self) -> float:
-        """Largest difference allowed, beyond rounding to the stored dtype."""
+        """Return the largest difference allowed, beyond rounding to the stored dtype."""
         return self.relative_tolerance * self.root_mean_square
 
     @cached_property
     def findings(self) -> list[ComparedSample]:
-        """Samples that differ by more than their tolerance, or whose image is not the one encoded; by row."""
+        """Return the samples that differ by more than their tolerance or have another image now, by row."""
         return sorted((each for each in self.compared if each.problem), key=lambda each: each.row)
 
     @cached_property
     def largest(self) -> list[tuple[float, ComparedSample]]:
-        """The largest difference of each sample whose image is the one encoded, in rising order."""
+        """Return the largest difference of each sample that could be compared, in rising order."""
         found = [(each.difference.largest, each) for each in self.compared if each.difference is not None]
         return sorted(found, key=lambda pair: pair[0])
 
@@ -165,7 +165,7 @@ class AuditReport:
 
     @property
     def bound(self) -> float:
-        """Largest share of cached samples that may be wrong: exact if all were compared, else with CONFIDENCE."""
+        """Return the largest share of cached samples that may be wrong: exactly, or with CONFIDENCE."""
         if self.is_exhaustive:
             return len(self.findings) / self.samples
         return upper_bound(sum(each.problem is not None for each in self.drawn), len(self.drawn))
@@ -174,7 +174,7 @@ class AuditReport:
     def statement(self) -> str:
         beyond = f"differ by more than {self.tolerance:.3g} and rounding to {self.store_dtype}"
         if any(each.difference is None for each in self.findings):
-            beyond += ", or their image is not the one encoded"
+            beyond += ", or their image is not the encoded one"
         if self.is_exhaustive:
             return f"all {self.samples:,} cached samples were compared: {len(self.findings):,} {beyond}"
         share = f"at most {self.bound:.2%} of the {self.samples:,} cached samples"
@@ -217,7 +217,7 @@ def upper_bound(bad: int, drawn: int) -> float:
 
 
 def report_lines(report: AuditReport) -> list[str]:
-    """Format the report: how it was made, what was found, the statement, what to do."""
+    """Format the report: its conditions, the findings, the statement, the next steps."""
     lines = align_rows(list(report_fields(report)))
     lines += [
         f"row {each.row}, {each.id} (shard {each.shard}): {each.problem}" for each in report.findings[:SHOWN_FINDINGS]
@@ -228,7 +228,7 @@ def report_lines(report: AuditReport) -> list[str]:
 
 
 def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
-    """Yield fields and their values."""
+    """Yield names and values of the report's first lines."""
     yield "seed", str(report.seed)
     yield "drawn", f"{len(report.drawn):,} of {report.samples:,} cached samples"
     where = f"on {report.device} in {report.seconds:.0f} s, built on {', '.join(report.built_on)}"
@@ -246,7 +246,7 @@ def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
 
 
 def next_steps(report: AuditReport) -> Iterator[str]:
-    """Say what to do about the findings."""
+    """Yield the steps to take after findings."""
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
         names = [f"{report.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
         yield f"if the encoder and the sources are right, run: rm {shlex.join(names)}"

@@ -105,9 +105,9 @@ def seal_command(arguments: Any) -> int:
 
 def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
-    from precompute.encoders.registry import refuse_unfit_for
+    from precompute.encoders.registry import refuse_image_size
 
-    refuse_unfit_for(config.encoder, config.image.height, config.image.width)
+    refuse_image_size(config.encoder, config.image.height, config.image.width)
 
 
 def request_of(arguments: Any) -> BuildRequest:

@@ -1,7 +1,6 @@
-"""Single images through the recipe and the encoder of a cache: what a build would have stored of them.
+"""Encode single images with the recipe and the encoder of a cache, as a build would store them.
 
-A sample's bits depend on the batch that it was encoded in, so every batch is as large as the cache's, filled up with
-grey as it is around rejected images.
+A sample's bits depend on its batch, so every batch has the cache's batch size and is filled up with grey.
 """
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
@@ -31,19 +30,19 @@ from precompute.images.rejected import Rejected
 
 
 def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "auto") -> np.ndarray:
-    """Encode image files as the build of `cache` did: [N, *shape] in its dtype."""
+    """Encode image files as the build of `cache` did: [N, *shape], in its dtype."""
     return open_encoder(cache.spec.array, BuildConfig.of_cache(cache.store).encoder.model, device)(images)
 
 
 def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
     """Open the encoder that made `array`; `cache_store.cache.images` calls it.
 
-    Raises StaleError if the model is another one.
+    Raises StaleError if `model` is another encoder.
     """
     identity, range_ = array.encoder, image_config(array).range
-    family, _ = find_family(EncoderConfig(model=model))  # some fields mean nothing for another class
-    encoder = load_encoder(EncoderConfig.of_identity(identity, family.takes, model, device), range_)
-    refuse_other_encoder(array, encoder, model)
+    family, _ = find_family(EncoderConfig(model=model))  # a model of another class may not use some fields
+    encoder = load_encoder(EncoderConfig.from_identity(identity, family.takes, model, device), range_)
+    refuse_wrong_model(array, encoder, model)
     silence_decoders()
 
     def encode(images: Sequence[Path | str | Image.Image]) -> np.ndarray:
@@ -51,13 +50,13 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
         size, parts = identity.batch_size, [np.empty((0, *array.shape), np.float32)]
         for start in range(0, len(images), size):
             parts.append(encode_batch(encoder, pixels_NYX3[start : start + size], size))
-        return stored(np.concatenate(parts), images, array)
+        return round_to_dtype(np.concatenate(parts), images, array)
 
     return encode
 
 
 def image_config(array: ArraySpec) -> ImageConfig:
-    """The recipe that the array was made with, as this version knows it; ConfigError where it knows no such recipe."""
+    """Return the config of the array's image recipe; raise ConfigError if this version does not know the recipe."""
     if array.image is None:
         raise ConfigError("the cache was made from texts, so no image can be encoded as its samples were")
     known = {name: getattr(array.image, name) for name in ImageConfig.__dataclass_fields__ if name != "from_model"}
@@ -67,17 +66,17 @@ def image_config(array: ArraySpec) -> ImageConfig:
             return config
     except (msgspec.ValidationError, ConfigError):
         pass
-    raise ConfigError("the cache's image recipe is none that this version of precompute can follow")
+    raise ConfigError("this version of precompute cannot follow the cache's image recipe")
 
 
-def refuse_other_encoder(array: ArraySpec, encoder: Encoder, model: str) -> None:
-    """Raise StaleError, with a table, where the model is not the one that made the array."""
+def refuse_wrong_model(array: ArraySpec, encoder: Encoder, model: str) -> None:
+    """Raise StaleError, with a table, if the model is not the one that made the array."""
     if differences := differences_between(msgspec.to_builtins(array.encoder), msgspec.to_builtins(encoder.identity)):
-        refuse(f"{model} is not the encoder that made the cache", differences, ["name that one"])
+        refuse(f"{model} is not the encoder that made the cache", differences, ["give the model that made it"])
 
 
 def read_pixels(path: Path | str | Image.Image, array: ArraySpec) -> np.ndarray:
-    """Read uint8 [Y, X, 3] as the encoder is to see it; SourceError where that is not possible."""
+    """Read an image as uint8 [Y, X, 3], fitted for the encoder; raise SourceError if it cannot be decoded."""
     if isinstance(path, Image.Image):
         return to_pixels(path)
     try:
@@ -96,7 +95,7 @@ def encode_batch(encoder: Encoder, pixels_NYX3: Sequence[np.ndarray], size: int)
 
 @contextmanager
 def encoder_threads() -> Iterator[None]:
-    """Give torch as many threads as every build gives its encoder."""
+    """Give torch the number of threads that a build gives its encoder."""
     before = torch.get_num_threads()
     torch.set_num_threads(ENCODER_THREADS)
     try:
@@ -105,8 +104,8 @@ def encoder_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def stored(samples: np.ndarray, images: Sequence[Path | str | Image.Image], array: ArraySpec) -> np.ndarray:
-    """Round to the array's dtype; SourceError for an image whose sample is then not finite."""
+def round_to_dtype(samples: np.ndarray, images: Sequence[Path | str | Image.Image], array: ArraySpec) -> np.ndarray:
+    """Round to the array's dtype; raise SourceError for an image whose sample is not finite then."""
     with np.errstate(over="ignore"):
         rounded = samples.astype(array.numpy_dtype)
     for path, values in zip(images, rounded, strict=True):

@@ -20,7 +20,7 @@ from precompute.encoders.registry import load_decoder
 
 
 def gallery(cache: Address, config: DecodedGalleryConfig) -> Gallery:
-    """Write the page and the contact sheets; StaleError where the VAE is not the one that made the cache."""
+    """Write the page and the contact sheets; raise StaleError if the VAE is not the one that made the cache."""
     return make_gallery(cache, config, open_decoder(cache, config) if config.decode else None)
 
 

@@ -13,10 +13,9 @@ from precompute.sources import open_source
 
 
 def open_source_images(cache: Address) -> ReadImage:
-    """Open a reader of images by uri from the cache's recorded source; raise EncodeOnceError if the source cannot be
-    opened.
+    """Open a reader of images, by uri, from the cache's recorded source; raise EncodeOnceError if that fails.
 
-    The reader returns the image upright and fitted to the recipe's size, or raises SourceError with the reason.
+    The reader returns the image, upright and fitted to the recipe's size, and its SHA-256; or it raises SourceError.
     """
     built = BuildConfig.of_cache(cache)
     if built.encoder.reads_text:

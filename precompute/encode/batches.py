@@ -1,7 +1,7 @@
-"""Planned batches of images or texts, decoded a few ahead of the encoder.
+"""Planned batches of images or texts, decoded ahead of the encoder.
 
-A sample's bits depend on the batch that it was encoded in, so batches are planned: rows of a shard in order, cut every
-`batch_size`; grey takes the place of a rejected image. Texts stand in the plan; their tokens go the way of pixels.
+A sample's bits depend on its batch, so the plan fixes the batches: the rows of a shard in order, cut every
+`batch_size`; grey takes the place of a rejected image. A text's tokens take the place of pixels.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -31,32 +32,32 @@ from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import Images, expecting
 from precompute.sources.fields import answer_of
 
-# Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB.
+# Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB, T tokens of a text.
 
 
 BATCHES_AHEAD = 3
-"""Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""
+"""Decoded batches that wait for the encoder. With those being encoded and written, they bound memory."""
 
 PIECE_IMAGES = 4
-"""Images that a thread gets at a time, at most: handing one over takes as long as a fortieth of a small photograph's
-decoding, and an interrupted build ends once those in hand are decoded.
+"""Most images that a thread gets at a time: handing a piece over takes a fortieth of a small photograph's decoding,
+and an interrupted build waits for the pieces already handed over.
 """
 
 
 class Decoders(ThreadPoolExecutor):
-    """Threads that decode."""
+    """A pool of decode threads."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads, thread_name_prefix="decode")
         self.num_threads = threads
 
     def piece_images(self, batch_images: int) -> int:
-        """How many images of a batch to hand over at a time: of the batches ahead, each thread gets two pieces."""
+        """Return how many images to hand over at a time: each thread gets two pieces or more of the batches ahead."""
         return max(1, min(PIECE_IMAGES, BATCHES_AHEAD * batch_images // (2 * self.num_threads)))
 
 
 class TimedReading:
-    """Reads images for one thread, and knows how long that took."""
+    """Reads images for one thread, and counts the seconds that it takes."""
 
     def __init__(self, source: Images) -> None:
         self._source, self.seconds = source, 0.0
@@ -70,20 +71,20 @@ class TimedReading:
 
 
 Room = np.ndarray
-"""Memory for the pixels of a full batch: uint8 [B, Y, X, 3]; or for tokens of texts, int32 [B, T]."""
+"""Memory for the input of a full batch: pixels, uint8 [B, Y, X, 3], or tokens, int32 [B, T]."""
 
 
 class Inputs(NamedTuple):
-    """A full batch as an encoder is given it."""
+    """Shape and dtype of an encoder's input for a full batch."""
 
     shape: tuple[int, ...]
     dtype: type[np.integer[Any]]
     filler: int
-    """In the places of a short batch that stay empty."""
+    """Fills the unused places of a short batch."""
 
 
 def inputs_of(array: ArraySpec) -> Inputs:
-    """Pixels of images, or tokens of texts."""
+    """Return the input of the array's encoder: pixels of images, or tokens of texts."""
     if array.text is not None:
         return Inputs((array.encoder.batch_size, array.text.drop + array.text.max_tokens), np.int32, NO_TOKEN)
     image = array.images
@@ -91,7 +92,7 @@ def inputs_of(array: ArraySpec) -> Inputs:
 
 
 class Rooms:
-    """Rooms that are used again: fresh memory costs the system a zeroing, and a GPU's is pinned."""
+    """A pool of rooms that are used again, because fresh memory has to be zeroed, and for a GPU pinned."""
 
     def __init__(self, make: Callable[[], Room]) -> None:
         self._make, self._free = make, deque[Room]()
@@ -113,20 +114,20 @@ def make_room(array: ArraySpec) -> Room:
 
 
 class Batch:
-    """A planned batch: images decode into it from several threads, each into its own place."""
+    """A planned batch of images. Threads decode into it, each image into its own place."""
 
     def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> None:
         self.shard, self.planned, self.start = shard, planned, start
         self.stop = min(start + spec.array.encoder.batch_size, planned.num_rows)
         self.room = make_room(spec.array) if room is None else room
         self.inputs = self.room[: self.stop - start]
-        """The encoder's input, once all is decoded: the batch's part of the room."""
+        """The encoder's input: the batch's part of the room, complete after `wait`."""
         self._pieces: list[Future[list[Outcome]]] = []
         self.encoding_since = 0.0
-        """When the encoder got it, by the monotonic clock."""
-        self._furnish(spec.array)
+        """When the encoder got the batch, by the monotonic clock."""
+        self._prepare(spec.array)
 
-    def _furnish(self, array: ArraySpec) -> None:
+    def _prepare(self, array: ArraySpec) -> None:
         self.recipe, self.pixels_NYX3 = array.images, self.inputs
         shape = len(self.inputs), *array.shape[1:], 3
         self.rgb_Nhw3 = np.empty(shape, np.uint8) if array.has_preview else None
@@ -136,7 +137,7 @@ class Batch:
         return self.planned.slice(self.start, self.stop - self.start)
 
     def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
-        """Start decoding; `wait` until it is done."""
+        """Start decoding."""
         expecting(source)(names := self.samples["uri"].to_pylist())
         uris = list(enumerate(names))
         size = pool.piece_images(len(uris))
@@ -152,7 +153,7 @@ class Batch:
             busy.add("decoding", time.monotonic() - started - reading.seconds)
         return outcomes
 
-    def _decode_one(self, place: int, source: "TimedReading", uri: str) -> Outcome:
+    def _decode_one(self, place: int, source: TimedReading, uri: str) -> Outcome:
         digest = width = height = reason = None
         exif_is_readable = True
         try:
@@ -180,16 +181,31 @@ class Batch:
         return all(piece.done() for piece in self._pieces)
 
     def wait(self) -> list[Outcome]:
-        for piece in reversed(self._pieces):  # the last first, so that this thread wakes up once
+        """Wait until the batch is decoded; return the outcome of each sample, in row order."""
+        for piece in reversed(self._pieces):  # the last piece first, so that this thread wakes up only once
             piece.result()
         return [outcome for piece in self._pieces for outcome in piece.result()]
 
+    def refuse_vanished(self, source: Images) -> None:
+        """Raise SourceError if an image vanished since planning: a lost mount is not the sample's fault."""
+        outcomes = self.wait()
+        unread = [outcome.content_sha256 is None for outcome in outcomes]
+        if not any(unread):
+            return
+        columns = (self.samples[name].to_pylist() for name in ("id", "uri", "fingerprint"))
+        for outcome, name, uri, fingerprint in compress(zip(outcomes, *columns, strict=True), unread):
+            if fingerprint != MISSING and source.fingerprint(uri) == MISSING:
+                raise SourceError(
+                    f"the image of {name} was there when the cache was planned and is gone ({outcome.reason}); "
+                    "restore the images and run the same command again"
+                )
+
 
 class MakeBatch(Protocol):
-    """How a batch is made: of images, or of texts."""
+    """Makes a batch of images or of texts."""
 
     def __call__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> Batch:
-        """The batch that starts at a place of a shard, whose rows are `planned`."""
+        """Make the batch that starts at row `start` of a shard; `planned` has the shard's rows."""
 
 
 def planned_batches(
@@ -199,7 +215,7 @@ def planned_batches(
     take_room: Callable[[], Room] | None = None,
     make_batch: MakeBatch = Batch,
 ) -> Iterator[Batch]:
-    """Every batch of the given shards, in order, not yet decoded; in new memory, unless rooms are given."""
+    """Yield every batch of these shards, in order, not yet decoded; in rooms from `take_room`, or in new memory."""
     plan, take = open_plan(store), take_room or partial(make_room, spec.array)
     for shard in shards:
         planned = plan.shard(shard)
@@ -210,7 +226,7 @@ def planned_batches(
 def decoded_batches(
     batches: Iterator[Batch], pool: Decoders, source: Images, busy: BusyTimes | None = None
 ) -> Iterator[Batch]:
-    """The same batches, decoded, a few ahead of whoever asks; what that takes is added to `busy`."""
+    """Yield the same batches; start to decode each one BATCHES_AHEAD batches earlier. Add the seconds to `busy`."""
     ahead: deque[Batch] = deque()
     for batch in batches:
         ahead.append(batch.decode(pool, source, busy))
@@ -219,28 +235,11 @@ def decoded_batches(
     yield from ahead
 
 
-def refuse_vanished(batch: Batch, source: Images) -> None:
-    """SourceError for an image that is gone since it was planned: a mount that went is no fault of the sample."""
-    outcomes = batch.wait()
-    if all(outcome.content_sha256 is not None for outcome in outcomes):
-        return
-    columns = (batch.samples[name].to_pylist() for name in ("id", "uri", "fingerprint"))
-    for outcome, name, uri, fingerprint in zip(outcomes, *columns, strict=True):
-        if outcome.content_sha256 is None and fingerprint != MISSING and source.fingerprint(uri) == MISSING:
-            raise SourceError(
-                f"the image of {name} was there when the cache was planned and is gone ({outcome.reason}); restore "
-                "the images and run the same command again"
-            )
-
-
-# Axes: N texts of a batch, T tokens that the encoder reads of each.
-
-
 NO_TEXT = Rejected("no text", "the sample has no caption")
 
 
 class TextBatch(Batch):
-    """A planned batch of texts; the place of a sample without text is all padding."""
+    """A planned batch of texts, which stand in the plan; the place of a sample without text is all padding."""
 
     def __init__(
         self, encoder: TextEncoder, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None
@@ -248,12 +247,12 @@ class TextBatch(Batch):
         super().__init__(spec, planned, shard, start, room)
         self._encoder = encoder
 
-    def _furnish(self, array: ArraySpec) -> None:
+    def _prepare(self, array: ArraySpec) -> None:
         self.inputs[:] = NO_TOKEN
         self.rgb_Nhw3 = None
 
     def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
-        """Start making tokens; `wait` until it is done. Nothing is read of the source."""
+        """Start to make tokens; the source is not read."""
         self._pieces.append(pool.submit(self._tokenize, busy))
         return self
 
@@ -273,7 +272,10 @@ class TextBatch(Batch):
             busy.add("decoding", time.monotonic() - started)
         return outcomes
 
+    def refuse_vanished(self, source: Images) -> None:
+        """Do nothing: texts cannot vanish from the plan."""
+
 
 def batches_for(encoder: Encoder) -> MakeBatch:
-    """How batches are made for an encoder: of texts where it reads them, else of images."""
+    """Return what makes batches for the encoder: of texts if it reads texts, else of images."""
     return partial(TextBatch, encoder) if isinstance(encoder, TextEncoder) else Batch

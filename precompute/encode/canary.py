@@ -1,9 +1,9 @@
-"""The device is checked before it is believed: once a worker, before its first shard is committed.
+"""The canary: each worker checks its device before it commits its first shard.
 
-A few images of the first batch go through the same weights, read anew, in float32 on a CPU, by the path of the library
-that the model is of; what the device made of them may differ by what its dtype rounds. A thread does it while the
-device goes on, and the first commit waits for it: 2 photographs of 224 x 224 take 5 s with the full-size VAE, and its
-weights 0.5 GB meanwhile.
+A few images of the first batch are encoded again, with weights read anew, in float32 on a CPU, by the model's own
+library; the device's samples may differ only by the rounding of its dtype. A thread does this while the device goes
+on, and the first commit waits for it. 2 photographs of 224 x 224 take 5 s with the full-size VAE, whose weights take
+0.5 GB meanwhile.
 """
 
 # Axes: N images, Y X pixels.
@@ -19,6 +19,7 @@ import torch
 
 from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.array import SampleLayout
+from cache_store.storage.calls import POLL_S
 from precompute.encode.tolerance import device_class, tolerances
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
@@ -26,15 +27,12 @@ from precompute.encoders.hardware import hardware_of
 from precompute.encoders.registry import load_reference
 
 IMAGES, PIXELS = 2, 2 * 256**2
-"""How many images are compared, and of larger ones fewer, but one: a CPU takes seconds for each."""
-
-
-POLL_S = 0.2
+"""Most images, and most pixels of all of them, to compare; at least one image is. A CPU takes seconds for each."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between two encodings, as shares of the root mean square; of a feature larger than all, of its own."""
+    """How far two encodings differ, in units of the root mean square: a feature's own, if that is larger than all's."""
 
     overall: float
     """Root mean square of the differences."""
@@ -42,7 +40,7 @@ class Difference:
 
 
 class Canary:
-    """Compares the first images that an encoder is given with its reference; close it."""
+    """Compares the encoder's first samples with those of its reference; close it."""
 
     def __init__(self, config: EncoderConfig, pixel_range: PixelRange) -> None:
         self._config, self._range = config, pixel_range
@@ -60,7 +58,7 @@ class Canary:
         return self._compared is None
 
     def begin(self, inputs: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
-        """Start to compare the first of a batch's `good` images or texts, with what the device made: float32."""
+        """Start to compare the samples (float32) of the first `good` images or texts in a batch, if there are any."""
         size = int(np.prod(inputs.shape[1:3]))
         places = [*good][: max(1, min(IMAGES, PIXELS // size))]
         if places:
@@ -71,9 +69,9 @@ class Canary:
         return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
 
     def refuse_wrong_device(self, device: torch.device, stop: threading.Event) -> None:
-        """Wait for the comparison; raise DeviceError if the device computes something else than the weights say.
+        """Wait for the comparison; raise DeviceError if the samples differ by more than the dtype's tolerance.
 
-        Interrupted once `stop` is set: a comparison may take longer than a stop allows.
+        Raises Interrupted once `stop` is set: a comparison may take longer than a stop allows.
         """
         if self._compared is None:
             return
@@ -97,9 +95,9 @@ class Canary:
 
 
 def difference(encoded: np.ndarray, reference: np.ndarray, layout: SampleLayout) -> Difference:
-    """How far [N, *shape] is from the reference; infinite where a value is not finite, though the reference is.
+    """Measure how far samples [N, *shape] are from the reference; infinitely, if a value is not finite but should be.
 
-    Samples of which the reference itself is not finite are left out: they will be rejected.
+    Leaves out samples whose reference is not finite: the build rejects them.
     """
     finite = np.isfinite(reference).all(axis=tuple(range(1, reference.ndim)))
     encoded, reference = encoded[finite], reference[finite]

@@ -1,9 +1,9 @@
-"""Feed batches to an encoder's device and take samples back: by a call on a CPU, by slots and streams on a GPU.
+"""Feed batches to an encoder's device and take samples back: by a call on a CPU, through streams on a GPU.
 
-On a GPU, images are decoded into pinned memory. A batch goes up on one stream, is encoded on another and comes down on
-a third; each waits for the one before it by an event, so the next batch is on its way while one is encoded. The
-encoder's work is captured once as a CUDA graph and replayed: one launch in place of hundreds, which Python's lock would
-hold up. So shapes are static: a short batch is filled with grey or padding.
+On a GPU, images are decoded into pinned memory. A batch is uploaded on one stream, encoded on another and downloaded on
+a third. Events order the streams, so that the next batch is uploaded while one is encoded. The encoder's work is
+captured once as a CUDA graph and replayed: one launch instead of hundreds, which Python's lock would delay. So shapes
+are static: a short batch is filled with grey or padding.
 """
 
 import queue
@@ -26,30 +26,32 @@ from precompute.encoders.encoder import Encoder
 
 
 SLOTS = 3
-"""Batches on their way: one that goes up, one that is encoded, one that comes down and is written."""
+"""Batches on the device: one is uploaded, one encoded, one downloaded and written."""
 
 WARM_UPS = 2
-"""Runs before a capture: libraries allocate and choose their ways in the first ones."""
+"""Runs before a capture: in the first ones, libraries allocate memory and choose algorithms."""
 
 
 class Encoding(Protocol):
-    """A batch that the device has been given."""
+    """A batch given to the device."""
 
     def samples(self) -> tuple[np.ndarray, float]:
-        """Wait for it: float32 [N, *shape], and the seconds that the device worked on it. Asked for once."""
+        """Wait for the samples, float32 [N, *shape], and the seconds that the device worked on them. Call it once."""
 
 
 class DeviceFeed(Protocol):
+    """Gives batches to an encoder on its device."""
+
     rooms: Rooms
     """Memory from which the device takes pixels, or tokens."""
 
     def encode(self, room: Room, count: int) -> Encoding:
-        """Give the device the first `count` images of a room, which may be used again once the samples are there."""
+        """Give the device the first `count` images of a room; the room is free once the samples have arrived."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Samples that are there."""
+    """A batch whose samples have arrived."""
 
     values: Tensor
     seconds: float = 0.0
@@ -84,7 +86,7 @@ class Runtime(Protocol):
     def within(self, stream: Any) -> AbstractContextManager[Any]: ...
 
     def capture(self, work: Callable[[], Tensor], stream: Any) -> tuple[Callable[[], object], Tensor]:
-        """What runs the work again, and where its result then is."""
+        """Capture the work; return what runs it again, and the tensor that then holds its result."""
 
 
 class CudaRuntime:
@@ -118,7 +120,7 @@ class CudaRuntime:
 
 
 class Slot:
-    """Room for a batch on its way up, on the device, and on its way down."""
+    """Memory for one batch: inputs on the device, samples there, and samples in pinned memory."""
 
     def __init__(self, runtime: Runtime, inputs: tuple[int, ...], dtype: torch.dtype, samples: tuple[int, ...]) -> None:
         self.inputs = runtime.on_device(inputs, dtype)
@@ -128,7 +130,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class StreamedEncoding:
-    """A batch in a slot, which is free again once the samples were asked for."""
+    """A batch in a slot; `samples` frees the slot."""
 
     slot: Slot
     count: int
@@ -143,7 +145,7 @@ class StreamedEncoding:
 
 
 class StreamedFeed:
-    """Feeds a device with streams; `encode` waits while all slots are in use."""
+    """Feeds a device through streams; `encode` waits while all slots are in use."""
 
     def __init__(self, encoder: Encoder, array: ArraySpec, runtime: Runtime) -> None:
         self._encoder, self._runtime = encoder, runtime
@@ -159,12 +161,14 @@ class StreamedFeed:
             self._free.put(Slot(runtime, shape, dtype, (array.encoder.batch_size, *array.shape)))
 
     def _captured(self) -> tuple[Callable[[], object], Tensor | None]:
-        """The encoder's work as a graph; where it cannot be captured, as it is."""
+        """Capture the encoder's work as a graph; if that fails, warn and return no output tensor."""
         try:
             return self._runtime.capture(lambda: self._encoder.encode(self._input), self._compute)
         except RuntimeError as error:
             problem = str(error).partition("\n")[0]
-            log_warning(f"the encoder's work cannot be captured as a CUDA graph, and is launched anew: {problem}")
+            log_warning(
+                f"the encoder's work cannot be captured as a CUDA graph; each batch launches it anew: {problem}"
+            )
             return lambda: None, None
 
     def encode(self, room: Room, count: int) -> StreamedEncoding:
@@ -188,7 +192,7 @@ class StreamedFeed:
 
 
 def feed_of(encoder: Encoder, array: ArraySpec) -> DeviceFeed:
-    """The way to the encoder's device."""
+    """Make the feed for the encoder's device."""
     if encoder.device.type == "cuda":
         return StreamedFeed(encoder, array, CudaRuntime(encoder.device))
     return DirectFeed(encoder, array)

@@ -1,4 +1,4 @@
-"""Who takes the shards of a job; a new engine is a module with such a function and a line in ENGINES."""
+"""The engines that build a job's shards; a new one is a module with an `Engine`, and a line in ENGINES."""
 
 import threading
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
 Engine = Callable[[EncodeJob, Source, Encoder, threading.Event, Callable[[Progress], None]], None]
-"""Builds the job's shards, with this source and encoder or with others like them, and tells of every step; Interrupted
-once the event is set.
+"""Builds the job's shards, with this source and encoder or with copies opened in workers, and reports every step;
+raises Interrupted once the event is set.
 """
 
 
 def refuse_no_engine(config: BuildConfig) -> None:
-    """EncodeOnceError or ConfigError, soon, where an engine could not begin once all is planned."""
+    """Raise EncodeOnceError or ConfigError before planning if the engine could not start after it."""
     if config.run.engine == "ray":
         refuse_no_cluster()
 

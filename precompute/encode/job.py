@@ -1,4 +1,4 @@
-"""What an engine is given, what it reports, and how busy each part of a build was."""
+"""The job that an engine is given, the progress that it reports, and how busy each part of a build was."""
 
 import threading
 import time
@@ -22,14 +22,14 @@ REMEDIES: dict[Part, str] = {
     "encoding": "more or faster GPUs help",
     "writing": "more workers help (run.workers), or a faster disk",
 }
-"""Advice for the part that is the slowest."""
+"""Advice by slowest part."""
 
 IN_FLOAT32 = ", or a cache of encoder.compute_dtype: bfloat16"
 """Added to the advice for encoding in float32."""
 
 
 class BusyTimes:
-    """Seconds by part, added up by several threads; of parts that several threads share, as if they were one."""
+    """Seconds that each part was busy, added up by several threads; threads that share a part count as one."""
 
     def __init__(self, decode_threads: int) -> None:
         self._threads: dict[Part, int] = {"source": decode_threads, "decoding": decode_threads}
@@ -55,7 +55,7 @@ class BusyTimes:
 
 
 def slowest(seconds: Mapping[Part, float]) -> Part | None:
-    """The part that was busy most of the time, if any was."""
+    """Return the part that was busy for the longest time; None if no part was."""
     return max(seconds, key=lambda part: seconds[part], default=None)
 
 
@@ -64,38 +64,38 @@ class EncodeJob:
     """Shards of a cache whose plan and spec are on disk."""
 
     config: BuildConfig
-    """Where source and encoder are, how many workers and threads there are to be."""
+    """The build's config: source, encoder, number of workers and threads."""
     store: Store
     spec: Spec
     shards: Sequence[int] = ()
     allowed_digests: Mapping[int, Collection[str]] = field(default_factory=dict)
-    """By shard, digests of the contents that it may have; any where there are none."""
+    """Content digests that each shard may have; a shard without an entry may have any content."""
     shared: bool = False
-    """Whether other programs build this cache too, and perhaps the same shards."""
-    new: Collection[int] = frozenset()
-    """Shards that were never there, in a store that keeps no other program out: their files replace none."""
+    """Whether other programs build this cache too, perhaps the same shards."""
+    never_replace: Collection[int] = frozenset()
+    """Shards whose files must not replace others: another program or a lost node may be writing them too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchedShard:
-    """A shard that did not come out as it was, so that the one that was there stays."""
+    """A rebuilt shard whose digest is not allowed; the old shard stays."""
 
     shard: int
     digest: str
-    """Of the content that it would have had."""
+    """Digest of the rebuilt content."""
     samples: pa.Table
-    """Its samples, as it would have had them: id, content_sha256, status, reason."""
+    """Samples of the rebuilt shard: id, content_sha256, status, reason."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What one step of the pipeline did."""
+    """The result of one pipeline step."""
 
     samples: int = 0
-    """Encoded; negative where the shard of so many was lost before it was committed."""
+    """Samples encoded; negative to take back those of a shard that was lost before its commit."""
     elapsed_s: float = 0.0
-    """Of one worker's time."""
+    """Seconds of one worker."""
     busy_s: Mapping[Part, float] = field(default_factory=dict)
-    """Of that time, what each part was busy."""
+    """Seconds of these that each part was busy."""
     committed: CommitRecord | None = None
     mismatched: MismatchedShard | None = None

@@ -1,7 +1,7 @@
 """Workers on this machine: one in this process, or several processes that ask for one shard after another.
 
-A shard has one writer, and its bytes do not depend on which, so shards are handed out as workers become free. How many
-workers feed the devices follows from cores, GPUs and memory, unless the config says a number.
+Each shard has one writer, and its bytes do not depend on which worker that is, so shards are handed out as workers
+become free. The number of workers follows from cores, GPUs and memory, unless the config sets it.
 """
 
 import contextlib
@@ -21,28 +21,29 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.running import ignore_stop_signals, stop_signals_held, usable_cores
+from cache_store.storage.calls import POLL_S
 from precompute.config import BuildConfig
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
-from precompute.encode.worker import ENCODER_THREADS, GRACE_S, POLL_S, Event, obey
+from precompute.encode.worker import ENCODER_THREADS, GRACE_S, Event, run_worker
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 from precompute.sources.archives.shared_index import LentIndexes
 
 CORES_A_WORKER = 4
-"""On a GPU: one that launches and writes, and some that decode. More in one process wait for Python's lock."""
+"""Cores of a worker on a GPU: one launches and writes, the others decode. More would wait for Python's lock."""
 
 WORKERS_A_GPU = 4
-"""At most: each has the encoder's weights and a CUDA context of its own."""
+"""Most workers on a GPU: each has its own CUDA context and copy of the encoder's weights."""
 
 CONTEXT_BYTES = 3 * 2**30
-"""GPU memory of a worker, whatever its batch: context, weights, libraries' work space."""
+"""GPU memory of a worker without its batches: context, weights, libraries' work space."""
 
 BYTES_A_PIXEL = 4_096
-"""GPU memory of a batch while it is encoded in bfloat16, for each of its pixels: some twenty tensors of
-96 channels at full resolution, twice in float32. Calculated, not measured.
+"""GPU memory of a batch, for each of its pixels, while it is encoded in bfloat16: some twenty tensors of 96 channels
+at full resolution; float32 takes twice as much. Calculated, not measured.
 """
 
 HOST_BYTES = 4 * 2**30
@@ -55,7 +56,7 @@ class Crew:
 
     workers: int
     sharing: int
-    """By how many workers like these the machine's cores are shared: with those on GPUs that other ranks have."""
+    """Number of such workers that share the machine's cores, including those on GPUs of other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +66,12 @@ class Machine:
     cores: int
     host_bytes: int
     gpus: int
-    """That this process sees."""
+    """GPUs that this process sees."""
     gpu_bytes: int
-    """Free on each of them."""
+    """Free memory of each GPU."""
 
     def workers_a_gpu(self, batch_pixels: int, *, is_float32: bool) -> int:
-        """How many keep a GPU busy, of those that have cores and room."""
+        """Return how many workers a GPU gets: as many as cores and memory allow, from 1 to WORKERS_A_GPU."""
         needed = CONTEXT_BYTES + batch_pixels * BYTES_A_PIXEL * (2 if is_float32 else 1)
         by_cores = self.cores // self.gpus // CORES_A_WORKER
         by_host = self.host_bytes // self.gpus // HOST_BYTES
@@ -78,33 +79,35 @@ class Machine:
 
 
 def crew_of(config: BuildConfig, shards: int) -> Crew:
-    """The workers that can have something to do."""
+    """Choose the number of workers, at most one per shard."""
     device = config.encoder.torch_device
-    if device.type != "cuda":
-        wanted = config.run.workers
-        workers = max(1, torch.get_num_threads() // ENCODER_THREADS) if wanted == "auto" else wanted
-        return alone(min(workers, max(1, shards)))
-    return crew_on_gpus(config, shards, this_machine(device))
-
-
-def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
-    """Count the GPUs that the process sees, or the one it is told to use; each GPU has its share of the cores."""
-    if config.run.workers != "auto":
-        return alone(min(config.run.workers, max(1, shards)))
-    used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
-    if config.encoder.reads_text:  # nothing is decoded, and its weights are many: one keeps a GPU busy
-        return Crew(min(used, max(1, shards)), machine.gpus)
-    batch_pixels = config.encoder.batch_size * config.image.height * config.image.width
-    a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")
-    workers = min(used * a_gpu, max(1, shards))
-    return Crew(workers, -(-workers // used) * machine.gpus)
-
-
-def alone(workers: int) -> Crew:
+    if device.type == "cuda":
+        return crew_on_gpus(config, shards, measure_machine(device))
+    wanted = config.run.workers
+    workers = max(1, torch.get_num_threads() // ENCODER_THREADS) if wanted == "auto" else wanted
+    workers = min(workers, max(1, shards))
     return Crew(workers, workers)
 
 
-def this_machine(device: torch.device) -> Machine:
+def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
+    """Choose the workers for the GPUs that the process sees, or for the one that the config names.
+
+    Each GPU of the machine gets its share of the cores.
+    """
+    most = max(1, shards)
+    if config.run.workers != "auto":
+        workers = min(config.run.workers, most)
+        return Crew(workers, workers)
+    used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
+    if config.encoder.reads_text:  # nothing is decoded, and the weights are large: one worker keeps a GPU busy
+        return Crew(min(used, most), machine.gpus)
+    batch_pixels = config.encoder.batch_size * config.image.height * config.image.width
+    a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")
+    workers = min(used * a_gpu, most)
+    return Crew(workers, -(-workers // used) * machine.gpus)
+
+
+def measure_machine(device: torch.device) -> Machine:
     return Machine(
         cores=usable_cores(),
         host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -114,24 +117,23 @@ def this_machine(device: torch.device) -> Machine:
 
 
 STOP = -1
-"""Sent to a worker in place of a shard."""
+"""Sent to a worker in place of a shard: drop the unfinished shard and end."""
 
 
 def run_local(
     job: EncodeJob, source: Source, encoder: Encoder, stop: threading.Event, on_progress: Callable[[Progress], None]
 ) -> None:
-    """Build the job's shards; Interrupted once `stop` is set."""
+    """Build the job's shards; raise Interrupted once `stop` is set."""
     crew = crew_of(job.config, len(job.shards))
     if crew.workers == 1:
         torch.set_num_threads(ENCODER_THREADS)
-        threads = job.config.run.threads(crew.sharing)
         with Canary(job.config.encoder, job.config.image.range) as canary:
             encode_shards(
                 job,
                 source,
                 encoder,
                 job.shards,
-                decode_threads=threads,
+                decode_threads=job.config.run.threads(crew.sharing),
                 stop=stop,
                 on_progress=on_progress,
                 canary=canary,
@@ -143,83 +145,85 @@ def run_local(
 class WorkerPool:
     """Processes that each load the encoder and take shards until none are left.
 
-    One pipe to each is all that they share: locks and queues between processes are semaphores, of which Python warns
-    on the terminal once their maker has been killed.
+    Each process shares only a pipe with this one. Locks and queues between processes use semaphores, and Python prints
+    a warning about those if this process is killed.
     """
 
     def __init__(self, job: EncodeJob, crew: Crew) -> None:
         self._job, self._shards, self._crew = replace(job, shards=()), iter(job.shards), crew
         self._processes: dict[Connection, BaseProcess] = {}
         self._pipes: list[Connection] = []
-        """To those that may still say something."""
+        """Pipes of workers that may still send an event."""
         self._encoding = set[Connection]()
-        """To those that have been given a shard, which a kill would leave half written."""
+        """Pipes of workers that have asked for a shard; a kill would leave it half written."""
 
     def _start(self) -> None:
-        # Not forked: loading an encoder may ask CUDA for its devices, after which no fork can use them.
+        # Spawned, not forked: loading an encoder may initialise CUDA, which a forked child then cannot use.
         context, indexes = multiprocessing.get_context("spawn"), LentIndexes()
         for index in range(self._crew.workers):
             ours, theirs = context.Pipe()
             arguments = (index, self._job, self._crew.sharing, theirs, indexes)
-            self._processes[ours] = context.Process(target=work, args=arguments, name=f"worker-{index}", daemon=True)
+            self._processes[ours] = context.Process(
+                target=run_worker_process, args=arguments, name=f"worker-{index}", daemon=True
+            )
             self._processes[ours].start()
             self._pipes.append(ours)
-            theirs.close()  # so that the pipe ends with the worker
+            theirs.close()  # so that our end closes when the worker dies
 
     def run(self, stop: threading.Event, on_progress: Callable[[Progress], None]) -> None:
-        resource_tracker.ensure_running()  # spawning would start it, and it lets signals through as it starts
+        resource_tracker.ensure_running()  # spawning would start it in the block below, and that lets signals through
         with stop_signals_held():
             self._start()
         try:
             while any(process.is_alive() for process in self._processes.values()):
                 if stop.is_set():
-                    raise Interrupted("the shards in hand were dropped; run the same command again to go on")
+                    raise Interrupted("unfinished shards were dropped; run the same command again to go on")
                 self._refuse_dead_workers()
-                self._pass_on(on_progress, POLL_S)
+                self._handle_events(on_progress, POLL_S)
             self._refuse_dead_workers()
-            while self._pass_on(on_progress, 0.0):
+            while self._handle_events(on_progress, 0.0):
                 pass
         finally:
             self._end()
 
-    def _pass_on(self, on_progress: Callable[[Progress], None], timeout_s: float) -> bool:
-        """What workers say, if anything; a worker's failure becomes ours."""
-        said = self._hear(timeout_s)
-        for pipe, event in said:
+    def _handle_events(self, on_progress: Callable[[Progress], None], timeout_s: float) -> bool:
+        """Handle one event of each worker that sent any; return whether one did. Raise a worker's failure."""
+        events = self._receive(timeout_s)
+        for pipe, event in events:
             if event is None:
                 self._encoding.add(pipe)
-                self._tell(pipe, next(self._shards, None))
+                self._send(pipe, next(self._shards, None))
             elif isinstance(event, EncodeOnceError | OSError):
                 raise event
             else:
                 on_progress(event)
-        return bool(said)
+        return bool(events)
 
-    def _hear(self, timeout_s: float) -> list[tuple[Connection, Event]]:
-        """One event of each worker that has said something."""
-        said = []
+    def _receive(self, timeout_s: float) -> list[tuple[Connection, Event]]:
+        """Receive one event from each worker that sent one."""
+        events = []
         for pipe in wait(self._pipes, timeout_s):
             assert isinstance(pipe, Connection)
             try:
-                said.append((pipe, pipe.recv()))
-            except (EOFError, OSError):  # it has ended, perhaps in the middle of a word
+                events.append((pipe, pipe.recv()))
+            except (EOFError, OSError):  # the worker ended, perhaps in the middle of a message
                 self._pipes.remove(pipe)
-        return said
+        return events
 
-    def _tell(self, pipe: Connection, order: int | None) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+    def _send(self, pipe: Connection, order: int | None) -> None:
+        with contextlib.suppress(OSError):  # the worker ended
             pipe.send(order)
 
     def _end(self) -> None:
-        """Let workers leave that have begun a shard; kill the others, and those too that do not leave in time."""
+        """Let workers with a shard drop it and end; kill the others, and any that take longer than GRACE_S."""
         for pipe, process in self._processes.items():
             if pipe in self._encoding:
-                self._tell(pipe, STOP)
+                self._send(pipe, STOP)
             else:
                 process.kill()
         deadline = time.monotonic() + GRACE_S
         while any(process.is_alive() for process in self._processes.values()) and time.monotonic() < deadline:
-            self._hear(POLL_S)  # a full pipe would keep workers from leaving
+            self._receive(POLL_S)  # a full pipe would keep a worker from ending
         for process in self._processes.values():
             process.kill()
             process.join()
@@ -227,22 +231,22 @@ class WorkerPool:
     def _refuse_dead_workers(self) -> None:
         for process in self._processes.values():
             if process.exitcode:
-                why = " (killed, often for want of memory)" if process.exitcode == -signal.SIGKILL else ""
+                why = " (killed, often because memory ran out)" if process.exitcode == -signal.SIGKILL else ""
                 raise EncodeOnceError(
                     f"{process.name} died with exit code {process.exitcode}{why}; "
                     "committed shards are kept, run the same command again to go on"
                 )
 
 
-class PipedOrders:
-    """A worker's end of its pipe: shards come when they are asked for, and the order to stop at any time.
+class PipeChannel:
+    """A worker's end of its pipe: it receives shards on request, and STOP at any time.
 
-    The pipe ends with the parent, and this process then ends at once: a killed parent cannot say that its workers are
-    to stop, and a rerun must not meet a second writer.
+    When the parent dies, the pipe closes and this process ends at once: a killed parent cannot stop its workers, and a
+    rerun must not find a second writer.
     """
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._speaking = pipe, threading.Lock()
+        self._pipe, self._sending = pipe, threading.Lock()
         self._shards = queue.SimpleQueue[int | None]()
         self.stop = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -253,10 +257,10 @@ class PipedOrders:
                 self._shards.put(order)
             self.stop.set()
             self._shards.put(None)
-            self._pipe.recv()  # for its end
+            self._pipe.recv()  # raises once the parent has ended
 
     def report(self, event: Event) -> None:
-        with ending_with_parent(), self._speaking:  # the thread that writes shards speaks too
+        with ending_with_parent(), self._sending:  # the thread that writes shards reports too
             self._pipe.send(event)
 
     def shards(self) -> Iterator[int]:
@@ -268,23 +272,24 @@ class PipedOrders:
 
 @contextlib.contextmanager
 def ending_with_parent() -> Iterator[None]:
+    """End this process if its parent has closed the pipe."""
     try:
         yield
     except (EOFError, OSError):
         os._exit(1)
 
 
-def work(index: int, job: EncodeJob, sharing: int, pipe: Connection, indexes: None) -> None:
-    """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone.
+def run_worker_process(index: int, job: EncodeJob, sharing: int, pipe: Connection, indexes: None) -> None:
+    """Build shards in this process until none is left, it is told to stop, or its parent is gone.
 
-    The parent's `indexes` are taken as they arrive.
+    Unpickling `indexes` lends this process the parent's.
     """
     ignore_stop_signals()
-    obey(job, worker_encoder(job.config.encoder, index), job.config.run.threads(sharing), PipedOrders(pipe))
+    run_worker(job, worker_encoder(job.config.encoder, index), job.config.run.threads(sharing), PipeChannel(pipe))
 
 
 def worker_encoder(config: EncoderConfig, index: int) -> EncoderConfig:
-    """Each worker takes a GPU of its own, as far as there are any."""
+    """Assign GPUs to workers in turn, unless the config names a device or there is no GPU."""
     if config.device in ("auto", "cuda") and torch.cuda.is_available():
         return replace(config, device=f"cuda:{index % torch.cuda.device_count()}")
     return config

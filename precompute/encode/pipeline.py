@@ -1,4 +1,4 @@
-"""One worker's work: decode, encode and write overlap, a few batches in memory, whole shards on disk."""
+"""One worker's pipeline: decoding, encoding and writing overlap; memory holds a few batches, the disk whole shards."""
 
 import importlib.metadata
 import threading
@@ -15,7 +15,7 @@ import torch
 from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
-from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches, refuse_vanished
+from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, Encoded, Encoding, feed_of
 from precompute.encode.job import BusyTimes, EncodeJob, MismatchedShard, Progress
@@ -24,16 +24,16 @@ from precompute.encoders.hardware import hardware_of
 from precompute.sources import Source
 
 WRITES_BEHIND = 2
-"""Encoded batches that wait for the disk."""
+"""Most encoded batches that wait to be written."""
 
 VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow")
 
 
 class ShardSink:
-    """Receives encoded batches in order, on one thread, and makes shards of them.
+    """Makes shards of encoded batches, which arrive in order, on one thread.
 
-    Another thread commits a shard while the next one is written: the files are synced and hashed meanwhile, and of a
-    store uploaded. One shard at most is being committed.
+    Another thread commits a shard (syncs, hashes and perhaps uploads its files) while the next one is written. At most
+    one shard is being committed.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class ShardSink:
         self._stop = stop
         self._job, self._device, self._busy, self._canary, self._on_progress = job, device, busy, canary, on_progress
         self._is_compiled = job.spec.array.encoder.path == "folded" and job.config.encoder.compiles
-        """On this machine, where the recipe says auto: bits may depend on it."""
+        """Recorded, because bits may depend on it, and `encoder.compile: auto` depends on the machine."""
         self._shard = ExitStack()
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: Future[None] | None = None
         self._failed = False
 
     def write(self, batch: Batch, encoding: Encoding) -> None:
-        """Add a batch; after a failure, also of a commit, the batches already queued behind it are ignored."""
+        """Add a batch. After a failure, of a commit too, ignore the batches that are queued already."""
         samples, seconds = encoding.samples()
         self._busy.add("encoding", seconds)
         if self._failed:
@@ -72,7 +72,7 @@ class ShardSink:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
             job, shard, planned = self._job, batch.shard, batch.planned
-            shared = job.shared or shard in job.new
+            shared = job.shared or shard in job.never_replace
             builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=shared)
             self._builder = self._shard.enter_context(builder)
         rgb, outcomes = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0, batch.wait()
@@ -86,7 +86,7 @@ class ShardSink:
             self._commit = self._committer.submit(self._commit_shard, self._builder, self._shard.pop_all(), seconds)
 
     def _commit_shard(self, builder: ShardBuilder, shard: ExitStack, seconds: float) -> None:
-        """Report a shard that does not match and skip it; others may yet."""
+        """Commit the shard; if its digest is not allowed, report that in place of a commit."""
         with shard:
             if self._canary:
                 self._canary.refuse_wrong_device(self._device, self._stop)
@@ -102,7 +102,7 @@ class ShardSink:
         self._on_progress(done)
 
     def _wait_for_commit(self) -> None:
-        """Raise what the commit under way, if any, has failed with."""
+        """Wait for the running commit, if any, and raise its error."""
         if commit := self._commit:
             self._commit = None
             commit.result()
@@ -113,14 +113,14 @@ class ShardSink:
             self._wait_for_commit()
 
     def close(self) -> None:
-        """Drop a shard that has not all of its batches; one whose commit has begun is committed."""
+        """Finish a commit that has begun, and drop an incomplete shard."""
         self._committer.shutdown()
         self._shard.close()
 
 
 @cache
 def library_versions() -> dict[str, str]:
-    """Of the libraries that a sample's bits may depend on."""
+    """Return the versions of the libraries that a sample's bits may depend on."""
     return {name: importlib.metadata.version(name) for name in VERSIONED}
 
 
@@ -135,10 +135,10 @@ def encode_shards(
     on_progress: Callable[[Progress], None],
     canary: Canary | None = None,
 ) -> None:
-    """Build these shards of the job; Interrupted, with the shard in hand dropped, once `stop` is set.
+    """Build these shards of the job; once `stop` is set, drop the unfinished shard and raise Interrupted.
 
-    A shard whose digest is not among those allowed leaves what was there, and the others are built all the same.
-    DeviceError where the canary finds that the device computes something else.
+    A shard whose digest is not allowed leaves the old files in place, and the others are still built. Raises
+    SourceError if an image vanished since planning, DeviceError if the canary refuses the device.
     """
     busy = BusyTimes(decode_threads)
     feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress, stop)
@@ -156,9 +156,8 @@ def encode_shards(
         for batch in decoded_batches(batches, decoders, source, busy):
             batch.wait()
             if stop.is_set():
-                raise Interrupted("the shard in hand was dropped; run the same command again to go on")
-            if job.spec.array.image is not None:
-                refuse_vanished(batch, source)
+                raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
+            batch.refuse_vanished(source)
             batch.encoding_since = time.monotonic()
             writes.append(writer.submit(write, batch, encode_batch(feed, batch, job.spec)))
             while len(writes) > WRITES_BEHIND:
@@ -177,7 +176,7 @@ def encode_shards(
 
 
 def encode_batch(feed: DeviceFeed, batch: Batch, spec: Spec) -> Encoding:
-    """Give a decoded batch to the device; zeros where every image was rejected, of which nothing is kept."""
+    """Give a decoded batch to the device; if every image is rejected, return zeros, which are not kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
         return Encoded(torch.zeros(len(batch.inputs), *spec.array.shape))
     return feed.encode(batch.room, len(batch.inputs))

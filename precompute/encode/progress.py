@@ -1,4 +1,4 @@
-"""What a person sees while a build runs, and the counts that decide whether it goes on."""
+"""The progress shown during a build, and the counts that decide whether it goes on."""
 
 import threading
 import time
@@ -15,19 +15,19 @@ from precompute.images.rejected import TooManyRejectsError
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """What a process has built."""
+    """Counts and rates of what one process has built."""
 
     shards: int
     images: int
-    """Or texts."""
+    """Images, or texts."""
     images_per_s: float
     made_of: str
-    """image, or text."""
+    """`image` or `text`."""
     compute_dtype: str
     working_share: float
-    """Share of the time that the encoder worked; the rest it waited for images, its turn or the writer."""
+    """Share of the time that the encoder worked; otherwise it waited for images, its turn or the writer."""
     slowest: Part | None
-    """What held the others back; None where nothing was encoded."""
+    """The part that held the others back; None if nothing was encoded."""
 
     def __str__(self) -> str:
         done = f"encoded {counted(self.images, self.made_of)} in {counted(self.shards, 'shard')}"
@@ -56,9 +56,9 @@ class BuildProgress:
         self._allowed = max_reject_fraction
         self._reasons: Counter[str] = Counter()
         contents = [record.content for record in committed]
-        done = 0 if shared else sum(content.cached + content.rejected for content in contents)  # not those of others
+        done = 0 if shared else sum(content.cached + content.rejected for content in contents)  # not other ranks'
         total = planned if to_build is None else done + to_build
-        idle = to_build == 0  # as where a cache is only sealed
+        idle = to_build == 0  # if the cache is only sealed, say
         self._bar = progress_bar(total=total, initial=done, desc="encode", unit=made_of, smoothing=0.1, disable=idle)
         self.close = self._bar.close
         self._elapsed_s, self.busy_s = 0.0, defaultdict[Part, float](float)
@@ -66,7 +66,7 @@ class BuildProgress:
         self._counting = threading.Lock()
         self.images = 0
         self.built: dict[int, CommitRecord] = {}
-        """Records of the shards that were built."""
+        """Commit records of the shards built, by shard."""
         self.mismatched: dict[int, MismatchedShard] = {}
         for content in contents:
             self._reasons.update(content.reasons)
@@ -100,7 +100,7 @@ class BuildProgress:
 
     @property
     def encoded(self) -> Encoded:
-        """Up to now."""
+        """Return the counts and rates so far."""
         images_per_s = self.images / max(time.monotonic() - self._started, 1e-9)
         return Encoded(
             shards=len(self.built),

@@ -1,4 +1,4 @@
-"""The actor that a worker is on Ray: no image and no sample leaves its node, only what it says of them."""
+"""The Ray actor of a worker: images and samples do not pass through Ray, only events about them."""
 
 import importlib
 import os
@@ -13,46 +13,46 @@ from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
 from precompute.encode.job import EncodeJob, Progress
-from precompute.encode.worker import Event, obey
+from precompute.encode.worker import Event, run_worker
 
-TOLD_EVERY_S = 0.5
-"""What happens within that time is one message: the driver hears two a second of each worker."""
+MESSAGE_INTERVAL_S = 0.5
+"""Progress within this time is sent as one message, so the driver gets about two a second from each worker."""
 
 ENDED = object()
 
 
 class RayWorker:
-    """Its calls come in threads of their own: `work` lasts as long as the worker, `give` and `drop` come meanwhile.
+    """An actor that builds shards, and the `WorkerChannel` of its own pipeline.
 
-    It is the `Orders` of its own pipeline.
+    Ray runs each call in its own thread: `work` lasts as long as the actor; `give` and `drop` come meanwhile.
     """
 
     def __init__(self) -> None:
         self.stop = threading.Event()
         self._shards = queue.SimpleQueue[int | None]()
-        self._said = queue.SimpleQueue[Any]()
+        self._events = queue.SimpleQueue[Any]()
 
     def work(self, job: EncodeJob) -> Iterator[list[Event]]:
-        """Build the shards that are given. Say at once that the worker has its place, and then what happens."""
+        """Build the shards from `give`; yield an empty list once the actor is placed, then lists of events."""
         yield []
         with ThreadPoolExecutor(1) as encoding:
             ended = encoding.submit(self._encode, job)
-            while (said := self._next())[-1] is not ENDED:
-                yield said
-            yield said[:-1]
+            while (events := self._next_events())[-1] is not ENDED:
+                yield events
+            yield events[:-1]
             ended.result()
 
     def give(self, shard: int | None) -> None:
-        """Hand out a shard that was asked for; None when there are no more."""
+        """Give the worker a shard that it asked for, or None if none is left."""
         self._shards.put(shard)
 
     def drop(self) -> None:
-        """End, without the shard in hand."""
+        """Make the worker drop its unfinished shard and end."""
         self.stop.set()
         self._shards.put(None)
 
     def report(self, event: Event) -> None:
-        self._said.put(event)
+        self._events.put(event)
 
     def shards(self) -> Iterator[int]:
         self.report(None)
@@ -60,44 +60,44 @@ class RayWorker:
             yield shard
             self.report(None)
 
-    def _next(self) -> list[Any]:
-        """What was said since the last time: steps are gathered, all else is told at once."""
-        said, until = [self._said.get()], time.monotonic() + TOLD_EVERY_S
-        while isinstance(said[-1], Progress) and (left := until - time.monotonic()) > 0:
+    def _next_events(self) -> list[Any]:
+        """Return the next events: collect progress for MESSAGE_INTERVAL_S, and pass on any other event at once."""
+        events, until = [self._events.get()], time.monotonic() + MESSAGE_INTERVAL_S
+        while isinstance(events[-1], Progress) and (left := until - time.monotonic()) > 0:
             try:
-                said.append(self._said.get(timeout=left))
+                events.append(self._events.get(timeout=left))
             except queue.Empty:
                 break
-        return said
+        return events
 
     def _encode(self, job: EncodeJob) -> None:
         try:
-            refuse_unseen(job)
-            obey(job, job.config.encoder, job.config.run.threads(workers_beside()), self)
+            refuse_unseen_plan(job)
+            run_worker(job, job.config.encoder, job.config.run.threads(workers_on_this_node()), self)
         except (EncodeOnceError, OSError) as error:
             self.report(error)
         finally:
-            self._said.put(ENDED)
+            self._events.put(ENDED)
 
 
-def refuse_unseen(job: EncodeJob) -> None:
-    """CacheError where this node's cache is not the one that was planned."""
+def refuse_unseen_plan(job: EncodeJob) -> None:
+    """Raise CacheError if this node does not see the planned cache."""
     try:
         seen = job.store.has(PLAN_FILE) and job.store.has(SPEC_FILE) and read_spec(job.store) == job.spec
     except EncodeOnceError:
         seen = False
     if not seen:
         raise CacheError(
-            f"node {os.uname().nodename} does not see the plan at {job.store.where(PLAN_FILE)}; on Ray, the cache, the "
-            "images and the model lie where every node sees them, under the same path"
+            f"node {os.uname().nodename} does not see the plan at {job.store.where(PLAN_FILE)}; on Ray, every node "
+            "must see the cache, the images and the model under the same paths"
         )
 
 
-def workers_beside() -> int:
-    """How many workers like this one its node has room for, itself among them."""
+def workers_on_this_node() -> int:
+    """Count the workers like this one that its node has room for, itself included."""
     ray: Any = importlib.import_module("ray")
-    here = ray.get_runtime_context()
-    has = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here.get_node_id())
-    asked = here.get_assigned_resources()
-    kind = "GPU" if asked.get("GPU") else "CPU"
-    return max(1, int(has[kind] // asked[kind]))
+    context = ray.get_runtime_context()
+    total = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+    assigned = context.get_assigned_resources()
+    kind = "GPU" if assigned.get("GPU") else "CPU"
+    return max(1, int(total[kind] // assigned[kind]))

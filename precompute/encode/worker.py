@@ -1,4 +1,4 @@
-"""A worker's body, whichever engine started it: load the encoder, build the shards that come, say what happened."""
+"""A worker's body, for every engine: load the encoder, build the shards it is given, report events."""
 
 import threading
 from collections.abc import Iterator
@@ -22,59 +22,58 @@ from precompute.images.decode import silence_decoders
 from precompute.sources import open_source
 
 ENCODER_THREADS = 2
-"""Of each worker's encoder on a CPU, always: a larger machine has more workers. oneDNN orders some convolutions by the
+"""Threads of each worker's encoder on a CPU; a larger machine has more workers. oneDNN orders some convolutions by the
 number of threads (torch 2.13: images of 32 x 40 pixels differ between 1, 2 and 4 threads, of 64 x 128 between 4 and 8),
 and bytes must not depend on how many workers share how many cores.
 """
 
-POLL_S = 0.2
-
 GRACE_S = 10.0
-"""For a worker to notice that it is to stop: a batch, on a GPU."""
+"""Seconds for a worker to stop: it first finishes a batch."""
 
 Event = Progress | EncodeOnceError | OSError | None
-"""What a worker says; None asks for a shard."""
+"""A message from a worker; None asks for a shard."""
 
 
-class Orders(Protocol):
-    """A worker's line to whoever hands out shards."""
+class WorkerChannel(Protocol):
+    """A worker's connection to the process that hands out shards."""
 
     stop: threading.Event
-    """Set when the worker is to drop the shard in hand."""
+    """Set to make the worker drop its unfinished shard and end."""
 
     def report(self, event: Event) -> None:
-        """Say what happened; called from several threads."""
+        """Send an event; called from several threads."""
 
     def shards(self) -> Iterator[int]:
-        """Shards as they are given, each asked for."""
+        """Ask for shards and yield them, one by one, until none is left."""
 
 
-def obey(job: EncodeJob, config: EncoderConfig, decode_threads: int, orders: Orders) -> None:
-    """Build shards until none is left, or until told to stop; report a failure that is not ours."""
+def run_worker(job: EncodeJob, config: EncoderConfig, decode_threads: int, channel: WorkerChannel) -> None:
+    """Build shards until none is left or a stop is requested; report errors other than bugs."""
     set_up_log("precompute")
     torch.set_num_threads(ENCODER_THREADS)
     silence_decoders()
     try:
         encoder = load_encoder(config, job.config.image.range)
-        refuse_other_encoder(encoder, job.spec)
-        with abandon_calls_after(orders.stop.is_set), Canary(config, job.config.image.range) as canary:
+        refuse_changed_encoder(encoder, job.spec)
+        with abandon_calls_after(channel.stop.is_set), Canary(config, job.config.image.range) as canary:
             encode_shards(
                 job,
                 open_source(job.config.source),
                 encoder,
-                orders.shards(),
+                channel.shards(),
                 decode_threads=decode_threads,
-                stop=orders.stop,
-                on_progress=orders.report,
+                stop=channel.stop,
+                on_progress=channel.report,
                 canary=canary,
             )
     except Interrupted:
-        pass  # whoever hands out shards knows: it told us to stop
+        pass  # nothing to report: we were told to stop
     except (EncodeOnceError, OSError) as error:
-        orders.report(error)
+        channel.report(error)
 
 
-def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
+def refuse_changed_encoder(encoder: Encoder, spec: Spec) -> None:
+    """Raise StaleError if the encoder is not the one in the spec, because its files changed since planning."""
     if encoder.identity != spec.array.encoder:
         planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))
         summary = "encoder.model changed while the build was starting"

@@ -17,9 +17,9 @@ ComputeDtype = Literal["float32", "bfloat16"]
 
 Padding = Literal["seen", "masked", "zero"]
 
-OF_TEXTS = ("max_tokens", "output", "template", "drop", "padding")
-FOR_SOME = ("posterior", "pool", "layer", "class_token", "fold", "compile", *OF_TEXTS)
-"""Fields that mean something to some families alone."""
+TEXT_FIELDS = ("max_tokens", "output", "template", "drop", "padding")
+FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
+"""Fields that only some families use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,30 +27,29 @@ class EncoderConfig:
     """Which frozen encoder turns images, or texts, into latents, and how it runs."""
 
     model: str
-    """Hub id, or a folder as `save_pretrained` leaves it, of one of the families listed below; a pipeline's subfolder
-    `vae`, or `text_encoder`, is found by itself. Or an encoder of your own, as my_package.module:MyEncoder."""
+    """Hub id, or a folder written by `save_pretrained`, of one of the families listed below; a pipeline's subfolder
+    `vae` or `text_encoder` is found automatically. Or an encoder of your own, as my_package.module:MyEncoder."""
     subfolder: str | None = None
-    """The pipeline's subfolder that holds the encoder, where it is another, as text_encoder_2; the tokenizer is then
-    that of tokenizer_2."""
+    """A pipeline's subfolder with another name, such as text_encoder_2, whose tokenizer is in tokenizer_2."""
     posterior: Posterior = "mean"
     """For a VAE: `mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
     pool: int | Literal["auto"] = "auto"
-    """For a vision tower: average squares of so many patches a side into one token each; 1 keeps every patch; auto is
-    what the model itself does: Gemma 3 pools 64 x 64 patches to 16 x 16 tokens, SigLIP keeps all."""
+    """For a vision tower: average squares of this many patches a side into one token each; 1 keeps every patch; auto
+    does as the model does: Gemma 3 pools 64 x 64 patches to 16 x 16 tokens, SigLIP keeps all."""
     layer: int | list[int] | Literal["auto"] = "auto"
-    """For a tower or text encoder: which hidden state to keep, as transformers counts them, from 0, or from -1 at
-    the end; auto is what the model itself takes: LLaVA the second to last, -2, others the last, behind any final norm.
-    Qwen3-VL takes one of its deepstack_visual_indexes, for that level's tokens in place of its merger's. Of a text
-    encoder several, as [9, 18, 27], are joined feature by feature."""
+    """For a tower or text encoder: the hidden state to keep, as transformers counts them, from 0, or from -1 at the
+    end; auto takes the model's own: for LLaVA the second to last, -2, for others the last, after any final norm. For
+    Qwen3-VL: one of deepstack_visual_indexes keeps that level's tokens in place of its merger's. A text encoder takes
+    several, such as [9, 18, 27], and joins their features."""
     class_token: bool = False
     """For a vision tower: keep its class token and registers before the patches."""
     max_tokens: int | None = None
-    """Makes a text encoder of the model, which reads what source.text names: tokens of a sample, as 77 for CLIP or 512
-    for T5. A longer text is cut, a shorter one padded."""
+    """Makes the model a text encoder, which reads the text that source.text names. The number of tokens of a sample,
+    such as 77 for CLIP or 512 for T5: a longer text is cut, a shorter one padded."""
     output: Literal["tokens", "pooled"] = "tokens"
-    """For a text encoder: tokens keeps a hidden state for each token; pooled keeps the one vector that CLIP makes."""
+    """For a text encoder: tokens keeps a hidden state for each token; pooled keeps CLIP's one vector of the text."""
     template: str = PLAIN_TEMPLATE
-    """For a text encoder: a text around each caption, which replaces its {}."""
+    """For a text encoder: a text in which each caption replaces {}."""
     drop: int = 0
     """For a text encoder: tokens at the template's beginning that are encoded, then left out; 34 for Qwen-Image."""
     padding: Padding | Literal["auto"] = "auto"
@@ -67,7 +66,7 @@ class EncoderConfig:
     """Fold the 3-D encoder of a VAE into a 2-D one, exact for still images; false keeps diffusers' own path."""
     compile: bool | Literal["auto"] = "auto"
     """Run the blocks of a VAE's folded encoder through torch.compile, which needs a C++ compiler on a CPU, Triton on a
-    GPU; auto does so on a GPU alone, where Triton is."""
+    GPU; auto does so only on a GPU with Triton."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -79,9 +78,9 @@ class EncoderConfig:
         if self.pool != "auto" and self.pool < 1:
             raise ConfigError(f"encoder.pool must be at least 1 or auto, got {self.pool}")
         if self.max_tokens is None:
-            if told := [name for name in OF_TEXTS if getattr(self, name) != getattr(type(self), name)]:
+            if given := [name for name in TEXT_FIELDS if getattr(self, name) != getattr(type(self), name)]:
                 raise ConfigError(
-                    f"encoder.{told[0]} is for text encoders; set encoder.max_tokens, 512 say, or leave it out"
+                    f"encoder.{given[0]} is for text encoders; set encoder.max_tokens, 512 say, or leave it out"
                 )
             return
         if self.max_tokens < 1 or self.drop < 0:
@@ -91,8 +90,8 @@ class EncoderConfig:
             raise ConfigError(f"encoder.template must have one {{}}, where the text goes, got {self.template!r}")
 
     @classmethod
-    def of_identity(cls, identity: EncoderIdentity, takes: Collection[str], model: str, device: str) -> Self:
-        """The config of the encoder that made a cache; `takes` are the fields for its class."""
+    def from_identity(cls, identity: EncoderIdentity, takes: Collection[str], model: str, device: str) -> Self:
+        """Make the config of the encoder that made a cache; `takes` are the fields for its class."""
         made: dict[str, Any] = {
             "posterior": "moments" if identity.posterior == "moments" else "mean",
             "pool": identity.pool,
@@ -106,14 +105,14 @@ class EncoderConfig:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model is to be a text encoder; of some, images could be read too."""
+        """Whether the model is used as a text encoder; some models could also read images."""
         return self.max_tokens is not None
 
     def refuse_meaningless(self, takes: Collection[str], class_name: str) -> None:
-        """Raise ConfigError where a field is set that is for other classes; `takes` are those for this one."""
+        """Raise ConfigError if a field is set that only other classes use; `takes` are the fields for this one."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in FOR_SOME and field.name not in takes and value != field.default:
+            if field.name in FAMILY_FIELDS and field.name not in takes and value != field.default:
                 shown = str(value).lower()
                 raise ConfigError(f"encoder.{field.name}: {shown} means nothing to a {class_name}; leave it out")
 
@@ -132,7 +131,7 @@ class EncoderConfig:
 
     @property
     def torch_device(self) -> "torch.device":
-        """The device meant; ConfigError when this host has no such device."""
+        """The configured device; raises ConfigError if this host does not have it."""
         import torch
 
         if self.device == "auto":

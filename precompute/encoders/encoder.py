@@ -1,7 +1,7 @@
 """A frozen encoder as the build sees it (uint8 pixels in, float32 samples out), and a family of encoders.
 
-Everything that changes a sample is in `identity`, or in the image recipe that named the pixel range. A family holds
-what is known before torch is imported, and how its models are loaded.
+Everything that changes a sample is in `identity`, or in the image recipe with its pixel range. A family has the checks
+that need no torch, and loads its models.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from precompute.encoders.model_files import ModelFiles
 
     Decoder = tuple[Callable[[Tensor], Tensor], str]
-    """From latents to RGB in [-1, 1], and the SHA-256 of the encode path that its weights came with."""
+    """Maps latents to RGB in [-1, 1]; with the SHA-256 of the encode path in the same checkpoint."""
 
 # Axes: N images, Y X pixels.
 
@@ -44,45 +44,45 @@ class Encoder(Protocol):
     identity: EncoderIdentity
 
     def layout(self, height: int, width: int) -> SampleLayout:
-        """What it makes of one image of that size; ConfigError for a size that it would have to crop."""
+        """Describe the sample made from an image of this size; raise ConfigError for a size that needs cropping."""
 
     def encode(self, image_NYX3: Tensor) -> Tensor:
         """Map uint8 RGB, on any device, to [N, *shape], float32, on the encoder's device."""
 
 
 NO_TOKEN = -1
-"""In place of a token where a text is padded."""
+"""Pads a text's tokens."""
 
 
 class Tokens(NamedTuple):
-    """A text as a text encoder reads it."""
+    """The tokens of a text."""
 
     ids: list[int]
-    """Cut to as many as it reads."""
+    """Tokens for the encoder, cut to its maximum."""
     whole: int
-    """How many there were before it was cut, without those that are dropped of its template."""
+    """Number of tokens before the cut, without the dropped ones of the template."""
 
 
 @runtime_checkable
 class TextEncoder(Protocol):
     """Maps tokens of texts to samples, on one device; its `encode` takes int32 [N, T], padded with `NO_TOKEN`.
 
-    Its layout is the same whatever the size of an image.
+    Its layout does not depend on the size of an image.
     """
 
     recipe: TextRecipe
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
-        """Put texts into the template and make tokens of them; from any thread."""
+        """Put each text into the template and tokenize it; called from several threads."""
 
 
 def to_signed(pixels: Tensor) -> Tensor:
-    """Map [0, 255] to [-1, 1], in place: the range that encoders were trained on."""
+    """Map [0, 255] to [-1, 1], the range that encoders were trained on, in place."""
     return pixels.div_(127.5).sub_(1)
 
 
 def to_theworld(pixels: Tensor) -> Tensor:
-    """Leave [0, 255] as it is, to reproduce what TheWorld feeds its VAE."""
+    """Leave [0, 255] unchanged, as TheWorld feeds its VAE."""
     return pixels
 
 
@@ -91,8 +91,8 @@ def to_unit(pixels: Tensor) -> Tensor:
     return pixels.div_(255)
 
 
-def standardised(mean: Channels, std: Channels) -> Callable[[Tensor], Tensor]:
-    """Return a map, in place, from [0, 255] to [0, 1], then of each colour by its mean and deviation."""
+def make_standardiser(mean: Channels, std: Channels) -> Callable[[Tensor], Tensor]:
+    """Return a map, in place, from [0, 255] to [0, 1], then to each colour's mean 0 and deviation 1."""
 
     def to_range(pixels_N3YX: Tensor) -> Tensor:
         mean_3YX, std_3YX = (pixels_N3YX.new_tensor(each).view(3, 1, 1) for each in (mean, std))
@@ -105,29 +105,33 @@ PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {
     "signed": to_signed,
     "theworld": to_theworld,
     "unit": to_unit,
-    **{name: standardised(mean, std) for name, (mean, std) in COLOUR_STATISTICS.items()},
+    **{name: make_standardiser(mean, std) for name, (mean, std) in COLOUR_STATISTICS.items()},
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How models of some classes are checked and loaded."""
+    """Checks and loads models of some classes."""
 
     load: Callable[[ModelFiles, EncoderConfig, PixelRange], Encoder]
     refuse_size: Callable[[Mapping[str, Any], int, int], None]
-    """Raises ConfigError, by a model's config.json, for an image's height and width that it does not take."""
+    """Raises ConfigError if the model, by its config.json, cannot take images of this height and width."""
     takes: tuple[str, ...] = ()
-    """Fields of `EncoderConfig` that are for some families alone, and for this one."""
+    """Fields in `FAMILY_FIELDS` that this family uses."""
     load_decoder: Callable[[ModelFiles, torch.device], Decoder] | None = None
 
 
-def refuse_unfit(height: int, width: int, factor: int) -> None:
+def accept_any_size(config: Mapping[str, Any], height: int, width: int) -> None:
+    """Refuse no size: the family reads no images, or its `layout` refuses sizes."""
+
+
+def refuse_cropping(height: int, width: int, factor: int) -> None:
     """Raise ConfigError for a size that an encoder would have to crop."""
     if height < 1 or width < 1 or height % factor or width % factor:
         raise ConfigError(f"image.height and image.width must be multiples of {factor}, got {height}x{width}")
 
 
-def refuse_other_side(height: int, width: int, side: int) -> None:
+def refuse_other_size(height: int, width: int, side: int) -> None:
     """Raise ConfigError for a size that a tower has no positions for."""
     if (height, width) != (side, side):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Names an encoder's device for the commit record: a latent's bits may depend on all of it."""
+"""Describe an encoder's device for the commit record: a latent's bits may depend on all of it."""
 
 import platform
 import re
@@ -12,7 +12,7 @@ CPUINFO, DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
 
 @cache
 def hardware_of(device: torch.device) -> dict[str, str]:
-    """A GPU's name, driver, CUDA and cuDNN as loaded; a processor's name and the widest instructions in use."""
+    """Describe a GPU by name, driver and the loaded CUDA and cuDNN; a CPU by name and widest instructions in use."""
     if device.type != "cuda":
         return {"cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability()}
     found = {"gpu": torch.cuda.get_device_name(device), "driver": driver_version(), "cuda": torch.version.cuda}
@@ -29,13 +29,13 @@ def cpu_name() -> str:
 
 
 def driver_version() -> str:
-    """As `570.86.15`, of the kernel's module; empty where the system does not say."""
+    """Return the version of the NVIDIA kernel module, such as `570.86.15`; empty if the system has no such file."""
     text = DRIVER.read_text() if DRIVER.exists() else ""
     found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
     return found[0] if found else ""
 
 
 def cudnn_text(number: int) -> str:
-    """CuDNN's own number as people write it: 91002 is 9.10.2, and 8902 was 8.9.2."""
+    """Write cuDNN's version number in dots: 91002 is 9.10.2, and 8902 is 8.9.2."""
     thousand = 10_000 if number >= 90_000 else 1_000
     return f"{number // thousand}.{number % thousand // 100}.{number % 100}"

@@ -1,6 +1,6 @@
-"""Find the folder of a model that holds its encoder, here or on the Hub, its class, and its place in a checkpoint.
+"""Find a model's encoder, in a local folder or on the Hub: its folder, its class, and its location in a checkpoint.
 
-A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing beside that subfolder is downloaded.
+A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; only that subfolder is downloaded.
 """
 
 import json
@@ -26,10 +26,10 @@ from cache_store.refusal import counted
 from precompute.encoders.config import Padding
 
 VISION_CONFIG = "vision_config"
-"""The key in config.json of whatever has a vision tower among other parts."""
+"""The section of config.json for the vision tower of a model with several parts."""
 
 SUBFOLDERS = ("vae", "")
-"""In the order looked for: a pipeline may have a config of its own at its root."""
+"""Subfolders to search, in this order: a pipeline may have a config of its own at its root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,42 +41,42 @@ class ModelFiles:
     subfolder: str
     class_name: str
     config: Mapping[str, Any]
-    """Its config.json; diffusers and transformers have defaults for what that leaves out."""
+    """The values of config.json; diffusers and transformers have defaults for missing ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TowerLocation:
     """Where checkpoints of a class keep the vision tower."""
 
     kinds: tuple[str, ...] = ()
-    """Model types that the tower may be of, the first where its config names none; any where there are none."""
+    """Model types that the tower may have, the first if its config names none; if empty, any type."""
     prefixes: tuple[str, ...] | None = None
-    """Prefixes of the names of its weights, longest first; None: as its class in transformers says."""
+    """Prefixes of its weights' names, longest first; None for those of its class in transformers."""
     is_part: bool = False
-    """Whether the checkpoint has other parts, so that the tower's config is one of its sections."""
+    """Whether the checkpoint has other parts, so that the tower's config is a section."""
 
     def tower_values(self, config: Mapping[str, Any]) -> Any:
-        """The tower's part of a config.json."""
+        """Return the tower's part of a config.json."""
         return config.get(VISION_CONFIG) if self.is_part else config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class TextLocation:
     """Where checkpoints of a class keep the text encoder."""
 
     runs: str
-    """The class of transformers that is run."""
+    """The class of transformers that runs."""
     names: Mapping[str, str | None]
-    """How names of its weights begin in the checkpoint, the first that fits, and in the class that is run; None where
-    they are another part's.
+    """Prefixes of weights' names in the checkpoint, and in the class that runs, or None for another part's weights; the
+    first that fits counts.
     """
     padding: Padding
-    """As the pipelines of diffusers that use it treat padding."""
+    """Padding as in the pipelines of diffusers."""
     config_keys: tuple[str, ...] = ()
-    """Config values that its output depends on; all that its config says where there are none."""
+    """Config values that its output depends on; if empty, all values of its config."""
 
     def name_within(self, name: str) -> str | None:
-        """The name in the encoder of a weight of the checkpoint; None for one that is not the encoder's."""
+        """Map a weight's name in the checkpoint to its name in the encoder; None if it is not the encoder's."""
         found = next((each for each in self.names.items() if name.startswith(each[0])), None)
         if found is None or found[1] is None:
             return None
@@ -84,8 +84,9 @@ class Held:
 
 
 def find_model(model: str, subfolders: Sequence[str] = SUBFOLDERS) -> ModelFiles:
-    """Locate the encoder of `model`, a folder or a hub id, which has an owner, in the first of these subfolders that
-    has a config; MissingPathError when there is none.
+    """Locate the encoder of `model`, a folder or a hub id (owner/name), in the first of these subfolders with a config.
+
+    Raises MissingPathError if there is none.
     """
     names = {subfolder: str(PurePosixPath(subfolder, "config.json")) for subfolder in subfolders}
     folder = Path(model).expanduser()
@@ -108,13 +109,13 @@ def found_config(model: str, configs: dict[str, Path], names: Mapping[str, str])
 
 
 def cached_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
-    """Find configs of an earlier download; they come first, so that no network is needed."""
+    """Find configs in the Hub's local cache; they come first, so that no network is needed."""
     configs = {subfolder: try_to_load_from_cache(model, config) for subfolder, config in names.items()}
     return {subfolder: Path(path) for subfolder, path in configs.items() if isinstance(path, str)}
 
 
 def hub_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
-    """Download the first config that the Hub has; an unreachable Hub is given up after half a minute."""
+    """Download the first of these configs that the Hub has; give up after half a minute without an answer."""
     if not is_offline_mode():
         log_info(f"looking for encoder.model {model} on the Hub")
     for subfolder, config in names.items():
@@ -124,9 +125,9 @@ def hub_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
 
 
 def hub_file(model: str, name: str) -> Path | None:
-    """Download a file; None where the model has none of that name."""
+    """Download a file; return None if the model has none of that name."""
     try:
-        with quiet(hub_logging):
+        with silence_library(hub_logging):
             return Path(hf_hub_download(model, name))
     except LocalEntryNotFoundError as error:
         raise ModelError(
@@ -140,14 +141,14 @@ def hub_file(model: str, name: str) -> Path | None:
 
 
 def model_file(model: str, *names: str) -> Path | None:
-    """Find the first of these files that the model has, here, in the Hub's local cache, or on the Hub."""
-    if (path := file_here(model, *names)) or Path(model).is_dir():
+    """Find the first of these files in the model's folder or the Hub's local cache, else download it from the Hub."""
+    if (path := local_file(model, *names)) or Path(model).is_dir():
         return path
     return next(filter(None, (hub_file(model, name) for name in names)), None)
 
 
-def file_here(model: str, *names: str) -> Path | None:
-    """Find the first of these files that is here, or in the Hub's local cache."""
+def local_file(model: str, *names: str) -> Path | None:
+    """Find the first of these files in the model's folder, or in the Hub's local cache."""
     if (folder := Path(model)).is_dir():
         return next((folder / name for name in names if (folder / name).is_file()), None)
     cached = (try_to_load_from_cache(model, name) for name in names)
@@ -155,7 +156,7 @@ def file_here(model: str, *names: str) -> Path | None:
 
 
 @contextmanager
-def quiet(library: Any) -> Iterator[None]:
+def silence_library(library: Any) -> Iterator[None]:
     """Silence a library of Hugging Face by its `logging` module; our own errors report problems."""
     before = library.get_verbosity()
     library.set_verbosity(logging.CRITICAL)
@@ -178,16 +179,16 @@ def read_config(config: Path) -> tuple[str, dict[str, Any]]:
 
 
 def refuse_partial(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
-    """Raise ModelError when, by a library's loading report, a checkpoint lacks weights of a path or has others."""
+    """Raise ModelError if a library's loading report lists missing, unknown or mismatched weights of a path."""
     for kind in ("missing", "unexpected", "mismatched"):
         found = (key if isinstance(key, str) else key[0] for key in report[f"{kind}_keys"])
         if names := sorted(name for name in found if name.startswith(prefixes)):
             raise ModelError(
                 f"encoder.model {files.model} has {counted(len(names), f'{kind} key')} in its {path},"
-                f" {names[0]} first; nothing may be left random, so take a whole {files.class_name} checkpoint"
+                f" such as {names[0]}; no weight may stay random, so use a complete {files.class_name} checkpoint"
             )
 
 
 def one_line(error: BaseException) -> str:
-    """Put a library's message on one line, cut to 300 characters."""
+    """Put a library's message on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

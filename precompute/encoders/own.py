@@ -1,7 +1,6 @@
 """The user's own encoder, by import path: `encoder.model: my_package.module:MyEncoder`.
 
-The module is imported as any other is: it must be installed, or lie in a folder of PYTHONPATH.
-docs/reference/encoders.md has an example.
+The module must be installed, or be in a folder of PYTHONPATH. docs/reference/encoders.md has an example.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PIXEL_RANGES, Family, PixelRange
+from precompute.encoders.encoder import PIXEL_RANGES, Family, PixelRange, accept_any_size
 from precompute.encoders.model_files import ModelFiles, one_line
 from precompute.encoders.weights import native_identity
 
@@ -28,26 +27,26 @@ if TYPE_CHECKING:
 
 
 class OwnEncoder(Protocol):
-    """The protocol of such a class; one is made in each process, as `MyEncoder(device, dtype)`.
+    """The protocol of a user's class; each process makes one, as `MyEncoder(device, dtype)`.
 
-    It may have a `decode` too, from samples to RGB in [-1, 1], [N, 3, Y, X], for galleries.
+    A `decode` is optional: for galleries, it maps samples to RGB in [-1, 1], [N, 3, Y, X].
     """
 
     identity: str
-    """A text that differs where its samples would: a version, or a digest of its weights."""
+    """A text that changes with the samples: a version, or a digest of the weights."""
 
     def layout(self, height: int, width: int) -> Mapping[str, int]:
-        """Names and sides of a sample's one to four axes; ValueError for a size of image that it does not take.
+        """Return names and lengths of a sample's one to four axes; raise ValueError for an unsuitable image size.
 
-        Three axes of which the first is `channel` are a picture's latents; else the last is of features.
+        Three axes, the first named `channel`, are latents with a preview; otherwise the last axis is the features.
         """
 
     def encode(self, image_N3YX: Tensor) -> Tensor:
-        """Map RGB, in the range that `image.range` names, to samples, on its device, in its dtype."""
+        """Map RGB in `image.range` to samples; both in the class's dtype, on its device."""
 
 
 class OwnFamilyEncoder:
-    """Maps uint8 RGB to the samples of such an encoder."""
+    """Maps uint8 RGB to samples, with the user's encoder."""
 
     def __init__(self, own: OwnEncoder, path: str, config: EncoderConfig, pixel_range: PixelRange) -> None:
         self.device = config.torch_device
@@ -60,7 +59,7 @@ class OwnFamilyEncoder:
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
     def layout(self, height: int, width: int) -> SampleLayout:
-        """As it says; ConfigError for a size that it does not take, or a layout that no cache holds."""
+        """Ask the user's class; raise ConfigError for an unsuitable size, or a layout that no cache can have."""
         try:
             sides = dict(self._own.layout(height, width))
             axes = tuple(sides)
@@ -89,7 +88,7 @@ def digest_of(own: OwnEncoder) -> str:
 
 
 def make_own(path: str, config: EncoderConfig) -> Any:
-    """Import the class and make one; ModelError where there is none of that name, or it is not such a class."""
+    """Import the class and make one; raise ModelError if it cannot be imported or lacks part of the protocol."""
     module_name, _, class_name = path.partition(":")
     try:
         own_class = getattr(importlib.import_module(module_name), class_name)
@@ -99,9 +98,9 @@ def make_own(path: str, config: EncoderConfig) -> Any:
             "PYTHONPATH"
         ) from error
     own = own_class(config.torch_device, config.torch_dtype)
-    if lacking := [name for name in ("identity", "layout", "encode") if not hasattr(own, name)]:
+    if missing := [name for name in ("identity", "layout", "encode") if not hasattr(own, name)]:
         raise ModelError(
-            f"encoder.model {path} has no {' and no '.join(lacking)}; docs/reference/encoders.md says what it needs"
+            f"encoder.model {path} has no {' and no '.join(missing)}; docs/reference/encoders.md says what it needs"
         )
     return own
 
@@ -117,8 +116,4 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
     return own.decode, digest_of(own)
 
 
-def any_size(config: Mapping[str, Any], height: int, width: int) -> None:
-    """Its layout says later what it takes."""
-
-
-FAMILY = Family(load=load, refuse_size=any_size, load_decoder=load_decoder)
+FAMILY = Family(load=load, refuse_size=accept_any_size, load_decoder=load_decoder)

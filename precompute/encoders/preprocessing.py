@@ -1,7 +1,7 @@
-"""How a vision tower's own checkpoint prepares images, by its preprocessor_config.json, as values of `image:`.
+"""The image recipe of a vision tower's own processor, from its preprocessor_config.json, as values of `image:`.
 
-What transformers' processors do with Pillow is done here with the same pixels: squash to a size, or scale the shorter
-side and cut the middle out. Whatever else one does is refused with what it says, for the user to choose.
+Transformers' processors that work with Pillow are reproduced pixel by pixel: they squash an image, or scale its shorter
+side and crop the middle. Any other processor is refused with its values, for the user to choose.
 """
 
 import json
@@ -11,49 +11,49 @@ from typing import Any
 
 from cache_store.errors import ConfigError, MissingPathError
 from precompute.encoders.encoder import COLOUR_STATISTICS, PixelRange
-from precompute.encoders.model_files import file_here, find_model, model_file
+from precompute.encoders.model_files import find_model, local_file, model_file
 
 Values = dict[str, Any]
 
 RESAMPLING = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
-"""By Pillow's number."""
+"""Filters by Pillow's number."""
 
 RANGES = {**COLOUR_STATISTICS, "signed": ((0.5,) * 3, (0.5,) * 3)}
 
 BY_SHORTER_SIDE = ("CLIPImageProcessor", "CLIPFeatureExtractor", "BitImageProcessor")
-"""Processors to which a size that is a bare number is that of the shorter side; to others, of both."""
+"""Processors for which a bare number is the size of the shorter side; for others, of both sides."""
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-"""The file of the image processor, or that of all processors."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""The file of the image processor, or of all processors."""
 
-NOT_PILLOWS = ("DINOv3ViTImageProcessor",)
-"""Processors that resize otherwise."""
+NOT_PILLOW = ("DINOv3ViTImageProcessor",)
+"""Processors that do not resize with Pillow."""
 
 
 def as_model_prepares(model: str) -> Values:
-    """height, width, fit, resample and range of `image:` as the model's processor has them; ConfigError else."""
+    """Return height, width, fit, resample and range of `image:` from the model's processor; ConfigError if unknown."""
     held = processor_values(model)
     kind = str(held.get("image_processor_type") or held.get("feature_extractor_type") or "")
     try:
-        if kind.startswith(NOT_PILLOWS) or held.get("crop_pct") or held.get("do_pad") or held.get("do_resize") is False:
+        if kind.startswith(NOT_PILLOW) or held.get("crop_pct") or held.get("do_pad") or held.get("do_resize") is False:
             raise ValueError("it does not only resize and crop, with Pillow")
         return {**size_and_fit(held, kind), "resample": RESAMPLING[held["resample"]], "range": range_of(held)}
     except (KeyError, TypeError, ValueError) as error:
         chosen = {name: held.get(name) for name in ("size", "crop_size", "resample", "image_mean", "image_std")}
         raise ConfigError(
-            f"image.from_model: the {kind or 'processor'} of {model} is none that is followed here ({error}); leave it "
-            f"out and choose image.height, width, fit, resample and range for {json.dumps(chosen)}"
+            f"image.from_model: the {kind or 'processor'} of {model} cannot be followed ({error}); leave it out and "
+            f"choose image.height, width, fit, resample and range for {json.dumps(chosen)}"
         ) from None
 
 
 def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
-    """Raise ConfigError where pixels would enter a tower in another range than its own processor gives it."""
-    if (path := file_here(model, *PROCESSORS)) is None:
-        return  # the Hub is not asked for it by every worker
+    """Raise ConfigError if the tower's own processor gives it pixels in another range."""
+    if (path := local_file(model, *PROCESSOR_FILES)) is None:
+        return  # without a download, which every worker would make
     try:
         stated = range_of(read_processor(path))
     except (KeyError, TypeError, ValueError):
-        return  # it says nothing that is understood here
+        return  # the range is none that we know
     if stated != pixel_range:
         raise ConfigError(
             f"image.range is {pixel_range}, but the processor of {model} gives it {stated}; set image.range: {stated}, "
@@ -62,8 +62,8 @@ def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
 
 
 def processor_values(model: str) -> Values:
-    """Read the config of the checkpoint's image processor, from a file of that or of all its processors."""
-    if path := model_file(find_model(model).model, *PROCESSORS):
+    """Read the config of the checkpoint's image processor."""
+    if path := model_file(find_model(model).model, *PROCESSOR_FILES):
         return read_processor(path)
     raise MissingPathError(f"image.from_model: {model} has no preprocessor_config.json; leave it out and choose")
 

@@ -1,4 +1,4 @@
-"""The encoder that the vision tower of a Qwen-VL is, as transformers runs it."""
+"""An encoder made from the vision tower of a Qwen-VL, as transformers runs it."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,31 +9,34 @@ from torch import Tensor
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_unfit
-from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, Place
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_cropping
+from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation
 from precompute.encoders.tower import (
     one_layer,
     read_whole_tower,
     tower_config,
     weights_of_output,
 )
-from precompute.encoders.weights import loading, native_identity
+from precompute.encoders.weights import model_errors, native_identity
 
 # Axes: N images, Y X pixels, T tokens, F features, G squares of patches, S patches of a square's side, P pixels.
 
 
 class QwenEncoder:
-    """Maps uint8 RGB to the tokens that the language model is given, on one device."""
+    """Maps uint8 RGB to the tokens for the language model, on one device."""
 
     def __init__(
-        self, files: ModelFiles, place: Place, config: EncoderConfig, pixel_range: PixelRange, side: int
+        self, files: ModelFiles, location: TowerLocation, config: EncoderConfig, pixel_range: PixelRange, side: int
     ) -> None:
         if pixel_range == "theworld":
             raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {files.class_name} needs clip or signed")
-        with loading(files):
-            values = {**place.tower_values(files.config), "model_type": place.kinds[0]}  # of the whole, in older ones
+        with model_errors(files):
+            values = {
+                **location.tower_values(files.config),
+                "model_type": location.kinds[0],
+            }  # older configs state the whole model's
             held = replace(files, config={VISION_CONFIG: values})
-            tower = read_whole_tower(held, place, tower_config(held, place))
+            tower = read_whole_tower(held, location, tower_config(held, location))
         layer = one_layer(config, None)
         self._level = None if layer is None else level_of(files, tower.config, layer)
         self.device = config.torch_device
@@ -49,8 +52,8 @@ class QwenEncoder:
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
     def layout(self, height: int, width: int) -> SampleLayout:
-        """[T, F], rows of tokens from the top; ConfigError for a size that it would have to crop."""
-        refuse_unfit(height, width, self._side)
+        """Describe a sample [T, F], rows of tokens from the top; raise ConfigError for a size that needs cropping."""
+        refuse_cropping(height, width, self._side)
         tokens = (height // self._side) * (width // self._side)
         return SampleLayout(
             axes=("token", "feature"), shape=(tokens, self._features), feature_axis="feature", has_preview=False
@@ -68,7 +71,7 @@ class QwenEncoder:
         return tokens.view(number, -1, tokens.shape[-1]).float()
 
     def _patches(self, pixels_N3YX: Tensor) -> Tensor:
-        """As transformers' `Qwen2VLImageProcessor.patchify`: squares of patches in order; an image is two frames."""
+        """Cut images into squares of patches, as transformers' `Qwen2VLImageProcessor.patchify`, each twice in time."""
         patch, square, frames = (
             getattr(self._config, name) for name in ("patch_size", "spatial_merge_size", "temporal_patch_size")
         )
@@ -81,7 +84,7 @@ class QwenEncoder:
 
 
 def level_of(files: ModelFiles, config: Any, layer: int) -> int:
-    """Which of the deepstack levels follows the block that `encoder.layer` names; ModelError where none does."""
+    """Return the deepstack level after the block that `encoder.layer` names; raise ModelError if there is none."""
     blocks = list(getattr(config, "deepstack_visual_indexes", ()))
     if layer not in blocks:
         levels = f"has deepstack features of the layers {blocks}" if blocks else "has no deepstack features"

@@ -1,4 +1,4 @@
-"""The table of encoders: a family is a module with a `FAMILY` and a line here; it is imported when it is used.
+"""The table of encoders. A family is a module with a `FAMILY` and a line here; it is imported when it is used.
 
 A family's module imports torch and the libraries of models only inside its functions.
 """
@@ -29,11 +29,11 @@ class Entry:
     """A family's line in the table."""
 
     module: str
-    """Within `precompute.encoders`, and after a colon the family's name in it, if that is not `FAMILY`."""
+    """Module in `precompute.encoders`; after a colon, the family's name if it is not `FAMILY`."""
     models: str
-    """Some that it serves, for the help."""
+    """Models that it serves, for the help."""
     classes: tuple[str, ...]
-    """Of diffusers or transformers, as a model's config.json names them."""
+    """Classes of diffusers or transformers, as named in a model's config.json."""
 
     @property
     def family(self) -> Family:
@@ -111,7 +111,7 @@ TEXTS = (
         ),
     ),
 )
-"""Families that read texts; some of their classes have a vision tower too, which is in `FAMILIES`."""
+"""Families that read texts; some of their classes also have a vision tower, in `FAMILIES`."""
 
 OTHER = Entry("tower_families", "any vision tower of fixed size in transformers", ("AutoModel",))
 
@@ -123,25 +123,25 @@ REFUSED = {
     "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
     "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
 }
-"""Classes that cannot be served, and why."""
+"""Classes that cannot be served, and the reason."""
 
 ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
 TEXT_ENTRIES = {class_name: entry for entry in TEXTS for class_name in entry.classes}
 
 
 def help_lines() -> Iterator[str]:
-    """Yield a line for each family: the first of its classes, and models that it serves."""
+    """Yield a line for each family: its first class, and its models."""
     for entry in (*FAMILIES, OTHER, *TEXTS, OWN):
         yield f"  {entry.classes[0]:<20}  {entry.models}"
 
 
 def entry_of(files: ModelFiles) -> Entry | None:
-    """The line of the model's class; of one that is not in the table, that of towers, where images have a size."""
+    """Return the line of the model's class, or OTHER for an unlisted class whose config has an `image_size`."""
     return ENTRIES.get(files.class_name) or (OTHER if "image_size" in files.config else None)
 
 
 def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
-    """Find the files of the model, a hub id or folder, and its family; ModelError for an unknown class."""
+    """Find the model's family and files; raise ModelError for an unknown class."""
     from precompute.encoders.model_files import ModelFiles  # needs huggingface_hub, which `--help` does without
 
     model = config.model
@@ -169,21 +169,18 @@ def files_of(config: EncoderConfig) -> ModelFiles:
 
 
 def refuse_other_use(files: ModelFiles, config: EncoderConfig) -> None:
-    """Raise ConfigError where texts are to be read by what reads images, or images by what reads texts."""
+    """Raise ConfigError if the config asks a model for images to read texts, or the reverse."""
     where = f"encoder.model {config.model} is of class {files.class_name}"
     if config.reads_text and files.class_name not in TEXT_ENTRIES:
-        raise ConfigError(
-            f"{where}, which is no text encoder that is known; leave out encoder.max_tokens and source.text"
-        )
+        raise ConfigError(f"{where}, which is not a known text encoder; leave out encoder.max_tokens and source.text")
     if not config.reads_text and files.class_name in TEXT_ENTRIES.keys() - ENTRIES.keys():
         raise ConfigError(
-            f"{where}, which reads texts; set source.text: caption, and encoder.max_tokens: how many tokens each is to "
-            "have"
+            f"{where}, which reads texts; set source.text: caption, and encoder.max_tokens, the tokens of each text"
         )
 
 
-def refuse_unfit_for(config: EncoderConfig, height: int, width: int) -> None:
-    """Raise ConfigError for a size that the encoder does not take; a broken config passes here."""
+def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
+    """Raise ConfigError if the encoder cannot take images of this size; leave a broken config to loading."""
     if IMPORT_PATH.fullmatch(config.model):
         return
     files = files_of(config)
@@ -194,18 +191,18 @@ def refuse_unfit_for(config: EncoderConfig, height: int, width: int) -> None:
         if entry := entry_of(files):
             entry.family.refuse_size(files.config, height, width)
     except (AttributeError, LookupError, TypeError, ValueError):
-        return  # loading the model will say what is wrong with it
+        return  # loading the model reports the problem
 
 
 def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-    """The frozen encoder that `config` names, ready on its device; pixels enter it in `pixel_range`."""
+    """Load the frozen encoder that `config` names, on its device; it feeds the model pixels in `pixel_range`."""
     family, files = find_family(config)
     config.refuse_meaningless(family.takes, files.class_name)
     return family.load(files, config, pixel_range)
 
 
 def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str = "cpu") -> Encoder:
-    """The same weights in float32 as diffusers or transformers itself runs them: what a canary compares with."""
+    """Load the same weights in float32, as diffusers or transformers itself runs them, for the canary."""
     family, _ = find_family(config)
     config = replace(config, compute_dtype="float32", device=device)
     native: dict[str, Any] = {name: False for name in ("fold", "compile") if name in family.takes}
@@ -214,11 +211,11 @@ def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str =
     except ConfigError:
         if not native:
             raise
-        return load_encoder(replace(config, **native | {"fold": True}), pixel_range)  # diffusers itself cannot run it
+        return load_encoder(replace(config, **native | {"fold": True}), pixel_range)  # diffusers cannot run this model
 
 
 def load_decoder(config: EncoderConfig) -> Decoder:
-    """The decoder of the model that `config` names, and the SHA-256 of its encode path."""
+    """Load the decoder of the model that `config` names, and the SHA-256 of its encode path."""
     family, files = find_family(config)
     if family.load_decoder is None:
         raise ConfigError(f"encoder.model {config.model} is of class {files.class_name}, which has no decoder")

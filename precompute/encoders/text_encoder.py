@@ -1,6 +1,7 @@
 """A frozen text model as an encoder: its tokenizer, and hidden states of its tokens or one pooled vector."""
 
 import hashlib
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,26 +17,25 @@ from cache_store.format.array import PLAIN_TEMPLATE, SampleLayout, TextRecipe
 from precompute.encoders.config import EncoderConfig, Padding
 from precompute.encoders.encoder import NO_TOKEN, Tokens
 from precompute.encoders.model_files import ModelFiles, model_file
-from precompute.encoders.weights import json_line, loading, native_identity, silence
+from precompute.encoders.weights import json_line, model_errors, native_identity, silence_transformers
 
 FILES = (
     *("added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model", "tokenizer.json"),
     *("tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
 )
-"""All that a tokenizer may be saved in."""
+"""Files that a tokenizer may be saved in."""
 
 
 def tokenizer_folder(files: ModelFiles) -> str:
-    """A pipeline's text_encoder_2 has its tokenizer in tokenizer_2; a model alone has it beside its weights."""
-    begins = "text_encoder"
-    return files.subfolder.replace(begins, "tokenizer", 1) if files.subfolder.startswith(begins) else files.subfolder
+    """Return the tokenizer's folder: tokenizer_2 for a pipeline's text_encoder_2, else the model's own."""
+    return re.sub("^text_encoder", "tokenizer", files.subfolder)
 
 
 class TemplateTokenizer:
-    """Makes tokens of texts within a template; safe to share between threads."""
+    """Puts texts into a template and makes tokens of them; safe to share between threads."""
 
     def __init__(self, files: ModelFiles, template: str, drop: int, most: int) -> None:
-        """`most` tokens are kept, and `drop` of them left out later; ModelError where there is no tokenizer."""
+        """Load a tokenizer: it keeps `most` tokens, of which `drop` are left out later; ModelError if none is found."""
         folder = tokenizer_folder(files)
         found = [(name, model_file(files.model, str(PurePosixPath(folder, name)))) for name in FILES]
         held = [(name, path) for name, path in found if path is not None]
@@ -43,11 +43,11 @@ class TemplateTokenizer:
             where = f"{files.model}/{folder}" if folder else files.model
             raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
         self.sha256 = files_sha256(held)
-        with loading(files), silence():
+        with model_errors(files), silence_transformers():
             self._tokenizer: Any = AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False)
         self._template, self._drop, self._most = template, drop, most
         self._lock = threading.Lock()
-        """A tokenizer keeps, from one call to the next, whether it cuts."""
+        """Held during calls, because a tokenizer keeps the option to cut from one call to the next."""
         (blank,) = self._ids([template.replace(PLAIN_TEMPLATE, "")], cut=False)
         if len(blank) < drop:
             raise ConfigError(f"encoder.drop is {drop}, but encoder.template is {len(blank)} tokens alone")
@@ -59,7 +59,7 @@ class TemplateTokenizer:
 
     @property
     def pad(self) -> int | None:
-        """The token that texts are padded with, if there is one."""
+        """The token that pads texts; None if there is none."""
         token: int | None = self._tokenizer.pad_token_id
         return token
 
@@ -71,7 +71,7 @@ class TemplateTokenizer:
             found = self._ids(whole, cut=False)
             long = [place for place, ids in enumerate(found) if len(ids) > self._most]
             counts = [len(ids) - self._drop for ids in found]
-            if long:  # cutting them here would cut off the tokens that end a text
+            if long:  # cut by the tokenizer, which keeps the tokens that end a text
                 cut = self._ids([whole[place] for place in long], cut=True)
                 found = [*found]
                 for place, ids in zip(long, cut, strict=True):
@@ -85,7 +85,7 @@ class TemplateTokenizer:
 
 
 def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
-    """Over each file's name and bytes."""
+    """Hash each file's name and bytes."""
     digest = hashlib.sha256()
     for name, path in files:
         digest.update(json_line({"name": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
@@ -97,15 +97,15 @@ def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
-    """A text model on its device, in its compute dtype, and what a cache must know of it."""
+    """A text model on its device, in its compute dtype, and the facts that a cache records."""
 
     model: Any
     class_name: str
     weights_sha256: str
     layers: tuple[int, ...]
-    """Hidden states taken and joined, as transformers counts them; none for the last one, behind any final norm."""
+    """Hidden states to join, as transformers counts them; none for the last one, after any final norm."""
     pooled: str | None
-    """The output that is one vector of a text, where that is taken."""
+    """The output with one vector of a text, if that is kept."""
     features: int
     padding: Padding
 
@@ -137,21 +137,21 @@ class TransformersTextEncoder:
         self._model, self._tokenizer, self._pad = model, tokenizer, tokenizer.pad or 0
 
     def layout(self, height: int, width: int) -> SampleLayout:
-        """[T, F], or [F] of a pooled vector, with statistics of each feature, whatever the size of an image."""
+        """Describe a sample [T, F], or [F] for a pooled vector, with statistics per feature, for any size of image."""
         axes: dict[str, int] = {"feature": self._model.features}
         if self._model.pooled is None:
             axes = {"token": self.recipe.max_tokens, **axes}
         return SampleLayout(axes=tuple(axes), shape=tuple(axes.values()), feature_axis="feature", has_preview=False)
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
-        """Put texts into the template and make tokens of them; from any thread."""
+        """Put each text into the template and tokenize it; called from several threads."""
         return self._tokenizer(texts)
 
     @torch.inference_mode()
     def encode(self, ids_NT: Tensor) -> Tensor:
         """Map tokens, int32 on any device, padded with `NO_TOKEN`, to samples in float32, on the encoder's device.
 
-        Where there is no token at all, the first is padding that is attended to: nothing may attend to nothing.
+        A text without tokens attends to its first padding, because attention needs at least one token.
         """
         model, ids_NT = self._model, ids_NT.to(self.device, non_blocking=True).long()
         is_token_NT = ids_NT != NO_TOKEN

@@ -1,7 +1,7 @@
-"""Frozen vision towers as transformers runs them: the last hidden state, a token for each patch or square of patches.
+"""Frozen vision towers as transformers runs them: a hidden state, one token per patch or per square of patches.
 
-Only files that hold weights of the tower are downloaded, and only those weights are read, from safetensors alone.
-transformers only warns of weights that a checkpoint lacks and leaves them random; here that is an error.
+Only files with weights of the tower are downloaded, and only those weights are read, from safetensors only.
+Transformers only warns about missing weights and leaves them random; here they are an error.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,40 +17,47 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_other_side
-from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, Place, refuse_partial
-from precompute.encoders.weights import loading, native_identity, read_weights, silence, weights_sha256
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_other_size
+from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation, refuse_partial
+from precompute.encoders.weights import (
+    TRANSFORMERS_FILES,
+    model_errors,
+    native_identity,
+    read_weights,
+    silence_transformers,
+    weights_sha256,
+)
 
-# Axes: N images, Y X pixels, T tokens, F features, G squares of a side, P patches of a square's side.
+# Axes: N images, Y X pixels, T tokens, F features, G squares per side, P patches per side of a square.
 
 
-CPU_PIXELS = 2**19
-"""Of the images that a CPU encodes at once: 10 of 224x224, 3 of 384x384, 1 of 896x896.
+TOWER_CPU_PIXELS = 2**19
+"""Pixels that a CPU encodes at once: 10 images of 224x224, 3 of 384x384, 1 of 896x896.
 
 On two Zen 5 cores 10 of 224x224 at once take 7 to 17 % less CPU time with SigLIP base than one at a time, in float32
-and in bfloat16; the tokens' bits are equal. More at once cost memory alone.
+and in bfloat16; the tokens' bits are equal. More at once only cost memory.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenTower:
-    """A vision tower on its device, in its compute dtype, and what a cache must know of it."""
+    """A vision tower on its device, in its compute dtype, and the facts that a cache records."""
 
     hidden: Callable[[Tensor], Tensor]
-    """[N, 3, Y, X] to a hidden state, [N, T, F]: tokens before the patches, then rows of patches from the top."""
+    """Maps [N, 3, Y, X] to a hidden state [N, T, F]: tokens before the patches, then rows of patches from the top."""
     class_name: str
     weights_sha256: str
     image_side: int
-    """Pixels; its position embeddings are of this size alone."""
+    """In pixels; the position embeddings fit only this size."""
     patches: int
-    """Of a side."""
+    """Patches per side."""
     features: int
     pool: int
-    """Patches of a side that its own model averages."""
+    """Side, in patches, of the squares that the model itself averages; 1 if it keeps every patch."""
     tokens_before: int = 0
-    """A class token and registers, as far as it has them."""
+    """Number of class tokens and registers."""
     layer: int | None = None
-    """The hidden state taken, as transformers counts them; None for the last one, behind any final norm."""
+    """The hidden state kept, as transformers counts them; None for the last one, after any final norm."""
 
 
 class TowerEncoder:
@@ -62,12 +69,12 @@ class TowerEncoder:
         self._pool = tower.pool if config.pool == "auto" else config.pool
         if self._pool < 1 or tower.patches % self._pool:
             raise ConfigError(
-                f"encoder.pool must divide the tower's {tower.patches} patches of a side, got {self._pool}"
+                f"encoder.pool must divide the tower's {tower.patches} patches per side, got {self._pool}"
             )
         if config.class_token and not tower.tokens_before:
             raise ConfigError(f"encoder.class_token: a {tower.class_name} has none; leave it out")
         if config.class_token and self._pool > 1:
-            raise ConfigError("encoder.class_token: pooled patches have none beside them; set encoder.pool: 1")
+            raise ConfigError("encoder.class_token cannot stand beside pooled patches; set encoder.pool: 1")
         self._dropped = 0 if config.class_token else tower.tokens_before
         self._to_range = PIXEL_RANGES[pixel_range]
         self.device = config.torch_device
@@ -83,8 +90,8 @@ class TowerEncoder:
         self._dtype = config.torch_dtype
 
     def layout(self, height: int, width: int) -> SampleLayout:
-        """[T, F], with statistics of each feature; ConfigError for a size that the tower has no positions for."""
-        refuse_other_side(height, width, self._tower.image_side)
+        """Describe a sample [T, F] with statistics per feature; raise ConfigError for any size but the tower's."""
+        refuse_other_size(height, width, self._tower.image_side)
         kept = self._tower.tokens_before - self._dropped
         return SampleLayout(
             axes=("token", "feature"),
@@ -97,11 +104,13 @@ class TowerEncoder:
     def encode(self, image_NYX3: Tensor) -> Tensor:
         """Map uint8 RGB, on any device, to [N, T, F], float32, on the encoder's device.
 
-        A CPU takes a few images of a batch at a time, cut by their size alone, so that the bits do not depend on what
-        else the machine does.
+        A CPU takes a few images at a time. Their number depends only on their size, so that the bits do not depend on
+        the machine's load.
         """
         pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
-        at_once = max(1, CPU_PIXELS // self._tower.image_side**2) if self.device.type == "cpu" else len(pixels_N3YX)
+        at_once = (
+            max(1, TOWER_CPU_PIXELS // self._tower.image_side**2) if self.device.type == "cpu" else len(pixels_N3YX)
+        )
         chunks = torch.split(pixels_N3YX.to(self._dtype).contiguous(), at_once)
         return torch.cat([average_squares(self._kept(chunk), self._pool) for chunk in chunks])
 
@@ -127,22 +136,20 @@ ENCODE_CONFIG = {
     "siglip_vision_model": (*COMMON, "patch_size", "hidden_act", "layer_norm_eps"),
     "clip_vision_model": (*COMMON, "patch_size", "hidden_act", "layer_norm_eps"),
 }
-"""Config values that a tower's output depends on, by its model type; of others, all that their config says."""
+"""Config values that a tower's output depends on, by model type; for other types, all values of the config count."""
 
 NOT_OF_OUTPUT = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"})
+"""Config values that no output depends on."""
 
 UNUSED = ("head.", "pooler.")
-"""How names begin of weights that come after the last hidden state."""
-
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-"""As transformers looks for them."""
+"""Prefixes of weights after the last hidden state, such as the head of SigLIP."""
 
 
-def load_tower(files: ModelFiles, place: Place, config: EncoderConfig) -> FrozenTower:
-    """The frozen vision tower of the checkpoint in `files`; ModelError when anything of it is wrong."""
-    with loading(files):
-        held = tower_config(files, place)
-        tower = read_whole_tower(files, place, held)
+def load_tower(files: ModelFiles, location: TowerLocation, config: EncoderConfig) -> FrozenTower:
+    """Load the frozen vision tower of the checkpoint in `files`; raise ModelError if that fails."""
+    with model_errors(files):
+        held = tower_config(files, location)
+        tower = read_whole_tower(files, location, held)
         side, patch = (each if isinstance(each, int) else each[0] for each in (held.image_size, held.patch_size))
         tokens, features = shape_of_output(files, type(tower), held, side)
         patches = side // patch
@@ -150,7 +157,7 @@ def load_tower(files: ModelFiles, place: Place, config: EncoderConfig) -> Frozen
         pool = patches // isqrt(files.config.get("mm_tokens_per_image", patches**2))
     if before + patches**2 != tokens:
         raise ModelError(
-            f"encoder.model {files.model} makes {tokens} tokens of an image, which are no square of patches"
+            f"encoder.model {files.model} makes {tokens} tokens of an image, which do not form a square of patches"
         )
     digest = weights_of_output(tower)
     layer = one_layer(config, own_layer(files))
@@ -182,12 +189,12 @@ def load_tower(files: ModelFiles, place: Place, config: EncoderConfig) -> Frozen
 def one_layer(config: EncoderConfig, default: int | None) -> int | None:
     """Return the layer that `encoder.layer` names, or the model's own; ConfigError for several."""
     if isinstance(config.layer, list):
-        raise ConfigError(f"encoder.layer: {config.layer} is for text encoders; of a vision tower, name one")
+        raise ConfigError(f"encoder.layer: {config.layer} is for text encoders; name one layer of a vision tower")
     return default if config.layer == "auto" else config.layer
 
 
 def own_layer(files: ModelFiles) -> int | None:
-    """The hidden state that the whole model takes of its tower; None for the last one."""
+    """Return the hidden state that the whole model uses; None for the last one."""
     layer = files.config.get("vision_feature_layer", -2 if files.class_name.startswith("Llava") else None)
     if isinstance(layer, list):
         raise ModelError(
@@ -196,29 +203,29 @@ def own_layer(files: ModelFiles) -> int | None:
     return None if layer is None else int(layer)
 
 
-def tower_config(files: ModelFiles, place: Place) -> Any:
-    """The tower's config, its head left out; ModelError where the checkpoint has a tower of another kind."""
-    values = place.tower_values(files.config)
+def tower_config(files: ModelFiles, location: TowerLocation) -> Any:
+    """Make the tower's config, without a head; raise ModelError if the checkpoint has no tower of a known type."""
+    values = location.tower_values(files.config)
     if not isinstance(values, Mapping):
         raise ModelError(
             f"encoder.model {files.model} has no {VISION_CONFIG} in its config.json: it has no vision tower"
         )
-    kind = values.get("model_type", place.kinds[0] if place.kinds else "")
-    if kind not in (place.kinds or CONFIG_MAPPING):
-        wanted = " or ".join(place.kinds) or "known to transformers"
+    kind = values.get("model_type", location.kinds[0] if location.kinds else "")
+    if kind not in (location.kinds or CONFIG_MAPPING):
+        wanted = " or ".join(location.kinds) or "known to transformers"
         raise ModelError(f"encoder.model {files.model} has a vision tower of type {kind}, not {wanted}")
     headless = {"vision_use_head": False} if kind == "siglip_vision_model" else {}
     return CONFIG_MAPPING[kind].from_dict({**values, **headless})
 
 
-def read_whole_tower(files: ModelFiles, place: Place, config: Any) -> Any:
-    """The tower in float32, frozen."""
+def read_whole_tower(files: ModelFiles, location: TowerLocation, config: Any) -> Any:
+    """Load the tower in float32, frozen."""
     tower_class = class_of_tower(config)
-    with silence():
+    with silence_transformers():
         tower, report = tower_class.from_pretrained(
             None,
             config=config,
-            state_dict=dict(tower_weights(files, place, tower_class)),
+            state_dict=dict(tower_weights(files, location, tower_class)),
             dtype=torch.float32,
             attn_implementation="sdpa",
             ignore_mismatched_sizes=True,  # so that they are reported, and refused below
@@ -230,7 +237,7 @@ def read_whole_tower(files: ModelFiles, place: Place, config: Any) -> Any:
 
 
 def class_of_tower(config: Any) -> Any:
-    """Transformers' class by a tower's config; its table lacks Qwen2-VL's."""
+    """Find transformers' class for a tower's config; its own table lacks Qwen2-VL's."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
@@ -245,36 +252,36 @@ def is_used(key: Any) -> bool:
 
 
 def shape_of_output(files: ModelFiles, tower_class: Any, config: Any, side: int) -> tuple[int, int]:
-    """How many tokens the tower makes of an image, and of how many features: by shapes alone, nothing is computed."""
+    """Return the number of tokens of an image and of their features, by shapes only: nothing is computed."""
     with torch.device("meta"), torch.inference_mode():
         made = tower_class(config).eval()(pixel_values=torch.empty(1, config.num_channels, side, side))
     if made.last_hidden_state.dim() != 3:
         raise ModelError(
-            f"encoder.model {files.model} makes {tuple(made.last_hidden_state.shape)} of an image, no tokens"
+            f"encoder.model {files.model} makes {tuple(made.last_hidden_state.shape)} of an image, not tokens"
         )
     _, tokens, features = made.last_hidden_state.shape
     return tokens, features
 
 
 def weights_of_output(tower: Any) -> str:
-    """The hash of what the tower's output depends on."""
+    """Hash the weights and config values that the tower's output depends on."""
     kind, values = tower.config.model_type, tower.config.to_dict()
     of_kind = sorted(tower.config.to_diff_dict().keys() - NOT_OF_OUTPUT)
     weights = ((name, each) for name, each in tower.state_dict().items() if is_used(name))
     return weights_sha256(type(tower).__name__, values, ENCODE_CONFIG.get(kind, of_kind), weights)
 
 
-def tower_weights(files: ModelFiles, place: Place, tower_class: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the tower that the checkpoint holds, under the name that it has within the tower."""
-    prefixes = place.prefixes
+def tower_weights(files: ModelFiles, location: TowerLocation, tower_class: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield each weight of the tower in the checkpoint, except a head's, by its name in the tower."""
+    prefixes = location.prefixes
     if prefixes is None:
         is_alone = files.class_name == tower_class.__name__
         prefixes = (f"{tower_class.base_model_prefix}.", *([""] if is_alone else []))
-    for name, weight in read_weights(files, WEIGHTS, partial(name_within, prefixes)):
-        if is_used(name) and not name.endswith("position_ids"):  # older versions saved those
+    for name, weight in read_weights(files, TRANSFORMERS_FILES, partial(name_within, prefixes)):
+        if is_used(name) and not name.endswith("position_ids"):  # saved by older versions
             yield name, weight
 
 
 def name_within(prefixes: tuple[str, ...], name: str) -> str | None:
-    """The name in the tower of a weight of the checkpoint; None for one that is not the tower's."""
+    """Map a weight's name in the checkpoint to its name in the tower; None if it is not the tower's."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), None)

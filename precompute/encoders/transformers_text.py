@@ -1,7 +1,7 @@
-"""Text encoders as transformers runs them, wherever a checkpoint keeps one.
+"""Text encoders as transformers runs them.
 
-Only a checkpoint's files with weights of the encoder are downloaded, and only those weights are read, from safetensors
-alone. They are hashed as they are saved and held in the compute dtype: they may be 20 GB.
+Only files with weights of the encoder are downloaded, and only those weights are read, from safetensors only. They are
+hashed as saved and kept in the compute dtype: they may be 20 GB.
 """
 
 from typing import Any
@@ -12,25 +12,30 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.model_files import Held, ModelFiles, refuse_partial
+from precompute.encoders.model_files import ModelFiles, TextLocation, refuse_partial
 from precompute.encoders.text_encoder import TemplateTokenizer, TextModel, TransformersTextEncoder
-from precompute.encoders.weights import loading, read_weights, silence, weights_sha256
-
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-"""As transformers looks for them."""
+from precompute.encoders.weights import (
+    TRANSFORMERS_FILES,
+    model_errors,
+    read_weights,
+    silence_transformers,
+    weights_sha256,
+)
 
 NOT_OF_OUTPUT = frozenset(
     {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
 )
 
+"""Config values that no output depends on."""
+
 TIED = "encoder.embed_tokens.weight"
-"""T5's embeddings once more; a checkpoint may hold them under one of two names, or both."""
+"""The second name of T5's embeddings; a checkpoint may have either name, or both."""
 
 
-def load_text_encoder(files: ModelFiles, held: Held, config: EncoderConfig) -> TransformersTextEncoder:
-    """The frozen text encoder of the checkpoint in `files`; ModelError when anything of it is wrong."""
+def load_text_encoder(files: ModelFiles, held: TextLocation, config: EncoderConfig) -> TransformersTextEncoder:
+    """Load the frozen text encoder of the checkpoint in `files`; raise ModelError if that fails."""
     assert config.max_tokens is not None
-    with loading(files):
+    with model_errors(files):
         model_config = config_of(files, held)
         weights = encoder_weights(files, held)
         class_name, keys = held.runs, held.config_keys or sorted(model_config.to_diff_dict().keys() - NOT_OF_OUTPUT)
@@ -55,33 +60,33 @@ def load_text_encoder(files: ModelFiles, held: Held, config: EncoderConfig) -> T
     )
 
 
-def config_of(files: ModelFiles, held: Held) -> Any:
-    """The encoder's part of the checkpoint's config; ModelError where that is of another kind."""
+def config_of(files: ModelFiles, held: TextLocation) -> Any:
+    """Return the encoder's part of the checkpoint's config; raise ModelError if that is of another class."""
     kind, wanted = files.config.get("model_type"), getattr(transformers, held.runs).config_class
     if kind not in transformers.CONFIG_MAPPING:
         raise ModelError(f"encoder.model {files.model} is of model type {kind}, which transformers does not know")
     whole = transformers.CONFIG_MAPPING[kind].from_dict(dict(files.config))
     found = whole if isinstance(whole, wanted) else whole.get_text_config()
     if not isinstance(found, wanted):
-        raise ModelError(f"encoder.model {files.model} has a {type(found).__name__}, where a {held.runs} has another")
+        raise ModelError(f"encoder.model {files.model} has a {type(found).__name__}, not that of a {held.runs}")
     return found
 
 
-def encoder_weights(files: ModelFiles, held: Held) -> dict[str, Tensor]:
-    """Every weight of the encoder that the checkpoint holds, by its name within the encoder."""
-    named = read_weights(files, WEIGHTS, held.name_within)
-    weights = {
-        name: weight for name, weight in named if not name.endswith("position_ids")
-    }  # older versions saved those
+def encoder_weights(files: ModelFiles, held: TextLocation) -> dict[str, Tensor]:
+    """Read each weight of the encoder in the checkpoint, by its name in the encoder."""
+    named = read_weights(files, TRANSFORMERS_FILES, held.name_within)
+    weights = {name: weight for name, weight in named if not name.endswith("position_ids")}  # saved by older versions
     if TIED in weights:
         weights.setdefault("shared.weight", weights.pop(TIED))
         weights.pop(TIED, None)
     return weights
 
 
-def read_model(files: ModelFiles, held: Held, config: Any, weights: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    """The encoder, frozen."""
-    with silence():
+def read_model(
+    files: ModelFiles, held: TextLocation, config: Any, weights: dict[str, Tensor], dtype: torch.dtype
+) -> Any:
+    """Load the encoder, frozen."""
+    with silence_transformers():
         model, report = getattr(transformers, held.runs).from_pretrained(
             None,
             config=config,
@@ -97,7 +102,7 @@ def read_model(files: ModelFiles, held: Held, config: Any, weights: dict[str, Te
 
 
 def refuse_beyond(model_config: Any, tokens: int, config: EncoderConfig) -> None:
-    """Raise ConfigError for more tokens than the model has positions for."""
+    """Raise ConfigError if the model has too few positions for so many tokens."""
     most = getattr(model_config, "max_position_embeddings", None)
     if most is not None and tokens > most:
         raise ConfigError(
@@ -107,7 +112,7 @@ def refuse_beyond(model_config: Any, tokens: int, config: EncoderConfig) -> None
 
 
 def layers_of(files: ModelFiles, model_config: Any, config: EncoderConfig) -> tuple[int, ...]:
-    """The hidden states that are taken; none for the last one, behind any final norm."""
+    """Return the hidden states to keep; none for the last one, after any final norm."""
     layers = () if config.layer == "auto" else (config.layer,) if isinstance(config.layer, int) else tuple(config.layer)
     most: int = model_config.num_hidden_layers
     for layer in layers:
@@ -116,16 +121,16 @@ def layers_of(files: ModelFiles, model_config: Any, config: EncoderConfig) -> tu
                 f"encoder.layer is {layer}, but {files.model} has hidden states 0 to {most}, or -1 to {-most - 1}"
             )
     if layers and config.output == "pooled":
-        raise ConfigError("encoder.layer is for encoder.output: tokens; the pooled vector is of the last one")
+        raise ConfigError("encoder.layer is for encoder.output: tokens; the pooled vector comes from the last one")
     return layers
 
 
 def pooled_output(model: Any) -> str:
-    """Which output is the one vector of a text; ConfigError where there is none."""
+    """Return the name of the output with one vector of a text; raise ConfigError if there is none."""
     name = type(model).__name__
     outputs = {"CLIPTextModelWithProjection": "text_embeds", "CLIPTextModel": "pooler_output"}
     if name not in outputs:
-        raise ConfigError(f"encoder.output: a {name} makes no pooled vector of a text; leave it out")
+        raise ConfigError(f"encoder.output: a {name} has no pooled vector of a text; leave it out")
     return outputs[name]
 
 

@@ -1,9 +1,9 @@
-"""Weights of a part of a model, read from safetensors alone, and the SHA-256 that identifies a frozen encoder.
+"""Read the weights of one part of a model, from safetensors only, and hash a frozen encoder.
 
-Of a checkpoint's files, only those that hold such weights are read. The SHA-256 covers only what encoding depends on:
-named config values, and the encode path's weights as float32, by name. So it stays when a decoder is finetuned, when
-float32 weights that bfloat16 holds exactly are saved as such, when a checkpoint is split into shards, and when
-diffusers adds a config key with a default.
+Only files that hold weights of the part are read. The SHA-256 covers the inputs of encoding: named config values, and
+the encode path's weights as float32, by name. So it does not change when a decoder is finetuned, when float32 weights
+that bfloat16 holds exactly are saved as bfloat16, when a checkpoint is split into shards, or when diffusers adds a
+config key with a default.
 """
 
 import hashlib
@@ -22,25 +22,28 @@ from torch import Tensor
 from cache_store.errors import ModelError
 from cache_store.format.array import EncoderIdentity
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, model_file, one_line, quiet
+from precompute.encoders.model_files import ModelFiles, model_file, one_line, silence_library
 
 Naming = Callable[[str], str | None]
-"""From the name of a weight in the checkpoint to that within the part; None for one that is not the part's."""
+"""Maps a weight's name in the checkpoint to its name in the part; None if it is not the part's."""
 
+DIFFUSERS_FILES = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
+TRANSFORMERS_FILES = ("model.safetensors", "model.safetensors.index.json")
+"""Names of the weight file or its index, in the order in which each library looks for them."""
 
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError),
     *(SafetensorError, StrictDataclassError),
 )
-"""What json, safetensors and the builders of models raise for absent or cut weights and for senseless configs."""
+"""Errors of json, safetensors and model constructors for missing or cut weights and invalid configs."""
 
 INDEX = ".index.json"
-"""How the name of the file ends that says which file holds which weight."""
+"""Suffix of the file that says which file holds which weight."""
 
 
 @contextmanager
-def loading(files: ModelFiles) -> Iterator[None]:
-    """Around the reading of a model: what libraries raise becomes a ModelError that names it."""
+def model_errors(files: ModelFiles) -> Iterator[None]:
+    """Turn libraries' errors while a model is read into a ModelError that names the model."""
     try:
         yield
     except UNREADABLE as error:
@@ -48,14 +51,14 @@ def loading(files: ModelFiles) -> Iterator[None]:
 
 
 @contextmanager
-def silence() -> Iterator[None]:
-    """Silence transformers' warnings and its bar over weights."""
-    from transformers.utils import logging  # which VAEs do without
+def silence_transformers() -> Iterator[None]:
+    """Silence transformers' warnings and its progress bar over weights."""
+    from transformers.utils import logging  # not needed by VAEs
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with quiet(logging):
+        with silence_library(logging):
             yield
     finally:
         if shown:
@@ -63,17 +66,17 @@ def silence() -> Iterator[None]:
 
 
 def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the part, by its name within that; one of `names` is an index, the other the file of all."""
+    """Yield each weight of the part by its name in it; `names` are the index and the file of all weights."""
     for path in weight_files(files, names, name_within):
-        with opened(path) as weights:
+        with open_weights(path) as weights:
             for name in weights.keys():  # noqa: SIM118 (it is no mapping)
                 if within := name_within(name):
                     yield within, weights.get_tensor(name)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A file of weights; ModelError where its header does not say where they lie in it."""
+def open_weights(path: Path) -> Iterator[Any]:
+    """Open a file of weights; raise ModelError if its header is damaged."""
     try:
         file = safe_open(path, "pt")
     except SafetensorError as error:
@@ -83,18 +86,18 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def refuse_damaged(files: ModelFiles, names: tuple[str, str]) -> None:
-    """ModelError where a library that reads the whole model would find a file damaged, or none."""
+    """Raise ModelError if a file of weights is missing or damaged, before a library reads the whole model."""
     for path in weight_files(files, names, lambda name: name):
-        with opened(path):
+        with open_weights(path):
             pass
 
 
 def weight_files(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> list[Path]:
-    """The files that hold weights of the part, downloaded if need be; the first of `names` that is there says which."""
+    """List the files with weights of the part, downloading them if needed; the first of `names` found decides."""
     folder = PurePosixPath(files.subfolder)
     first = model_file(files.model, *(str(folder / name) for name in names))
     if first is None:
-        raise ModelError(f"encoder.model {files.model} has neither {' nor '.join(names)}, and nothing else is read")
+        raise ModelError(f"encoder.model {files.model} has neither {' nor '.join(names)}, the only files that are read")
     if not first.name.endswith(INDEX):
         return [first]
     shards: dict[str, str] = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
@@ -105,7 +108,7 @@ def weight_files(files: ModelFiles, names: tuple[str, str], name_within: Naming)
 def weights_sha256(
     class_name: str, config: Mapping[str, Any], config_keys: Sequence[str], weights: Iterable[tuple[str, Tensor]]
 ) -> str:
-    """Hash the chosen config values and every tensor: a line of canonical JSON that announces it, then its bytes."""
+    """Hash the chosen config values and every tensor: a line of canonical JSON that names it, then its bytes."""
     chosen = {key: config[key] for key in sorted(config_keys)}
     digest = hashlib.sha256(json_line({"class_name": class_name, "config": chosen}))
     for name, tensor in sorted(weights, key=lambda weight: weight[0]):
@@ -120,7 +123,7 @@ def json_line(value: Any) -> bytes:
 
 
 def native_identity(config: EncoderConfig, class_name: str, weights_sha256: str, **others: Any) -> EncoderIdentity:
-    """Name an encoder that its library runs as it is, and that has neither a posterior nor a normalisation."""
+    """Make the identity of an encoder that its library runs, without a posterior and without normalisation."""
     return EncoderIdentity(
         class_name=class_name,
         weights_sha256=weights_sha256,

@@ -11,7 +11,7 @@ BATCH_SIZE = 64
 
 
 def option(typed: str, default: Any = None) -> Any:
-    """Make a field whose command-line option differs from its name."""
+    """Make a field with a command-line option of another name."""
     return field(default=default, metadata={"option": typed})
 
 

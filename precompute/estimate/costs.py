@@ -1,9 +1,9 @@
-"""The formulas of an estimate: hours, and what encoding once saves against encoding in every epoch.
+"""The formulas of an estimate: hours, and the saving of encoding once instead of in every epoch.
 
-All are linear in the number of images and of workers. A training that encodes in its loop decodes ahead of its steps,
-and a training from a cache reads ahead: the slower activity sets the pace. Encoding and the training step run one after
-the other on the GPU. A measured step's time is read from a run of `trainer train`, whose names of files and fields
-this program does not import; a test holds them equal.
+Hours are linear in the number of images. A training that encodes in its loop decodes ahead of its steps, and a training
+from a cache reads ahead: the slower activity sets the pace. Encoding and the training step run one after the other on
+the GPU. The step time may come from a run of `trainer train`; this program does not import the names of its files and
+fields, but a test holds them equal.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def cores_to_feed(encode_per_s: float, decode_per_s: float, cores: int) -> float
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training that sees every image once an epoch, on GPUs that each have an encoder and decoding of their own."""
+    """A training that sees every image once an epoch, on GPUs that each have their own encoder and decoding."""
 
     images: int
     batch_size: int
@@ -44,7 +44,7 @@ class Training:
     encode_per_s: float
     """Images per second that one encoder handles if it never waits."""
     decode_per_s: float
-    """Images decoded for one GPU."""
+    """Images per second that are decoded for one GPU."""
     build_per_s: float
     """Images per second that one worker of a build handles."""
     sample_bytes: float
@@ -52,12 +52,12 @@ class Training:
 
     @property
     def encode_s(self) -> float:
-        """Seconds that encoding adds to a step."""
+        """Compute the seconds that encoding adds to a step."""
         return self.batch_size / (self.encode_per_s * self.gpus)
 
     @property
     def live_step_s(self) -> float:
-        """Seconds of a step that includes encoding."""
+        """Compute the seconds of a step that includes encoding."""
         return max(self.step_s + self.encode_s, self.batch_size / (self.decode_per_s * self.gpus))
 
     @property
@@ -70,7 +70,7 @@ class Training:
 
     @property
     def saved_gpu_hours_per_epoch(self) -> float:
-        """GPU-hours saved per epoch; negative if reading is slower than encoding."""
+        """Compute the GPU-hours saved per epoch; negative if reading is slower than encoding."""
         steps = self.images / self.batch_size
         return steps * (self.live_step_s - self.cached_step_s) * self.gpus / HOUR_S
 
@@ -86,7 +86,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """In dollars."""
+    """Prices in dollars."""
 
     gpu_hour: float
     gb_month: float
@@ -114,7 +114,7 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The median step of a run."""
+    """The median step time of a run, and its batch size."""
 
     step_s: float
     batch_size: int
@@ -141,7 +141,7 @@ def read_step(folder: str) -> MeasuredStep:
 def step_records(path: Path) -> list[StepRecord]:
     """Read the records of the metrics file; skip lines that a kill left broken."""
     records = []
-    for line in existing(path).read_bytes().splitlines():
+    for line in require_file(path).read_bytes().splitlines():
         try:
             record = msgspec.json.decode(line, type=StepRecord)
         except msgspec.DecodeError:
@@ -153,13 +153,13 @@ def step_records(path: Path) -> list[StepRecord]:
 
 def read_batch_size(path: Path) -> int:
     try:
-        config: Any = yaml.safe_load(existing(path).read_bytes())
+        config: Any = yaml.safe_load(require_file(path).read_bytes())
         return msgspec.convert(config["data"]["batch_size"], int)
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, msgspec.ValidationError):
         raise ConfigError(f"--run: {path} names no data.batch_size; name the folder of a `trainer train`") from None
 
 
-def existing(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     if not path.is_file():
         raise MissingPathError(f"--run: {path} does not exist; name the folder of a `trainer train`")
     return path

@@ -1,6 +1,6 @@
-"""`precompute estimate`: what a build would take, measured on real batches of a random draw; nothing is written.
+"""`precompute estimate`: measure real batches of a random draw to estimate a build's time, size and saving.
 
-Drawing takes memory that does not grow with the source's list.
+It writes nothing. The memory of the draw does not grow with the source's list.
 """
 
 import random
@@ -30,15 +30,15 @@ from precompute.rerun.decide import possible_spec
 from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
 
-RUN = 256
+RUN_SAMPLES = 256
 """Samples drawn in one piece, because a build reads neighbours and some sources read them together."""
-RUNS = 64
-"""Runs kept of a long list; only the fastest GPUs probe more, and then they probe some again."""
+KEPT_RUNS = 64
+"""Runs kept from a long list; only the fastest GPUs need more, and they probe some again."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The number of samples, and some of them."""
+    """The number of samples in a list, and a random draw of them."""
 
     count: int
     runs: list[list[Mapping[str, Any]]]
@@ -53,12 +53,12 @@ class Drawn:
 def draw(samples: Iterable[Mapping[str, Any]], batch_size: int, seed: int = 0) -> Drawn:
     """Read all samples once and keep a random choice of runs, each run with the same probability."""
     generator, runs, count = random.Random(seed), list[list[Mapping[str, Any]]](), 0
-    for number, run in enumerate(runs_of(samples, -(-RUN // batch_size) * batch_size)):
+    for number, run in enumerate(runs_of(samples, -(-RUN_SAMPLES // batch_size) * batch_size)):
         count += len(run)
-        place = generator.randint(0, number)  # Vitter's algorithm R, with the first runs in random order too
-        if number < RUNS:
+        place = generator.randint(0, number)  # Vitter's algorithm R, which also shuffles the first runs
+        if number < KEPT_RUNS:
             runs.insert(place, run)
-        elif place < RUNS:
+        elif place < KEPT_RUNS:
             runs[place] = run
     return Drawn(count, runs)
 
@@ -100,10 +100,10 @@ class Estimate:
 
 
 def estimate(config: EstimateConfig) -> Estimate:
-    """Measure and estimate a build; raise SourceError if no drawn image can be read, ConfigError if no such cache is
-    possible.
+    """Measure and estimate a build.
 
-    A location where no cache can be is refused before anything is loaded, as in `build`.
+    Raises SourceError if no drawn image can be read, ConfigError if no such cache is possible. As in `build`, a place
+    where no cache can be is refused before anything is loaded.
     """
     silence_decoders()
     config = config.prepared()

@@ -1,4 +1,4 @@
-"""Measuring real batches: decoded alone, encoded alone, and both at once, as one worker of a build does it.
+"""Measure real batches: decoding alone, encoding alone, and both at once, as one worker of a build does.
 
 Each measurement takes a third of the time. Its clock starts after the first batch, which warms up and fills the queues.
 """
@@ -44,12 +44,12 @@ class Probe:
     """`image` or `text`."""
     decode_threads: int
     decode_per_s: float
-    """Images or texts per second, of all these threads together."""
+    """Images or texts per second, for all these threads together."""
     encode_per_s: float
     both_per_s: float
-    """Images decoded and encoded at the same time."""
+    """Images per second while decoding and encoding run at the same time."""
     waiting_share: float
-    """Share of the encoder's time spent waiting, when both ran."""
+    """Share of the time that the encoder then waits."""
     seconds: float
     images: int
     """Number of different images decoded."""
@@ -60,7 +60,7 @@ class Probe:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the encoder takes the cores that decode."""
+        """Whether the encoder runs on the cores that decode."""
         return self.device == "cpu"
 
     @property
@@ -69,16 +69,16 @@ class Probe:
 
 
 class Prober:
-    """Probes batches of drawn samples, as a worker of a build with that spec would meet them."""
+    """Probes batches of drawn samples, as a worker of a build with that spec would."""
 
     def __init__(self, spec: Spec, planned: list[pa.Table], source: Source, encoder: Encoder, threads: int) -> None:
         self._spec, self._planned, self._source, self._encoder = spec, planned, source, encoder
         self._threads, self._feed, self._make_batch = threads, feed_of(encoder, spec.array), batches_for(encoder)
         self._reasons: dict[int, list[str | None]] = {}
-        """Why each sample of a batch was rejected, or None; by the batch's number."""
+        """Reason of each sample's rejection, or None, by the batch's number."""
 
     def probe(self, seconds: float) -> Probe:
-        """Measure for about so long, with a bar."""
+        """Measure for about this time, with a progress bar."""
         started, samples = time.monotonic(), list[np.ndarray]()
         with closing(progress_bar(total=seconds, desc="probe", unit="s", delay=0.5)) as bar:
 
@@ -87,11 +87,12 @@ class Prober:
 
             kept = deque[Batch](maxlen=KEPT_BATCHES)
             with self._decoded() as batches:
-                decode_per_s, _ = paced(self._decode(batches, kept), seconds / 3, show)
-            encode_per_s, _ = paced(self._encode(cycle([(batch, 0.0) for batch in kept]), []), seconds / 3, show)
+                decode_per_s, _ = measure_pace(self._decode(batches, kept), seconds / 3, show)
+            ready = cycle([(batch, 0.0) for batch in kept])
+            encode_per_s, _ = measure_pace(self._encode(ready, []), seconds / 3, show)
             with self._decoded() as batches:
-                each = ((batch, waited_s) for batch, waited_s, _ in timed(batches, self._encoder.device))
-                both_per_s, waited = paced(self._encode(each, samples), seconds / 3, show)
+                waited_for = with_waiting(batches, self._encoder.device)
+                both_per_s, waited = measure_pace(self._encode(waited_for, samples), seconds / 3, show)
         rejected = self._rejected()
         return Probe(
             device=str(self._encoder.device),
@@ -109,7 +110,7 @@ class Prober:
 
     @contextmanager
     def _decoded(self) -> Iterator[Iterator[Batch]]:
-        """All batches again and again, decoded a few ahead."""
+        """Yield all batches again and again, decoded a few ahead."""
         pool = Decoders(self._threads)
         try:
             numbers = cycle(range(len(self._planned)))
@@ -136,7 +137,7 @@ class Prober:
                 yield len(samples), waited_s
 
     def _rejected(self) -> list[str]:
-        """Return why samples were rejected; SourceError if all were."""
+        """Return the reasons of rejected samples; raise SourceError if all were rejected."""
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]
         if len(rejected) == len(reasons):
@@ -144,7 +145,7 @@ class Prober:
         return rejected
 
 
-def paced(work: Iterator[tuple[int, float]], seconds: float, show: Callable[[], object]) -> tuple[float, float]:
+def measure_pace(work: Iterator[tuple[int, float]], seconds: float, show: Callable[[], object]) -> tuple[float, float]:
     """Run `work`, which yields images and seconds waited per batch; return images per second and the waiting share."""
     began, images, waited_s, batches = 0.0, 0, 0.0, 0
     for count, waited in work:
@@ -160,14 +161,11 @@ def paced(work: Iterator[tuple[int, float]], seconds: float, show: Callable[[], 
     return images / elapsed, waited_s / elapsed
 
 
-def timed(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Batch, float, float]]:
-    """Each batch with the time that the encoder stood idle for it, and the time since the one before it."""
-    last = time.monotonic()
+def with_waiting(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Batch, float]]:
+    """Yield each batch with the seconds that the encoder waited for it."""
     for batch in batches:
         if not batch.is_ready and device.type == "cuda":
-            torch.cuda.synchronize(device)  # an encoder still at work does not wait yet
+            torch.cuda.synchronize(device)  # a busy encoder is not waiting yet
         idle = time.monotonic()
         batch.wait()
-        now = time.monotonic()
-        yield batch, now - idle, now - last
-        last = now
+        yield batch, time.monotonic() - idle

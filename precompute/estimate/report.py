@@ -1,4 +1,4 @@
-"""An estimate in words: rates, hours, bytes, and from which epoch on the cache pays."""
+"""Print an estimate: rates, hours, bytes, and the number of epochs after which the cache pays off."""
 
 from collections.abc import Iterator
 from math import ceil, inf
@@ -70,12 +70,12 @@ def hour_lines(probe: Probe, images: int) -> Iterator[str]:
 
 
 def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
-    """Yield what encoding costs with a worker that has its own GPU."""
+    """Yield the price of encoding with a worker that has its own GPU."""
     line = (
         f"a million {probe.made_of}s at ${prices.gpu_hour:g} a GPU-hour: {dollars_a_million(probe.both_per_s, prices)}"
     )
     if probe.is_decode_bound and not probe.shares_cores:
-        line += f"; with cores enough to feed it {dollars_a_million(probe.encode_per_s, prices)}"
+        line += f"; with enough cores to feed it {dollars_a_million(probe.encode_per_s, prices)}"
     yield line
 
 

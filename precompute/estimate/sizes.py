@@ -39,15 +39,15 @@ def sizes_by_codec(spec: Spec, planned: pa.Table, samples: np.ndarray) -> dict[C
     codecs = (
         name for name in get_args(CodecName) if not FORMATS[spec.store_format].unsupported(spec.array.dtype, name)
     )
-    return {codec: measured(with_codec(spec, codec), planned, samples) for codec in codecs}
+    return {codec: measure_size(with_codec(spec, codec), planned, samples) for codec in codecs}
 
 
 def with_codec(spec: Spec, codec: CodecName) -> Spec:
     return msgspec.structs.replace(spec, array=msgspec.structs.replace(spec.array, codec=codec))
 
 
-def measured(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
-    stream, outcomes = io.BytesIO(), [outcome(name, spec.array) for name in planned["id"].to_pylist()]
+def measure_size(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
+    stream, outcomes = io.BytesIO(), [make_up_outcome(name, spec.array) for name in planned["id"].to_pylist()]
     writer = shard_format(spec).writer(stream, planned)
     sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
     grey = np.full((len(samples), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None
@@ -62,8 +62,8 @@ def measured(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
     return CacheSize(sample_bytes, by_row * spec.rows + by_shard * spec.num_shards + plan_end)
 
 
-def outcome(sample_id: str, array: ArraySpec) -> Outcome:
-    """Make the outcome of a made-up image or text whose digest and size compress as little as real ones."""
+def make_up_outcome(sample_id: str, array: ArraySpec) -> Outcome:
+    """Make up the outcome of an image or text whose digest and size compress as little as real ones."""
     digest = hashlib.sha256(sample_id.encode()).hexdigest()
     if array.text is not None:
         return Outcome(content_sha256=digest, tokens=int(digest[:3], 16))

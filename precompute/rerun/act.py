@@ -143,7 +143,7 @@ def encode_job(inputs: Inputs, work: Work, shards: Sequence[int], shared: bool) 
         shards=shards,
         allowed_digests=work.allowed_digests,
         shared=shared,
-        new=new,
+        never_replace=new,
     )
 
 

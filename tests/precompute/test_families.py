@@ -1,5 +1,6 @@
-"""A cache of any family goes the whole way: build, verify, audit, look, read beside others of its plan, normalised."""
+"""Caches of VAEs and vision towers go the whole way: build, verify, repair, convert, audit, look, join."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,34 +9,34 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from transformers import CLIPImageProcessorPil, CLIPVisionConfig, CLIPVisionModel
+from PIL import Image
+from transformers import CLIPImageProcessorPil, Gemma3ImageProcessorPil, SiglipImageProcessorPil
 
 from cache_store import normalize, open_cache, open_joined
+from cache_store.cache.metadata import read_commit
+from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from tests.precompute.conftest import GOOD, Project
+from precompute.encode_images import encode_images
+from tests.precompute.conftest import GOOD, Project, flip, image_bytes, timeless_files
+from tests.precompute.encoders.test_vaes import NARROW_KL, PATCHED_WAN
+from tests.precompute.encoders.towers import FEATURES, PATCHES, SIDE, TOKENS, gemma_tokens, random_model, save_model
 from trainer.model.towers import what_samples_mean
 
-THREE = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
-NARROW_KL = {**THREE, "block_out_channels": [8, 8, 16], "norm_num_groups": 4}
-PATCHED = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12}
-VAES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, ...]]] = [
-    ("AutoencoderKL", NARROW_KL, {"encoder__posterior": "moments"}, (8, 8, 12)),
-    ("AutoencoderKLFlux2", {**NARROW_KL, "latent_channels": 3}, {}, (3, 8, 12)),
-    ("AutoencoderKLWan", {"base_dim": 8, "num_res_blocks": 1, **PATCHED}, {}, (16, 2, 3)),
-    ("AutoencoderTiny", {}, {}, (4, 4, 6)),
-]
 
-
-def saved(folder: Path, make: Callable[[], Any]) -> Path:
+@pytest.mark.parametrize(
+    ("class_name", "config", "settings", "shape"),
+    [
+        ("AutoencoderKL", NARROW_KL, {"encoder__posterior": "moments"}, (8, 8, 12)),
+        ("AutoencoderKLFlux2", {**NARROW_KL, "latent_channels": 3}, {}, (3, 8, 12)),
+        ("AutoencoderKLWan", PATCHED_WAN, {}, (16, 2, 3)),
+        ("AutoencoderTiny", {}, {}, (4, 4, 6)),
+    ],
+)
+def test_a_vaes_cache_verifies_audits_and_is_shown_decoded(project, class_name, config, settings, shape):
     torch.manual_seed(0)
-    make().save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize(("class_name", "config", "settings", "shape"), VAES)
-def test_a_vaes_cache_verifies_audits_and_is_shown_decoded(project: Project, class_name, config, settings, shape):
-    project.vae = saved(project.folder / "model", lambda: getattr(diffusers, class_name)(**config))
+    project.vae = project.folder / "model"
+    getattr(diffusers, class_name)(**config).save_pretrained(project.vae)
     project.build(image__width=48, store__dtype="float32", **settings)
     cache = open_cache(project.cache)
     assert cache.spec.array.shape == shape
@@ -50,26 +51,135 @@ def test_a_vaes_cache_verifies_audits_and_is_shown_decoded(project: Project, cla
         assert np.array_equal(read, normalize(cache.read(np.arange(3)), cache.spec.array.encoder))
 
 
-def test_a_clip_prepares_images_by_itself_beside_a_vae(project: Project):
-    """A second cache of the plan, with images as its processor has them, which the cache remembers as values."""
+SQUARE = {"image__height": SIDE, "image__width": SIDE}
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("Gemma3ForConditionalGeneration", tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture
+def tower(project: Project, gemma: Path) -> Project:
+    """A project with a cache of Gemma 3's tower."""
+    project.vae, project.settings = gemma, SQUARE
     project.build()
-    clip = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    model = saved(project.folder / "clip", lambda: CLIPVisionModel(CLIPVisionConfig(**clip)))
-    side = {"height": 32, "width": 32}
-    CLIPImageProcessorPil(size={"shortest_edge": 36}, crop_size=side).save_pretrained(model)
-    project.vae = model
-    of_plan = {"source": {"kind": "cache", "path": str(project.cache)}}
-    project.build(name="clip-cache", image={"from_model": True}, encoder__layer=-2, **of_plan)
+    return project
+
+
+def siglip_tokens(model: Any, pixels_N3YX: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        tokens: torch.Tensor = model.vision_model(pixels_N3YX).last_hidden_state
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "processor", "resample", "tokens", "count"),
+    [
+        ("Gemma3ForConditionalGeneration", Gemma3ImageProcessorPil, "bilinear", gemma_tokens, TOKENS),
+        ("SiglipModel", SiglipImageProcessorPil, "bicubic", siglip_tokens, PATCHES),
+    ],
+)
+def test_a_towers_cache_holds_transformers_tokens_of_the_files(
+    project, tmp_path, kind, processor, resample, tokens: Callable[..., Any], count
+):
+    """With the family's own processor, read in any order; and so does `encode_images`."""
+    project.vae, project.settings = save_model(kind, tmp_path / "model"), SQUARE
+    project.build(image__resample=resample, store__dtype="float32")
+    cache, order = open_cache(project.cache), np.random.default_rng(0).permutation(len(GOOD))
+    images = [Image.open(io.BytesIO(image_bytes(GOOD[number]))) for number in order]
+    pixels = processor(size={"height": SIDE, "width": SIDE})(images, return_tensors="pt")["pixel_values"]
+    expected = tokens(random_model(kind), pixels).numpy()
+    assert expected.shape == (len(GOOD), count, FEATURES)
+    np.testing.assert_allclose(cache.read(order), expected, rtol=0, atol=1e-5)
+    (tmp_path / "image.png").write_bytes(image_bytes(GOOD[7]))
+    np.testing.assert_allclose(encode_images(cache, [tmp_path / "image.png"]), cache.read(np.array([7])), atol=1e-5)
+
+
+def test_a_tower_has_sums_for_each_feature_and_no_preview(tower):
+    content, summary = read_commit(tower.cache, 0).content, open_cache(tower.cache).seal.array
+    assert (len(content.statistics.sum), content.statistics.count) == (FEATURES, content.cached * TOKENS)
+    assert (len(summary.mean), summary.preview, content.preview) == (FEATURES, None, None)
+    said = tower.run(cache_store, "info", tower.cache)
+    assert f"float16 [token {TOKENS}, feature {FEATURES}], codec none" in said
+    assert "SiglipVisionModel, native, float32, averages of 2 x 2 patches, batches of 3" in said
+
+
+def test_a_tower_joins_a_vaes_cache_of_the_same_plan(built, gemma):
+    built.vae = gemma
+    built.build(name="tower", source={"kind": "cache", "path": str(built.cache)}, **SQUARE)
+    joined, numbers = open_joined({"world": built.cache, "tower": built.folder / "tower"}), np.array([7, 2])
+    read = joined.read(numbers)
+    assert {name: each.shape[1:] for name, each in read.items()} == {"world": (16, 4, 5), "tower": (TOKENS, FEATURES)}
+    np.testing.assert_array_equal(read["tower"], open_cache(built.folder / "tower").read(numbers))
+
+
+def repair_and_convert(project: Project) -> None:
+    """Damage and lose files of a cache with samples [token, feature]; repair, convert and copy it bit by bit."""
+    tars, back, copy = (project.folder / name for name in ("tars", "back", "copy"))
+    with project.same_in_the_end():
+        flip(project.cache / "latents/c/1/0/0")
+        assert any(finding.row in range(8, 16) for finding in verify(project.cache, "deep").findings)
+        for name in ("latents/c/1/0/0", "samples/000001.parquet", "commits/000001.json"):
+            project.lose(name)
+            project.repair("--report", project.report())
+        project.lose("zarr.json", "latents/zarr.json")
+        project.build("--check-sources")
+    project.run(cache_store, "convert", project.cache, tars, "--format", "webdataset")
+    project.run(cache_store, "convert", tars, back, "--format", "zarr")
+    project.run(cache_store, "copy", back, copy)
+    assert timeless_files(back) == timeless_files(copy) == project.files()
+    assert not verify(tars, "deep").findings
+
+
+def test_a_damaged_tower_is_repaired_and_converted_bit_by_bit(tower):
+    repair_and_convert(tower)
+
+
+def test_a_tower_is_audited_and_shown_without_pictures_of_samples(tower):
+    said = tower.run(main, "audit", tower.cache, "--samples", "1000")
+    assert f"all {len(GOOD)} cached samples were compared: 0 differ" in said
+    page = tower.folder / "page.html"
+    said = tower.run(main, "gallery", tower.cache, "-o", page)
+    why = f"samples of [token {TOKENS}, feature {FEATURES}] have no preview; the page shows source images"
+    assert f"without pictures of samples: {why}" in said
+    shown = [f"No pictures of samples: {why}", "source image of row 0", "histograms of the features"]
+    assert [each in page.read_text() for each in shown] == [True] * 3
+    assert [each in page.read_text() for each in ("means of feature", "latent preview", "channel")] == [False] * 3
+    (line,) = tower.run(main, "gallery", tower.cache, "-o", page, "--decode", code=2).splitlines()
+    assert line.endswith("is of class Gemma3ForConditionalGeneration, which has no decoder")
+
+
+def test_another_size_pool_or_model_of_a_tower_is_refused_by_name(tower):
+    said = tower.build(name="other", image__height=36, code=2)
+    assert f"image.height and image.width must be {SIDE}, as the tower was trained, got 36x{SIDE}" in said
+    with tower.untouched():
+        assert "array.encoder.pool" in tower.build(encoder__pool=4, code=1)
+    tower.vae = save_model("SiglipModel", tower.folder / "other")
+    with tower.untouched():
+        assert "encoder.weights_sha256" in tower.build(encoder__pool=2, code=1)
+
+
+def test_a_clip_prepares_images_by_its_own_processor(project):
+    """The cache records the processor's values, and a projector the layer."""
+    project.build()
+    project.vae = save_model("CLIPVisionModel", project.folder / "clip")
+    side = {"height": SIDE, "width": SIDE}
+    CLIPImageProcessorPil(size={"shortest_edge": 36}, crop_size=side).save_pretrained(project.vae)
+    project.settings = {
+        "source": {"kind": "cache", "path": str(project.cache)},
+        "image": {"from_model": True},
+        "encoder__layer": -2,
+    }
+    project.build(name="clip-cache")
     both = open_joined({"world": project.cache, "clip": project.folder / "clip-cache"})
     assert {name: each.shape for name, each in both.read(np.arange(2)).items()} == {
         "world": (2, 16, 4, 5),
-        "clip": (2, 16, 16),
+        "clip": (2, PATCHES, FEATURES),
     }
-    assert what_samples_mean(both.caches["clip"].spec.array)["encoder.layer"] == "-2"  # to a projector
-    assert "encoder.layer" not in what_samples_mean(both.caches["world"].spec.array)
-    recipe = both.caches["clip"].spec.array.image
-    assert (recipe.fit, recipe.resample, recipe.range) == ("edge 36", "bicubic", "clip")
+    world, clip = (both.caches[name].spec.array for name in ("world", "clip"))
+    assert what_samples_mean(clip)["encoder.layer"] == "-2"
+    assert "encoder.layer" not in what_samples_mean(world)
+    assert (clip.image.fit, clip.image.resample, clip.image.range) == ("edge 36", "bicubic", "clip")
     project.run(main, "audit", project.folder / "clip-cache", "--samples", 5)
-    assert "nothing to encode" in project.build(
-        name="clip-cache", image={"from_model": True}, encoder__layer=-2, **of_plan
-    )
+    assert "nothing to encode" in project.build(name="clip-cache")

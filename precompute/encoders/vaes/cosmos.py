@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_unfit
+from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import Config, VaeKind
 
@@ -29,7 +29,7 @@ ENCODE_CONFIG = (
 )
 
 SIGMA_DATA = 0.5
-"""The scheduler's of Cosmos 1.0: its pipelines multiply standardised latents by it."""
+"""The scheduler's value in Cosmos 1.0, whose pipelines multiply standardised latents by it."""
 
 
 def spatial_factor(config: Config) -> int:
@@ -37,8 +37,8 @@ def spatial_factor(config: Config) -> int:
     return factor
 
 
-def of_first_frame(config: Config, weights: Config) -> Normalization:
-    """As diffusers' `CosmosVideoToWorldPipeline.prepare_latents`: a channel's values are of its frames, in order."""
+def cosmos_normalization(config: Config, weights: Config) -> Normalization:
+    """Normalise as diffusers' `CosmosVideoToWorldPipeline.prepare_latents`, with the values of each first frame."""
     frames = {name: config[name][:: len(config[name]) // config["latent_channels"]] for name in MEANS if config[name]}
     return Normalization(
         latents_mean=tuple(frames.get("latents_mean", ())),
@@ -52,7 +52,7 @@ MEANS = ("latents_mean", "latents_std")
 KIND = VaeKind(
     spatial_factor=spatial_factor,
     encode_config=ENCODE_CONFIG,
-    normalization=of_first_frame,
+    normalization=cosmos_normalization,
     has_posterior=False,
     takes_frames=True,
 )
@@ -74,7 +74,7 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
 
 
 def refuse_size(config: Config, height: int, width: int) -> None:
-    refuse_unfit(height, width, spatial_factor(config))
+    refuse_cropping(height, width, spatial_factor(config))
 
 
 FAMILY = Family(load=load, refuse_size=refuse_size, takes=("fold", "compile"), load_decoder=load_decoder)

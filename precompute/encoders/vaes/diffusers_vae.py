@@ -1,7 +1,7 @@
-"""VAEs as diffusers itself runs them: the encoder, and the decoder, for looking at latents.
+"""VAEs as diffusers itself runs them: the encoder, and the decoder to view latents.
 
-diffusers only warns of weights that a checkpoint lacks and leaves them unset; here a missing or unknown weight of a
-path that is needed is an error. Weights are read from safetensors alone, never from pickles.
+Diffusers only warns about missing weights and leaves them unset; here a missing or unknown weight of a needed path is
+an error. Weights are read from safetensors only.
 """
 
 # Axes: N images, C latent channels, H W latent cells, T frames, Y X pixels, 3 RGB.
@@ -15,30 +15,27 @@ from diffusers.utils import logging
 from torch import Tensor
 
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, quiet, refuse_partial
+from precompute.encoders.model_files import ModelFiles, refuse_partial, silence_library
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
-from precompute.encoders.vaes.vae import FrozenVae, Network, few_at_once, opaque
-from precompute.encoders.weights import loading, refuse_damaged, weights_sha256
+from precompute.encoders.vaes.vae import FrozenVae, Network, add_alpha, split_batches
+from precompute.encoders.weights import DIFFUSERS_FILES, model_errors, refuse_damaged, weights_sha256
 
 Fold = Callable[[torch.nn.Module, torch.dtype], None]
-"""Puts layers for still images, in a dtype, into the place of those of an encoder."""
-
-WEIGHTS = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
-"""As diffusers looks for them."""
+"""Replaces layers of an encoder with layers for still images, in a dtype."""
 
 
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
-    """The model in float32, frozen; ModelError when anything of the paths needed is wrong."""
-    with quiet(logging), loading(files):
-        refuse_damaged(files, WEIGHTS)
+    """Load the model in float32, frozen; raise ModelError if a needed path is not complete and sound."""
+    with silence_library(logging), model_errors(files):
+        refuse_damaged(files, DIFFUSERS_FILES)
         vae, report = getattr(diffusers, files.class_name).from_pretrained(
             files.model,
             subfolder=files.subfolder or None,
             torch_dtype=torch.float32,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported, too
-            low_cpu_mem_usage=False,  # else diffusers raises for them, and advises to leave them random
+            ignore_mismatched_sizes=True,  # so that they are reported
+            low_cpu_mem_usage=False,  # otherwise diffusers raises, and advises to leave them random
         )
     for path, prefixes in needed.items():
         refuse_partial(files, report, path, prefixes)
@@ -46,10 +43,10 @@ def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> 
 
 
 def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: Fold | None = None) -> FrozenVae:
-    """The frozen encode path of the model in `files`, as diffusers runs it, or with layers that `fold` puts into it."""
+    """Load the frozen encode path of the model in `files`, run by diffusers, perhaps with layers replaced by `fold`."""
     vae = read_whole_vae(files, {"encode path": kind.encode_weights + kind.further_weights})
-    drop(vae, kind.decode_weights)
-    with loading(files):
+    free_weights(vae, kind.decode_weights)
+    with model_errors(files):
         weights = vae.state_dict()
         digest = encode_path_sha256(files, kind, vae.config, weights)  # before these are rounded in place
         normalization = kind.normalization(vae.config, weights)
@@ -59,7 +56,7 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: F
     on_cpu = config.torch_device.type == "cpu"
     network = native_network(vae, kind, config)
     return FrozenVae(
-        network=few_at_once(network) if on_cpu else network,
+        network=split_batches(network) if on_cpu else network,
         class_name=files.class_name,
         weights_sha256=digest,
         spatial_factor=kind.spatial_factor(vae.config),
@@ -71,8 +68,8 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: F
     )
 
 
-def drop(vae: Any, weights: tuple[str, ...]) -> None:
-    """Free a path's weights; its modules stay, empty, as some classes count what is in them."""
+def free_weights(vae: Any, weights: tuple[str, ...]) -> None:
+    """Free a path's weights, but keep empty modules, because some classes count their contents."""
     for name in weights:
         setattr(vae, name.removesuffix("."), torch.nn.Module())
 
@@ -80,22 +77,22 @@ def drop(vae: Any, weights: tuple[str, ...]) -> None:
 def encode_path_sha256(
     files: ModelFiles, kind: VaeKind, config: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> str:
-    """The hash of the encode path; `weights` may have others beside it."""
+    """Hash the encode path; other weights in `weights` are ignored."""
     chosen = ((name, weight) for name, weight in weights.items() if name.startswith(kind.encode_weights))
     return weights_sha256(files.class_name, config, kind.encode_config, chosen)
 
 
 def native_network(vae: Any, kind: VaeKind, config: EncoderConfig) -> Network:
-    """The path of diffusers itself, each image perhaps a video of one frame."""
+    """Make diffusers' own encode path; an image may enter as a video of one frame."""
     has_alpha = kind.pixel_channels(vae.config) == 4
-    with quiet(logging):
+    with silence_library(logging):
         vae = vae.to(config.torch_device, config.torch_dtype)
     if kind.float32_until:
         first = vae.encoder.get_submodule(kind.float32_until)
         first.register_forward_hook(lambda _, __, made: made.to(config.torch_dtype))
 
     def network(image_N3YX: Tensor) -> Tensor:
-        entering = (opaque(image_N3YX) if has_alpha else image_N3YX).contiguous()
+        entering = (add_alpha(image_N3YX) if has_alpha else image_N3YX).contiguous()
         (encoded,) = vae.encode(entering.unsqueeze(2) if kind.takes_frames else entering, return_dict=False)
         latents: Tensor = encoded if isinstance(encoded, Tensor) else encoded.parameters
         return latents.squeeze(2) if kind.takes_frames else latents
@@ -104,20 +101,20 @@ def native_network(vae: Any, kind: VaeKind, config: EncoderConfig) -> Network:
 
 
 def load_decoder(files: ModelFiles, kind: VaeKind, device: torch.device) -> tuple[Callable[[Tensor], Tensor], str]:
-    """The decoder, and the SHA-256 of the encode path that its weights came with."""
+    """Load the decoder, and the SHA-256 of the encode path in the same checkpoint."""
     paths = {"encode path": kind.encode_weights, "decode path": kind.decode_weights}
     vae = read_whole_vae(files, paths)
     digest = encode_path_sha256(files, kind, vae.config, vae.state_dict())
-    drop(vae, kind.encode_weights)
+    free_weights(vae, kind.encode_weights)
     return decoder_of(vae, kind.takes_frames, device), digest
 
 
 def decoder_of(vae: Any, takes_frames: bool, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Map posterior means as the encoder gives them, not normalised, [N, C, H, W], to RGB in [-1, 1], [N, 3, Y, X].
+    """Make a function from posterior means [N, C, H, W], not normalised, to RGB in [-1, 1], [N, 3, Y, X].
 
-    In float32, one image at a time, since on a CPU a decoder's activations are large.
+    It works in float32, one image at a time, because a decoder's activations are large.
     """
-    with quiet(logging):
+    with silence_library(logging):
         vae = vae.to(device)
 
     @torch.inference_mode()

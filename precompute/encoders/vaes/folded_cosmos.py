@@ -1,10 +1,10 @@
 """The encoder of Cosmos 1.0 for still images: the 3-D network folded, exactly, into a 2-D one with fewer layers.
 
-Its causal convolutions pad time by repeating the first frame, so on a single frame all temporal taps meet the same
-values and add up. A convolution over space and the one over time behind it have nothing between them, so both are one;
-a halving of space, of time, the averages beside them and the 1x1 convolution behind are one; attention over one frame
-is a linear map. Of the wavelets that cut an image into patches all that are high in time are zero, and the others are
-a linear map of the patch's pixels, which the first convolution takes in. Products are made in float64.
+Its causal convolutions pad time by repeating the first frame, so on a single frame all temporal taps see the same
+values and can be summed. These layers become one convolution each: a convolution over space and the one over time after
+it; and a halving of space and time, with the averages beside it and the 1x1 convolution after it. Attention over one
+frame is a linear map. Wavelets cut an image into patches: those with a high frequency in time are zero, and the others
+are a linear map of the patch's pixels, which is multiplied into the first convolution. Products are made in float64.
 """
 
 # Axes: N images, C channels, Y X cells of the stage at hand, T tokens (Y·X) of attention, O I outputs and inputs.
@@ -19,25 +19,25 @@ from torch import Tensor, nn
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.diffusers_vae import encode_path_sha256, read_whole_vae
-from precompute.encoders.vaes.folding import Weights, below, flat_conv, ready
+from precompute.encoders.vaes.folding import Weights, flat_conv, prepare_network, weights_of_part
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
 from precompute.encoders.vaes.vae import FrozenVae
-from precompute.encoders.weights import loading
+from precompute.encoders.weights import model_errors
 
 NORM_EPS = 1e-6
 
 
 def folded_cosmos(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> FrozenVae:
-    """The frozen encode path of the model in `files`, folded; diffusers reads it."""
+    """Load the frozen encode path of the model in `files` with diffusers, and fold it."""
     vae = read_whole_vae(files, {"encode path": kind.encode_weights})
-    with loading(files):
+    with model_errors(files):
         weights = {name: each for name, each in vae.state_dict().items() if name.startswith(kind.encode_weights)}
         normalization = kind.normalization(vae.config, weights)
         refuse_other_lengths(files, kind, normalization, vae.config[kind.channels])
         patch = patch_matrix(vae.config["patch_size"], vae.config["patch_type"], vae.config["in_channels"])
         folded = FoldedCosmosEncoder(weights, patch, config.torch_dtype)
     return FrozenVae(
-        network=ready(folded, config),
+        network=prepare_network(folded, config),
         class_name=files.class_name,
         weights_sha256=encode_path_sha256(files, kind, vae.config, weights),
         spatial_factor=kind.spatial_factor(vae.config),
@@ -50,7 +50,7 @@ def folded_cosmos(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Fr
 
 
 def patch_matrix(side: int, method: str, channels: int) -> Tensor:
-    """The matrix from a still image's pixels to the values of their patch: [C·side³, C·side²], float64.
+    """Make the matrix [C·side³, C·side²], float64, from a patch's pixels to its values.
 
     Pixels are in the order of `pixel_unshuffle`.
     """
@@ -63,7 +63,7 @@ def patch_matrix(side: int, method: str, channels: int) -> Tensor:
 
 
 def wavelets(image_NCYX: Tensor) -> Tensor:
-    """One level of diffusers' 3-D Haar transform, rescaled, of an image that stands still: [N, 8C, Y/2, X/2]."""
+    """Apply one level of diffusers' 3-D Haar transform, rescaled, to a still image: [N, 8C, Y/2, X/2]."""
     left, right = image_NCYX[..., 0::2], image_NCYX[..., 1::2]
     across = (left + right, left - right)
     low, high = ((each[..., 0::2, :] + each[..., 1::2, :], each[..., 0::2, :] - each[..., 1::2, :]) for each in across)
@@ -72,19 +72,19 @@ def wavelets(image_NCYX: Tensor) -> Tensor:
 
 
 class FoldedCosmosEncoder(nn.Module):
-    """Encoder and `quant_conv` of an `AutoencoderKLCosmos`, for one frame, by diffusers' names of its weights."""
+    """Encoder and `quant_conv` of an `AutoencoderKLCosmos` for one frame, made from weights by diffusers' names."""
 
     def __init__(self, weights: Weights, patch: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        encoder = below(weights, "encoder")
+        encoder = weights_of_part(weights, "encoder")
         self.patch = round(len(patch) / patch.shape[1])
-        self.conv_in = flat_conv(*joined_conv(below(encoder, "conv_in"), patch), dtype)
-        blocks = takewhile(bool, (below(encoder, f"down_blocks.{number}") for number in count()))
-        layers = [layer for block in blocks for layer in fold_block(block, dtype)]
+        self.conv_in = flat_conv(*join_convs(weights_of_part(encoder, "conv_in"), patch), dtype)
+        blocks = takewhile(bool, (weights_of_part(encoder, f"down_blocks.{number}") for number in count()))
+        layers = [layer for block in blocks for layer in fold_cosmos_block(block, dtype)]
         self.down_blocks = nn.Sequential(*layers)
-        self.mid_block = nn.Sequential(*fold_block(below(encoder, "mid_block"), dtype))
-        self.norm_out = GroupNorm(below(encoder, "norm_out.norm"))
-        conv_out = then(joined_conv(below(encoder, "conv_out")), *summed(weights, "quant_conv"))
+        self.mid_block = nn.Sequential(*fold_cosmos_block(weights_of_part(encoder, "mid_block"), dtype))
+        self.norm_out = GroupNorm(weights_of_part(encoder, "norm_out.norm"))
+        conv_out = append_map(join_convs(weights_of_part(encoder, "conv_out")), *sum_taps(weights, "quant_conv"))
         self.conv_out = flat_conv(*conv_out, dtype)
 
     def forward(self, image_N3YX: Tensor) -> Tensor:
@@ -94,21 +94,21 @@ class FoldedCosmosEncoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(x_NCYX)))  # type: ignore[no-any-return]
 
 
-def fold_block(weights: Weights, dtype: torch.dtype) -> Iterator[nn.Module]:
-    """Residual blocks, each but the last of a middle block with attention behind it; then what halves the sides."""
+def fold_cosmos_block(weights: Weights, dtype: torch.dtype) -> Iterator[nn.Module]:
+    """Yield residual blocks, with attention after each that has some; then the layer that halves the sides."""
     for number in count():
-        if not (residual := below(weights, f"resnets.{number}")):
+        if not (residual := weights_of_part(weights, f"resnets.{number}")):
             break
-        yield ResidualBlock(residual, dtype)
-        if attention := below(weights, f"attentions.{number}"):
-            yield AttentionBlock(attention, dtype)
-            yield OneFrameAttention(below(weights, f"temp_attentions.{number}"), dtype)
-    if downsampler := below(weights, "downsamplers.0"):
+        yield CosmosResidualBlock(residual, dtype)
+        if attention := weights_of_part(weights, f"attentions.{number}"):
+            yield CosmosAttentionBlock(attention, dtype)
+            yield OneFrameAttention(weights_of_part(weights, f"temp_attentions.{number}"), dtype)
+    if downsampler := weights_of_part(weights, "downsamplers.0"):
         yield fold_downsampler(downsampler, dtype)
 
 
 class GroupNorm(nn.Module):
-    """Normalise all values of an image together."""
+    """Normalises all values of an image together."""
 
     gain_C: Tensor
     bias_C: Tensor
@@ -123,15 +123,17 @@ class GroupNorm(nn.Module):
         return F.group_norm(x_NCYX, 1, gain_C, bias_C, eps=NORM_EPS)
 
 
-class ResidualBlock(nn.Module):
-    """Twice norm, SiLU, convolution; beside it the input, or a 1x1 convolution of it."""
+class CosmosResidualBlock(nn.Module):
+    """Norm, SiLU and convolution, twice; added to the input, or to a 1x1 convolution of it."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm1, self.norm2 = (GroupNorm(below(weights, f"{name}.norm")) for name in ("norm1", "norm2"))
-        self.conv1, self.conv2 = (flat_conv(*joined_conv(below(weights, name)), dtype) for name in ("conv1", "conv2"))
+        self.norm1, self.norm2 = (GroupNorm(weights_of_part(weights, f"{name}.norm")) for name in ("norm1", "norm2"))
+        self.conv1, self.conv2 = (
+            flat_conv(*join_convs(weights_of_part(weights, name)), dtype) for name in ("conv1", "conv2")
+        )
         widens = "conv_shortcut.weight" in weights
-        self.shortcut = point_conv(*summed(weights, "conv_shortcut"), dtype) if widens else nn.Identity()
+        self.shortcut = point_conv(*sum_taps(weights, "conv_shortcut"), dtype) if widens else nn.Identity()
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         y_NCYX = self.conv1(F.silu(self.norm1(x_NCYX)))
@@ -139,15 +141,15 @@ class ResidualBlock(nn.Module):
         return y_NCYX + self.shortcut(x_NCYX)  # type: ignore[no-any-return]
 
 
-class AttentionBlock(nn.Module):
+class CosmosAttentionBlock(nn.Module):
     """Single-head self-attention over the cells of one image, added to its input."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = GroupNorm(below(weights, "norm.norm"))
-        matrices, biases = zip(*(summed(weights, name) for name in ("to_q", "to_k", "to_v")), strict=True)
+        self.norm = GroupNorm(weights_of_part(weights, "norm.norm"))
+        matrices, biases = zip(*(sum_taps(weights, name) for name in ("to_q", "to_k", "to_v")), strict=True)
         self.to_qkv = point_conv(torch.cat(matrices), torch.cat(biases), dtype)
-        self.to_out = point_conv(*summed(weights, "to_out.0"), dtype)
+        self.to_out = point_conv(*sum_taps(weights, "to_out.0"), dtype)
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         qkv_NYXC = self.to_qkv(self.norm(x_NCYX)).permute(0, 2, 3, 1)
@@ -158,12 +160,12 @@ class AttentionBlock(nn.Module):
 
 
 class OneFrameAttention(nn.Module):
-    """Attention over time, of which a still image has one frame: its value, whatever query and key are."""
+    """Attention over the one frame of a still image: it returns the value, whatever query and key are."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = GroupNorm(below(weights, "norm.norm"))
-        (value, value_bias), (out, out_bias) = (summed(weights, name) for name in ("to_v", "to_out.0"))
+        self.norm = GroupNorm(weights_of_part(weights, "norm.norm"))
+        (value, value_bias), (out, out_bias) = (sum_taps(weights, name) for name in ("to_v", "to_out.0"))
         self.value = point_conv(out @ value, out @ value_bias + out_bias, dtype)
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
@@ -174,27 +176,27 @@ Conv = tuple[Tensor, Tensor]
 """Kernel [O, I, Y, X] and bias [O] of a convolution, float64."""
 
 
-def joined_conv(weights: Weights, patch: Tensor | None = None) -> Conv:
-    """A convolution over space, of what a matrix makes of its input where one is given, and that over time behind."""
+def join_convs(weights: Weights, patch: Tensor | None = None) -> Conv:
+    """Join a convolution over space, perhaps after the matrix `patch`, and the convolution over time after it."""
     kernel = weights["conv_s.weight"].double().squeeze(2)
     if patch is not None:
         kernel = torch.einsum("opyx,pi->oiyx", kernel, patch)
-    return then((kernel, weights["conv_s.bias"].double()), *summed(weights, "conv_t"))
+    return append_map((kernel, weights["conv_s.bias"].double()), *sum_taps(weights, "conv_t"))
 
 
-def summed(weights: Weights, name: str) -> Conv:
-    """Add up the taps of a convolution over time, which all meet the same frame: [O, I] and [O]."""
+def sum_taps(weights: Weights, name: str) -> Conv:
+    """Sum the taps of a convolution over time, which all see the same frame: [O, I] and [O]."""
     return weights[f"{name}.weight"].double().sum((2, 3, 4)), weights[f"{name}.bias"].double()
 
 
-def then(conv: Conv, matrix_OI: Tensor, bias_O: Tensor) -> Conv:
-    """A convolution with a linear map of its outputs behind it."""
+def append_map(conv: Conv, matrix_OI: Tensor, bias_O: Tensor) -> Conv:
+    """Multiply a linear map of a convolution's outputs into the convolution."""
     kernel, bias = conv
     return torch.einsum("om,miyx->oiyx", matrix_OI, kernel), matrix_OI @ bias + bias_O
 
 
 def fold_downsampler(weights: Weights, dtype: torch.dtype) -> nn.Module:
-    """Halve the sides, where it does, and time: the convolutions, the averages beside them and the 1x1 behind."""
+    """Fold a halving of the sides, of time, or of both: its convolutions, the averages beside them, the 1x1 after."""
     outputs = len(weights["conv3.bias"])
     same = torch.eye(outputs, dtype=torch.float64)
     conv: Conv = (same[:, :, None, None], torch.zeros(outputs, dtype=torch.float64))
@@ -204,9 +206,9 @@ def fold_downsampler(weights: Weights, dtype: torch.dtype) -> nn.Module:
         kernel[:, :, :2, :2] += same[:, :, None, None] / 4
         conv = kernel, weights["conv1.bias"].double()
     if "conv2.weight" in weights:
-        matrix, bias = summed(weights, "conv2")
-        conv = then(conv, matrix + same, bias)
-    conv = then(conv, *summed(weights, "conv3"))
+        matrix, bias = sum_taps(weights, "conv2")
+        conv = append_map(conv, matrix + same, bias)
+    conv = append_map(conv, *sum_taps(weights, "conv3"))
     if not halves:
         return flat_conv(*conv, dtype)
     return nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), flat_conv(*conv, dtype, stride=(2, 2)))

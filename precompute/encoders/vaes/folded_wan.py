@@ -1,13 +1,13 @@
-"""The encoder of Wan and its kin for still images: the 3-D network folded, exactly, into a 2-D one.
+"""The encoder of Wan-like VAEs for still images: the 3-D network folded, exactly, into a 2-D one.
 
-Wan's causal convolutions left-pad time with zeros, so on a single frame only the last temporal tap meets anything but
+Wan's causal convolutions left-pad time with zeros, so on a single frame only the last temporal tap sees anything but
 zeros: a `Conv3d` is the `Conv2d` of `W[:, :, -1]`, temporal resampling is skipped on the first frame, and
-attention is per frame. In the residual form a shortcut averages frames too, of which all but the last are zeros.
-What is left runs channels-last, with normalisation and SiLU in float32.
+attention is per frame. In the residual form, shortcuts average frames too; all but the last are zeros. The 2-D network
+runs channels-last, with normalisation and SiLU in float32.
 
 On a CPU a latent of 224x224 pixels has the same bits for every number of threads that was tried (1 to 8); at some
-smaller sizes oneDNN blocks a convolution by that number (32x40 pixels: 1 differs from 2 or 4), so a build has a fixed
-one.
+smaller sizes oneDNN splits a convolution by that number (32x40 pixels: 1 differs from 2 or 4), so a build uses a fixed
+number.
 
 Measured and left out, each under 3 %: oneDNN-packed weights, the residual sum fused into the convolution, an
 asymmetric padding in place of pad and convolve.
@@ -25,38 +25,38 @@ from torch import Tensor, nn
 from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.folding import Weights, below, flat_conv, ready
+from precompute.encoders.vaes.folding import Weights, flat_conv, prepare_network, weights_of_part
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
-from precompute.encoders.vaes.vae import FrozenVae, opaque
-from precompute.encoders.vaes.wan_files import encode_path_sha256, read_encode_path, wan_config
-from precompute.encoders.weights import loading
+from precompute.encoders.vaes.vae import FrozenVae, add_alpha
+from precompute.encoders.vaes.wan_files import read_encode_path, wan_config
+from precompute.encoders.weights import model_errors, weights_sha256
 
 BLOCK_ELEMENTS = 2**19
 """Elements normalised at once on a CPU: 2 MB in float32, so that a block's temporaries stay in cache and the
-allocator keeps them, where whole tensors would go back to the system and be paged in again at every layer."""
+allocator keeps them; whole tensors would go back to the system and be paged in again at every layer."""
 
 SMALLEST_SHARE = 32_768
-"""ATen's grain: it gives no thread fewer elements than this while there are other threads to share with."""
+"""ATen's grain size: the fewest elements that it gives a thread when it splits work between threads."""
 
 VECTORS = 32
-"""Elements that ATen's elementwise kernels take at a time: two AVX-512 vectors, or a multiple of what others take."""
+"""Elements that ATen's elementwise kernels take at a time: two AVX-512 vectors, a multiple of all others."""
 
 TINY = 1e-12
 """Floor of a channel vector's length, as in `F.normalize`."""
 
 
 def folded_wan(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> FrozenVae:
-    """The frozen encode path of the model in `files`, folded."""
-    with loading(files):
+    """Load the frozen encode path of the model in `files`, and fold it."""
+    with model_errors(files):
         held = wan_config(files)
         normalization = Normalization(latents_mean=held.latents_mean, latents_std=held.latents_std)
         refuse_other_lengths(files, kind, normalization, held.z_dim)
         weights = read_encode_path(files, kind, held)
         folded = FoldedWanEncoder(weights, config.torch_dtype, held.patch_size or 1)
     return FrozenVae(
-        network=ready(folded, config),
+        network=prepare_network(folded, config),
         class_name=files.class_name,
-        weights_sha256=encode_path_sha256(files, kind, held, weights),
+        weights_sha256=weights_sha256(files.class_name, held.values, kind.encode_config, weights.items()),
         spatial_factor=kind.spatial_factor(files.config),
         channels=held.z_dim,
         normalization=normalization,
@@ -66,22 +66,21 @@ def folded_wan(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Froze
 
 
 class FoldedWanEncoder(nn.Module):
-    """Encoder and `quant_conv` of an `AutoencoderKLWan`, for one frame, by the names that diffusers gives its weights.
+    """Encoder and `quant_conv` of an `AutoencoderKLWan` for one frame, made from weights by diffusers' names.
 
-    It copies what it needs, so the weights that it is made from may be dropped. `patch` is the side of the patches
-    that an image is cut into before.
+    It copies the weights. `patch` is the side of the patches that an image is cut into first.
     """
 
     def __init__(self, weights: Weights, dtype: torch.dtype, patch: int = 1) -> None:
         super().__init__()
         self.patch = patch
-        encoder = below(weights, "encoder")
-        down_blocks = takewhile(bool, (below(encoder, f"down_blocks.{number}") for number in count()))
-        self.conv_in = fold_conv(by_rows(encoder, patch), "conv_in", dtype)
+        encoder = weights_of_part(weights, "encoder")
+        down_blocks = takewhile(bool, (weights_of_part(encoder, f"down_blocks.{number}") for number in count()))
+        self.conv_in = fold_conv(order_patch_inputs(encoder, patch), "conv_in", dtype)
         self.pixel_channels = encoder["conv_in.weight"].shape[1] // patch**2
-        self.down_blocks = nn.Sequential(*(fold_block(block, dtype) for block in down_blocks))
-        middle = (below(encoder, f"mid_block.{name}") for name in ("resnets.0", "attentions.0", "resnets.1"))
-        self.mid_block = nn.Sequential(*(fold_block(block, dtype) for block in middle))
+        self.down_blocks = nn.Sequential(*(fold_wan_block(block, dtype) for block in down_blocks))
+        middle = (weights_of_part(encoder, f"mid_block.{name}") for name in ("resnets.0", "attentions.0", "resnets.1"))
+        self.mid_block = nn.Sequential(*(fold_wan_block(block, dtype) for block in middle))
         self.norm_out = RMSNorm(encoder["norm_out.gamma"])
         self.conv_out = fold_conv(encoder, "conv_out", dtype)
         self.quant_conv = fold_conv(weights, "quant_conv", dtype)
@@ -89,7 +88,7 @@ class FoldedWanEncoder(nn.Module):
     def forward(self, image_N3YX: Tensor) -> Tensor:
         """Map RGB, in the compute dtype, to the posterior's mean and log-variance: [N, 2C, Y/8, X/8], or Y/16, X/16."""
         if self.pixel_channels > 3:
-            image_N3YX = opaque(image_N3YX)
+            image_N3YX = add_alpha(image_N3YX)
         if self.patch > 1:
             image_N3YX = F.pixel_unshuffle(image_N3YX, self.patch)
         x_NCYX = self.conv_in(image_N3YX.contiguous(memory_format=torch.channels_last))
@@ -97,15 +96,15 @@ class FoldedWanEncoder(nn.Module):
         return self.quant_conv(self.conv_out(self.norm_out(x_NCYX, silu=True)))  # type: ignore[no-any-return]
 
 
-def by_rows(encoder: Weights, patch: int) -> Weights:
-    """With the first convolution's inputs in the order of `pixel_unshuffle`; diffusers' patches go by columns."""
+def order_patch_inputs(encoder: Weights, patch: int) -> Weights:
+    """Put the first convolution's inputs into the order of `pixel_unshuffle`; diffusers orders patches by columns."""
     weight = encoder["conv_in.weight"]
     columns = weight.reshape(len(weight), -1, patch, patch, *weight.shape[2:])
     return {**encoder, "conv_in.weight": columns.transpose(2, 3).reshape(weight.shape)}
 
 
 class RMSNorm(nn.Module):
-    """Scale each pixel's channel vector to RMS 1, times a gain, and apply SiLU where asked."""
+    """Scales each pixel's channel vector to RMS 1, times a gain; then SiLU if asked."""
 
     gain_C: Tensor
 
@@ -114,7 +113,7 @@ class RMSNorm(nn.Module):
         self.register_buffer("gain_C", gain.detach().float().flatten().clone())
 
     def forward(self, x_NCYX: Tensor, silu: bool, in_place: bool = False) -> Tensor:
-        x_NYXC = x_NCYX.permute(0, 2, 3, 1).contiguous()  # as it is already, after a channels-last layer
+        x_NYXC = x_NCYX.permute(0, 2, 3, 1).contiguous()  # no copy after a channels-last layer
         if x_NYXC.is_cuda or torch.compiler.is_compiling():
             return normalize_whole(x_NYXC, self.gain_C, silu).permute(0, 3, 1, 2)
         out_NYXC = x_NYXC if in_place else torch.empty_like(x_NYXC)
@@ -122,13 +121,13 @@ class RMSNorm(nn.Module):
 
 
 def normalize_whole(x_NYXC: Tensor, gain_C: Tensor, silu: bool) -> Tensor:
-    """For a GPU, where normalisation is one kernel, and for a compiler, which fuses it all."""
+    """Normalise the whole tensor at once: a GPU has one kernel for it, and a compiler fuses it."""
     y_NYXC = F.rms_norm(x_NYXC, gain_C.shape, gain_C.to(x_NYXC.dtype), eps=TINY**2)
     return F.silu(y_NYXC, inplace=True) if silu else y_NYXC
 
 
 def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor) -> Tensor:
-    """For a CPU: in float32, rounded once at the end, into `out`, which may be `x_NYXC` itself."""
+    """Normalise block by block, for a CPU: in float32, rounded once into `out`, which may be `x_NYXC` itself."""
     channels = len(gain_C)
     pixels = max(1, BLOCK_ELEMENTS // channels)
     scale_C = gain_C * channels**0.5
@@ -145,18 +144,18 @@ def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor)
 
 
 def whole_vectors(elements: int) -> int:
-    """`elements`, rounded up until every thread's share of them is a number of whole vectors.
+    """Round `elements` up until each thread's share is a whole number of vectors.
 
-    `F.silu` computes what is left of a share after its last whole vectors with another exponential than the rest, so
-    that without this a latent's last bits would depend on the number of threads.
+    `F.silu` computes the elements after a share's last whole vector with another exponential, so without the rounding a
+    latent's last bits would depend on the number of threads.
     """
     threads = torch.get_num_threads()
     unit = VECTORS * threads if elements >= SMALLEST_SHARE * threads else SMALLEST_SHARE
     return -(-elements // unit) * unit
 
 
-class ResidualBlock(nn.Module):
-    """Twice norm, SiLU, convolution; beside it the input, or a 1x1 convolution of it."""
+class WanResidualBlock(nn.Module):
+    """Norm, SiLU and convolution, twice; added to the input, or to a 1x1 convolution of it."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
@@ -173,7 +172,7 @@ class ResidualBlock(nn.Module):
         return y_NCYX.add_(self.shortcut(x_NCYX))  # type: ignore[no-any-return]
 
 
-class AttentionBlock(nn.Module):
+class WanAttentionBlock(nn.Module):
     """Single-head self-attention over the cells of one image, added to its input."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
@@ -191,19 +190,19 @@ class AttentionBlock(nn.Module):
 
 
 def fold_resample(weights: Weights, dtype: torch.dtype) -> nn.Module:
-    """Halve height and width; `time_conv` waits for a second frame, which a still image has not."""
+    """Make the layer that halves height and width, without `time_conv`, which needs a second frame."""
     conv = flat_conv(weights["resample.1.weight"], weights["resample.1.bias"], dtype, stride=(2, 2))
     return nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), conv)
 
 
 class ResidualDownBlock(nn.Module):
-    """Residual blocks that may end in a halving, and beside them the average of what each of their cells comes from."""
+    """Residual blocks that may end in a halving, added to an average of the inputs of each output cell."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        blocks = takewhile(bool, (below(weights, f"resnets.{number}") for number in count()))
-        self.resnets = nn.Sequential(*(ResidualBlock(block, dtype) for block in blocks))
-        downsampler = below(weights, "downsampler")
+        blocks = takewhile(bool, (weights_of_part(weights, f"resnets.{number}") for number in count()))
+        self.resnets = nn.Sequential(*(WanResidualBlock(block, dtype) for block in blocks))
+        downsampler = weights_of_part(weights, "downsampler")
         self.downsampler = fold_resample(downsampler, dtype) if downsampler else nn.Identity()
         self.side = 2 if downsampler else 1
         self.frames = 2 if "time_conv.weight" in downsampler else 1
@@ -214,9 +213,9 @@ class ResidualDownBlock(nn.Module):
         return self.downsampler(self.resnets(x_NCYX)) + shortcut_NCYX  # type: ignore[no-any-return]
 
     def average(self, x_NCYX: Tensor) -> Tensor:
-        """Diffusers' `AvgDown3D`: cells of each channel's frames become channels, and neighbours among these one.
+        """Average as diffusers' `AvgDown3D`: cells and frames become channels, and neighbouring channels one.
 
-        Of two frames the first is of zeros, so that some channels are zeros, or half.
+        If it takes two frames, the first is zeros, so some channels are zeros, or halved.
         """
         number, channels, height, width = x_NCYX.shape
         sides = height // self.side, width // self.side
@@ -226,21 +225,21 @@ class ResidualDownBlock(nn.Module):
 
 
 FOLDED: dict[str, Callable[[Weights, torch.dtype], nn.Module]] = {
-    "conv1.weight": ResidualBlock,
-    "to_qkv.weight": AttentionBlock,
+    "conv1.weight": WanResidualBlock,
+    "to_qkv.weight": WanAttentionBlock,
     "resample.1.weight": fold_resample,
     "resnets.0.conv1.weight": ResidualDownBlock,
 }
-"""By a weight that no other block has."""
+"""Makers of blocks, by the name of a weight that only such a block has."""
 
 
-def fold_block(weights: Weights, dtype: torch.dtype) -> nn.Module:
-    """The 2-D counterpart of one of diffusers' encoder blocks."""
+def fold_wan_block(weights: Weights, dtype: torch.dtype) -> nn.Module:
+    """Make the 2-D counterpart of one of diffusers' encoder blocks."""
     return next(fold for name, fold in FOLDED.items() if name in weights)(weights, dtype)
 
 
 def fold_conv(weights: Weights, name: str, dtype: torch.dtype) -> nn.Module:
-    """Fold a causal convolution on a first frame; a kernel of k frames sees k-1 frames of zeros before it.
+    """Fold a causal convolution for a first frame: a kernel of k frames sees k-1 frames of zeros before it.
 
     Qwen-Image 2.1 has kernels without time.
     """

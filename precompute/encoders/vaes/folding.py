@@ -1,9 +1,9 @@
-"""Parts of folded networks: 2-D layers with copies of a 3-D network's weights, compiled where asked.
+"""Parts of folded networks: 2-D layers with copies of a 3-D network's weights, perhaps compiled.
 
-`fold_still` folds the causal convolutions of diffusers' own encoders: HunyuanVideo, LTX, LTX 2, Mochi and CogVideoX pad
-time by repeating its first frame, in front or on both sides. A still image is the same in all frames that a layer sees,
-so the taps of time add up, and all frames that it makes are the same. Sums are made in float64. Layers between the
-convolutions are diffusers', and see videos of one frame.
+`fold_still` folds the causal convolutions in diffusers' own encoders: HunyuanVideo, LTX, LTX 2, Mochi and CogVideoX pad
+time by repeating the first frame, in front or on both sides. In a still image all frames that a layer sees are equal,
+so its temporal taps can be summed (in float64), and all frames that it makes are equal. The other layers stay
+diffusers' and see videos of one frame.
 """
 
 from collections.abc import Mapping
@@ -15,33 +15,33 @@ from torch import Tensor, nn
 from cache_store.errors import ConfigError
 from cache_store.log import log_info
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.vaes.vae import Network, few_at_once
+from precompute.encoders.vaes.vae import Network, split_batches
 
 # Axes: N images, C channels, Y X cells, O I a kernel's outputs and inputs.
 
 
 ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
 Sides = tuple[int, int]
-"""Of height and width."""
+"""Values for height and width."""
 
 Weights = Mapping[str, Tensor]
-"""By name, of the whole encode path or of one of its parts."""
+"""Weights by name, of the whole encode path or of one part."""
 
 
-def ready(folded: nn.Module, config: EncoderConfig) -> Network:
-    """The network on its device, compiled where asked; on a CPU it gets a few images of a batch at a time."""
+def prepare_network(folded: nn.Module, config: EncoderConfig) -> Network:
+    """Move the network to its device, compile it if configured, and on a CPU split its batches."""
     if config.compiles:
         refuse_without_compiler(config.torch_device)
     folded = folded.to(config.torch_device).eval()
     if config.compiles:
         compile_blocks(folded)
-    return few_at_once(folded) if config.torch_device.type == "cpu" else folded
+    return split_batches(folded) if config.torch_device.type == "cpu" else folded
 
 
 def compile_blocks(folded: nn.Module) -> None:
-    """Have each block compiled when it first runs: blocks of one shape share the result, which the whole could not.
+    """Compile each block when it first runs, so that blocks of one shape share the result.
 
-    Inductor keeps what it made in TORCHINDUCTOR_CACHE_DIR, so that later workers and builds start sooner.
+    Inductor keeps the results in TORCHINDUCTOR_CACHE_DIR, so later workers and builds start sooner.
     """
     log_info("compiling the encoder's blocks, which takes a minute the first time on a machine")
     for part in folded.children():
@@ -50,8 +50,8 @@ def compile_blocks(folded: nn.Module) -> None:
 
 
 def refuse_without_compiler(device: torch.device) -> None:
-    """ConfigError where torch.compile finds no compiler: known before a cache is begun, not at its first image."""
-    from torch._dynamo.exc import TorchDynamoException  # what torch.compile raises, whichever part of it fails
+    """Raise ConfigError if torch.compile does not work, before a cache is started and not at its first image."""
+    from torch._dynamo.exc import TorchDynamoException  # the base of all errors of torch.compile
 
     try:
         torch.compile(torch.square)(torch.ones(1, device=device))
@@ -64,8 +64,8 @@ def refuse_without_compiler(device: torch.device) -> None:
         ) from error
 
 
-def below(weights: Weights, part: str) -> Weights:
-    """The weights of a part, by the rest of their names."""
+def weights_of_part(weights: Weights, part: str) -> Weights:
+    """Select the weights of a part, and remove its prefix from their names."""
     prefix = f"{part}."
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
@@ -78,10 +78,10 @@ def flat_conv(
     padding: Sides | None = None,
     padding_mode: str = "zeros",
 ) -> nn.Module:
-    """A frozen convolution of these weights, copied; Wan pads 3x3 by one unless it strides."""
+    """Make a frozen convolution from copies of these weights; the default padding of a 3x3 is 1, or 0 if it strides."""
     outputs, inputs, height, width = weight_OIYX.shape
     if height == width == 1:
-        return copied(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
+        return set_parameters(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
     if padding is None:
         padding = (height // 2, width // 2) if stride == (1, 1) else (0, 0)
     flat = nn.Conv2d(
@@ -93,18 +93,18 @@ def flat_conv(
         padding_mode=padding_mode,  # type: ignore[arg-type]  # as diffusers' own layer has it
         device="meta",
     )
-    return copied(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), bias, dtype)
+    return set_parameters(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), bias, dtype)
 
 
 class ChannelLinear(nn.Linear):
-    """A 1x1 convolution: as a matrix product its bits do not depend on the number of threads, as conv2d's do."""
+    """A 1x1 convolution as a matrix product, whose bits, unlike conv2d's, do not depend on the number of threads."""
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         return super().forward(x_NCYX.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def copied(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> ConvOrLinear:
-    """`layer` with frozen copies of these parameters."""
+def set_parameters(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> ConvOrLinear:
+    """Give `layer` frozen copies of these parameters, and return it."""
     layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
     layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
     return layer
@@ -119,17 +119,17 @@ HAS_CACHE = {
     "LTX2VideoCausalConv3d": False,
     "CogVideoXCausalConv3d": True,
 }
-"""Diffusers' causal convolutions that repeat the first frame; whether they return what later frames need, too."""
+"""Diffusers' causal convolutions that repeat the first frame, and whether they also return a cache for later frames."""
 
 
 class StillConv(nn.Module):
-    """A causal convolution over a video that stands still: over one frame, all taps of time in one."""
+    """A causal convolution over a video of equal frames: a 2-D convolution with the sum of all temporal taps."""
 
     def __init__(self, causal: Any, dtype: torch.dtype) -> None:
         super().__init__()
         conv: Any = causal.conv
         padding, mode = conv.padding[1:], conv.padding_mode
-        if getattr(causal, "pad_mode", "") == "replicate":  # it pads all axes, before its convolution
+        if getattr(causal, "pad_mode", "") == "replicate":  # Mochi-like layers pad all axes before the convolution
             across, _, down, *_ = causal.time_causal_padding
             padding, mode = (down, across), "replicate"
         self.step, *strides = conv.stride
@@ -144,7 +144,7 @@ class StillConv(nn.Module):
 
 
 def fold_still(encoder: nn.Module, dtype: torch.dtype) -> None:
-    """Put a 2-D convolution into the place of each causal one, in diffusers' encoder of a video VAE."""
+    """Replace each causal convolution in diffusers' encoder of a video VAE with a 2-D one."""
     for module in list(encoder.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__ in HAS_CACHE:

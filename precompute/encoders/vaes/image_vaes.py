@@ -1,4 +1,4 @@
-"""2-D VAEs as diffusers runs them: of Stable Diffusion, FLUX.1, FLUX.2 and SANA, and tiny ones distilled from them."""
+"""2-D VAEs as diffusers runs them: those of Stable Diffusion, FLUX.1, FLUX.2 and SANA, and tiny distilled ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_unfit
+from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.kind import Config, VaeKind, halvings
+from precompute.encoders.vaes.kind import Config, VaeKind, factor_of_levels
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ ENCODER, DECODER = ("encoder.",), ("decoder.",)
 
 
 def native_family(kinds: Mapping[str, VaeKind]) -> Family:
-    """The family of these kinds, by class."""
+    """Make the family of these kinds, given by class."""
 
     def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
         from precompute.encoders.vaes.diffusers_vae import load_native
@@ -48,29 +48,29 @@ def native_family(kinds: Mapping[str, VaeKind]) -> Family:
 
     def refuse_size(config: Config, height: int, width: int) -> None:
         kind = kinds[config["_class_name"]]
-        refuse_unfit(height, width, kind.spatial_factor(config) * kind.cells)
+        refuse_cropping(height, width, kind.spatial_factor(config) * kind.cells)
 
     takes = ("posterior",) if any(kind.has_posterior for kind in kinds.values()) else ()
     return Family(load=load, refuse_size=refuse_size, takes=takes, load_decoder=load_decoder)
 
 
 def kl_factor(config: Config) -> int:
-    return halvings(config, "block_out_channels", (64,))
+    return factor_of_levels(config, "block_out_channels", (64,))
 
 
 KL = native_family({"AutoencoderKL": VaeKind(spatial_factor=kl_factor, encode_config=KL_CONFIG)})
 """The VAE of Stable Diffusion, SDXL, SD3, FLUX.1 and many others.
 
-SDXL's overflows in float16, so pipelines compute it in float32 (`force_upcast`); here it is bfloat16 or float32.
+SDXL's VAE overflows in float16, so pipelines run it in float32 (`force_upcast`); here it runs in bfloat16 or float32.
 """
 
 
 def flux2_factor(config: Config) -> int:
-    return halvings(config, "block_out_channels", (128, 256, 512, 512))
+    return factor_of_levels(config, "block_out_channels", (128, 256, 512, 512))
 
 
-def patched(config: Config, weights: Config) -> Normalization:
-    """As diffusers' `Flux2Pipeline._encode_vae_image`: `_patchify_latents`, then (z - mean) / sqrt(var + eps)."""
+def flux2_normalization(config: Config, weights: Config) -> Normalization:
+    """Normalise as diffusers' `Flux2Pipeline._encode_vae_image`: patchify, then (z - mean) / sqrt(var + eps)."""
     variance = weights["bn.running_var"].double() + config["batch_norm_eps"]
     return Normalization(
         latents_mean=tuple(weights["bn.running_mean"].tolist()),
@@ -86,15 +86,15 @@ FLUX2 = native_family(
             cells=2,
             encode_config=KL_CONFIG,
             further_weights=("bn.",),
-            normalization=patched,
+            normalization=flux2_normalization,
         )
     }
 )
-"""The VAE of FLUX.2, whose transformer sees 2x2 cells of a latent as one, normalised by a BatchNorm's statistics."""
+"""The VAE of FLUX.2, whose transformer takes 2x2 cells as one, normalised by a BatchNorm's statistics."""
 
 
 def dc_factor(config: Config) -> int:
-    return halvings(config, "encoder_block_out_channels", (128, 256, 512, 512, 1024, 1024))
+    return factor_of_levels(config, "encoder_block_out_channels", (128, 256, 512, 512, 1024, 1024))
 
 
 DC_CONFIG = (
@@ -124,7 +124,7 @@ DC = native_family(
 
 
 def tiny_factor(config: Config) -> int:
-    return halvings(config, "num_encoder_blocks", (1, 3, 3, 3))
+    return factor_of_levels(config, "num_encoder_blocks", (1, 3, 3, 3))
 
 
 TINY_CONFIG = ("in_channels", "encoder_block_out_channels", "act_fn", "latent_channels", "num_encoder_blocks")
@@ -140,4 +140,4 @@ TINY = native_family(
         )
     }
 )
-"""TAESD and its kin, each distilled from a large VAE: without a posterior."""
+"""TAESD and other autoencoders distilled from a large VAE, without a posterior."""

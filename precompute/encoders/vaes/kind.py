@@ -1,4 +1,4 @@
-"""How one class of diffusers' VAEs differs from another; nothing here imports torch."""
+"""The differences between classes of diffusers' VAEs. Imports no torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from cache_store.format.array import Normalization
 from precompute.encoders.model_files import ModelFiles
 
 Config = Mapping[str, Any]
-"""A model's config.json, or with diffusers' defaults for what that leaves out."""
+"""The values of a model's config.json, perhaps with diffusers' defaults for missing ones."""
 
 
-def scaled(config: Config, weights: Config) -> Normalization:
-    """As most pipelines normalise: by what the config says of it; null stands for nothing."""
+def config_normalization(config: Config, weights: Config) -> Normalization:
+    """Normalise as most pipelines: by mean, deviation, shift and scale of the config, as far as it has them."""
     scale = config.get("scaling_factor")
     return Normalization(
         latents_mean=tuple(config.get("latents_mean") or ()),
@@ -23,7 +23,7 @@ def scaled(config: Config, weights: Config) -> Normalization:
     )
 
 
-def rgb(config: Config) -> int:
+def rgb_channels(config: Config) -> int:
     return 3
 
 
@@ -32,39 +32,39 @@ class VaeKind:
     """A class of diffusers' VAEs."""
 
     spatial_factor: Callable[[Config], int]
-    """Pixels of a latent cell's side, by config.json alone."""
+    """Reads the side of a latent cell, in pixels, from config.json."""
     cells: int = 1
-    """A latent's sides are multiples of so many cells."""
+    """A latent's sides are multiples of this number of cells."""
     encode_config: tuple[str, ...]
     """Config values that encoding depends on."""
     channels: str = "latent_channels"
     """The config value that counts a latent's channels."""
     encode_weights: tuple[str, ...] = ("encoder.", "quant_conv.")
-    """How the names of weights begin that encoding depends on."""
+    """Prefixes of the weights that encoding depends on."""
     decode_weights: tuple[str, ...] = ("decoder.", "post_quant_conv.")
     further_weights: tuple[str, ...] = ()
-    """Needed as well: for the normalisation."""
-    normalization: Callable[[Config, Config], Normalization] = scaled
-    """Reads it from the config, with all defaults, and from the weights by name."""
+    """Prefixes of the weights that the normalisation depends on."""
+    normalization: Callable[[Config, Config], Normalization] = config_normalization
+    """Reads the normalisation from the config, with all defaults, and the weights by name."""
     needs_means: bool = False
-    """Whether a mean and a deviation of each latent channel belong to a config."""
+    """Whether a config must have a mean and a deviation for each latent channel."""
     has_posterior: bool = True
     takes_frames: bool = False
     """Whether an image enters as a video of one frame."""
     float32_until: str = ""
-    """The part of the encoder that pixels enter in float32, whatever the dtype: else rounding would be multiplied."""
-    pixel_channels: Callable[[Config], int] = rgb
-    """4 where an image has an alpha channel."""
+    """The part of the encoder that takes pixels in float32, whatever the dtype, because it amplifies rounding."""
+    pixel_channels: Callable[[Config], int] = rgb_channels
+    """Reads the number of channels of an image: 3, or 4 with alpha."""
 
 
-def halvings(config: Config, key: str, default: tuple[Any, ...]) -> int:
-    """The spatial factor of a VAE that halves its sides between levels, of which `key` has an entry each."""
+def factor_of_levels(config: Config, key: str, default: tuple[Any, ...]) -> int:
+    """Compute the spatial factor of a VAE that halves its sides between levels; `key` has an entry per level."""
     factor: int = 2 ** (len(config.get(key, default)) - 1)
     return factor
 
 
 def refuse_other_lengths(files: ModelFiles, kind: VaeKind, normalization: Normalization, channels: int) -> None:
-    """Raise ModelError unless there are a mean and a deviation for every latent channel, or none."""
+    """Raise ModelError unless there are as many means and deviations as latent channels, or none at all."""
     wanted = channels * normalization.latents_patch**2
     lengths = {name: len(getattr(normalization, name)) for name in ("latents_mean", "latents_std")}
     for name, length in lengths.items():

@@ -1,4 +1,4 @@
-"""The encoder that a frozen VAE is: the range its pixels enter in, and what of its posterior is kept."""
+"""An encoder made from a frozen VAE: it scales the pixels, and keeps the posterior's mean or both moments."""
 
 # Axes: N images, Y X pixels, C latent channels, H W latent cells.
 
@@ -13,28 +13,28 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 from cache_store.format.array import EncoderIdentity, Normalization, SampleLayout
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_unfit
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_cropping
 
 LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
 """Bounds of a posterior's log-variance, as in diffusers' `DiagonalGaussianDistribution`."""
 
 
-CPU_PIXELS = 2**15
+VAE_CPU_PIXELS = 2**15
 """Pixels that a CPU encodes at once: 8 images of 64x64, 2 of 128x128, 1 of 160x160 or more.
 
-More work a call against activations that leave the cache. On two Zen 5 cores 8 images of 64x64 give 3.3 times the speed
-of one at a time in float32 with a narrow Wan (1.4 with the full-size one) and 3.5 times (2.1) in bfloat16; 2 of
-128x128 1.3 times (1.1). At 160x160 two give 1.35 times with the narrow model and nothing with the full-size one, and at
-224x224 two are slower than one.
+This balances more work per call against activations that no longer fit the CPU's cache. On two Zen 5 cores 8 images of
+64x64 give 3.3 times the speed of one at a time in float32 with a narrow Wan (1.4 with the full-size one) and 3.5 times
+(2.1) in bfloat16; 2 of 128x128 1.3 times (1.1). At 160x160 two give 1.35 times with the narrow model and nothing with
+the full-size one, and at 224x224 two are slower than one.
 """
 
 Network = Callable[[Tensor], Tensor]
-"""[N, 3, Y, X] to [N, 2C, H, W], posterior mean, then log-variance; or to [N, C, H, W] where there is no posterior."""
+"""Maps [N, 3, Y, X] to [N, 2C, H, W], the posterior's mean and log-variance; without a posterior, to [N, C, H, W]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenVae:
-    """The encode path of a VAE, on its device in its compute dtype, and what a cache must know of it."""
+    """The encode path of a VAE, on its device in its compute dtype, and the facts that a cache records."""
 
     network: Network
     class_name: str
@@ -45,7 +45,7 @@ class FrozenVae:
     normalization: Normalization
     has_posterior: bool = True
     exact_pixels: bool = False
-    """Whether the network takes pixels in float32, and rounds them itself."""
+    """Whether the network takes pixels in float32 and rounds later."""
     is_folded: bool = False
     is_compilable: bool = False
 
@@ -73,9 +73,9 @@ class VaeEncoder:
         self._kept = KEPT[self.identity.posterior]
 
     def layout(self, height: int, width: int) -> SampleLayout:
-        """[C, H, W], with statistics of each channel; ConfigError for a size that the encoder would have to crop."""
+        """Describe a sample [C, H, W] with statistics per channel; raise ConfigError for a size that needs cropping."""
         factor = self._vae.spatial_factor
-        refuse_unfit(height, width, factor * self.identity.latents_patch)
+        refuse_cropping(height, width, factor * self.identity.latents_patch)
         channels = self._vae.channels * (2 if self.identity.posterior == "moments" else 1)
         return SampleLayout(
             axes=("channel", "latent_y", "latent_x"),
@@ -93,22 +93,22 @@ class VaeEncoder:
         return self._kept(latents_NCHW).float().contiguous()
 
 
-def few_at_once(network: Network) -> Network:
-    """A network that gets a batch in parts, for a CPU.
+def split_batches(network: Network) -> Network:
+    """Make a network that takes a batch in parts, for a CPU.
 
-    It is cut by the images' size alone, so that the bits do not depend on what else the machine does.
+    The parts depend only on the images' size, so that the bits do not depend on the machine's load.
     """
 
     def in_parts(image_N3YX: Tensor) -> Tensor:
         height, width = image_N3YX.shape[2:]
-        parts: Sequence[Tensor] = torch.split(image_N3YX, max(1, CPU_PIXELS // (height * width)))
+        parts: Sequence[Tensor] = torch.split(image_N3YX, max(1, VAE_CPU_PIXELS // (height * width)))
         return torch.cat([network(part_N3YX) for part_N3YX in parts])
 
     return in_parts
 
 
-def opaque(image_N3YX: Tensor) -> Tensor:
-    """Append an alpha channel that hides nothing, in [-1, 1] as the colours."""
+def add_alpha(image_N3YX: Tensor) -> Tensor:
+    """Append an opaque alpha channel to RGB in [-1, 1]."""
     return F.pad(image_N3YX, (0, 0, 0, 0, 0, 1), value=1.0)
 
 
@@ -126,4 +126,4 @@ def whole_latent(latent_NCHW: Tensor) -> Tensor:
 
 
 KEPT = {"mean": posterior_mean, "moments": posterior_moments, "none": whole_latent}
-"""The part of a network's output that a cache holds, by the identity's `posterior`."""
+"""Selects the part of a network's output that a cache holds, by the identity's `posterior`."""

@@ -9,7 +9,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.image_vaes import native_family
-from precompute.encoders.vaes.kind import Config, VaeKind, halvings, scaled
+from precompute.encoders.vaes.kind import Config, VaeKind, config_normalization, factor_of_levels
 
 BLOCKS = ("in_channels", "latent_channels", "block_out_channels", "layers_per_block")
 HUNYUAN = (*BLOCKS, "spatial_compression_ratio", "temporal_compression_ratio")
@@ -34,7 +34,7 @@ def hunyuan_factor(config: Config) -> int:
 
 
 def ltx_factor(config: Config) -> int:
-    """Patches, and what each halving between levels halves; a config may say what they come to."""
+    """Return the config's stated factor, or else compute it from patches and from halvings between levels."""
     halves = config.get("spatio_temporal_scaling", (True, True, True, False))
     kinds = config.get("downsample_type", ("conv",) * 4)
     halved = sum(halving and kind != "temporal" for halving, kind in zip(halves, kinds, strict=False))
@@ -55,19 +55,19 @@ def mochi_factor(config: Config) -> int:
 
 
 def cogvideox_factor(config: Config) -> int:
-    return halvings(config, "block_out_channels", (128, 256, 256, 512))
+    return factor_of_levels(config, "block_out_channels", (128, 256, 256, 512))
 
 
-def of_weights(config: Config, weights: Config) -> Normalization:
-    """As diffusers' `LTXImageToVideoPipeline._normalize_latents`, whose means lie among the weights."""
+def ltx_normalization(config: Config, weights: Config) -> Normalization:
+    """Normalise as diffusers' `LTXImageToVideoPipeline._normalize_latents`, with means stored as weights."""
     means = {name: tuple(weights[name].tolist()) for name in MEANS}
-    return scaled({**config, **means}, weights)
+    return config_normalization({**config, **means}, weights)
 
 
-def inverted(config: Config, weights: Config) -> Normalization:
-    """As diffusers' `CogVideoXImageToVideoPipeline.prepare_latents`, which knows no means."""
+def cogvideox_normalization(config: Config, weights: Config) -> Normalization:
+    """Normalise as diffusers' `CogVideoXImageToVideoPipeline.prepare_latents`, which uses no means."""
     scale = config["scaling_factor"]
-    return scaled({"scaling_factor": 1 / scale if config["invert_scale_latents"] else scale}, weights)
+    return config_normalization({"scaling_factor": 1 / scale if config["invert_scale_latents"] else scale}, weights)
 
 
 def video_kind(factor: Callable[[Config], int], config: tuple[str, ...], **more: Any) -> VaeKind:
@@ -80,11 +80,11 @@ KINDS = {
     ),
     "AutoencoderKLLTXVideo": video_kind(
         ltx_factor, LTX, encode_weights=PLAIN, decode_weights=("decoder.",), further_weights=MEANS,
-        normalization=of_weights,
+        normalization=ltx_normalization,
     ),
     "AutoencoderKLLTX2Video": video_kind(
         ltx_2_factor, (*LTX, "encoder_spatial_padding_mode"), encode_weights=PLAIN, decode_weights=("decoder.",),
-        further_weights=MEANS, normalization=of_weights,
+        further_weights=MEANS, normalization=ltx_normalization,
     ),
     "AutoencoderKLMochi": video_kind(
         mochi_factor, (*MOCHI, "temporal_expansions", "spatial_expansions", "add_attention_block"),
@@ -92,7 +92,7 @@ KINDS = {
     ),
     "AutoencoderKLCogVideoX": video_kind(
         cogvideox_factor, (*BLOCKS, "down_block_types", "act_fn", "norm_eps", "norm_num_groups", "use_quant_conv"),
-        normalization=inverted,
+        normalization=cogvideox_normalization,
     ),
 }  # fmt: skip
 

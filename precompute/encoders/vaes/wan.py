@@ -1,8 +1,8 @@
-"""Wan's VAE and its kin: folded for still images, or as diffusers runs them.
+"""Wan-like VAEs: folded for still images, or as diffusers runs them.
 
-`AutoencoderKLWan` is that of Wan 2.1 and Cosmos-Predict 2, and in its residual form, with patches, that of Wan 2.2 and
-Cosmos 3. `AutoencoderKLQwenImage` is the first under another name. `AutoencoderKLQwenImage21` is the residual form
-without time: its convolutions are 2-D from the start, and its images have an alpha channel, which is opaque here.
+`AutoencoderKLWan` is the VAE of Wan 2.1 and Cosmos-Predict 2, and in its residual form, with patches, that of Wan 2.2
+and Cosmos 3. `AutoencoderKLQwenImage` is the first under another name. `AutoencoderKLQwenImage21` is the residual form
+with 2-D convolutions, and its images have an alpha channel, which is opaque here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_unfit
+from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.kind import Config, VaeKind, halvings
+from precompute.encoders.vaes.kind import Config, VaeKind, factor_of_levels
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ def wan_kind(levels: tuple[int, ...], *further: str) -> VaeKind:
     """Describe a class whose `dim_mult` is by default `levels`; `further` are config values of this class alone."""
 
     def spatial_factor(config: Config) -> int:
-        """Halved between levels; an image may be cut into patches before."""
-        return halvings(config, "dim_mult", levels) * (config.get("patch_size") or 1)
+        """Return a latent cell's side in pixels: doubled between levels, and multiplied by the side of patches."""
+        return factor_of_levels(config, "dim_mult", levels) * (config.get("patch_size") or 1)
 
     return VaeKind(
         spatial_factor=spatial_factor,
@@ -55,7 +55,7 @@ KINDS = {
 
 
 def refuse_size(config: Config, height: int, width: int) -> None:
-    refuse_unfit(height, width, KINDS[config["_class_name"]].spatial_factor(config))
+    refuse_cropping(height, width, KINDS[config["_class_name"]].spatial_factor(config))
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
@@ -65,7 +65,7 @@ def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> E
 
 
 def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
-    """Without diffusers, whose import takes seconds, of each worker's start too."""
+    """Load the folded encode path without diffusers, whose import adds seconds to the start of each worker."""
     from precompute.encoders.vaes.folded_wan import folded_wan
 
     return folded_wan(files, KINDS[files.class_name], config)

@@ -1,10 +1,10 @@
-"""What the files of Wan's VAE and its kin say of the encode path: its config, and every weight, by diffusers' names.
+"""Read the encode path of a Wan-like VAE from its files: its config, and every weight by diffusers' name.
 
-They are read without diffusers, whose import takes several seconds of each process, and without the decoder, which is
-more than half of a checkpoint.
+Diffusers is not imported, because that takes several seconds per process. The decoder, more than half of a checkpoint,
+is not read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -16,15 +16,12 @@ from torch import Tensor
 
 from precompute.encoders.model_files import ModelFiles, refuse_partial
 from precompute.encoders.vaes.kind import VaeKind
-from precompute.encoders.weights import read_weights, weights_sha256
-
-WEIGHTS = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
-"""As diffusers looks for them."""
+from precompute.encoders.weights import DIFFUSERS_FILES, read_weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class WanConfig:
-    """What an encode path depends on, and its latents' scale; for what config.json lacks, diffusers' defaults."""
+    """The config values that an encode path and its normalisation depend on, with diffusers' defaults."""
 
     base_dim: int = 96
     z_dim: int = 16
@@ -46,7 +43,7 @@ class WanConfig:
 
     @property
     def values(self) -> dict[str, Any]:
-        """As diffusers names them, in any of the classes."""
+        """Return the values by diffusers' names, in any of the classes."""
         return {**asdict(self), "input_channels": self.in_channels}
 
 
@@ -63,7 +60,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "latents_std": (),
     },
 }
-"""Where those of a class differ; the 64 means that diffusers has for the last must stand in its config.json."""
+"""Defaults of a class that differ; diffusers' 64 means of the last one must be in its config.json."""
 
 
 def wan_config(files: ModelFiles) -> WanConfig:
@@ -74,13 +71,11 @@ def wan_config(files: ModelFiles) -> WanConfig:
     return msgspec.convert(held, WanConfig)
 
 
-def encode_path_sha256(files: ModelFiles, kind: VaeKind, config: WanConfig, weights: Mapping[str, Tensor]) -> str:
-    return weights_sha256(files.class_name, config.values, kind.encode_config, weights.items())
-
-
 def read_encode_path(files: ModelFiles, kind: VaeKind, config: WanConfig) -> dict[str, Tensor]:
-    """Every weight of the encode path, in float32; ModelError when one is missing, unknown or of another shape."""
-    held = dict(read_weights(files, WEIGHTS, lambda name: name if name.startswith(kind.encode_weights) else None))
+    """Read every weight of the encode path as float32; raise ModelError if one is missing, unknown or misshapen."""
+    held = dict(
+        read_weights(files, DIFFUSERS_FILES, lambda name: name if name.startswith(kind.encode_weights) else None)
+    )
     shapes = dict(encode_path(config, is_flat=files.class_name == "AutoencoderKLQwenImage21"))
     report = {
         "missing_keys": shapes.keys() - held.keys(),
@@ -96,7 +91,7 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 def encode_path(config: WanConfig, is_flat: bool = False) -> Shapes:
-    """The shape of every weight of an encode path; a flat one has no axis of time in its kernels."""
+    """Yield the shape of every weight of an encode path; if flat, its kernels have no axis of time."""
     for name, shape in causal_encode_path(config):
         yield name, (*shape[:2], *shape[3:]) if is_flat and len(shape) == 5 else shape
 
@@ -117,7 +112,7 @@ def causal_encode_path(config: WanConfig) -> Shapes:
 
 
 def down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes]]:
-    """Of each level residual blocks, some with attention behind them, then what halves height and width."""
+    """Yield each level's residual blocks, some followed by attention, then the block that halves height and width."""
     for level, (inputs, outputs) in enumerate(pairwise(widths)):
         for block in range(config.num_res_blocks):
             yield partial(residual_block, inputs=outputs if block else inputs, outputs=outputs)
@@ -128,7 +123,7 @@ def down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes
 
 
 def residual_down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes]]:
-    """Yield one block a level; its shortcut has no weights."""
+    """Yield one block per level; its shortcut has no weights."""
     for level, (inputs, outputs) in enumerate(pairwise(widths)):
         halves = level < len(config.dim_mult) - 1
         in_time = halves and config.temperal_downsample[level]

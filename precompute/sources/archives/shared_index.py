@@ -52,7 +52,7 @@ class SharedArrays:
         memory, start, views = mmap.mmap(file, 0, access=mmap.ACCESS_READ), 0, list[NDArray[Any]]()
         for dtype, length in layout:
             views.append(np.frombuffer(memory, dtype, length, start))
-            start = aligned(start + views[-1].nbytes)
+            start = align_rows(start + views[-1].nbytes)
         self.arrays = views
 
     def __del__(self) -> None:
@@ -62,7 +62,7 @@ class SharedArrays:
         return received, (DupFd(self.file), self._layout)
 
 
-def aligned(size: int) -> int:
+def align_rows(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -76,7 +76,7 @@ def share(arrays: Arrays) -> SharedArrays:
     with open(file, "wb", closefd=False) as stream:
         for each in arrays:
             stream.write(each.data)
-            stream.seek(aligned(stream.tell()))
+            stream.seek(align_rows(stream.tell()))
         stream.truncate(max(stream.tell(), 1))
     return SharedArrays(file, [(each.dtype.str, len(each)) for each in arrays])
 

@@ -1,4 +1,4 @@
-"""VAEs with random weights: the full-size one with next to no decoder, and narrow ones; a Gemma 3."""
+"""VAEs with random weights, narrow ones and the full-size one with a small decoder; a Gemma 3 in two files."""
 
 import json
 from functools import partial
@@ -14,7 +14,7 @@ from tests.precompute.encoders.towers import save_model
 
 
 def random_vae(**config: Any) -> Any:
-    """An AutoencoderKLWan whose gains and biases are as far from their initial values as trained ones are."""
+    """Make an AutoencoderKLWan whose gains and biases are as far from their initial values as trained ones are."""
     torch.manual_seed(0)
     vae = AutoencoderKLWan(**{"decoder_base_dim": 8, **config}).eval().requires_grad_(False)
     for name, weight in vae.encoder.named_parameters():
@@ -34,8 +34,14 @@ def full_size_vae() -> Any:
 
 
 @pytest.fixture
+def vae() -> Any:
+    """A narrow VAE with four channels, whose weights are exact in bfloat16."""
+    return narrow_vae(z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4).bfloat16().float()
+
+
+@pytest.fixture
 def gemma_of_two_files(tmp_path: Path) -> Path:
-    """As a large one is, but for the file in which nothing of its vision tower lies."""
+    """A checkpoint in two files, of which only the first, with the vision tower, is there."""
     folder = save_model("Gemma3ForConditionalGeneration", tmp_path / "gemma")
     held = load_file(folder / "model.safetensors")
     save_file({name: each for name, each in held.items() if "tower" in name}, folder / "one.safetensors")

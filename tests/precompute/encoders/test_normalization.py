@@ -18,8 +18,7 @@ from diffusers import (
 
 from cache_store import denormalize, normalize
 from cache_store.errors import ConfigError
-from precompute.encoders.config import EncoderConfig
-from precompute.encoders.registry import load_encoder
+from tests.precompute.encoders.loading import load, photos
 
 BLOCKS = {
     "block_out_channels": [8, 8],
@@ -42,7 +41,7 @@ def flux2_vae() -> Any:
 
 
 def encoded(pipeline: Any, pipe: Any, latents: torch.Tensor) -> torch.Tensor:
-    """What a pipeline's own method makes of them."""
+    """Return the latents as the pipeline's own method normalises them."""
     if pipeline is StableDiffusionXLImg2ImgPipeline:
         result = pipeline.prepare_latents(
             pipe, torch.zeros(2, 3, 8, 8), None, 2, 1, torch.float32, "cpu", add_noise=False
@@ -64,13 +63,12 @@ CASES = [
 
 @pytest.mark.parametrize(("pipeline", "make"), CASES)
 def test_normalised_latents_are_the_pipelines(pipeline, make, tmp_path):
-    """Those that the encoder gives, as numpy's and as torch's; and back."""
+    """For numpy and torch, and back."""
     torch.manual_seed(0)
     vae = make().eval().requires_grad_(False)
     vae.save_pretrained(tmp_path)
-    encoder = load_encoder(EncoderConfig(model=str(tmp_path), device="cpu", compute_dtype="float32"), "signed")
-    pictures = torch.randint(0, 256, (2, 16, 32, 3), dtype=torch.uint8)
-    latents = encoder.encode(pictures)
+    encoder = load(tmp_path)
+    latents = encoder.encode(photos(16, 32))
     framed = latents.unsqueeze(2) if pipeline is QwenImageImg2ImgPipeline else latents
     stub = SimpleNamespace(config=vae.config, bn=getattr(vae, "bn", None), to=vae.to)
     stub.encode = lambda image: SimpleNamespace(latents=framed)
@@ -82,8 +80,7 @@ def test_normalised_latents_are_the_pipelines(pipeline, make, tmp_path):
     torch.testing.assert_close(denormalize(expected, encoder.identity), latents, rtol=1e-5, atol=1e-5)
 
 
-def test_moments_are_drawn_of_before(tmp_path):
+def test_moments_are_not_normalised(tmp_path):
     AutoencoderKL(**BLOCKS).save_pretrained(tmp_path)
-    encoder = load_encoder(EncoderConfig(model=str(tmp_path), device="cpu", posterior="moments"), "signed")
     with pytest.raises(ConfigError, match="draw latents from them first, with LatentStream"):
-        normalize(np.zeros((8, 4, 4), np.float32), encoder.identity)
+        normalize(np.zeros((8, 4, 4), np.float32), load(tmp_path, posterior="moments").identity)

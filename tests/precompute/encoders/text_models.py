@@ -1,4 +1,4 @@
-"""Narrow text encoders of random weights, as pipelines of diffusers hold them, and tokenizers that know every byte."""
+"""Narrow text encoders with random weights, and tokenizers of bytes, in the folders of a diffusers pipeline."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -60,18 +60,18 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 AROUND = {"T5": "$A </s>", "UMT5": "$A </s>", "CLIP": "<s> $A </s>", "Gemma": "<s> $A", "Qwen": "$A"}
-"""Special tokens around a text, by how the class begins."""
+"""Special tokens around a text, by prefix of the class."""
 
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-"""What Qwen3's chat template makes of one question."""
+"""Qwen3's chat template, for one question."""
 
 
 def random_text_model(kind: str) -> Any:
-    """A model whose norms and biases count as trained ones do."""
+    """Make a model whose norms, biases and embeddings differ from their initial values, as trained ones."""
     torch.manual_seed(0)
     model = MAKERS[kind]()
     for name, weight in model.named_parameters():
@@ -102,7 +102,7 @@ def make_text_tokenizer(kind: str) -> PreTrainedTokenizerFast:
 
 
 def save_text_encoder(kind: str, folder: Path, which: str = "") -> Path:
-    """As a pipeline has it, in text_encoder and tokenizer, or in those that end with `which`."""
+    """Save a text encoder and its tokenizer as a pipeline does, in text_encoder and tokenizer, each plus `which`."""
     random_text_model(kind).save_pretrained(folder / f"text_encoder{which}")
     make_text_tokenizer(kind).save_pretrained(folder / f"tokenizer{which}")
     return folder

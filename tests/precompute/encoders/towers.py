@@ -1,50 +1,91 @@
-"""Checkpoints of small vision towers of random weights: SigLIP's own, SigLIP whole, and a multimodal Gemma 3."""
+"""Checkpoints of small vision towers with random weights: towers alone, beside text towers, in multimodal models."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    DINOv3ViTConfig,
+    DINOv3ViTModel,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     SiglipConfig,
     SiglipModel,
     SiglipVisionConfig,
     SiglipVisionModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
 )
 
-SIDE, PATCHES, TOKENS, FEATURES = 32, 16, 4, 12
-"""Pixels of a side; patches of an image; tokens that Gemma 3 makes of them; features of each."""
+SIDE, PATCHES, TOKENS, FEATURES, LAYERS = 32, 16, 4, 16, 3
+"""Side of an image in pixels; its patches; Gemma 3's tokens of them; features of each; layers of a tower."""
 
-LAYERS = {"hidden_size": FEATURES, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
-VISION = {**LAYERS, "image_size": SIDE, "patch_size": 8}
-TEXT = {**LAYERS, "num_hidden_layers": 1, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
-GEMMA = {"text_config": {**TEXT, "num_key_value_heads": 1, "head_dim": 8}, "image_token_index": 63}
-HEADLESS = {**VISION, "vision_use_head": False, "model_type": "siglip_vision_model"}
+STACK = {"hidden_size": FEATURES, "intermediate_size": 20, "num_attention_heads": 2}
+VISION = {**STACK, "num_hidden_layers": LAYERS, "image_size": SIDE, "patch_size": 8}
+TEXT = {**STACK, "num_hidden_layers": 1, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA = {
+    "text_config": {**TEXT, "num_key_value_heads": 1, "head_dim": 8},
+    "vision_config": {**VISION, "vision_use_head": False, "model_type": "siglip_vision_model"},
+    "image_token_index": 63,
+    "mm_tokens_per_image": TOKENS,
+}
+LLAVA = {
+    "text_config": {**TEXT, "model_type": "llama", "num_key_value_heads": 2},
+    "vision_config": {**VISION, "model_type": "clip_vision_model"},
+    "image_token_index": 63,
+}
+TWO_TOWERS = {"vision_config": VISION, "text_config": TEXT}
+
+TOWERS: dict[str, Callable[[], Any]] = {
+    "SiglipVisionModel": lambda: SiglipVisionModel(SiglipVisionConfig(**VISION)),
+    "SiglipModel": lambda: SiglipModel(SiglipConfig(**TWO_TOWERS)),
+    "Gemma3ForConditionalGeneration": lambda: Gemma3ForConditionalGeneration(Gemma3Config(**GEMMA)),
+    "CLIPVisionModel": lambda: CLIPVisionModel(CLIPVisionConfig(**VISION)),
+    "CLIPModel": lambda: CLIPModel(CLIPConfig(**TWO_TOWERS, projection_dim=8)),
+    "LlavaForConditionalGeneration": lambda: LlavaForConditionalGeneration(LlavaConfig(**LLAVA)),
+    "Dinov2Model": lambda: Dinov2Model(Dinov2Config(**VISION)),
+    "Dinov2WithRegistersModel": lambda: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**VISION)),
+    "DINOv3ViTModel": lambda: DINOv3ViTModel(DINOv3ViTConfig(**VISION, num_register_tokens=2)),
+    "ViTModel": lambda: ViTModel(ViTConfig(**VISION)),
+    "ViTForImageClassification": lambda: ViTForImageClassification(ViTConfig(**VISION)),
+}
+SIGLIP_KINDS = [*TOWERS][:3]
+"""The classes with a SigLIP tower, which has no class token."""
+
+CLIP_PROCESSOR = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
 
 
-def random_model(kind: str, **config: Any) -> Any:
-    """A model of one of three classes, whose biases and position embeddings count as trained ones do."""
+def random_model(kind: str) -> Any:
+    """Make a model whose norms, biases and position embeddings differ from their initial values, as trained ones."""
     torch.manual_seed(0)
-    model: Any
-    if kind == "SiglipVisionModel":
-        model = SiglipVisionModel(SiglipVisionConfig(**VISION, **config))
-    elif kind == "SiglipModel":
-        model = SiglipModel(SiglipConfig(vision_config=VISION, text_config=TEXT, **config))
-    else:
-        gemma = Gemma3Config(vision_config=HEADLESS, mm_tokens_per_image=TOKENS, **GEMMA, **config)
-        model = Gemma3ForConditionalGeneration(gemma)
-    for name, weight in tower_of(model).named_parameters():
+    model = TOWERS[kind]().eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
         if weight.dim() == 1 or "position" in name:
-            weight.data.normal_(mean=float(name.endswith("norm.weight")), std=0.3)
-    return model.eval().requires_grad_(False)
+            weight.normal_(mean=float("norm" in name and name.endswith("weight")), std=0.3)
+    return model
 
 
 def tower_of(model: Any) -> Any:
-    """The vision tower within any of them."""
-    if isinstance(model, SiglipVisionModel):
-        return model
-    return model.vision_model if isinstance(model, SiglipModel) else model.model.vision_tower
+    """Return the vision tower in a model of any class."""
+    for part in ("vision_model", "model.vision_tower", "vit"):
+        try:
+            return model.get_submodule(part)
+        except AttributeError:
+            continue
+    return model
 
 
 def save_model(kind: str, folder: Path) -> Path:
@@ -53,7 +94,7 @@ def save_model(kind: str, folder: Path) -> Path:
 
 
 def gemma_tokens(model: Any, pixels_N3YX: torch.Tensor) -> torch.Tensor:
-    """What Gemma 3 itself makes of images before its norm and matrix."""
+    """Return Gemma 3's own tokens of images, before its norm and matrix."""
     seen: list[torch.Tensor] = []
     norm = model.model.multi_modal_projector.mm_soft_emb_norm
     hook = norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))

@@ -9,7 +9,7 @@ import yaml
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from precompute.estimate.costs import CONFIG_FILE, METRICS_FILE, WARM_UP_STEPS, read_step
-from precompute.estimate.estimate import RUN, RUNS, draw
+from precompute.estimate.estimate import KEPT_RUNS, RUN_SAMPLES, draw
 from tests.precompute.conftest import GOOD, SAMPLES
 from trainer.insight.log import MetricsLog
 from trainer.run import folder as trainer_run
@@ -121,13 +121,13 @@ def test_an_estimate_of_what_does_not_fit_fails(project, monkeypatch):
 
 
 def test_every_run_of_a_list_is_drawn_as_often():
-    listed = [{"id": number} for number in range((RUNS + 2) * RUN)]
+    listed = [{"id": number} for number in range((KEPT_RUNS + 2) * RUN_SAMPLES)]
     drawn = [draw(listed, 8, seed) for seed in range(200)]
     assert {each.count for each in drawn} == {len(listed)}
-    assert {len(each.runs) for each in drawn} == {RUNS}
+    assert {len(each.runs) for each in drawn} == {KEPT_RUNS}
     kept = Counter(run[0]["id"] for each in drawn for run in each.runs)
-    assert len(kept) == RUNS + 2
-    assert min(kept.values()) > 200 * RUNS / (RUNS + 2) - 30
+    assert len(kept) == KEPT_RUNS + 2
+    assert min(kept.values()) > 200 * KEPT_RUNS / (KEPT_RUNS + 2) - 30
     first = Counter(each.runs[0][0]["id"] for each in drawn)
     assert max(first.values()) < 20, "and in any order"
-    assert [len(batch) for batch in drawn[0].batches(100)] == [100] * (2 * RUNS)
+    assert [len(batch) for batch in drawn[0].batches(100)] == [100] * (2 * KEPT_RUNS)

@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 from cache_store import open_cache
 from cache_store.cache.images import open_image_encoder
 from cache_store.errors import ConfigError, SourceError, StaleError
-from precompute.encode_images import encode_images, stored
+from precompute.encode_images import encode_images, round_to_dtype
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE
@@ -113,14 +113,14 @@ def test_a_moved_encoder_is_asked_for(home, configured, tmp_path, capsys):
 def test_an_unknown_recipe_and_a_latent_too_large_are_refused(home, monkeypatch):
     array = open_cache(home / "cache").spec.array
     for image in (changed(array.image, fit="stretch"), changed(array.image, alpha="on black")):
-        with pytest.raises(ConfigError, match="image recipe is none that this version of precompute can follow"):
+        with pytest.raises(ConfigError, match="this version of precompute cannot follow the cache.s image recipe"):
             open_image_encoder(changed(array, image=image), str(home / "model"))
     with pytest.raises(StaleError, match="is not the encoder that made the cache"):
         open_image_encoder(
             changed(array, encoder=changed(array.encoder, latents_mean=(0.0,) * 16)), str(home / "model")
         )
     with pytest.raises(SourceError, match="a.png: its latent is not finite in float16"):
-        stored(np.full((1, *array.shape), 1e6, np.float32), [Path("a.png")], array)
+        round_to_dtype(np.full((1, *array.shape), 1e6, np.float32), [Path("a.png")], array)
     monkeypatch.setitem(sys.modules, "precompute.encode_images", None)
     with pytest.raises(ConfigError, match="images cannot be encoded here: .*; run `pip install "):
         open_image_encoder(array, str(home / "model"))

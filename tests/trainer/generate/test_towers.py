@@ -12,8 +12,7 @@ import torch
 from cache_store import open_joined
 from precompute.cli import main as precompute
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
-from tests.precompute.encoders.test_vision import PROCESSORS
-from tests.precompute.encoders.test_vision import save as save_tower
+from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
 from tests.trainer.generate.test_generator import PROMPTS, word_by_word
 from tests.trainer.multimodal import save_multimodal
@@ -76,8 +75,8 @@ def test_masks_change_no_loss_however_a_step_is_cut_up(home, trained, caches, co
 def test_a_clip_and_a_vae_train_together_and_speak_of_an_image(home, configured_here, tmp_path):
     """CLIP's images are as its own processor prepares them, at another size than the VAE's."""
     clip = home / "clip"
-    save_tower("CLIPVisionModel", clip)
-    PROCESSORS[0].save_pretrained(clip)
+    save_model("CLIPVisionModel", clip)
+    CLIP_PROCESSOR.save_pretrained(clip)
     where = [f"--cache={home}/clip-cache", "--source.kind=cache", f"--source.path={home}/world/cache"]
     encoder = [f"--encoder.model={clip}", "--image.from_model=true", "--encoder.device=cpu"]
     assert precompute(["build", *where, *encoder, "--run.max_reject_fraction=0.2"]) == 0

@@ -1,4 +1,4 @@
-"""Text encoders give what the pipelines of diffusers give their transformers, and refuse what they cannot be."""
+"""Text encoders give the embeddings that pipelines of diffusers give their transformers; misuse is refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +20,12 @@ from diffusers import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import NO_TOKEN
 from precompute.encoders.registry import load_encoder, load_reference
 from precompute.encoders.text_encoder import TransformersTextEncoder
+from tests.precompute.encoders.loading import load
 from tests.precompute.encoders.text_models import (
     LAYERS,
     MAKERS,
@@ -37,15 +38,14 @@ TEXTS = ["a tench", "a house finch, red as a brick", "x"]
 LONG = "a caption of far more tokens than are kept of any"
 
 
-def load(folder: Path, **options: Any) -> TransformersTextEncoder:
-    options = {"device": "cpu", "compute_dtype": "float32", "max_tokens": 32, **options}
-    encoder = load_encoder(EncoderConfig(model=str(folder), **options), "signed")
+def load_text(folder: Path, **options: Any) -> TransformersTextEncoder:
+    encoder = load(folder, **{"max_tokens": 32, **options})
     assert isinstance(encoder, TransformersTextEncoder)
     return encoder
 
 
 def padded(encoder: TransformersTextEncoder, texts: list[str]) -> Tensor:
-    """As a batch hands them over."""
+    """Tokenize texts and pad them, as a batch does."""
     ids_NT = np.full((len(texts), encoder.recipe.drop + encoder.recipe.max_tokens), NO_TOKEN, np.int32)
     for row, tokens in zip(ids_NT, encoder.tokens(texts), strict=True):
         row[: len(tokens.ids)] = tokens.ids
@@ -57,7 +57,7 @@ def encoded(encoder: TransformersTextEncoder, texts: list[str]) -> Tensor:
 
 
 def pipeline(kind: Any, model: str, *, which: str = "") -> Any:
-    """A pipeline of that class, of which only this text encoder and its tokenizer are there."""
+    """Make a pipeline of that class with only this text encoder and its tokenizer."""
     parts = dict.fromkeys(kind._get_signature_types())
     held = {f"text_encoder{which}": random_text_model(model), f"tokenizer{which}": make_text_tokenizer(model)}
     return kind(**{**parts, **held})
@@ -75,12 +75,12 @@ def flux_clip(texts: list[str]) -> Tensor:
 
 
 def sd3(output: int) -> Callable[[list[str]], Tensor]:
-    def made(texts: list[str]) -> Tensor:
+    def embed(texts: list[str]) -> Tensor:
         pipe = pipeline(StableDiffusion3Pipeline, "CLIPTextModelWithProjection")
         pipe.tokenizer_max_length = 32
         return pipe._get_clip_prompt_embeds(texts, device="cpu")[output]
 
-    return made
+    return embed
 
 
 def wan(texts: list[str]) -> Tensor:
@@ -97,12 +97,12 @@ def lumina(texts: list[str]) -> Tensor:
 
 def qwen_image(texts: list[str]) -> Tensor:
     made, _ = pipeline(QwenImagePipeline, "Qwen2_5_VLForConditionalGeneration").encode_prompt(texts, device="cpu")
-    return padded_behind(list(made), 300)
+    return pad_behind(list(made), 300)
 
 
 def z_image(texts: list[str]) -> Tensor:
     pipe = pipeline(ZImagePipeline, "Qwen3ForCausalLM")
-    return padded_behind(pipe._encode_prompt([*texts], device="cpu", max_sequence_length=90), 90)
+    return pad_behind(pipe._encode_prompt([*texts], device="cpu", max_sequence_length=90), 90)
 
 
 def klein(texts: list[str]) -> Tensor:
@@ -111,7 +111,7 @@ def klein(texts: list[str]) -> Tensor:
     return made  # type: ignore[no-any-return]
 
 
-def padded_behind(made: list[Tensor], tokens: int) -> Tensor:
+def pad_behind(made: list[Tensor], tokens: int) -> Tensor:
     return torch.stack([torch.cat([each, each.new_zeros(tokens - len(each), each.shape[1])]) for each in made])
 
 
@@ -120,7 +120,7 @@ QWEN_IMAGE = (
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-UNTHINKING = f"{CHAT}<think>\n\n</think>\n\n"
+KLEIN = {"template": f"{CHAT}<think>\n\n</think>\n\n", "layer": [1, 2, 4], "padding": "masked", "max_tokens": 120}
 
 PIPELINES: dict[str, tuple[str, dict[str, Any], Callable[[list[str]], Tensor]]] = {
     "FLUX.1": ("T5EncoderModel", {}, flux),
@@ -135,19 +135,15 @@ PIPELINES: dict[str, tuple[str, dict[str, Any], Callable[[list[str]], Tensor]]] 
         qwen_image,
     ),
     "Z-Image": ("Qwen3ForCausalLM", {"template": CHAT, "layer": -2, "max_tokens": 90}, z_image),
-    "FLUX.2 klein": (
-        "Qwen3ForCausalLM",
-        {"template": UNTHINKING, "layer": [1, 2, 4], "padding": "masked", "max_tokens": 120},
-        klein,
-    ),
+    "FLUX.2 klein": ("Qwen3ForCausalLM", KLEIN, klein),
 }
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_text_encoder_gives_what_its_pipeline_gives(tmp_path, name):
-    kind, options, made = PIPELINES[name]
-    encoder = load(save_text_encoder(kind, tmp_path), **options)
-    ours, theirs = encoded(encoder, TEXTS), made(TEXTS)
+def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
+    kind, options, embed = PIPELINES[name]
+    encoder = load_text(save_text_encoder(kind, tmp_path), **options)
+    ours, theirs = encoded(encoder, TEXTS), embed(TEXTS)
     assert ours.shape == theirs.shape == (len(TEXTS), *encoder.layout(0, 0).shape)
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -155,110 +151,87 @@ def test_a_text_encoder_gives_what_its_pipeline_gives(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["FLUX.1", "SD3, pooled", "Wan"])
 def test_a_text_too_long_is_cut_as_its_pipeline_cuts_it(tmp_path, name):
-    kind, options, made = PIPELINES[name]
-    encoder = load(save_text_encoder(kind, tmp_path), **options)
+    kind, options, embed = PIPELINES[name]
+    encoder = load_text(save_text_encoder(kind, tmp_path), **options)
     (tokens,) = encoder.tokens([LONG])
     assert (len(tokens.ids), tokens.whole > 32) == (32, True)
-    torch.testing.assert_close(encoded(encoder, [LONG]), made([LONG]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(encoded(encoder, [LONG]), embed([LONG]), rtol=0, atol=1e-5)
 
 
 def test_padding_is_seen_masked_or_zero(tmp_path):
-    """As it is told: of a short text beside a longer one, in float32."""
-    folder = save_text_encoder("T5EncoderModel", tmp_path)
-    made = {each: encoded(load(folder, padding=each), ["x", "a house finch"])[0] for each in ("seen", "masked", "zero")}
-    assert not torch.allclose(made["seen"][:2], made["masked"][:2])  # the text itself and its end
-    torch.testing.assert_close(made["zero"][:2], made["masked"][:2], rtol=0, atol=0)
-    assert (made["zero"][2:] == 0).all()
-    assert (made["masked"][2:] != 0).any()
+    """Of a short text beside a longer one, whose tokens and end are the first two."""
+    folder, texts = save_text_encoder("T5EncoderModel", tmp_path), ["x", "a house finch"]
+    seen, masked, zero = (encoded(load_text(folder, padding=each), texts)[0] for each in ("seen", "masked", "zero"))
+    assert not torch.allclose(seen[:2], masked[:2])
+    torch.testing.assert_close(zero[:2], masked[:2], rtol=0, atol=0)
+    assert (zero[2:] == 0).all()
+    assert (masked[2:] != 0).any()
 
 
-def test_what_was_no_text_is_finite_and_changes_no_other(tmp_path):
-    for kind in ("CLIPTextModel", "Gemma2Model", "UMT5EncoderModel"):
-        encoder = load(save_text_encoder(kind, tmp_path / kind))
-        ids_NT = padded(encoder, TEXTS)
-        alone, ids_NT[1] = encoder.encode(ids_NT)[[0, 2]], NO_TOKEN
-        made = encoder.encode(ids_NT)
-        assert made.isfinite().all()
-        torch.testing.assert_close(made[[0, 2]], alone, rtol=0, atol=1e-6)
+@pytest.mark.parametrize("kind", ["CLIPTextModel", "Gemma2Model", "UMT5EncoderModel"])
+def test_a_missing_text_is_finite_and_changes_no_other(tmp_path, kind):
+    encoder = load_text(save_text_encoder(kind, tmp_path))
+    ids_NT = padded(encoder, TEXTS)
+    alone, ids_NT[1] = encoder.encode(ids_NT)[[0, 2]], NO_TOKEN
+    made = encoder.encode(ids_NT)
+    assert made.isfinite().all()
+    torch.testing.assert_close(made[[0, 2]], alone, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_text_encoder_is_the_one_whose_weights_and_tokenizer_it_has(tmp_path, kind):
-    """However they are saved, and the reference of a canary is near it."""
+def test_the_identity_follows_weights_and_tokenizer_not_files(tmp_path, kind):
+    """The canary's reference has it too, and is near."""
     folder = save_text_encoder(kind, tmp_path / "pipeline")
-    encoder = load(folder)
+    encoder = load_text(folder)
     alone = tmp_path / "alone"
     random_text_model(kind).half().float().save_pretrained(alone)
     make_text_tokenizer(kind).save_pretrained(alone)
-    changed = load(alone)
-    assert changed.identity.weights_sha256 != encoder.identity.weights_sha256
-    assert changed.identity.tokenizer_sha256 == encoder.identity.tokenizer_sha256
+    changed = load_text(alone).identity
+    assert changed.weights_sha256 != encoder.identity.weights_sha256
+    assert changed.tokenizer_sha256 == encoder.identity.tokenizer_sha256
     (alone / "model.safetensors").unlink()
     random_text_model(kind).save_pretrained(alone, max_shard_size="8KB")
     assert len([*alone.glob("*.safetensors")]) > 1
-    assert load(alone).identity == encoder.identity
+    assert load_text(alone).identity == encoder.identity
     config = EncoderConfig(model=str(folder), device="cpu", max_tokens=32)
-    ids_NT, reference = padded(encoder, TEXTS), load_reference(config, "signed")
-    torch.testing.assert_close(reference.encode(ids_NT), encoder.encode(ids_NT), rtol=0, atol=0)
-    rounded = load_encoder(config, "signed").encode(ids_NT)
-    assert 0 < (rounded - encoder.encode(ids_NT)).square().mean().sqrt() < 0.03 * rounded.std()
+    ids_NT = padded(encoder, TEXTS)
+    exact, rounded = encoder.encode(ids_NT), load_encoder(config, "signed").encode(ids_NT)
+    torch.testing.assert_close(load_reference(config, "signed").encode(ids_NT), exact, rtol=0, atol=0)
+    assert 0 < (rounded - exact).square().mean().sqrt() < 0.03 * rounded.std()
 
 
 def test_t5_is_the_same_with_its_decoder_or_without(tmp_path):
-    whole = random_text_model("T5ForConditionalGeneration")
-    whole.save_pretrained(tmp_path)
+    """Its embeddings may be saved under another name."""
+    random_text_model("T5ForConditionalGeneration").save_pretrained(tmp_path)
     make_text_tokenizer("T5").save_pretrained(tmp_path)
-    identity = load(tmp_path).identity
+    identity = load_text(tmp_path).identity
     weights = load_file(tmp_path / "model.safetensors")
     encoder = {name: each for name, each in weights.items() if not name.startswith(("decoder", "lm_head"))}
-    encoder["encoder.embed_tokens.weight"] = encoder.pop("shared.weight")  # as some save it
+    encoder["encoder.embed_tokens.weight"] = encoder.pop("shared.weight")
     save_file(encoder, tmp_path / "model.safetensors", {"format": "pt"})
-    assert load(tmp_path).identity == identity
+    assert load_text(tmp_path).identity == identity
 
 
-def test_a_missing_weight_is_refused_and_a_lost_tokenizer(tmp_path):
-    folder = save_text_encoder("T5EncoderModel", tmp_path)
-    path = folder / "text_encoder/model.safetensors"
-    held = load_file(path)
-    lost = "encoder.block.2.layer.0.SelfAttention.q.weight"
-    save_file({name: each for name, each in held.items() if name != lost}, path, {"format": "pt"})
-    with pytest.raises(ModelError, match=f"1 missing key in its text encoder, {lost} first"):
-        load(folder)
-    for file in (folder / "tokenizer").iterdir():
-        file.unlink()
-    save_file(held, path, {"format": "pt"})
-    with pytest.raises(ModelError, match="has no tokenizer: .*/tokenizer holds none of its files"):
-        load(folder)
-
-
-WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "pooled": ("T5EncoderModel", {"output": "pooled"}, "encoder.output: a T5EncoderModel makes no pooled vector"),
-    "beyond": ("CLIPTextModel", {"max_tokens": 41}, "encoder.max_tokens must be at most 40: the model has positions"),
-    "no room": ("CLIPTextModel", {"max_tokens": 2}, "encoder.max_tokens must be at least 3, got 2: the template and"),
-    "layer": ("Gemma2Model", {"layer": LAYERS + 1}, f"encoder.layer is {LAYERS + 1}, but .* has hidden states 0 to 4"),
-    "posterior": ("T5EncoderModel", {"posterior": "moments"}, "encoder.posterior: moments means nothing to a T5Enc"),
-    "drop": ("CLIPTextModel", {"drop": 5}, "encoder.drop is 5, but encoder.template is 2 tokens alone"),
-    "image's": (
-        "T5EncoderModel",
-        {"max_tokens": None, "subfolder": "text_encoder"},
-        "which reads texts; set source.text: caption, and encoder.max",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_a_text_encoder_cannot_be_is_said(tmp_path, name):
-    kind, options, message = WRONG[name]
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("CLIPTextModel", {"max_tokens": 41}, "encoder.max_tokens must be at most 40: the model has positions"),
+        ("CLIPTextModel", {"max_tokens": 2}, "encoder.max_tokens must be at least 3, got 2: the template and"),
+        ("CLIPTextModel", {"drop": 5}, "encoder.drop is 5, but encoder.template is 2 tokens alone"),
+        ("Gemma2Model", {"layer": LAYERS + 1}, f"encoder.layer is {LAYERS + 1}, but .* has hidden states 0 to 4"),
+        ("T5EncoderModel", {"max_tokens": None, "subfolder": "text_encoder"}, "which reads texts; set source.text: c"),
+    ],
+)
+def test_an_option_that_does_not_fit_a_text_encoder_is_refused(tmp_path, kind, options, message):
     with pytest.raises(ConfigError, match=message):
-        load(save_text_encoder(kind, tmp_path), **options)
+        load_text(save_text_encoder(kind, tmp_path), **options)
 
 
-def test_a_model_of_both_kinds_is_what_is_asked_of_it(tmp_path):
-    """Qwen2.5-VL reads images where no tokens are asked for, and a subfolder is named where there are several."""
+def test_a_qwen_vl_reads_texts_or_images_as_configured(tmp_path):
     folder = save_text_encoder("Qwen2_5_VLForConditionalGeneration", tmp_path, "_2")
-    assert load(folder, subfolder="text_encoder_2").identity.class_name == "Qwen2_5_VLTextModel"
+    assert load_text(folder, subfolder="text_encoder_2").identity.class_name == "Qwen2_5_VLTextModel"
     config = EncoderConfig(model=str(folder), subfolder="text_encoder_2", device="cpu")
     assert load_encoder(config, "clip").identity.class_name == "Qwen2_5_VisionTransformerPretrainedModel"
-    with pytest.raises(ConfigError, match="which is no text encoder that is known; leave out encoder.max_tokens"):
+    with pytest.raises(ConfigError, match="which is not a known text encoder; leave out encoder.max_tokens"):
         (tmp_path / "config.json").write_text('{"architectures": ["CLIPVisionModel"]}')
         load_encoder(replace(config, subfolder="", max_tokens=8), "signed")

@@ -85,7 +85,7 @@ def test_a_finetuned_decoder_is_taken_and_no_half_or_other_one(built_once, vae_p
     decoder(built_once, model=str(tmp_path))
     del weights["decoder.conv_out.bias"]
     save_file(weights, weights_file)
-    with pytest.raises(ModelError, match=r"1 missing key in its decode path, decoder\.conv_out\.bias first"):
+    with pytest.raises(ModelError, match=r"1 missing key in its decode path, such as decoder\.conv_out\.bias"):
         decoder(built_once, model=str(tmp_path))
     other = str(make_vae(tmp_path / "other", seed=1))
     with pytest.raises(StaleError, match=r"is not the model that made the cache\n.*\n  sha256 of the encode path"):

@@ -1,0 +1,170 @@
+"""Workers of this machine: their number, and how they are stopped, killed and fail."""
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cache_store.cache.metadata import read_spec
+from cache_store.errors import StaleError
+from cache_store.storage.local import LocalStore
+from precompute.config import BuildConfig, RunConfig
+from precompute.encode.job import EncodeJob
+from precompute.encode.local_engine import Crew, Machine, crew_of, crew_on_gpus, run_local
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_encoder
+from precompute.images.decode import ImageConfig
+from precompute.sources import SourceConfig, open_source
+from tests.precompute.conftest import Project, make_vae, timeless_files
+from tests.precompute.encode.builds import Build, processes_of, start_build, wait_for
+
+GIB = 2**30
+NODE = Machine(cores=128, host_bytes=1_024 * GIB, gpus=8, gpu_bytes=75 * GIB)
+ONE_GPU = replace(NODE, cores=16, gpus=1, host_bytes=128 * GIB)
+
+
+def make_config(device="auto", workers="auto", side=224, dtype="bfloat16", max_tokens=None) -> BuildConfig:
+    return BuildConfig(
+        cache="cache",
+        source=SourceConfig(kind="folder", path="images", text="caption" if max_tokens else None),
+        encoder=EncoderConfig(model="model", device=device, compute_dtype=dtype, max_tokens=max_tokens),
+        image=ImageConfig() if max_tokens else ImageConfig(height=side, width=side),
+        run=RunConfig(workers=workers),
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "shards", "crew"),
+    [
+        (ONE_GPU, {}, 146, Crew(4, 4)),
+        (NODE, {}, 146, Crew(32, 32)),
+        (NODE, {"device": "cuda:3"}, 146, Crew(4, 32)),  # a rank's: other ranks have the other GPUs, and their cores
+        (NODE, {}, 5, Crew(5, 8)),
+        (NODE, {}, 0, Crew(1, 8)),
+        (replace(ONE_GPU, cores=8), {}, 146, Crew(2, 2)),
+        (replace(ONE_GPU, cores=2), {}, 146, Crew(1, 1)),
+        (replace(ONE_GPU, host_bytes=12 * GIB), {}, 146, Crew(3, 3)),
+        (replace(ONE_GPU, gpu_bytes=20 * GIB), {}, 146, Crew(2, 2)),
+        (ONE_GPU, {"side": 512}, 146, Crew(2, 2)),
+        (ONE_GPU, {"side": 1024, "dtype": "float32"}, 146, Crew(1, 1)),
+        (ONE_GPU, {"workers": 7}, 146, Crew(7, 7)),
+        (NODE, {"max_tokens": 512}, 146, Crew(8, 8)),  # a text encoder has one worker on each GPU
+        (NODE, {"max_tokens": 512}, 3, Crew(3, 8)),
+    ],
+)
+def test_workers_on_gpus_follow_from_cores_memory_and_shards(machine, options, shards, crew):
+    assert crew_on_gpus(make_config(**options), shards, machine) == crew
+
+
+def test_a_cpu_has_a_worker_for_each_pair_of_threads(monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 9)
+    assert [crew_of(make_config("cpu"), shards) for shards in (1, 3, 100)] == [Crew(1, 1), Crew(3, 3), Crew(4, 4)]
+    assert crew_of(make_config("cpu", workers=2), 100) == Crew(2, 2)
+
+
+MANY_SHARDS = {"store__samples_per_shard": 1}
+"""Leaves time to disturb a build."""
+
+
+def workers_of(build: Build) -> list[int]:
+    return [pid for pid, command in processes_of(build.pid).items() if "--multiprocessing-fork" in command]
+
+
+def has_committed(project: Project, build: Build) -> bool:
+    return any(project.cache.glob("commits/*.json"))
+
+
+def has_workers(project: Project, build: Build) -> bool:
+    """Whether both workers exist; they still import, so signals have their default action."""
+    return len(workers_of(build)) == 2
+
+
+def interrupt_all(project: Project, build: Build) -> None:
+    """Send SIGINT to every process, as a terminal does."""
+    os.killpg(build.pid, signal.SIGINT)
+
+
+def terminate_all(project: Project, build: Build) -> None:
+    """Send SIGTERM to every process, as a batch system does."""
+    os.killpg(build.pid, signal.SIGTERM)
+
+
+def kill_a_worker(project: Project, build: Build) -> None:
+    """Kill a worker at a random moment; no shared memory with a name may stay behind."""
+    time.sleep(random.random() / 2)
+    for process in processes_of(build.pid):
+        named = re.findall(r"/dev/shm/.*", Path(f"/proc/{process}/maps").read_text())
+        assert all(name.endswith(" (deleted)") for name in named), named
+    os.kill(random.choice(workers_of(build)), signal.SIGKILL)
+
+
+def kill_a_worker_and_the_parent(project: Project, build: Build) -> None:
+    time.sleep(random.random() / 2)
+    os.kill(random.choice(workers_of(build)), signal.SIGKILL)
+    build.kill()
+
+
+def kill_the_parent(project: Project, build: Build) -> None:
+    """Kill the parent; another build is refused the cache as long as the parent is only stopped."""
+    build.send_signal(signal.SIGSTOP)
+    message = project.build(code=1, **MANY_SHARDS)
+    assert f"is being written by process {build.pid} on {os.uname().nodename}" in message
+    build.kill()
+
+
+def take_the_folder_away(project: Project, build: Build) -> None:
+    """Put a file in place of the folder of shards, which no worker, not even root, can write into."""
+    shards = project.cache / "latents/c"
+    os.killpg(build.pid, signal.SIGSTOP)  # so that no worker makes the folder again
+    shards.rename(project.folder / "away")
+    shards.touch()
+    os.killpg(build.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("moment", "disturb", "code", "said"),
+    [
+        (has_workers, interrupt_all, 3, "precompute: stopped: "),
+        (has_workers, terminate_all, 3, "precompute: stopped: "),
+        (has_committed, interrupt_all, 3, "run the same command again"),
+        (has_committed, kill_a_worker, 1, "died with exit code -9"),
+        (has_committed, take_the_folder_away, 1, ": {cache}/latents/c"),
+        (has_committed, kill_the_parent, -signal.SIGKILL, ""),
+        (has_committed, kill_a_worker_and_the_parent, -signal.SIGKILL, ""),
+    ],
+)
+def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, disturb, code, said):
+    """The rerun ends in the bytes of an undisturbed build; a worker's failure is the build's, in one line."""
+    build = start_build(project.config(run__workers=2, **MANY_SHARDS))
+    wait_for(lambda: moment(project, build))
+    disturb(project, build)
+    _, error = build.communicate(timeout=300)
+    assert build.returncode == code, error
+    assert said.format(cache=project.cache) in error
+    assert not {"Traceback", "leaked"} & {*error.split()}
+    wait_for(lambda: not processes_of(build.pid), timeout_s=10.0)
+    assert not (project.cache / "seal.json").exists(), "the build was not disturbed"
+    assert code != 3 or not list(project.cache.rglob("*.partial"))
+    if (away := project.folder / "away").exists():
+        (project.cache / "latents/c").unlink()
+        away.rename(project.cache / "latents/c")
+    project.build(**MANY_SHARDS)
+    project.build(name="undisturbed", **MANY_SHARDS)
+    assert project.files() == timeless_files(project.folder / "undisturbed")
+
+
+def test_a_model_that_changes_as_workers_start_stops_the_build(built, forked_workers):
+    config = BuildConfig.of_cache(built.cache)
+    encoder, source = load_encoder(config.encoder, config.image.range), open_source(config.source)
+    other = replace(config.encoder, model=str(make_vae(built.folder / "other", seed=1)))
+    changed = replace(config, encoder=other, run=RunConfig(workers=2))
+    job = EncodeJob(config=changed, store=LocalStore(built.cache), spec=read_spec(built.cache), shards=[0, 1])
+    with built.untouched(), pytest.raises(StaleError, match="encoder.model changed while the build") as refused:
+        run_local(job, source, encoder, threading.Event(), lambda _: None)
+    assert "weights_sha256" in str(refused.value)

@@ -1,0 +1,224 @@
+"""Workers on a real Ray of this machine: killed, failing, stopped, joined by others; and on a cluster that grows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cache_store.cache.metadata import read_spec
+from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.storage.local import LocalStore
+from precompute.config import BuildConfig, RunConfig
+from precompute.encode.job import EncodeJob
+from precompute.encode.ray_cluster import refuse_no_answer
+from precompute.encode.ray_engine import describe_held, run_ray
+from precompute.encoders.registry import load_encoder
+from precompute.sources import open_source
+from tests.precompute.conftest import SAMPLES, timeless_files
+from tests.precompute.encode.builds import processes_of, start_build, wait_for
+from tests.slurm import free_port
+
+pytest.importorskip("ray", reason="needs the extra ray")
+
+SLOW = {"store__samples_per_shard": 2, "encoder__batch_size": 1, "image__height": 96, "image__width": 120}
+"""Eleven shards, which leave time to disturb a build."""
+RAY = {"run__engine": "ray", **SLOW}
+
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+STORE_BYTES = 80 * 2**20
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A node with room for two workers; RAY_ADDRESS names it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LOOPBACK.items():
+            patch.setenv(name, value)
+        from ray.cluster_utils import Cluster
+
+        node = {"num_cpus": 4, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+        cluster.shutdown()
+
+
+def workers_of(node):
+    raylet = node.all_processes["raylet"][0].process.pid
+    found = []
+    for children in Path(f"/proc/{raylet}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a process ended meanwhile
+            pids = map(int, children.read_text().split())
+            found += [pid for pid in pids if "::RayWorker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return found
+
+
+def is_writing(worker):
+    """Return whether the worker has a shard's scratch file open."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile: a stop takes a moment
+        return any(str(link.readlink()).endswith(".partial") for link in Path(f"/proc/{worker}/fd").iterdir())
+    return False
+
+
+def send(number, worker):
+    with suppress(ProcessLookupError):  # Ray has ended the worker
+        os.kill(worker, number)
+
+
+def kill_a_writing_worker(node):
+    """Kill one of two workers if it is in the middle of a shard; return whether it was."""
+    for worker in workers if len(workers := workers_of(node)) == 2 else []:
+        send(signal.SIGSTOP, worker)
+        found = is_writing(worker)
+        send(signal.SIGKILL if found else signal.SIGCONT, worker)
+        if found:
+            return True
+    return False
+
+
+def disturb(cluster, cache):
+    """Kill a worker; add a node, and let it alone commit shards for a while."""
+    wait_for(lambda: kill_a_writing_worker(cluster.head_node))
+    stopped = set()
+
+    def commits_beside_stopped():
+        for worker in {*workers_of(cluster.head_node)} - stopped:
+            send(signal.SIGSTOP, worker)
+            stopped.add(worker)
+        return len(list(cache.glob("commits/*.json")))
+
+    before = commits_beside_stopped()
+    node = cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    wait_for(lambda: commits_beside_stopped() > before + 1)
+    assert workers_of(node)
+    for worker in stopped:
+        send(signal.SIGCONT, worker)
+
+
+def test_a_killed_worker_and_a_new_node_change_no_byte(project, cluster):
+    build = start_build(project.config(**RAY))
+    disturb(cluster, project.cache)
+    _, error = build.communicate(timeout=300)
+    assert build.returncode == 0, error
+    assert "a worker on Ray was lost with shard" in error
+    assert f"{SAMPLES}/{SAMPLES} " in error, "images of the lost shard count once"
+    project.build(name="local", **SLOW)
+    assert project.files() == timeless_files(project.folder / "local")
+
+
+@pytest.mark.parametrize(
+    ("shards", "said"),
+    [(set(), "before it began"), ({4}, "with shard 4 in hand"), ({11, 4}, "with shards 4, 11 in hand")],
+)
+def test_a_lost_worker_is_described_by_its_shards(shards, said):
+    assert describe_held(shards) == said
+
+
+def test_a_signal_to_all_processes_of_a_local_ray_ends_it(project, monkeypatch):
+    """Batch systems send one to Ray's processes too; a rerun goes on."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    build = start_build(project.config(**RAY, run__workers=1))
+    wait_for(lambda: list(project.cache.glob("commits/*.json")))
+    os.killpg(build.pid, signal.SIGTERM)
+    _, error = build.communicate(timeout=300)
+    assert build.returncode == 3, error
+    assert not {"Traceback", "leaked"} & {*error.split()}
+    wait_for(lambda: not processes_of(build.pid))
+    assert not (project.cache / "seal.json").exists(), "the build was not stopped"
+    project.build(**SLOW)
+    project.build(name="undisturbed", **SLOW)
+    assert project.files() == timeless_files(project.folder / "undisturbed")
+
+
+def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
+    """A worker's error is raised in its own words."""
+    config = replace(BuildConfig.of_cache(built.cache), run=RunConfig(engine="ray", workers=1))
+    job = EncodeJob(
+        config=config, store=LocalStore(built.folder / "elsewhere"), spec=read_spec(built.cache), shards=[0, 1]
+    )
+    source, encoder = open_source(config.source), load_encoder(config.own_encoder, config.image.range)
+    message = rf"node {os.uname().nodename} does not see the plan at {built.folder}/elsewhere/plan.parquet; on Ray"
+    with built.untouched(), pytest.raises(CacheError, match=message):
+        run_ray(job, source, encoder, threading.Event(), lambda _: None)
+
+
+def autoscaling_config(address):
+    """Describe a cluster of a head without cores and up to two nodes of two cores, all processes of this machine."""
+    head, node = "ray.head.default", {"CPU": 2, "object_store_memory": STORE_BYTES}
+    types = {
+        head: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+        "cpu": {"resources": node, "node_config": {}, "min_workers": 0, "max_workers": 2},
+    }
+    lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+    return {
+        "cluster_name": "grows",
+        "max_workers": 2,
+        "idle_timeout_minutes": 1,
+        "upscaling_speed": 100.0,
+        "provider": {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True},
+        "available_node_types": types,
+        "head_node_type": head,
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        **{name: {} for name in ("auth", "docker", "file_mounts")},
+        **{name: [] for name in ("rsync_exclude", "rsync_filter", *(f"{each}_commands" for each in lists))},
+    }
+
+
+@pytest.fixture
+def growing_cluster():
+    """The head of an autoscaling cluster without a worker, and its address."""
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:  # names of sockets are short
+        path = Path(folder, "cluster.json")
+        path.write_text(json.dumps(autoscaling_config(address)))
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=0"]
+        command += [f"--port={port}", f"--autoscaling-config={path}", f"--temp-dir={folder}"]
+        command += [f"--object-store-memory={STORE_BYTES}", "--include-dashboard=false"]
+        settings = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_AUTH_MODE": "disabled"}
+        head = subprocess.Popen(
+            command,
+            env={**os.environ, **LOOPBACK, **settings},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield head, address
+        finally:
+            for process in processes_of(head.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            head.wait()
+
+
+def test_an_autoscaling_cluster_starts_the_nodes_that_a_build_wants(project, growing_cluster, monkeypatch):
+    head, address = growing_cluster
+
+    def is_up():
+        assert head.poll() is None, "the head has ended"
+        try:
+            refuse_no_answer(address)
+        except EncodeOnceError:
+            return False
+        return True
+
+    wait_for(is_up)
+    for name, value in (LOOPBACK | {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}).items():
+        monkeypatch.setenv(name, value)
+    build = start_build(project.config(**RAY))
+    _, error = build.communicate(timeout=300)
+    assert build.returncode == 0, error
+    nodes = [line for line in processes_of(head.pid).values() if "raylet/raylet\0" in line]
+    assert len(nodes) > 1, "no node beside the head's"
+    project.build(name="local", **SLOW)
+    assert project.files() == timeless_files(project.folder / "local")

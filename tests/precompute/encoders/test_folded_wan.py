@@ -1,0 +1,160 @@
+"""The folded encoder of Wan gives diffusers' own latents, whatever computes them."""
+
+from dataclasses import asdict
+from inspect import signature
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+from cache_store.errors import ConfigError
+from precompute.encoders.vaes import folded_wan
+from precompute.encoders.vaes.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
+from precompute.encoders.vaes.wan_files import WanConfig, encode_path
+from tests.precompute.encoders.conftest import narrow_vae
+from tests.precompute.encoders.loading import load, photos, signed
+
+
+def pixels(*shape: int) -> Tensor:
+    """Make random values in [-1, 1]."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+def posterior(vae: Any, image_N3YX: Tensor) -> Any:
+    with torch.inference_mode():
+        return vae.encode(image_N3YX.unsqueeze(2)).latent_dist
+
+
+def folded(vae: Any, image_N3YX: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return FoldedWanEncoder(vae.state_dict(), image_N3YX.dtype)(image_N3YX)
+
+
+def root_mean_square(values: Tensor) -> float:
+    return float(values.float().square().mean().sqrt())
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "is_normalised"), [(64, 64, True), (48, 80, True), (8, 8, True), (32, 32, False)]
+)
+def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, height, width, is_normalised):
+    image = pixels(2, 3, height, width)
+    image = image if is_normalised else (image + 1) * 127.5
+    expected = posterior(full_size_vae, image).parameters.squeeze(2)
+    assert expected.shape == (2, 32, height // 8, width // 8)
+    assert expected[:, :16].std() > 0.05
+    torch.testing.assert_close(folded(full_size_vae, image), expected, rtol=0, atol=1e-5)
+
+
+def test_defaults_of_a_config_are_diffusers():
+    defaults = {name: parameter.default for name, parameter in signature(AutoencoderKLWan.__init__).parameters.items()}
+    for name, value in asdict(WanConfig()).items():
+        assert value == (tuple(defaults[name]) if isinstance(value, tuple) else defaults[name]), name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"base_dim": 12, "num_res_blocks": 1},
+        {"num_res_blocks": 3},
+        {"attn_scales": [0.5, 0.25]},
+        {"dim_mult": [1, 2], "temperal_downsample": [True]},
+        {"dim_mult": [2, 1, 3, 1], "z_dim": 5},
+    ],
+)
+def test_every_shape_of_wan_2_1_folds(config):
+    """Compared with diffusers' layers, because its `encode` cannot run `attn_scales`."""
+    vae, image = narrow_vae(**config), pixels(2, 3, 40, 24)
+    held = vae.state_dict().items()
+    shapes = {name: weight.shape for name, weight in held if name.startswith(("encoder.", "quant_conv."))}
+    assert dict(encode_path(WanConfig(**{"base_dim": 8, **config}))) == shapes
+    with torch.inference_mode():
+        expected = vae.quant_conv(vae.encoder(image.unsqueeze(2))).squeeze(2)
+    encoder = FoldedWanEncoder(vae.state_dict(), torch.float32)
+    for weight in vae.parameters():
+        weight.data.zero_()  # the encoder has copies
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder(image), expected, rtol=0, atol=1e-5)
+
+
+def test_attention_scales_run_only_folded(tmp_path):
+    narrow_vae(attn_scales=[0.5]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="encoder.fold: false cannot run a model with attn_scales"):
+        load(tmp_path, fold=False)
+
+
+def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16(full_size_vae):
+    image, rounded = pixels(2, 3, 64, 64), narrow_vae(base_dim=96)
+    rounded.load_state_dict(full_size_vae.state_dict())
+    exact = posterior(full_size_vae, image).parameters.squeeze(2)
+    theirs = posterior(rounded.bfloat16(), image.bfloat16()).parameters.squeeze(2)
+    ours = folded(full_size_vae, image.bfloat16())
+    assert ours.dtype == torch.bfloat16
+    assert 0 < root_mean_square(ours - exact) < root_mean_square(theirs - exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_latent_does_not_depend_on_the_number_of_threads(full_size_vae, dtype):
+    image = pixels(1, 3, 72, 104).to(dtype)  # a size at which no thread's share is a multiple of a vector
+    before, latents = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            latents.append(folded(full_size_vae, image))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(latents[0], other) for other in latents[1:])
+
+
+@pytest.mark.parametrize("silu", [True, False])
+def test_the_normalisations_of_cpu_and_gpu_agree_and_keep_zeros(silu, monkeypatch):
+    monkeypatch.setattr(folded_wan, "BLOCK_ELEMENTS", 96 * 8)
+    x, gain = pixels(2, 5, 7, 96), pixels(96)
+    x[0, 0] = 0
+    whole, blocks = normalize_whole(x, gain, silu), normalize_in_blocks(x, gain, silu, out=torch.empty_like(x))
+    torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-6)
+    assert blocks[0, 0].eq(0).all()
+    assert torch.equal(normalize_in_blocks(x, gain, silu, out=x), blocks)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize(("pixel_range", "kept"), [("theworld", "mean"), ("signed", "moments")])
+def test_latents_are_diffusers_posterior_of_the_pixels(vae, tmp_path, pixel_range, kept, fold):
+    """TheWorld feeds pixels in [0, 255]; log-variances are bounded."""
+    vae.quant_conv.bias.data[4:] += torch.tensor([-100.0, 100.0, 0.0, 0.0])
+    vae.save_pretrained(tmp_path)
+    encoder = load(tmp_path, pixel_range, posterior=kept, fold=fold, batch_size=7)
+    images = photos(24, 40)
+    latents = encoder.encode(images)
+    expected = posterior(vae, images.permute(0, 3, 1, 2).float() if pixel_range == "theworld" else signed(images))
+    wanted = expected.mean if kept == "mean" else torch.cat([expected.mean, expected.logvar], dim=1)
+    torch.testing.assert_close(latents, wanted.squeeze(2), rtol=0, atol=1e-5)
+    assert kept == "mean" or ((latents[:, 4] == -30).all() and (latents[:, 5] == 20).all())
+    assert latents.is_contiguous()
+    assert not latents.requires_grad
+    identity = encoder.identity
+    assert (identity.compute_dtype, identity.batch_size) == ("float32", 7)
+    assert (identity.latents_std, identity.compiled) == ((1.0,) * 4, "auto" if fold else False)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (160, 168)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_on_a_cpu_a_latent_depends_only_on_its_image(vae, tmp_path, dtype, tolerance, height, width):
+    """Up to rounding for small images, which are encoded together; to the bit for others."""
+    vae.save_pretrained(tmp_path)
+    encoder, images = load(tmp_path, compute_dtype=dtype), photos(height, width, 11)
+    alone, together = torch.cat([encoder.encode(image) for image in images.split(1)]), encoder.encode(images)
+    assert together.dtype == torch.float32
+    allowed = tolerance * root_mean_square(alone) if height == 64 else 0
+    torch.testing.assert_close(together, alone, rtol=0, atol=allowed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("config", [{"fold": False}, {"fold": True}, {"compile": True}])
+def test_a_gpu_gives_the_cpus_latents(vae, tmp_path, config):
+    vae.save_pretrained(tmp_path)
+    latents = load(tmp_path, device="cuda", **config).encode(photos(24, 40))
+    torch.testing.assert_close(latents.cpu(), load(tmp_path).encode(photos(24, 40)), rtol=1e-2, atol=1e-2)

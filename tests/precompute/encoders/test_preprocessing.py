@@ -1,0 +1,82 @@
+"""Images for a tower are prepared as its own processor does, pixel by pixel."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import BitImageProcessorPil, SiglipImageProcessorPil, ViTImageProcessorPil
+
+from cache_store.errors import ConfigError
+from precompute.config import BuildConfig
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PIXEL_RANGES
+from precompute.encoders.preprocessing import as_model_prepares
+from precompute.images.decode import ImageConfig
+from precompute.images.fit import fit_image, to_pixels, whole
+from precompute.sources import SourceConfig
+from tests.precompute.encoders.loading import changed_config, load
+from tests.precompute.encoders.towers import CLIP_PROCESSOR, SIDE, save_model
+
+PROCESSORS = [
+    CLIP_PROCESSOR,
+    SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE}),
+    BitImageProcessorPil(size={"shortest_edge": 40}, crop_size={"height": SIDE, "width": SIDE}),
+    ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}),
+]
+
+
+@pytest.fixture
+def clip(tmp_path):
+    """A CLIP tower with its processor."""
+    CLIP_PROCESSOR.save_pretrained(tmp_path)
+    return save_model("CLIPVisionModel", tmp_path)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("size", [(61, 47), (47, 61), (32, 90), (33, 33), (300, 201)])
+def test_images_are_prepared_as_the_models_processor_does(processor, size, clip):
+    processor.save_pretrained(clip)
+    source = SourceConfig(kind="folder", path=str(clip))
+    encoder = EncoderConfig(model=str(clip), device="cpu")
+    image = BuildConfig(cache="c", source=source, encoder=encoder, image=ImageConfig(from_model=True)).prepared().image
+    assert not image.from_model
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
+    pixels_NYX3 = torch.from_numpy(to_pixels(fit_image(whole(noise), image.recipe)).copy())[None]
+    ours = PIXEL_RANGES[image.range](pixels_NYX3.permute(0, 3, 1, 2).float())
+    theirs = torch.from_numpy(processor(noise, return_tensors="np")["pixel_values"])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)  # a level is 0.004 or more
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_processor_type": "DINOv3ViTImageProcessorFast"}, "does not only resize and crop, with Pillow"),
+        ({"resample": 0}, "leave it out and choose image.height, width, fit, resample and range for"),
+        ({"image_mean": [0.1, 0.2, 0.3]}, "its mean and deviation are neither CLIP's"),
+        ({"do_center_crop": False}, "neither fixed nor that of the shorter side"),
+    ],
+)
+def test_a_processor_that_cannot_be_followed_is_shown(changes, message, clip):
+    changed_config("preprocessor_config.json", **changes)(clip)
+    with pytest.raises(ConfigError, match=message) as caught:
+        as_model_prepares(str(clip))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_range_that_is_not_the_models_is_refused(clip):
+    load(clip, "clip")
+    with pytest.raises(ConfigError, match=r"image.range is signed, but .* set image.range: clip, or image.from_model"):
+        load(clip, "signed")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"fit": "edge"}, "image.fit must be one of squash, crop, pad, or edge N, got edge"),
+        ({"fit": "edge 200"}, "the shorter side must be at least 224"),
+        ({"fit": "crop", "from_model": True}, "image.from_model says height, width, fit, resample and range"),
+    ],
+)
+def test_an_impossible_image_config_is_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        ImageConfig(**config)

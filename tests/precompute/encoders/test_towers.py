@@ -1,0 +1,211 @@
+"""Tokens of vision towers are transformers' own, wherever a checkpoint keeps the tower."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+
+from cache_store.errors import ConfigError, EncodeOnceError, ModelError
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_decoder, load_reference, refuse_image_size
+from precompute.encoders.tower import FrozenTower, TowerEncoder
+from tests.precompute.encoders.loading import load, photos, signed
+from tests.precompute.encoders.towers import (
+    FEATURES,
+    LAYERS,
+    PATCHES,
+    SIDE,
+    SIGLIP_KINDS,
+    TEXT,
+    TOKENS,
+    TOWERS,
+    gemma_tokens,
+    random_model,
+    save_model,
+    tower_of,
+)
+
+GEMMA = "Gemma3ForConditionalGeneration"
+TOKENS_BEFORE = dict.fromkeys(SIGLIP_KINDS, 0) | {"Dinov2WithRegistersModel": 5, "DINOv3ViTModel": 3}
+"""Class tokens and registers; other towers have one class token."""
+PHOTOS = photos(SIDE, SIDE, 5)
+
+
+@pytest.fixture(scope="module", params=TOWERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each class."""
+    return {kind: save_model(kind, tmp_path_factory.mktemp(kind)) for kind in TOWERS}
+
+
+def test_tokens_are_transformers_own(kind, folders):
+    """To the bit: the last hidden state or LLaVA's second to last, another layer, with the tokens before patches."""
+    with torch.inference_mode():
+        made = tower_of(random_model(kind))(pixel_values=signed(PHOTOS), output_hidden_states=True)
+    states, before = made.hidden_states, TOKENS_BEFORE.get(kind, 1)
+    own = states[-2] if "Llava" in kind else made.last_hidden_state
+    cases: list[tuple[dict[str, Any], torch.Tensor]] = [
+        ({}, own[:, before:]),
+        ({"layer": 1}, states[1][:, before:]),
+        ({"layer": -LAYERS}, states[-LAYERS][:, before:]),
+    ]
+    for options, expected in cases + ([({"class_token": True}, own)] if before else []):
+        options = {"pool": 1, **options}
+        encoder = load(folders[kind], **options)
+        tokens = encoder.encode(PHOTOS)
+        assert torch.equal(tokens, expected)
+        assert tokens.std() > 0.1
+        assert tokens.shape[1:] == encoder.layout(SIDE, SIDE).shape
+        assert encoder.layout(SIDE, SIDE).axes == ("token", "feature")
+        assert (encoder.identity.path, encoder.identity.posterior) == ("native", "none")
+        reference = load_reference(EncoderConfig(model=str(folders[kind]), **options), "signed")
+        assert torch.equal(reference.encode(PHOTOS), expected)
+    assert load(folders[kind]).identity.layer == (-2 if "Llava" in kind else None)
+    pooled = load(folders[kind], pool=4).encode(PHOTOS)
+    torch.testing.assert_close(pooled[:, 0], own[:, before:].mean(1), rtol=0, atol=1e-5)
+
+
+def test_gemma_pools_as_it_does_itself_and_siglip_does_not(folders):
+    encoder = load(folders[GEMMA])
+    tokens, expected = encoder.encode(PHOTOS), gemma_tokens(random_model(GEMMA), signed(PHOTOS))
+    torch.testing.assert_close(tokens, expected, rtol=0, atol=1e-5)
+    assert (tokens.shape[1:], encoder.identity.pool) == ((TOKENS, FEATURES), 2)
+    assert (load(folders["SiglipModel"]).identity.pool, PATCHES) == (1, 16)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_tokens_depend_only_on_their_image(folders, monkeypatch, dtype, tolerance):
+    """Up to rounding, however many images a CPU takes at once."""
+    encoder = load(folders[GEMMA], compute_dtype=dtype)
+    together = encoder.encode(PHOTOS)
+    monkeypatch.setattr("precompute.encoders.tower.TOWER_CPU_PIXELS", 2 * SIDE**2)
+    assert together.dtype == torch.float32
+    torch.testing.assert_close(encoder.encode(PHOTOS), together, rtol=0, atol=tolerance)
+    torch.testing.assert_close(together, load(folders[GEMMA]).encode(PHOTOS), rtol=0, atol=tolerance)
+
+
+def test_gemma_3s_full_size_tower_makes_256_tokens_of_an_image():
+    """So400m, by shapes only: 896 x 896 pixels, 64 x 64 patches, 4 x 4 of them a token."""
+    sizes = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+    with torch.device("meta"):
+        config = SiglipVisionConfig(**sizes, image_size=896, patch_size=14, vision_use_head=False)
+        model = SiglipVisionModel(config).eval()
+    assert sum(weight.numel() for weight in model.parameters()) == 416_866_032
+    tower = FrozenTower(
+        hidden=lambda image: model(image.to("meta")).last_hidden_state, class_name="SiglipVisionModel",
+        weights_sha256="0" * 64, image_side=896, patches=64, features=1152, pool=4,
+    )  # fmt: skip
+    encoder = TowerEncoder(tower, EncoderConfig(model="m", device="cpu", compute_dtype="float32"), "signed")
+    tokens = encoder.encode(torch.zeros(2, 896, 896, 3, dtype=torch.uint8))
+    assert tokens.shape[1:] == encoder.layout(896, 896).shape == (256, 1152)
+
+
+def test_a_tower_takes_only_its_own_size(kind, folders, tmp_path):
+    """The size is known from the config."""
+    (tmp_path / "config.json").write_bytes((folders[kind] / "config.json").read_bytes())
+    refuse_image_size(EncoderConfig(model=str(tmp_path)), SIDE, SIDE)
+    for size in ((SIDE, 40), (224, 224)):
+        with pytest.raises(ConfigError, match=f"must be {SIDE}, as the tower was trained, got {size[0]}x{size[1]}"):
+            refuse_image_size(EncoderConfig(model=str(tmp_path)), *size)
+        with pytest.raises(ConfigError, match=f"must be {SIDE}, as"):
+            load(folders[kind]).layout(*size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("CLIPVisionModel", {"layer": 4}, "encoder.layer is 4, but .* has hidden states 0 to 3, or -1 to -4"),
+        ("CLIPVisionModel", {"class_token": True, "pool": 2}, "cannot stand beside pooled patches; set encoder.pool"),
+        (GEMMA, {"pool": 3}, "encoder.pool must divide the tower's 4 patches per side, got 3"),
+        (GEMMA, {"pixel_range": "theworld"}, "image.range: theworld is for VAEs"),
+    ],
+)
+def test_an_option_that_does_not_fit_a_tower_is_refused(kind, options, message, folders):
+    with pytest.raises(EncodeOnceError, match=message):
+        load(folders[kind], **options)
+
+
+def test_a_tower_has_no_decoder(folders):
+    with pytest.raises(ConfigError, match="is of class CLIPVisionModel, which has no decoder"):
+        load_decoder(EncoderConfig(model=str(folders["CLIPVisionModel"]), device="cpu"))
+
+
+QWEN = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 8}
+QWEN_2 = {"depth": 2, "embed_dim": 16, "hidden_size": 8, "num_heads": 2}
+QWEN_2_5 = {**QWEN, "window_size": 28, "fullatt_block_indexes": [1]}
+QWEN_3 = {**QWEN, "depth": 3, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 16}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1]}
+QWEN_TEXT = {**TEXT, "hidden_size": 8, "intermediate_size": 8, "num_key_value_heads": 2, "rope_parameters": ROPE}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+QWENS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], int]] = {
+    "2": (Qwen2VLForConditionalGeneration, Qwen2VLConfig, QWEN_2, QWEN_TEXT, 14),
+    "2.5": (Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, QWEN_2_5, QWEN_TEXT, 14),
+    "3": (Qwen3VLForConditionalGeneration, Qwen3VLConfig, QWEN_3, QWEN_TEXT, 16),
+    "3 with experts": (Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeConfig, QWEN_3, {**QWEN_TEXT, **EXPERTS}, 16),
+}
+"""Class, config class, vision and text config, and side of a patch in pixels."""
+
+
+def save_qwen(name: str, folder: Path) -> Any:
+    model_class, config_class, vision, text, _ = QWENS[name]
+    torch.manual_seed(0)
+    model = model_class(config_class(vision_config=vision, text_config=text)).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (3, 2)])
+@pytest.mark.parametrize("name", QWENS)
+def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(name, rows, columns, tmp_path):
+    """At any multiple of a token's side, with patches of its own processor; for Qwen3-VL each deepstack level too."""
+    model, patch = save_qwen(name, tmp_path), QWENS[name][-1]
+    height, width = 2 * patch * rows, 2 * patch * columns
+    images = photos(height, width)
+    processor = Qwen2VLImageProcessorPil(do_resize=False, patch_size=patch)
+    made = processor([Image.fromarray(each) for each in images.numpy()], return_tensors="pt")
+    with torch.inference_mode():
+        given = model.model.get_image_features(made["pixel_values"], made["image_grid_thw"])
+    levels, refused = {}, "has no deepstack"
+    if "3" in name:
+        blocks = model.config.vision_config.deepstack_visual_indexes
+        levels = dict(zip(blocks, given.deepstack_features, strict=True))
+        refused = r"has deepstack features of the layers \[0, 2\]"
+    for layer, expected in {"auto": given.pooler_output, **levels}.items():
+        encoder = load(tmp_path, "clip", layer=layer)
+        tokens = encoder.encode(images)
+        torch.testing.assert_close(tokens, torch.stack(list(expected)), rtol=0, atol=1e-5)
+        assert tokens.std() > 0.1
+        assert tokens.shape[1:] == encoder.layout(height, width).shape == (rows * columns, 8)
+        assert encoder.identity.layer == (None if layer == "auto" else layer)
+    with pytest.raises(ModelError, match=refused):
+        load(tmp_path, "clip", layer=1)
+    with pytest.raises(ConfigError, match=f"multiples of {2 * patch}, got 60x{4 * patch}"):
+        refuse_image_size(EncoderConfig(model=str(tmp_path)), 60, 4 * patch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_cpus_tokens(folders):
+    tokens = load(folders[GEMMA], device="cuda").encode(PHOTOS)
+    torch.testing.assert_close(tokens.cpu(), load(folders[GEMMA]).encode(PHOTOS), rtol=1e-2, atol=1e-2)

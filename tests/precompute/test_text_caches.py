@@ -1,0 +1,248 @@
+"""A text encoder's cache goes the whole way: build, verify, repair, convert, audit, look, join, train."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import precompute.rerun.steps as build_module
+from cache_store import open_cache, open_joined
+from cache_store.cache.metadata import read_commit
+from cache_store.cli import main as cache_store
+from cache_store.errors import ConfigError
+from cache_store.format.tables import SAMPLES_OF_TEXTS
+from precompute.cli import main
+from precompute.encode_images import encode_images
+from precompute.encoders.registry import load_encoder
+from tests.precompute.acts import rewrite
+from tests.precompute.conftest import SAMPLES, Project, timeless_files
+from tests.precompute.encoders.loading import load
+from tests.precompute.encoders.test_text_encoder import encoded
+from tests.precompute.encoders.text_models import FEATURES, save_text_encoder
+from tests.precompute.test_families import repair_and_convert
+from trainer import LatentStream
+
+TOKENS = 16
+SPEECHLESS = (3, 12)
+"""Numbers of the samples without a caption."""
+SPEAKING = [number for number in range(SAMPLES) if number not in SPEECHLESS]
+CAPTIONS = {number: f"Picture {number}{', a long one' * (number == 5)}." for number in SPEAKING}
+SETTINGS: dict[str, Any] = {"source__text": "caption", "encoder__max_tokens": TOKENS, "image": {}}
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_text_encoder("T5EncoderModel", tmp_path_factory.mktemp("t5"))
+
+
+def write_captions(project: Project) -> None:
+    """Leave two samples without an answer, and give one a long one; two images are broken, which does not matter."""
+    path = project.source / "chat.json"
+    records = json.loads(path.read_text())
+    for number, record in enumerate(records):
+        if number in SPEECHLESS:
+            record["conversations"].pop()
+        else:
+            record["conversations"][1]["value"] = CAPTIONS[number]
+            record["conversations"] += [{"from": "human", "value": "Sure?"}, {"from": "gpt", "value": "Yes."}]
+    path.write_text(json.dumps(records))
+
+
+@pytest.fixture
+def captioned(project: Project, t5: Path) -> Project:
+    """A project whose encoder reads captions."""
+    write_captions(project)
+    project.vae, project.settings = t5, SETTINGS
+    return project
+
+
+@pytest.fixture
+def texts(captioned: Project) -> Project:
+    """A project with a cache of captions."""
+    captioned.build()
+    return captioned
+
+
+def test_a_cache_of_texts_holds_the_encoders_samples_of_them(captioned, t5):
+    said = captioned.build()
+    assert "22 planned = 20 cached + 2 rejected (2 no text)" in said
+    assert "encoded 22 texts in 3 shards" in said
+    assert "cut 1 text longer than encoder.max_tokens" in said
+    cache, encoder, captions = open_cache(captioned.cache), load(t5, max_tokens=TOKENS), [*CAPTIONS.values()]
+    expected = encoded(encoder, captions).numpy()
+    order = np.random.default_rng(0).permutation(len(SPEAKING))
+    np.testing.assert_allclose(cache.read(order), expected[order], rtol=0, atol=2e-3)
+    counts = [len(each.ids) for each in encoder.tokens(captions)]
+    mask = cache.mask(order)
+    assert mask.sum(1).tolist() == [min(counts[each], TOKENS) for each in order]
+    assert mask[:, 0].all()
+    assert not (np.diff(mask.astype(int)) > 0).any()
+
+
+def test_samples_tables_of_texts_count_tokens(texts):
+    table, record = open_cache(texts.cache).shards.table(0, SAMPLES_OF_TEXTS.names), read_commit(texts.cache, 0)
+    assert table.schema == SAMPLES_OF_TEXTS
+    assert table["reason"].to_pylist()[3] == "no text: the sample has no caption"
+    letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
+    assert table["tokens"].to_pylist() == letters_and_end
+    assert (record.content.cut_texts, record.content.unreadable_exif) == (1, 0)
+    said = texts.run(cache_store, "info", texts.cache)
+    for each in (
+        f"text            caption, {TOKENS} tokens, padding seen",
+        "T5EncoderModel, native, float32, batches of 3",
+        f"float16 [token {TOKENS}, feature {FEATURES}], codec none",
+        "longer texts    1 cached text, cut",
+    ):
+        assert each in said
+
+
+def test_a_damaged_cache_of_texts_is_repaired_and_converted_bit_by_bit(texts):
+    repair_and_convert(texts)
+
+
+def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts):
+    texts.build(name="two", run__workers=2)
+    config = texts.config("ranks")
+    texts.run(main, "plan", "--config", config)
+    for rank in (1, 0):
+        texts.run(main, "build", "--config", config, "--rank", rank, "--world-size", 2)
+    texts.run(main, "seal", "--config", config)
+    assert timeless_files(texts.folder / "two") == timeless_files(texts.folder / "ranks") == texts.files()
+
+
+def test_a_changed_caption_is_refused_and_a_changed_image_is_not(texts):
+    texts.has(sample_001=b"another image")
+    write_captions(texts)
+    assert "nothing to encode" in texts.build()
+    rewrite(texts.source / "chat.json", CAPTIONS[8], "Another picture.")
+    with texts.untouched():
+        said = texts.build(code=1)
+    assert "was planned from another sample list: 1 with another image name or text (sample-008)" in said
+
+
+def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
+    other = save_text_encoder("T5EncoderModel", tmp_path / "other")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        rewrite(other / "tokenizer" / name, '"</s>"', '"<eos>"')
+    for option, value, field in (
+        ("max_tokens", 12, "array.text.max_tokens"),
+        ("template", "an image of {}", "array.text.template"),
+        ("padding", "zero", "array.text.padding"),
+        ("layer", -2, "array.encoder.layer"),
+        ("model", str(other), "array.encoder.tokenizer_sha256"),
+    ):
+        with texts.untouched():
+            said = texts.build(code=1, **{f"encoder__{option}": value})
+        assert field in said
+        assert "weights_sha256" not in said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed"), [("float32", "1e-05, at most by 3e-05"), ("bfloat16", "0.09, at most by")]
+)
+def test_a_device_that_encodes_texts_wrongly_commits_nothing(project, t5, monkeypatch, dtype, allowed):
+    def load_wrong(config, pixel_range):
+        encoder = load_encoder(config, pixel_range)
+        encoder._model.model.encoder.block[1].layer[0].SelfAttention.v.weight *= -1  # type: ignore[attr-defined]
+        return encoder
+
+    project.vae, project.settings = t5, {**SETTINGS, "encoder__compute_dtype": dtype}
+    monkeypatch.setattr(build_module, "load_encoder", load_wrong)
+    said = project.build(code=1)
+    assert f"{dtype} on a cpu device may differ by {allowed}" in said
+    assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
+    monkeypatch.undo()
+    project.build()
+
+
+def test_an_audit_and_a_gallery_of_texts_show_the_captions(texts):
+    said = texts.run(main, "audit", texts.cache, "--samples", "1000")
+    assert "all 20 cached samples were compared: 0 differ" in said
+    assert "equal bits  20 of 20" in said
+    page = texts.folder / "page.html"
+    said = texts.run(cache_store, "gallery", texts.cache, "-o", page)
+    assert "without pictures of samples: samples are texts, not images; the page shows texts" in said
+    shown = page.read_text()
+    for each in (CAPTIONS[5], "no text: the sample has no caption", f"{TOKENS} tokens", "tokens, cut", "1 texts cut"):
+        assert each in shown
+    assert "source image" not in shown
+    assert "Yes." not in shown, "only the first answer is encoded"
+    assert not [*texts.folder.glob("*.png")]
+    (line,) = texts.run(main, "gallery", texts.cache, "-o", page, "--decode", code=2).splitlines()
+    assert line.endswith("is of class T5EncoderModel, which has no decoder")
+    with pytest.raises(ConfigError, match="the cache was made from texts"):
+        encode_images(open_cache(texts.cache), [])
+
+
+def test_an_estimate_of_texts_measures_them(captioned):
+    said = captioned.run(main, "estimate", "--config", captioned.config(), "--seconds", "0.1")
+    assert "texts/s" in said
+    assert "images" not in said
+
+
+def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
+    """In this source every sample has a caption."""
+    built.vae, built.settings = t5, SETTINGS
+    built.build(name="text", source={"kind": "cache", "path": str(built.cache), "text": "caption"})
+    joined = open_joined({"world": built.cache, "text": built.folder / "text"})
+    (batch, *_) = LatentStream(joined, batch_size=4, seed=0)
+    assert batch["latents"]["world"].shape == (4, 16, 4, 5)
+    assert batch["latents"]["text"].shape == (4, TOKENS, FEATURES)
+    text = joined.caches["text"]
+    np.testing.assert_array_equal(batch["mask"]["text"], text.mask(joined.rows(batch["numbers"].numpy())))
+    assert batch["mask"]["text"].dtype == torch.bool
+    (alone, *_) = LatentStream(text, batch_size=4, seed=0)
+    np.testing.assert_array_equal(alone["mask"], text.mask(alone["numbers"].numpy()))
+
+
+def test_pooled_vectors_are_a_cache_without_a_mask(project, tmp_path):
+    project.vae = save_text_encoder("CLIPTextModelWithProjection", tmp_path / "clip", "_2")
+    pooled = {"encoder__subfolder": "text_encoder_2", "encoder__output": "pooled", "encoder__padding": "seen"}
+    project.build(**SETTINGS, **pooled)
+    cache = open_cache(project.cache)
+    assert cache.read(np.arange(3)).shape == (3, 8)
+    said = project.run(cache_store, "info", project.cache)
+    assert "float16 [feature 8]" in said
+    assert "CLIPTextModelWithProjection, native, float32, pooled vector, batches of 3" in said
+    assert "all 22 cached samples were compared: 0 differ" in project.run(main, "audit", project.cache)
+    with pytest.raises(ConfigError, match=r"holds \[feature 8\], which has no mask of tokens"):
+        cache.mask(np.arange(3))
+    assert "mask" not in next(iter(LatentStream(cache, batch_size=4)))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"source__text": None}, "encoder.max_tokens is for a text encoder, which reads texts; set source.t"),
+    ({"encoder__max_tokens": None}, "source.text: caption is for a text encoder; set encoder.max_tokens"),
+    ({"image": {"height": 64}}, "image.height means nothing to a text encoder; leave image: out"),
+    ({"encoder__posterior": "moments"}, "encoder.posterior: moments means nothing to a T5EncoderModel"),
+    ({"encoder__fold": False}, "encoder.fold: false means nothing to a T5EncoderModel; leave it out"),
+    ({"encoder__output": "pooled"}, "encoder.output: a T5EncoderModel has no pooled vector of a text"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_wrong_use_of_a_text_encoder_is_one_line(project, t5, options, message):
+    project.vae = t5
+    settings = {name: value for name, value in {**SETTINGS, **options}.items() if value is not None}
+    (line,) = project.build(code=2, **settings).splitlines()
+    assert message in line
+
+
+def test_a_source_without_captions_is_refused_before_anything_is_encoded(project, t5):
+    project.vae, folder = t5, project.folder / "tree"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"")
+    said = project.build(code=1, **{**SETTINGS, "source": {"kind": "folder", "path": str(folder), "text": "caption"}})
+    assert "1 of 1 samples of" in said
+    assert "without a caption: a.png" in said
+    assert "Put each caption beside its image, as name.txt" in said
+
+
+def test_a_vae_cannot_read_texts(project):
+    (line,) = project.build(code=2, **SETTINGS).splitlines()
+    assert line.endswith("holds no model: it has none of text_encoder/config.json, config.json")
+    (line,) = project.build(code=2, **SETTINGS, encoder__subfolder="vae").splitlines()
+    assert "is of class AutoencoderKLWan, which is not a known text encoder" in line
