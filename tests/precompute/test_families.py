@@ -14,7 +14,7 @@ from cache_store import normalize, open_cache, open_joined
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import GOOD, Project
-from trainer.model.towers import what_samples_mean
+from trainer.model.towers import describe_samples
 
 THREE = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
 NARROW_KL = {**THREE, "block_out_channels": [8, 8, 16], "norm_num_groups": 4}
@@ -65,8 +65,8 @@ def test_a_clip_prepares_images_by_itself_beside_a_vae(project: Project):
         "world": (2, 16, 4, 5),
         "clip": (2, 16, 16),
     }
-    assert what_samples_mean(both.caches["clip"].spec.array)["encoder.layer"] == "-2"  # to a projector
-    assert "encoder.layer" not in what_samples_mean(both.caches["world"].spec.array)
+    assert describe_samples(both.caches["clip"].spec.array)["encoder.layer"] == "-2"  # to a projector
+    assert "encoder.layer" not in describe_samples(both.caches["world"].spec.array)
     recipe = both.caches["clip"].spec.array.image
     assert (recipe.fit, recipe.resample, recipe.range) == ("edge 36", "bicubic", "clip")
     project.run(main, "audit", project.folder / "clip-cache", "--samples", 5)

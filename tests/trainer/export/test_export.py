@@ -120,10 +120,10 @@ def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, monk
     run, new = trained.run.folder, tmp_path / "new"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    said = f"dir: {tmp_path}/full is not empty; name an empty or a new folder"
+    said = f"folder: {tmp_path}/full is not empty; name an empty or a new folder"
     assert said in refused(capsys, 2, run, tmp_path / "full")
     assert "is not a folder" in refused(capsys, 2, run, tmp_path / "full" / "thesis.tex")
-    assert "dir: s3://bucket/new is a URL; name a path on this machine" in refused(capsys, 2, run, "s3://bucket/new")
+    assert "folder: s3://bucket/new is a URL; name a path on this machine" in refused(capsys, 2, run, "s3://bucket/new")
     assert "lies in the cache" in refused(capsys, 2, run, Path(trained.cache) / "exported")
     assert "is no folder of a run" in refused(capsys, 2, tmp_path / "none", new)
     assert "--private is for --push-to-hub" in refused(capsys, 2, run, new, "--private")
@@ -207,7 +207,7 @@ def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
     (nobody, _, asked), (denied, _, told), (done, said, error) = json.loads(ended.stdout)
     assert (nobody, "run `hf auth login`, or set HF_TOKEN" in asked) == (2, True)
     assert denied == 1
-    assert "denied is whole, and was not pushed to me/denied: " in told
+    assert "denied is complete, but was not pushed to me/denied: " in told
     assert told.endswith(f"; run `hf upload me/denied {tmp_path}/denied`\n")
     assert done == 0, error
     assert f"pushed: {home['HF_ENDPOINT']}/me/mine" in said

@@ -63,13 +63,13 @@ def test_a_padded_batch_with_cached_keys_says_what_each_says(tmp_path, model):
     save_decoder(tmp_path, kind, **settings, initializer_range=0.5) if kind else save_multimodal(tmp_path)
     generator, latents = make_generator(tmp_path, end=TurnEnd((), "")), make_latents(len(PROMPTS))
     alone = [word_by_word(generator, {"world": latents[[row]]}, each, 12) for row, each in enumerate(PROMPTS)]
-    assert generator.said({"world": latents}, PROMPTS) == alone
+    assert generator.generate_tokens({"world": latents}, PROMPTS) == alone
     assert len({tuple(each) for each in alone}) > 1
 
 
 def test_a_turn_ends_at_its_token_or_words_and_no_later(language_model):
     latents = make_latents(len(PROMPTS))
-    said = make_generator(language_model, end=TurnEnd((), "")).said({"world": latents}, PROMPTS)
+    said = make_generator(language_model, end=TurnEnd((), "")).generate_tokens({"world": latents}, PROMPTS)
     tokenizer = make_tokenizer()
     third = said[0][3]
     whole = [third in each for each in said]
@@ -110,7 +110,9 @@ def test_sampling_follows_its_seed_and_narrows_to_the_likeliest(language_model):
 
     def said(seed: int, **options: Any) -> list[list[int]]:
         torch.manual_seed(seed)
-        return make_generator(language_model, end=TurnEnd((), ""), **options).said({"world": latents}, PROMPTS)
+        return make_generator(language_model, end=TurnEnd((), ""), **options).generate_tokens(
+            {"world": latents}, PROMPTS
+        )
 
     greedy = said(0)
     assert said(0, temperature=1.0) == said(0, temperature=1.0) != said(1, temperature=1.0)
@@ -126,14 +128,18 @@ def test_a_models_own_ways_of_generating_change_nothing(tmp_path, language_model
     whole.save_pretrained(tmp_path)
     capfd.readouterr()
     latents = make_latents(len(PROMPTS))
-    ways = [make_generator(folder).said({"world": latents}, PROMPTS) for folder in (tmp_path, language_model)]
+    ways = [
+        make_generator(folder).generate_tokens({"world": latents}, PROMPTS) for folder in (tmp_path, language_model)
+    ]
     assert ways[0] == ways[1]
     assert capfd.readouterr().err == ""
 
 
 def test_what_the_user_types_is_words_and_fits_the_model(language_model):
     generator = make_generator(language_model)
-    with pytest.raises(SourceError, match="it says '<end_of_turn>', which this tokenizer has as a special token only"):
+    with pytest.raises(
+        SourceError, match="it says '<end_of_turn>', which this tokenizer can only encode as a special token"
+    ):
         generator({"world": make_latents(1)}, [[{"role": "user", "content": "red <end_of_turn>"}]])
     with pytest.raises(ConfigError, match=r"knows 256 positions: set --max_tokens lower"):
         make_generator(language_model, max_tokens=250)({"world": make_latents(1)}, PROMPTS[:1])

@@ -85,8 +85,8 @@ def test_an_image_that_cannot_be_is_one_message(home, trained, tmp_path, capsys)
         (1, [f"--image={tmp_path}/page.html"], f"{tmp_path}/page.html: cannot decode"),
         (1, [f"--image={good}", f"--encoder={other}"], f"{other} is not the encoder that made the cache"),
         (2, [f"--image={good}", f"--encoder={tmp_path}/none"], f"encoder.model {tmp_path}/none is neither a folder"),
-        (2, [f"--image={good}", "--rows=1"], "by one of --rows 7,3, --ids ID,ID and --image FILE"),
-        (2, [f"--image={good}", "--cache=c"], "--cache is for --rows and --ids; an image needs none"),
+        (2, [f"--image={good}", "--rows=1"], "exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
+        (2, [f"--image={good}", "--cache=c"], "--cache is for --rows and --ids; leave it out with --image"),
         (2, ["--rows=1", "--encoder=c"], "--encoder is for --image; rows are encoded already"),
     ]:
         assert main(["generate", str(trained.run.folder), *options, "--prompt=what is this"]) == code
@@ -94,7 +94,7 @@ def test_an_image_that_cannot_be_is_one_message(home, trained, tmp_path, capsys)
         assert message in error
         assert "Traceback" not in error
     assert main(["generate", str(trained.run.folder), f"--image={good}"]) == 2
-    assert "an image brings no question of its own: give one with --prompt" in capsys.readouterr().err
+    assert "--image needs a question: give one with --prompt" in capsys.readouterr().err
 
 
 def test_a_moved_encoder_is_asked_for(home, configured, tmp_path, capsys):
@@ -106,7 +106,7 @@ def test_a_moved_encoder_is_asked_for(home, configured, tmp_path, capsys):
     command = ["generate", str(config.run.folder), f"--image={image_file(home, 0)}", "--prompt=what is this"]
     assert main(command) == 2
     assert f"{model} is neither a folder here nor a hub id" in (error := capsys.readouterr().err)
-    assert "; name it, where it is now, with --encoder" in error
+    assert "; if it has moved, name its new place with --encoder" in error
     assert main([*command, f"--encoder={tmp_path}/elsewhere"]) == 0
 
 

@@ -140,7 +140,7 @@ def test_an_encoder_that_is_gone_or_another_is_named_by_tower(home, trained, cap
     gone.rename(home / "vae")
     error = capsys.readouterr().err
     assert f"tower world: encoder.model {home / 'vae'} is neither" in error
-    assert error.endswith("; name it, where it is now, with --encoders '{world: …}'\n")
+    assert error.endswith("; if it has moved, name its new place with --encoders '{world: …}'\n")
 
 
 def test_a_frozen_tower_is_whole_in_the_file_and_as_it_was(home, trained):
@@ -180,14 +180,14 @@ def test_prompts_under_full_attention_go_in_padded_batches(home, trained, caches
     for row, messages in enumerate(PROMPTS):
         own = {name: each[[row]] for name, each in samples.items()}
         alone.append(word_by_word(generator, own, messages, 12))
-    assert generator.said(samples, PROMPTS) == alone
+    assert generator.generate_tokens(samples, PROMPTS) == alone
     assert len({tuple(each) for each in alone}) > 1
 
 
 def test_the_card_of_a_pretrained_tower_says_what_generate_says(home, trained, caches, tmp_path, monkeypatch):
     assert main(["export", str(trained.run.folder), str(tmp_path / "exported")]) == 0
     card = (tmp_path / "exported" / "README.md").read_text()
-    assert "its tokens see each other; not trained here" in card
+    assert "its tokens attend to each other; not trained here" in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(code.splitlines()) < 55
     monkeypatch.chdir(tmp_path / "exported")

@@ -19,13 +19,12 @@ from cache_store.errors import ConfigError, ModelError
 from tests.trainer.conftest import MEAN, STD, TINY, save_language_model
 from trainer.data.batches import model_input
 from trainer.insight.profile_parts import saved_bytes
-from trainer.model.attention import CAUSAL
 from trainer.model.kernels import MATH, attention_kernels, choose_attention
 from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import load_with_whole
 from trainer.model.model import ModelInput, WorldModel
 from trainer.model.pretrained import loading_bar_hidden
-from trainer.model.projector import SHAPES, Projector, Projectors, rms
+from trainer.model.projector import CAUSAL, SHAPES, Projector, Projectors, rms
 from trainer.text.store import TextBatch
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16

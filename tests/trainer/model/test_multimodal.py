@@ -179,5 +179,5 @@ def test_a_padded_batch_with_cached_keys_says_what_each_says(saved, attention):
     generator, latents = make_generator(folder, end=TurnEnd((), "")), {"world": make_latents(len(PROMPTS))}
     generator.model.projectors.full = frozenset(["world"] if attention == "full" else [])
     alone = [word_by_word(generator, {"world": latents["world"][[row]]}, each, 12) for row, each in enumerate(PROMPTS)]
-    assert generator.said(latents, PROMPTS) == alone
+    assert generator.generate_tokens(latents, PROMPTS) == alone
     assert len({tuple(each) for each in alone}) > 1

@@ -85,7 +85,7 @@ def test_what_the_checkpoint_cannot_project_is_refused(checkpoint, language_mode
     other = make_cache(tmp_path / "other", np.ones((3, TOKENS, 8), np.float32))
     message = f"[{PATCHES}, {FEATURES}], or pooled ones, [{TOKENS}, {FEATURES}]"
     assert message in refused(checkpoint, other)
-    assert "brings no projector of its own" in refused(language_model, other)
+    assert "has no projector that this program knows" in refused(language_model, other)
 
 
 @pytest.mark.parametrize("model", ["none", "soft cap", "cohere2", "gpt2", "granite"])
