@@ -1,6 +1,5 @@
 """`trainer generate` as its users meet it: which images, asked what, and what it refuses."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.make_cache import make_cache
+from tests.trainer.answers import reported
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe, described_cache, save_language_model
 from tests.trainer.runs import ALONE
 from trainer.cli import main
@@ -27,20 +27,9 @@ def trained(configured_here: MakeConfig) -> TrainConfig:
     return config
 
 
-Answers = list[dict[str, Any]]
-
-
 @pytest.fixture
-def answers(tmp_path: Path) -> Callable[..., Answers]:
-    """What the command reports."""
-
-    def run(place: Path, *options: str) -> Answers:
-        report = tmp_path / "report.json"
-        assert main(["generate", str(place), *options, f"--report={report}"]) == 0
-        said: Answers = json.loads(report.read_text())["answers"]
-        return said
-
-    return run
+def answers(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    return lambda place, *options: reported(place, tmp_path / "report.json", *options)
 
 
 def test_rows_are_asked_their_own_questions_or_the_users(trained, answers, capsys):

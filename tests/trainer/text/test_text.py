@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cache_store import CacheError, open_cache, open_joined
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ConfigError, ModelError, SourceError
 from cache_store.format.record import canonical_json, sign
 from demo.dataset import is_held_out
 from tests.make_cache import caption
@@ -229,6 +229,13 @@ def test_a_sample_whose_words_cannot_be_told_is_named(make_chat, said, problem, 
     text = answer(make_chat(tmp_path), "what is this", said)
     assert len(text.tokens) == 0
     assert text.problem.startswith(f"sample 'asked': {problem}")
+
+
+def test_a_prompt_that_the_template_refuses_is_named():
+    with pytest.raises(SourceError, match="the chat template refuses it: no"):
+        ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", 64).prompt_tokens(
+            [{"role": "user", "content": "a"}]
+        )
 
 
 def tokenise(path: Path, chat: ChatTokenizer, text_dir: Path | None = None) -> Path:

@@ -12,8 +12,8 @@ from torch import Tensor
 from cache_store import open_joined
 from cache_store.errors import ModelError
 from tests.make_cache import make_cache
-from tests.trainer.model.test_model import SCALED, load, save_decoder
-from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_multimodal
+from tests.trainer.models import SCALED, load, save_decoder
+from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_gemma
 from trainer.model.config import ModelConfig, TowerConfig
 from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
@@ -24,7 +24,7 @@ BOS = 1
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_multimodal(tmp_path_factory.mktemp("multimodal"))
+    return save_gemma(tmp_path_factory.mktemp("multimodal"))
 
 
 @pytest.fixture(scope="module")
