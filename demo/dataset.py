@@ -10,7 +10,7 @@ import numpy as np
 
 from demo.conversations import Turn, converse
 from demo.scenes import Scene, compose
-from demo.special_files import BROKEN, UNUSUAL, jpeg, suited
+from demo.special_files import BROKEN, UNUSUAL, jpeg, recoloured
 from trainer.text.store import held_out
 from trainer.text.writer import id_hash
 
@@ -35,7 +35,7 @@ def samples(count: int, seed: int) -> Iterator[Sample]:
         name = f"scene-{number:05d}"
         yield Sample(id=name, image=f"{name}.jpg", data=jpeg(scene), scene=scene, conversation=converse(scene, number))
     for number, (kind, special) in enumerate((BROKEN | UNUSUAL).items(), start=count):
-        scene = suited(compose(seed, number), special)
+        scene = recoloured(compose(seed, number), special)
         yield Sample(
             id=f"special-{kind}",
             image=f"special-{kind}.{special.suffix}",

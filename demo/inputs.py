@@ -58,7 +58,7 @@ def save_language_model(config: DemoConfig, drawn: Sequence[Sample]) -> float:
     tokenizer.save_pretrained(folder)
     chat = load_chat_tokenizer(folder, None, train_config.data.max_text_tokens)
     texts = chat([sample.id for sample in train_part], conversations)
-    lessons = [Lesson(Caption.of(sample.scene), text) for sample, text in zip(train_part, texts, strict=True)]
+    lessons = [Lesson(Caption.from_scene(sample.scene), text) for sample, text in zip(train_part, texts, strict=True)]
     model = make_language_model(tokenizer, config.seed)
     loss = train_on_text(model, tokenizer, lessons, config.text_steps, config.seed)
     model.save_pretrained(folder)

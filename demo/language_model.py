@@ -46,7 +46,7 @@ class Caption:
     relation: str
 
     @staticmethod
-    def of(scene: Scene) -> "Caption":
+    def from_scene(scene: Scene) -> "Caption":
         first, second = scene.first, scene.second
         return Caption((first.colour, first.shape), (second.colour, second.shape), scene.relation)
 

@@ -30,10 +30,10 @@ class SpecialFile:
 
 
 def jpeg(scene: Scene) -> bytes:
-    return encoded(draw(scene), "JPEG", quality=92, subsampling=0)
+    return encode_image(draw(scene), "JPEG", quality=92, subsampling=0)
 
 
-def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
+def encode_image(image: Image.Image, image_format: str, **options: object) -> bytes:
     stream = io.BytesIO()
     image.save(stream, image_format, **options)
     return stream.getvalue()
@@ -56,16 +56,16 @@ def exif_rotated(scene: Scene) -> bytes:
     exif = Image.Exif()
     exif[ORIENTATION_TAG] = TURN_CLOCKWISE
     lying = draw(scene).transpose(Image.Transpose.ROTATE_90)
-    return encoded(lying, "JPEG", quality=92, subsampling=0, exif=exif)
+    return encode_image(lying, "JPEG", quality=92, subsampling=0, exif=exif)
 
 
 def cmyk(scene: Scene) -> bytes:
-    return encoded(draw(scene).convert("CMYK"), "JPEG", quality=92)
+    return encode_image(draw(scene).convert("CMYK"), "JPEG", quality=92)
 
 
 def grey_16_bit(scene: Scene) -> bytes:
     grey = np.asarray(draw(scene).convert("L"), np.uint16)
-    return encoded(Image.fromarray(grey * 257), "PNG")
+    return encode_image(Image.fromarray(grey * 257), "PNG")
 
 
 def palette_transparent(scene: Scene) -> bytes:
@@ -73,7 +73,7 @@ def palette_transparent(scene: Scene) -> bytes:
     palette = draw(scene).quantize(32)
     colours = np.array(palette.getpalette()).reshape(-1, 3)
     is_ground = np.ptp(colours, axis=1) < 60
-    return encoded(palette, "PNG", transparency=bytes(np.where(is_ground, 0, 255).astype(np.uint8)))
+    return encode_image(palette, "PNG", transparency=bytes(np.where(is_ground, 0, 255).astype(np.uint8)))
 
 
 NOT_AN_IMAGE = b"<html><body>404: the image is no longer here</body></html>\n"
@@ -94,7 +94,7 @@ UNUSUAL: dict[str, SpecialFile] = {
 }
 
 
-def suited(scene: Scene, special: SpecialFile) -> Scene:
+def recoloured(scene: Scene, special: SpecialFile) -> Scene:
     """Return the scene in colours that this kind of file can hold."""
     if special.recolour is None:
         return scene

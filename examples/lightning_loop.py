@@ -102,13 +102,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small latent upscaler from a cache, with Lightning.")
     parser.add_argument("path", metavar="CACHE", help="a sealed cache of a VAE's latents")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the checkpoint; a new one, unless --resume")
-    parser.add_argument("--steps", metavar="N", type=int, default=200, help="of the whole run (default: 200)")
-    parser.add_argument("--batch-size", metavar="N", type=int, default=32, help="of all processes (default: 32)")
+    parser.add_argument("--steps", metavar="N", type=int, default=200, help="steps of the whole run (default: 200)")
+    parser.add_argument("--batch-size", metavar="N", type=int, default=32, help="samples a step, in all (default: 32)")
     parser.add_argument("--devices", metavar="N", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUT, if one is there")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in OUT, if any")
     try:
         train(**vars(parser.parse_args()))
     except FileExistsError as error:
-        parser.exit(2, f"{parser.prog}: error: {error.filename} exists; --resume goes on with it\n")
+        parser.exit(2, f"{parser.prog}: error: {error.filename} exists; add --resume to continue it\n")
     except (EncodeOnceError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")

@@ -1,4 +1,4 @@
-"""Trains a projector from a cache of latents into a frozen language model."""
+"""Trains a projector, from a cache of latents, for a frozen language model."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ __all__ = ["LatentStream", "__version__", "load_projector", "sample_posterior"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only for those who ask for it: `trainer --help` does not."""
+    """Import a public name on first use, so that `trainer --help` does not import torch."""
     if name in HOMES:
         found = globals()[name] = getattr(import_module(HOMES[name]), name)
         return found

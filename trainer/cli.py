@@ -106,7 +106,7 @@ def export_command(arguments: Any) -> int:
 
     if arguments.private and not arguments.push_to_hub:
         raise ConfigError("--private is for --push-to-hub; name a repository or leave it out")
-    export(arguments.run, local_path("dir", arguments.dir), arguments.push_to_hub, private=arguments.private)
+    export(arguments.run, local_path("folder", arguments.folder), arguments.push_to_hub, private=arguments.private)
     return 0
 
 
@@ -169,7 +169,7 @@ COMMANDS = {
     "compare": Command(compare_command, operands=SIDES, options=COMPARE_OPTIONS),
     "monitor": Command(monitor_command, operands={"run": "The run's folder."}, options=MONITOR_OPTIONS),
     "generate": Command(generate_command, GenerateConfig, RUN),
-    "export": Command(export_command, operands=RUN | {"dir": "An empty or a new folder."}, options=EXPORT_OPTIONS),
+    "export": Command(export_command, operands=RUN | {"folder": "An empty or a new folder."}, options=EXPORT_OPTIONS),
 }
 
 PROGRAM = Program("trainer", "Train a projector from a cache into a frozen language model.", EXAMPLES, COMMANDS)

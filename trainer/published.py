@@ -13,7 +13,7 @@ from cache_store.storage.files import SCRATCH_SUFFIX, make_folder, name_in_error
 def publish_folder(path: Path) -> Iterator[Path]:
     """Yield a scratch folder that becomes `path`, durably, only if the block succeeds.
 
-    `path` has one writer at a time, so a scratch folder found there was left by a process that died.
+    `path` has one writer at a time, so a scratch folder that exists was left by a process that died.
     """
     make_folder(path.parent)
     clear_folders(path.parent, path.name)
@@ -34,7 +34,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming_published(path: Path, scratch: Path) -> Iterator[None]:
-    """Put `path` in place of the scratch folder, which nobody knows, into the system's error messages."""
+    """Make the system's error messages name `path`, not the scratch folder, which users do not know."""
     try:
         with name_in_errors(path):
             yield
@@ -50,6 +50,6 @@ def clear_folders(parent: Path, name: str) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete `path` such that a part of it is never seen under its name."""
+    """Delete `path`; it is renamed first, so that no part of it is ever seen under its name."""
     scratch = path.rename(scratch_path(path))
     shutil.rmtree(scratch)

@@ -13,7 +13,7 @@ from transformers import Gemma3ForCausalLM, PreTrainedTokenizerFast
 from demo import dataset, language_model
 from demo.language_model import Caption, Lesson
 from demo.scenes import COLOURS, RELATIONS, SHAPES, SIDE, compose, draw
-from demo.special_files import BROKEN, ORIENTATION_TAG, UNUSUAL, suited
+from demo.special_files import BROKEN, ORIENTATION_TAG, UNUSUAL, recoloured
 from demo.tokenizer import make_tokenizer
 from demo.vae import encode, make_vae
 from precompute.images.decode import ImageConfig, decode_image
@@ -66,7 +66,7 @@ def test_broken_files_are_rejected_and_one_is_missing():
 
 def unusual(kind: str) -> tuple[np.ndarray, np.ndarray, Image.Image]:
     """RGB of the scene and of what its file shows, [Y, X, 3], and the file as it is stored."""
-    scene = suited(compose(0, 11), UNUSUAL[kind])
+    scene = recoloured(compose(0, 11), UNUSUAL[kind])
     data = UNUSUAL[kind].write(scene)
     assert data is not None
     shown = decode_image(data, ImageConfig().recipe).rgb
@@ -126,7 +126,7 @@ def test_training_on_text_lowers_the_loss_and_repeats_exactly(drawn, tokenizer, 
     tokenizer.save_pretrained(tmp_path)
     ids, conversations = zip(*((sample.id, sample.conversation) for sample in drawn[:60]), strict=True)
     texts = load_chat_tokenizer(str(tmp_path), None, 128)(ids, conversations)
-    lessons = [Lesson(Caption.of(sample.scene), text) for sample, text in zip(drawn[:60], texts, strict=True)]
+    lessons = [Lesson(Caption.from_scene(sample.scene), text) for sample, text in zip(drawn[:60], texts, strict=True)]
 
     def train(steps: int) -> tuple[float, Gemma3ForCausalLM]:
         model = language_model.make_language_model(tokenizer, seed=0)

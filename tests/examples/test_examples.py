@@ -141,7 +141,7 @@ def test_an_example_explains_itself_and_its_errors(cache, tmp_path, script, caps
     wrong = {
         f"{tmp_path}/none holds no cache; make one with `precompute build`": ("none", "new"),
         "this model needs latents of a VAE, .*; these are \\[6, 5\\]": ("tower", "new"),
-        "exists; --resume goes on with it": (cache, tmp_path),
+        "exists; add --resume to continue it": (cache, tmp_path),
     }
     for message, (path, out) in wrong.items():
         with pytest.raises(SystemExit, match="2"):

@@ -21,7 +21,7 @@ from precompute.encode_images import encode_images
 from tests.precompute.conftest import GOOD, Project, flip, image_bytes, timeless_files
 from tests.precompute.encoders.test_vaes import NARROW_KL, PATCHED_WAN
 from tests.precompute.encoders.towers import FEATURES, PATCHES, SIDE, TOKENS, gemma_tokens, random_model, save_model
-from trainer.model.towers import what_samples_mean
+from trainer.model.towers import describe_samples
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_a_clip_prepares_images_by_its_own_processor(project):
         "clip": (2, PATCHES, FEATURES),
     }
     world, clip = (both.caches[name].spec.array for name in ("world", "clip"))
-    assert what_samples_mean(clip)["encoder.layer"] == "-2"
-    assert "encoder.layer" not in what_samples_mean(world)
+    assert describe_samples(clip)["encoder.layer"] == "-2"
+    assert "encoder.layer" not in describe_samples(world)
     assert (clip.image.fit, clip.image.resample, clip.image.range) == ("edge 36", "bicubic", "clip")
     project.run(main, "audit", project.folder / "clip-cache", "--samples", 5)
     assert "nothing to encode" in project.build(name="clip-cache")

@@ -1,4 +1,4 @@
-"""Small multimodal checkpoints of random weights; a Gemma 3 whose tower and projector count as trained ones do."""
+"""Small multimodal checkpoints of random weights."""
 
 import json
 from pathlib import Path
@@ -17,22 +17,6 @@ VISION = {
     "hidden_size": FEATURES, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
     "image_size": SIDE, "patch_size": 8, "vision_use_head": False, "model_type": "siglip_vision_model",
 }  # fmt: skip
-
-
-def save_multimodal(folder: Path) -> Path:
-    """An image has more tokens than the sliding window of the language model."""
-    torch.manual_seed(0)
-    markers = {"image_token_index": IMAGE, "boi_token_index": BOI, "eoi_token_index": EOI}
-    text = {**TINY, "sliding_window": 12, "initializer_range": 0.3, "tie_word_embeddings": False}
-    untied = {"mm_tokens_per_image": TOKENS, "tie_word_embeddings": False, "initializer_range": 0.3}
-    config = hf.Gemma3Config(text_config=text, vision_config=VISION, **untied, **markers)
-    model = hf.Gemma3ForConditionalGeneration(config)
-    for name, weight in model.named_parameters():
-        if "projector" in name or "position" in name:
-            weight.data.normal_(std=0.3)
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
 
 
 DECODER = {
@@ -73,7 +57,18 @@ def configured(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dic
     return {"text_config": {**DECODER, **text}, "vision_config": vision, **more}
 
 
+GEMMA = {**TINY, "sliding_window": 12, "tie_word_embeddings": False}
+"""An image has more tokens than its sliding window."""
+IMAGE_TOKENS = {
+    "mm_tokens_per_image": TOKENS, "image_token_index": IMAGE, "boi_token_index": BOI, "eoi_token_index": EOI,
+}  # fmt: skip
+
 CHECKPOINTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "gemma3": (
+        hf.Gemma3ForConditionalGeneration,
+        hf.Gemma3Config,
+        {"text_config": GEMMA, "vision_config": VISION, "tie_word_embeddings": False, **IMAGE_TOKENS},
+    ),
     "qwen2_vl": (
         hf.Qwen2VLForConditionalGeneration,
         hf.Qwen2VLConfig,
@@ -125,13 +120,17 @@ CHECKPOINTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 
 def make_whole(name: str) -> Any:
-    """Make a model whose words depend on what it reads."""
+    """Make a model whose words depend on what it reads, and whose projector is no identity."""
     model_class, config_class, values = CHECKPOINTS[name]
     torch.manual_seed(0)
     config = config_class(**values)
     for part in (config, config.text_config):
-        part.initializer_range = 0.5
-    return model_class(config).eval()
+        part.initializer_range = 0.3 if name == "gemma3" else 0.5
+    whole = model_class(config).eval()
+    for name, weight in whole.named_parameters():
+        if "multi_modal_projector" in name or "position" in name:
+            weight.data.normal_(std=0.3)
+    return whole
 
 
 def save_checkpoint(name: str, folder: Path) -> Any:
@@ -148,3 +147,8 @@ def save_checkpoint(name: str, folder: Path) -> Any:
     if name == "llava":
         (folder / "chat_template.json").write_text(json.dumps({"chat_template": LLAVA_TEMPLATE}))
     return whole
+
+
+def save_gemma(folder: Path) -> Path:
+    save_checkpoint("gemma3", folder)
+    return folder

@@ -87,7 +87,7 @@ LEAVING_NOTHING = [
     (1, cut_cache, "is damaged"),
     (2, {"language_model": "a/b/c"}, "model.language_model: no folder a/b/c"),
     (1, {"language_model": "nobody/nothing"}, "; download it where there is a network and name its folder, or "),
-    (1, partial(changed_model, file="*token*", text=None), ": no file there is a tokenizer's"),
+    (1, partial(changed_model, file="*token*", text=None), ": the folder has no tokenizer files"),
     *((1, partial(changed_model, file="tokenizer.json", text=text), NO_TOKENIZER) for text in ("[1]", "{}")),
     (1, partial(changed_model, file="tokenizer_config.json", text="[1]"), NO_TOKENIZER),
     (2, partial(changed_model, file="chat_template.jinja", text=None), "name a Jinja file in model.chat_template"),
@@ -97,7 +97,7 @@ LEAVING_NOTHING = [
     (1, partial(changed_model, file="config.json", text=WIDER), "/lm' cannot be loaded: "),
     (1, partial(changed_model, file="model.safetensors", text="\x10\0\0\0\0\0\0\0not a header...."), "/lm"),
     (1, partial(changed_model, file="model.safetensors", text=None), "/lm"),
-    (1, {"max_text_tokens": 5}, "none of its 37 samples has an assistant's words within data.max_text_tokens 5; "),
+    (1, {"max_text_tokens": 5}, "none of its 37 samples has words of the assistant in data.max_text_tokens 5; "),
     (1, partial(template_file, template="{{ raise_exception('no') }}"), "refuses it: no; the same for every sample"),
     (1, partial(template_file, template="{{ 1 // 0 }}"), "refuses it: integer division or modulo by zero; the same"),
     (1, partial(template_file, template="{{ messages + 1 }}"), "refuses it: can only concatenate list"),
@@ -127,7 +127,7 @@ def test_a_missing_model_is_one_message_without_a_network(configured, refusal, m
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     (line,) = refusal(1, configured(language_model="nolm")).splitlines()
     assert (
-        "model.language_model 'nolm' is no folder here, it is not in the Hub's local cache, and the Hub cannot" in line
+        "model.language_model 'nolm' is not a folder here and not in the Hub's local cache, and the Hub cannot" in line
     )
 
 

@@ -10,14 +10,14 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trainer.export.code import use_alone
+from trainer.export.code import standalone_code
 from trainer.model.config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, Tower
 from trainer.run.folder import read_records
 from trainer.run.observers import Metrics
 
 LAST_STEPS = 10
-"""Their mean is the training loss that is shown: a single step's is noise."""
+"""The training loss shown is the mean over this many last steps; the loss of a single step is too noisy."""
 
 INCHES, DOTS_PER_INCH = (7.0, 3.2), 144
 
@@ -29,9 +29,9 @@ class Figures:
     loss: dict[int, float]
     validation: dict[int, float]
     shuffled: dict[int, float]
-    """With another sample's latents."""
+    """Validation loss with another sample's latents."""
     accuracy: dict[int, float]
-    """Share of validation's label tokens that are the likeliest."""
+    """Share of validation label tokens predicted right."""
 
     @property
     def last_loss(self) -> float:
@@ -39,7 +39,7 @@ class Figures:
 
 
 def read_figures(run: Path, steps: int) -> Figures | None:
-    """Read the log up to `steps`; None where the folder has none, or nothing of those steps."""
+    """Read the log up to step `steps`; return None if the folder has no log, or no such steps in it."""
     records = [record for record in read_records(run) if record["step"] <= steps]
     figures = Figures(*(by_step(records, key) for key in ("loss", "val_loss", "val_loss_shuffled", "val_accuracy")))
     return figures if figures.loss else None
@@ -85,16 +85,16 @@ def model_card(config: ProjectorConfig, run: dict[str, Any] | None, figures: Fig
 
 # {title(config)}
 
-A projector through which the frozen language model {shown(language.name)} reads images, as {read_as(config)}.
-It was trained with encode-once, from {cached(config)}; nothing but the projector has learned.
+A projector through which the frozen language model {display_name(language.name)} reads images,
+as {read_in_words(config)}. encode-once trained it, and nothing else, from {caches_in_words(config)}.
 
-{curve(figures)}{table(training_rows(config, run, figures))}
+{curve_image(figures)}{table(training_rows(config, run, figures))}
 
 ## What it reads
 
-{inputs(config)}
+{input_tables(config)}
 
-`config.json` says it all, and `{PROJECTOR_FILE}` holds the same in its metadata.
+`config.json` holds all of this, and so does the metadata of `{PROJECTOR_FILE}`.
 
 ## Use it
 
@@ -104,52 +104,61 @@ With encode-once, in this folder:
 trainer generate . --image photo.jpg --prompt "What is this?"
 ```
 
-{without_us(config)}
+{standalone_section(config)}
 """
 
 
 def title(config: ProjectorConfig) -> str:
     encoders = " and ".join(tower.array.encoder.class_name for tower in config.towers)
-    return f"{encoders}{f' {kind_of(config.tower)}' if is_one(config) else ''} for {shown(config.language_model.name)}"
+    samples = f" {samples_word(config.tower)}" if has_one_tower(config) else ""
+    return f"{encoders}{samples} for {display_name(config.language_model.name)}"
 
 
-def is_one(config: ProjectorConfig) -> bool:
+def has_one_tower(config: ProjectorConfig) -> bool:
     return len(config.towers) == 1
 
 
-def kind_of(tower: Tower) -> str:
-    """What an encoder's samples are called."""
+def samples_word(tower: Tower) -> str:
+    """Return the word for an encoder's samples: `latents` or `features`."""
     return "latents" if len(tower.array.shape) == 3 else "features"
 
 
-def read_as(config: ProjectorConfig) -> str:
-    return f"{kind_of(config.tower)} of a frozen encoder" if is_one(config) else "several frozen encoders see them"
+def read_in_words(config: ProjectorConfig) -> str:
+    return (
+        f"{samples_word(config.tower)} of a frozen encoder"
+        if has_one_tower(config)
+        else "several frozen encoders see them"
+    )
 
 
-def cached(config: ProjectorConfig) -> str:
-    return f"a cache of {kind_of(config.tower)}" if is_one(config) else "a cache of each encoder's samples"
+def caches_in_words(config: ProjectorConfig) -> str:
+    return f"a cache of {samples_word(config.tower)}" if has_one_tower(config) else "a cache of each encoder's samples"
 
 
-def inputs(config: ProjectorConfig) -> str:
-    """Of the only tower a table; of several one each, in the order in which they are read."""
-    if is_one(config):
+def input_tables(config: ProjectorConfig) -> str:
+    """Return one table per tower, in the order in which they are read; with several towers, each under a heading."""
+    if has_one_tower(config):
         return table(input_rows(config.tower, config))
     return "\n\n".join(f"### {tower.name}\n\n{table(input_rows(tower, config))}" for tower in config.towers)
 
 
-def without_us(config: ProjectorConfig) -> str:
-    """Code that needs nothing of ours; or why there is none."""
-    if (code := use_alone(config)) is None:
-        return "Without it there is more to do: the tokens of an image see each other, which takes attention masks."
+def standalone_section(config: ProjectorConfig) -> str:
+    """Return code that runs without this program, or a sentence that says why there is none."""
+    if (code := standalone_code(config)) is None:
+        return (
+            "Without encode-once, more code is needed: the tokens of an image attend to each other, which takes "
+            "attention masks."
+        )
     samples = (
-        f"{kind_of(config.tower)} as the encoder gives them"
-        if is_one(config)
+        f"{samples_word(config.tower)} as the encoder gives them"
+        if has_one_tower(config)
         else "samples as the encoders give them, by tower"
     )
-    named = "latents" if is_one(config) else "{" + ", ".join(f'"{each.name}": …' for each in config.towers) + "}"
+    named = "latents" if has_one_tower(config) else "{" + ", ".join(f'"{each.name}": …' for each in config.towers) + "}"
     return (
-        f'Without it, from {samples}, of one image (`precompute.encode_images.encode_images(cache, ["photo.jpg"])` of '
-        f"encode-once makes them of a picture):\n\n```python\n{code}```\n\n"
+        f"Without encode-once, from {samples}, for one image "
+        '(`precompute.encode_images.encode_images(cache, ["photo.jpg"])` '
+        f"of encode-once makes them from a picture):\n\n```python\n{code}```\n\n"
         f'Then `print(answer({named}, "What is this?"))`, where each is a tensor [1, …] in the shape named above.'
     )
 
@@ -158,7 +167,7 @@ def is_hub_id(name: str) -> bool:
     return not name.startswith((".", "/"))
 
 
-def shown(name: str) -> str:
+def display_name(name: str) -> str:
     return name.removeprefix("./")
 
 
@@ -166,7 +175,7 @@ def table(rows: dict[str, str]) -> str:
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
-def curve(figures: Figures | None) -> str:
+def curve_image(figures: Figures | None) -> str:
     return f"![Loss per label token, by step]({CURVE_FILE})\n\n" if figures else ""
 
 
@@ -188,28 +197,28 @@ def training_rows(config: ProjectorConfig, run: dict[str, Any] | None, figures: 
             other = figures.shuffled[step]
             rows["— with another sample's image"] = f"{other:.4f}: the image is worth {other - own:.4f}"
         if step in figures.accuracy:
-            rows["— share of its tokens that are the model's likeliest"] = f"{figures.accuracy[step]:.1%}"
+            rows["— share of its tokens predicted right"] = f"{figures.accuracy[step]:.1%}"
     return rows | {"versions": ", ".join(f"{name} {version}" for name, version in config.versions.items())}
 
 
 def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     encoder, language = tower.array.encoder, config.language_model
-    where = f" of {shown(tower.encoder_model)}" if tower.encoder_model else ""
+    where = f" of {display_name(tower.encoder_model)}" if tower.encoder_model else ""
     before = config.towers[: config.towers.index(tower)]
     first = "after BOS" if config.text.begins_with_bos else "first of all"
     first = f"after those of {before[-1].name}" if before else first
     return {
         tower.array.made_of: tower.array.recipe_summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
-        kind_of(tower): f"[{tower.array.named_shape}], {given_as(tower)}",
+        samples_word(tower): f"[{tower.array.named_shape}], {samples_in_words(tower)}",
         "becomes": f"{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
         "projector": f"{tower.projector}, layout {tower.layout}{attention_in_words(tower)}",
-        "language model": f"{shown(language.name)}, identity `{language.identity}`",
+        "language model": f"{display_name(language.name)}, identity `{language.identity}`",
         "trained from the cache": f"`{tower.cache_identity}`",
     }
 
 
-def given_as(tower: Tower) -> str:
+def samples_in_words(tower: Tower) -> str:
     if tower.projector == PRETRAINED:
         return "as the encoder gives them"
     return f"as the encoder gives them; `{tower.name}.mean` and `{tower.name}.std` in the file standardise them"
@@ -224,4 +233,4 @@ def ends_in_words(tower: Tower) -> str:
 
 def attention_in_words(tower: Tower) -> str:
     frozen = "" if tower.trained else "; not trained here"
-    return f"{'; its tokens see each other' if tower.attention == 'full' else ''}{frozen}"
+    return f"{'; its tokens attend to each other' if tower.attention == 'full' else ''}{frozen}"

@@ -1,4 +1,4 @@
-"""Code for a model card: it reads the projector and generates with it, by torch, safetensors and transformers alone.
+"""Code for a model card that reads the projector and generates with it, using only torch, safetensors and transformers.
 
 The tests of an export run it, for every layout and shape, and for two towers.
 """
@@ -15,23 +15,23 @@ FLATTEN = {
     "channel": "    x = x.flatten(2)  # a token for each channel\n",
     "token": "",
 }
-"""Of each layout."""
+"""Code of each layout."""
 
 LAYERS = {
     "linear": "layer(x, {0})",
     "mlp": "layer(gelu(layer(x, {0})), {2})",
     "mlp_gelu": "gelu(layer(gelu(layer(x, {0})), {2}))",
 }
-"""Of each shape."""
+"""Code of each kind of projector."""
 
 EAGER = ', attn_implementation="eager"'
-"""For multimodal models: PaliGemma's faster attention lets a prompt see what comes after it."""
+"""For multimodal models: PaliGemma's faster attention lets a prompt attend to later tokens."""
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def use_alone(config: ProjectorConfig) -> str | None:
-    """Write the code for exactly this projector; None where it would take masks of one's own."""
+def standalone_code(config: ProjectorConfig) -> str | None:
+    """Write the code for exactly this projector; None if it would have to make attention masks."""
     if (kinds := image_kinds(config)) is None:
         return None
     language, only = config.language_model, len(config.towers) == 1
@@ -57,7 +57,7 @@ def use_alone(config: ProjectorConfig) -> str | None:
 
 
 def image_kinds(config: ProjectorConfig) -> str | None:
-    """Write the token types by which Gemma 3 lets an image's tokens see each other; None where they cannot say it."""
+    """Write the token types under which Gemma 3's image tokens attend to each other; None if no types do it."""
     runs = [(0, int(config.text.begins_with_bos))]
     for tower in config.towers:
         inside = (int(tower.attention == "full"), tower.tokens - 2 * tower.ends)
@@ -75,7 +75,7 @@ def tower_function(tower: Tower, width: int, only: bool) -> str:
     if tower.projector == PRETRAINED:
         body, tokens = pretrained_body(tower, world_tokens), f'x @ weights["{tower.name}.weight"]'
     else:
-        body = STANDARDISE.substitute(tower=tower.name, mean_alone=mean_alone(tower)) + FLATTEN[tower.layout]
+        body = STANDARDISE.substitute(tower=tower.name, mean_alone=mean_slice(tower)) + FLATTEN[tower.layout]
         names = [str(n) if only else f'"{tower.name}.layers.{n}"' for n in range(3)]
         tokens = LAYERS[tower.projector].format(*names)
     name, samples = ("project", "latents") if only else (tower.name, "x")
@@ -91,7 +91,7 @@ def tower_function(tower: Tower, width: int, only: bool) -> str:
     )
 
 
-def mean_alone(tower: Tower) -> str:
+def mean_slice(tower: Tower) -> str:
     array = tower.array
     return f"[:, : {array.num_features // 2}]" if array.encoder.posterior == "moments" else ""
 
@@ -116,7 +116,7 @@ $body$ends    return $returned
 """)
 
 KINDS = """
-    kinds = {}  # 1: those that see each other
+    kinds = {}  # 1: tokens that attend to each other
     more = {{"token_type_ids": torch.tensor([kinds + [0] * (x.shape[1] - len(kinds))])}}"""
 
 USE_ALONE = Template("""\

@@ -1,4 +1,4 @@
-"""The command `export`: a projector, with all that its users need, in a folder, and on the Hugging Face Hub."""
+"""The command `export`: write a projector, with all that its users need, to a folder and to the Hugging Face Hub."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from trainer.run.trained import config_of_run, load_projector, run_folder
 
 
 def refuse_unpushable(repo: str) -> None:
-    """Raise ConfigError, before anything is written, where nothing can be pushed to `repo`."""
+    """Raise ConfigError if nothing can be pushed to `repo`."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -40,14 +40,14 @@ def refuse_unpushable(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, steps: int, *, private: bool) -> str:
-    """Upload the folder, into a new repository if there is none; return its address."""
+    """Upload the folder to the repository, which is created if it does not exist; return its address."""
     api = HfApi()
     try:
         made = api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=f"Projector after {steps:,} steps")
     except (HTTPError, OSError) as error:
         raise EncodeOnceError(
-            f"{folder} is whole, and was not pushed to {repo}: {first_line(error)}; run `hf upload {repo} {folder}`"
+            f"{folder} is complete, but was not pushed to {repo}: {first_line(error)}; run `hf upload {repo} {folder}`"
         ) from None
     return str(made)
 
@@ -60,11 +60,12 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
     projector = load_projector(run)
     config = config_of_run(projector.path)
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"dir: {folder} is not empty; name an empty or a new folder")
-    refuse_foreign_names(folder, (), "dir", "export")  # where a file lies in its place, or a parent's
+        raise ConfigError(f"folder: {folder} is not empty; name an empty or a new folder")
+    # A file may be in the place of the folder, or of a parent.
+    refuse_foreign_names(folder, (), "folder", "export")
     for caches in views_of_run(config or {}):
         for cache in caches.values():
-            refuse_inside("dir", folder, cache)
+            refuse_inside("folder", folder, cache)
     if repo is not None:
         refuse_unpushable(repo)
     write_export(projector, folder, config)
@@ -75,7 +76,7 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
 
 
 def write_export(projector: TrainedProjector, folder: Path, run: dict[str, Any] | None) -> None:
-    """Write it whole or not at all."""
+    """Write the folder as a whole or not at all."""
     config = shareable(projector.config)
     figures = read_figures(run_folder(projector.path), config.training.steps)
     files = {
@@ -91,18 +92,18 @@ def write_export(projector: TrainedProjector, folder: Path, run: dict[str, Any] 
 
 
 def shareable(config: ProjectorConfig) -> ProjectorConfig:
-    """Leave out where models lie on this machine: of a folder only its name, as `./name`."""
+    """Remove paths of this machine: a model's folder is reduced to its name, as `./name`."""
     language = config.language_model
     return msgspec.structs.replace(
         config,
         towers=tuple(shareable_tower(tower) for tower in config.towers),
-        language_model=msgspec.structs.replace(language, name=without_place(language.name)),
+        language_model=msgspec.structs.replace(language, name=shareable_name(language.name)),
     )
 
 
 def shareable_tower(tower: Tower) -> Tower:
-    return msgspec.structs.replace(tower, encoder_model=tower.encoder_model and without_place(tower.encoder_model))
+    return msgspec.structs.replace(tower, encoder_model=tower.encoder_model and shareable_name(tower.encoder_model))
 
 
-def without_place(name: str) -> str:
+def shareable_name(name: str) -> str:
     return name if is_hub_id(name) else f"./{Path(name).name}"

@@ -1,4 +1,4 @@
-"""The config of `trainer generate`, without torch: `--help` takes no time."""
+"""The config of `trainer generate`, without torch, so that `--help` is quick."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,42 +7,42 @@ from cache_store.errors import ConfigError
 from trainer.config import MAX_BATCH_SIZE, MAX_TOKENS, require
 
 MAX_TEMPERATURE = 100.0
-"""Words are all but equally likely far below it."""
+"""Highest temperature accepted; words are almost equally likely far below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """Of what, and how, the language model is asked."""
+    """The question to the language model, its images, and how it answers."""
 
     prompt: str | None = None
-    """The user's words; null: of each row its own first question, as in training."""
+    """The user's words; null: each row's own first question, as in training."""
     rows: str | None = None
     """Rows of the cache, as its plan numbers them: 7,3."""
     ids: str | None = None
     """In place of rows: ids of samples, separated by commas."""
     image: str | None = None
-    """In place of rows: an image file, or several separated by commas, through the recipe and the encoder that the
-    projector was trained with."""
+    """In place of rows: an image file, or several separated by commas. They are prepared and encoded with the recipe
+    and the encoder that the projector was trained with."""
     cache: str | None = None
-    """Another cache than the run's, of the same image recipe and encoder."""
+    """A cache other than the run's; it must have the same image recipe and encoder."""
     caches: dict[str, str] | None = None
     """In place of `cache`, where the projector has several towers: {world: FOLDER, siglip: FOLDER}."""
     language_model: str | None = None
     """Where the language model is now, if not where training found it: a hub id or a folder."""
     encoder: str | None = None
-    """Where the encoder is now, if not where the cache's build found it: a hub id or a folder; for images alone."""
+    """Where the encoder is now, if not where the cache's build found it: a hub id or a folder. Only for --image."""
     encoders: dict[str, str] | None = None
     """In place of `encoder`, where the projector has several towers: {siglip: FOLDER}."""
     precision: Literal["bf16", "fp32"] | None = None
-    """Of the language model; null: as in training."""
+    """Precision of the language model; null: as in training."""
     temperature: float = 0.0
-    """0: always the likeliest token; above: sampled, the flatter the higher."""
+    """0: always the likeliest token; above 0: tokens are sampled, from a flatter distribution the higher it is."""
     top_p: float = 1.0
     """Sample among the likeliest tokens that together have this probability."""
     seed: int = 0
-    """Of sampling; the same seed, rows and batches give the same words."""
+    """Seed of sampling; the same seed, rows and batch size give the same words."""
     max_tokens: int = 128
-    """Longest answer in tokens; one that ends its turn stops before."""
+    """Longest answer in tokens; an answer that ends its turn stops earlier."""
     batch_size: int = 8
     """Answers generated together."""
     report: str | None = None
@@ -50,11 +50,11 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         if [self.rows, self.ids, self.image].count(None) != 2:
-            raise ConfigError("name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE")
+            raise ConfigError("give exactly one of --rows 7,3, --ids ID,ID and --image FILE")
         if self.image is not None and self.prompt is None:
-            raise ConfigError("an image brings no question of its own: give one with --prompt")
+            raise ConfigError("--image needs a question: give one with --prompt")
         if self.image is not None and (self.cache or self.caches):
-            raise ConfigError("--cache is for --rows and --ids; an image needs none")
+            raise ConfigError("--cache is for --rows and --ids; leave it out with --image")
         if self.image is None and (self.encoder or self.encoders):
             raise ConfigError("--encoder is for --image; rows are encoded already")
         for one, several in (("cache", "caches"), ("encoder", "encoders")):

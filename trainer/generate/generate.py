@@ -1,4 +1,4 @@
-"""The command `generate`: print what the language model says of images, by a trained projector."""
+"""The command `generate`: print the language model's answers about images that a trained projector gives it."""
 
 import json
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ def generate(run: str, config: GenerateConfig) -> None:
     generator = open_generator(projector, language_model, config, local_device(0))
     torch.manual_seed(config.seed)
     records = []
-    for subject, answer in answers(generator, asked, config.batch_size):
-        print(*lines(subject, answer), sep="\n")
-        records.append(record(subject, answer))
+    for subject, answer in generate_answers(generator, asked, config.batch_size):
+        print(*printed_lines(subject, answer), sep="\n")
+        records.append(answer_record(subject, answer))
     if report:
         said = {"projector": str(projector.path), "steps": projector.config.training.steps, "answers": records}
         write_output(report, json.dumps(said, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def answers(generator: Generator, asked: Subjects, batch_size: int) -> Iterator[tuple[Subject, Answer]]:
+def generate_answers(generator: Generator, asked: Subjects, batch_size: int) -> Iterator[tuple[Subject, Answer]]:
     for start in range(0, len(asked.subjects), batch_size):
         part = slice(start, start + batch_size)
         subjects = asked.subjects[part]
@@ -46,8 +46,8 @@ def answers(generator: Generator, asked: Subjects, batch_size: int) -> Iterator[
         yield from zip(subjects, said, strict=True)
 
 
-def record(subject: Subject, answer: Answer) -> dict[str, Any]:
-    """One answer as the report has it."""
+def answer_record(subject: Subject, answer: Answer) -> dict[str, Any]:
+    """Return one answer as a record of the report."""
     asked = {**subject.record, "prompt": prompt_of(subject)}
     reference = {} if subject.reference is None else {"reference": subject.reference}
     return asked | {"answer": answer.text, "is_whole": answer.is_whole} | reference
@@ -57,7 +57,7 @@ def prompt_of(subject: Subject) -> str:
     return "\n".join(each["content"] for each in subject.messages)
 
 
-def lines(subject: Subject, answer: Answer) -> Iterator[str]:
-    """One answer as it is printed, under the name of its image."""
+def printed_lines(subject: Subject, answer: Answer) -> Iterator[str]:
+    """Return the printed lines of one answer, under the title of its image."""
     parts = {"prompt": prompt_of(subject), "answer": shown_answer(answer.text, is_whole=answer.is_whole)}
     return answer_lines(subject.title, parts | ({} if subject.reference is None else {"reference": subject.reference}))

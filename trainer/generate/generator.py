@@ -1,4 +1,4 @@
-"""The language model's words about images that it reads through a trained projector.
+"""Generate the language model's answers about images, which it reads through a trained projector.
 
 transformers' own `generate` runs on the embeddings that training builds, with its cache of keys and values. Prompts of
 different lengths stand in one batch, padded on the left, where the attention mask hides the padding.
@@ -18,8 +18,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
 from cache_store.refusal import Difference, refuse
 from trainer.generate.config import GenerateConfig
-from trainer.model.attention import Masks, image_masks
-from trainer.model.language_model import LanguageModel
+from trainer.model.language_model import LanguageModel, Masks, image_masks
 from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line
@@ -31,8 +30,8 @@ from trainer.text.tokenizer import prompt_tokenizer
 # Axes: N samples, T text tokens.
 
 
-class WordsSaid(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
-    """Stops a text once it holds some words; transformers' own `stop_strings` fails on tokenizers of whole words."""
+class StopAtWords(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
+    """Stops an answer once it contains given words; transformers' `stop_strings` fails on word-level tokenizers."""
 
     def __init__(self, tokenizer: Any, words: str) -> None:
         self._tokenizer, self._words = tokenizer, words
@@ -42,8 +41,8 @@ class WordsSaid(StoppingCriteria):  # type: ignore[misc]  # transformers is not 
         return torch.tensor(held, device=said_NT.device)
 
 
-class WhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
-    """Stops all texts once it is told to."""
+class StopWhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
+    """Stops all answers once the function `told` returns True."""
 
     def __init__(self, told: Callable[[], bool]) -> None:
         self._told = told
@@ -57,24 +56,24 @@ class WhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not t
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says of one image."""
+    """The model's answer about one image."""
 
     text: str
     is_whole: bool
-    """Whether it ended its turn itself, within the tokens allowed."""
+    """Whether the model ended its turn within the tokens allowed."""
 
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """By what a turn's end is known."""
+    """How the end of a turn is recognised."""
 
     tokens: tuple[int, ...]
     words: str
-    """Of an end that is no special token; empty otherwise."""
+    """The text that ends a turn, if it is not a special token; empty otherwise."""
 
 
 class Generator:
-    """A projector, the language model that it was trained for, and how it is to speak."""
+    """Answers questions about images, with a projector and the language model that it was trained for."""
 
     def __init__(
         self, model: WorldModel, whole: Any, chat: ChatTokenizer, end: TurnEnd, config: GenerateConfig
@@ -82,7 +81,7 @@ class Generator:
         """`whole` is transformers' model, of which `model.language` is a part."""
         self.model, self._whole, self.chat, self._end, self._config = model, whole, chat, end, config
         self._options = generation_options(config, end, chat.tokenizer.pad_token_id)
-        self._stop: list[StoppingCriteria] = [WordsSaid(chat.tokenizer, end.words)] if end.words else []
+        self._stop: list[StoppingCriteria] = [StopAtWords(chat.tokenizer, end.words)] if end.words else []
 
     def __call__(
         self,
@@ -92,17 +91,18 @@ class Generator:
     ) -> list[Answer]:
         """Answer each sample's messages, all in one batch; sampling draws from torch's global generator.
 
-        `latents` are each tower's samples, by its name. Where `stopped` says so after a token, the answers end there.
+        `latents` are each tower's samples, by its name. `stopped` is called after every token; once it returns True,
+        the answers end.
         """
-        return [self._answer(each) for each in self.said(latents, prompts, stopped)]
+        return [self._answer(each) for each in self.generate_tokens(latents, prompts, stopped)]
 
-    def said(
+    def generate_tokens(
         self,
         latents: Mapping[str, Tensor],
         prompts: Sequence[list[Message]],
         stopped: Callable[[], bool] | None = None,
     ) -> list[list[int]]:
-        """Generate tokens; those after the end of a turn are padding, or words that nobody asked for."""
+        """Generate tokens for each prompt. Tokens after the end of a turn are padding, or text to ignore."""
         language = self.model.language
         try:
             tokens = [self.chat.prompt_tokens(messages) for messages in prompts]
@@ -112,9 +112,9 @@ class Generator:
         on_device = {name: each.to(language.device) for name, each in latents.items()}
         embeddings_NTD, mask_NT = self._prompt(on_device, tokens)
         refuse_too_long(language, embeddings_NTD.shape[1], self._config.max_tokens)
-        stop = [*self._stop, WhenTold(stopped)] if stopped else self._stop
+        stop = [*self._stop, StopWhenTold(stopped)] if stopped else self._stop
         try:
-            with ready_to_generate(self._whole), prompt_masked(language.decoder, self._masks(tokens, mask_NT)):
+            with ready_to_generate(self._whole), mask_prompt(language.decoder, self._masks(tokens, mask_NT)):
                 said_NT = self._whole.generate(
                     inputs_embeds=embeddings_NTD,
                     attention_mask=mask_NT,
@@ -145,7 +145,7 @@ class Generator:
         return embeddings_NTD, mask_NT
 
     def _masks(self, tokens: Sequence[np.ndarray], mask_NT: Tensor) -> Masks | None:
-        """Masks of the prompt under which tokens of an image see each other; None where none do."""
+        """Make masks under which an image's tokens attend to each other; None if every tower is causal."""
         longest = torch.empty(len(tokens), max(map(len, tokens)), device=mask_NT.device)
         if (block_1T := self.model.blocks(longest)) is None:
             return None
@@ -163,22 +163,22 @@ class Generator:
 
 @contextmanager
 def ready_to_generate(whole: Any) -> Iterator[None]:
-    """Set transformers' model to generate from embeddings, by our options alone; then leave it as it was."""
+    """Within the block, let transformers' model generate from embeddings, with only our options."""
     own = whole.generation_config
-    whole.generation_config = GenerationConfig()  # a model's own may sample, penalise, or forbid words
-    whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation)
+    whole.generation_config = GenerationConfig()  # a model's own config may sample, penalise or forbid words
+    whole.prepare_inputs_for_generation = name_embeddings(whole.prepare_inputs_for_generation)
     try:
         yield
     finally:
         whole.generation_config = own
-        del whole.prepare_inputs_for_generation  # the instance's, which hid the class's
+        del whole.prepare_inputs_for_generation  # removes the instance's attribute, which hid the class's method
 
 
 @contextmanager
-def prompt_masked(decoder: nn.Module, masks: Masks | None) -> Iterator[None]:
-    """Give the decoder its masks when it first runs, with the prompt; what is said after that sees all before it.
+def mask_prompt(decoder: nn.Module, masks: Masks | None) -> Iterator[None]:
+    """Within the block, give the decoder masks at its first run, with the prompt; later tokens attend to all before.
 
-    There, and not in `prepare_inputs_for_generation`: not every multimodal model passes masks on as they are.
+    This is not done in `prepare_inputs_for_generation`: not every multimodal model passes masks on unchanged.
     """
     remaining = [masks] if masks is not None else []
 
@@ -192,12 +192,13 @@ def prompt_masked(decoder: nn.Module, masks: Masks | None) -> Iterator[None]:
         hook.remove()
 
 
-def naming_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def name_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """Name `inputs_embeds` among the parameters of `prepare_inputs_for_generation`.
 
-    transformers' `generate` refuses models, such as the multimodal Gemma 3, that take them without naming them
-    (huggingface/transformers, pull request 21405); a test shows that they then say what they say word by word. By the
-    name `kwargs` it knows that all parameters of `forward` may come, too.
+    transformers' `generate` refuses models, such as the multimodal Gemma 3, whose signature does not name
+    `inputs_embeds` although they accept it (huggingface/transformers, pull request 21405); a test shows that their
+    answers then equal decoding token by token. The parameter must be called `kwargs`: from that name `generate` infers
+    that all parameters of `forward` are accepted.
     """
 
     def prepare_inputs_for_generation(input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any) -> Any:
@@ -216,18 +217,18 @@ def generation_options(config: GenerateConfig, end: TurnEnd, pad: int | None) ->
 
 
 def find_language_model(projector: TrainedProjector, named: str | None) -> str:
-    """Return the hub id or folder that is named, or the one of training; MissingPathError where that has moved."""
+    """Return `named`, else the hub id or folder of training; MissingPathError if that folder has moved."""
     name = projector.config.language_model.name
     if named is None and name.startswith(("/", ".")) and not Path(name).is_dir():
         raise MissingPathError(
-            f"the projector was trained for the language model in {name}, where no folder is now; "
-            "name it with --language_model"
+            f"the projector was trained for the language model in {name}, which is no longer there; "
+            "name its new place with --language_model"
         )
     return named or name
 
 
 def open_generator(projector: TrainedProjector, name: str, config: GenerateConfig, device: torch.device) -> Generator:
-    """Load the language model `name`; StaleError where the projector was trained for another one."""
+    """Load the language model `name`; StaleError if the projector was trained for another one."""
     trained, text = projector.config.language_model, projector.config.text
     chat = prompt_tokenizer(name, text.chat_template)
     language, whole = load_with_whole(name, PRECISIONS[config.precision or trained.precision], device)
@@ -239,18 +240,18 @@ def open_generator(projector: TrainedProjector, name: str, config: GenerateConfi
 
 
 def refuse_other_model(config: ProjectorConfig, name: str, language: LanguageModel) -> None:
-    """Raise StaleError where the projector was trained for another language model."""
+    """Raise StaleError if the projector was trained for another language model."""
     trained = config.language_model
     if (found := language.identity()) != trained.identity:
         differences = [Difference("language model", trained.identity, found)]
         if trained.width != language.width:
             differences.append(Difference("width", str(trained.width), str(language.width)))
-        remedy = f"it was trained for {trained.name}; name that one, as it was then, with --language_model"
+        remedy = f"it was trained for {trained.name}; name that model, unchanged since then, with --language_model"
         refuse(f"the projector was not trained for {name}", differences, [remedy], held="in the projector")
 
 
 def turn_end(chat: ChatTokenizer, whole: Any, end_of_turn: str) -> TurnEnd:
-    """Find what ends a turn: the EOS of model and tokenizer, and what the labels of training end with."""
+    """Find what ends a turn: the EOS of model and tokenizer, and the last label of training."""
     eos = whole.generation_config.eos_token_id
     tokens = {*(eos if isinstance(eos, list) else [eos]), chat.tokenizer.eos_token_id} - {None}
     spelled = chat.tokenizer(end_of_turn, add_special_tokens=False)["input_ids"]
@@ -259,17 +260,17 @@ def turn_end(chat: ChatTokenizer, whole: Any, end_of_turn: str) -> TurnEnd:
 
 
 def refuse_unknown_tokens(language: LanguageModel, tokens: Sequence[np.ndarray]) -> None:
-    """Raise ModelError where the tokenizer gives a token that the model does not embed."""
+    """Raise ModelError if the tokenizer gives a token that the model has no embedding for."""
     largest = max(int(each.max()) for each in tokens)
     if largest >= language.num_embeddings:
-        raise ModelError(f"the tokenizer gives token {largest}, and the model embeds {language.num_embeddings} tokens")
+        raise ModelError(f"the tokenizer gives token {largest}, but the model embeds {language.num_embeddings} tokens")
 
 
 def refuse_too_long(language: LanguageModel, prompt_tokens: int, new_tokens: int) -> None:
-    """Raise ConfigError where image, prompt and answer may be longer than the language model reads."""
+    """Raise ConfigError if image, prompt and the longest answer together exceed the language model's positions."""
     known = language.max_tokens
     if known is not None and prompt_tokens + new_tokens > known:
         raise ConfigError(
-            f"image and prompt are {prompt_tokens} tokens, and max_tokens {new_tokens} more make "
+            f"image and prompt have {prompt_tokens} tokens; with max_tokens {new_tokens} they are "
             f"{prompt_tokens + new_tokens}; the language model knows {known} positions: set --max_tokens lower"
         )

@@ -1,4 +1,4 @@
-"""Which samples of a cache are meant: by their rows, or by their ids."""
+"""Find samples of a cache by their rows or by their ids."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from trainer.text.writer import id_hash
 
 @dataclass(frozen=True)
 class CachedSample:
-    """A sample of a cache, and what is said of it there."""
+    """A sample of a cache, with its question and reference answer."""
 
     number: int
     row: int
     id: str
     question: list[Message]
-    """All that stands before the assistant's first words."""
+    """All messages before the assistant's first one."""
     reference: str | None
-    """Those words; None where it has none."""
+    """The assistant's first message; None if there is none."""
 
-    def was_held_out(self, val_fraction: float) -> bool:
-        """Whether a run that held out this share did not train on it."""
+    def is_held_out(self, val_fraction: float) -> bool:
+        """Whether a run that held out this share has not trained on it."""
         return bool(held_out(np.array(id_hash(self.id), np.uint64), val_fraction))
 
 
@@ -38,23 +38,23 @@ def chosen_samples(cache: JoinedCache, rows: str | None, ids: str | None) -> lis
 
 
 def cached_samples(cache: JoinedCache, numbers: np.ndarray) -> list[CachedSample]:
-    """Find what the caches have of samples, by their numbers."""
+    """Read row, id, question and reference of samples, by their numbers."""
     columns = cache.samples(numbers, ["row", "id", "conversations"]).to_pydict().values()
     return [
-        CachedSample(int(number), row, name, *own_words(to_messages(conversation)))
+        CachedSample(int(number), row, name, *first_exchange(to_messages(conversation)))
         for number, row, name, conversation in zip(numbers, *columns, strict=True)
     ]
 
 
-def own_words(messages: Sequence[Message]) -> tuple[list[Message], str | None]:
-    """Cut a conversation where the assistant first speaks."""
+def first_exchange(messages: Sequence[Message]) -> tuple[list[Message], str | None]:
+    """Split a conversation at the assistant's first message."""
     spoken = next((turn for turn, each in enumerate(messages) if each["role"] == "assistant"), None)
     question = list(messages[:spoken]) or [{"role": "user", "content": ""}]
     return question, None if spoken is None else messages[spoken]["content"]
 
 
 def row_numbers(text: str, count: int) -> list[int]:
-    """Read `7,3`; ConfigError for what is no row of a cache of `count`."""
+    """Parse `7,3` as rows. Raise ConfigError for one that is not in [0, count)."""
     rows = list[int]()
     for word in text.split(","):
         if not word.strip().isdecimal():
@@ -66,7 +66,7 @@ def row_numbers(text: str, count: int) -> list[int]:
 
 
 def rows_of_ids(cache: Cache, ids: Sequence[str]) -> list[int]:
-    """Find the row of each id; reads the samples tables until all are found."""
+    """Find the row of each id; read samples tables until all are found."""
     found = dict[str, int]()
     for name, row in every_id(cache):
         if name in ids:
@@ -85,17 +85,17 @@ def every_id(cache: Cache) -> Iterator[tuple[str, int]]:
 
 
 def sample_numbers(cache: JoinedCache, rows: Sequence[int]) -> np.ndarray:
-    """Find the sample number of each row; ConfigError, with the reason, for one that a cache has rejected."""
+    """Find the sample number of each row; ConfigError, with the reason, for a row that a cache has rejected."""
     rejected = cache.rejected_rows()
     for row in rows:
         if row in rejected:
-            raise ConfigError(why_rejected(cache, row))
+            raise ConfigError(rejection_of(cache, row))
     return np.array(rows, np.int64) - np.searchsorted(rejected, rows)
 
 
-def why_rejected(cache: JoinedCache, row: int) -> str:
+def rejection_of(cache: JoinedCache, row: int) -> str:
     lacking = next(each for each in cache.caches.values() if row in each.rejected_rows())
     shard = row // lacking.spec.samples_per_shard
     reasons = lacking.shards.table(shard, ["row", "status", "reason"]).to_pylist()
     (reason,) = [each["reason"] for each in reasons if each["row"] == row and each["status"] != CACHED]
-    return f"row {row:,} of {lacking.store} was rejected ({reason}), so nothing is cached of it"
+    return f"row {row:,} of {lacking.store} was rejected ({reason}), so the cache holds no sample of it"

@@ -9,16 +9,16 @@ from cache_store.errors import ConfigError
 from cache_store.program.config import format_value, suggest
 
 WORLD = "world"
-"""The tower's name in a run from one cache."""
+"""Name of the only tower in a run from a single cache."""
 
 TOWER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 PRETRAINED = "pretrained"
-"""The projector that a multimodal checkpoint brings."""
+"""Kind of projector: the one in a multimodal checkpoint."""
 
 AutoClass = Literal["AutoModelForCausalLM", "AutoModelForImageTextToText"]
 TEXT_ALONE: AutoClass = "AutoModelForCausalLM"
-"""The class of transformers that opens a language model; multimodal ones may need the other."""
+"""transformers' class that opens a language model; multimodal checkpoints may need the other class."""
 
 ProjectorKind = Literal["linear", "mlp", "mlp_gelu", "pretrained"]
 Layout = Literal["spatial", "channel"]
@@ -28,24 +28,25 @@ Attention = Literal["causal", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class TowerConfig:
-    """One tower's part of the model, where it is another than usual."""
+    """Settings of one tower, where they differ from the defaults."""
 
     projector: ProjectorKind | None = None
-    """null: as `model.projector`."""
+    """Kind of projector; null: `model.projector`."""
     layout: Layout | None = None
-    """Of latents; null: as `model.layout`. A sample of [token, feature] has none: its tokens are the tokens."""
+    """Layout of latents; null: `model.layout`. Samples of [token, feature] have no layout: they are tokens already."""
     ends: Ends | None = None
-    """Around the tower's tokens: learned START and END, nothing, or what the checkpoint itself puts around an image;
-    null: learned, and checkpoint for a pretrained projector."""
+    """Tokens around the tower's own: learned START and END, nothing, or the embeddings that the checkpoint itself puts
+    around an image. null: learned; checkpoint for a pretrained projector."""
     attention: Attention | None = None
-    """Whether its tokens see those before them, or all of their image; null: causal, and full for a pretrained one."""
+    """Whether the tower's tokens attend only to earlier ones (causal) or to all tokens of their image (full). null:
+    causal; full for a pretrained projector."""
     trained: bool | None = None
-    """Whether the projector learns; null: true, and false for a pretrained one."""
+    """Whether the projector is trained. null: true; false for a pretrained projector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TowerForm:
-    """A tower's part of the model, with every field decided."""
+    """Settings of one tower after the defaults are filled in."""
 
     projector: ProjectorKind
     layout: Layout
@@ -62,12 +63,12 @@ class ModelConfig:
     """A hub id or a folder: any transformers causal language model, or a multimodal one, which gives its text model; it
     stays frozen."""
     layout: Layout = "spatial"
-    """World tokens of a latent: `spatial` gives H·W tokens of C values, `channel` C tokens of H·W values."""
+    """How a latent becomes world tokens: `spatial` gives H·W tokens of C values, `channel` C tokens of H·W values."""
     projector: ProjectorKind = "mlp"
-    """Shape of the projector: one linear map, linear-GELU-linear, TheWorld's, with a GELU at the end too, or the one
-    that a multimodal checkpoint of the language model brings."""
+    """Kind of projector: `linear` is one linear map, `mlp` is linear-GELU-linear, `mlp_gelu` is TheWorld's, with a GELU
+    at the end too, `pretrained` is the one in a multimodal checkpoint of the language model."""
     towers: dict[str, TowerConfig] | None = None
-    """What differs for single towers: {siglip: {projector: pretrained}}; its fields are projector, layout, ends
+    """Settings that differ for single towers: {siglip: {projector: pretrained}}. The fields are projector, layout, ends
     (learned, none, checkpoint), attention (causal, full) and trained."""
     chat_template: str | None = None
     """A Jinja file in place of the tokenizer's own chat template."""
@@ -87,17 +88,17 @@ class ModelConfig:
         )
 
     def refuse_unfit(self, towers: Collection[str]) -> None:
-        """Raise ConfigError for towers that no cache is of, and for frozen ones that would be random."""
+        """Raise ConfigError for a tower without a cache, a frozen tower with random weights, or no trained tower."""
         for name in self.towers or {}:
             if name not in towers:
-                raise ConfigError(f"model.towers: no cache is of the tower {suggest(name, towers)}")
+                raise ConfigError(f"model.towers: there is no cache for the tower {suggest(name, towers)}")
         forms = {name: self.form(name) for name in towers}
         if not any(form.trained for form in forms.values()):
             frozen = "model.towers" if self.towers else f"model.projector: {self.projector}"
             first = next(iter(towers))
             raise ConfigError(
-                f"{frozen}: nothing is left to train: {', '.join(forms)} frozen, as a pretrained projector is if "
-                f"nothing is said; to train one: --model.towers '{{{first}: {{trained: true}}}}'"
+                f"{frozen}: nothing is left to train: {', '.join(forms)} frozen, as a pretrained projector is by "
+                f"default; to train one: --model.towers '{{{first}: {{trained: true}}}}'"
             )
         for name, form in forms.items():
             if not form.trained and self.init_projector is None:
@@ -105,7 +106,7 @@ class ModelConfig:
 
 
 def refuse_random(name: str, form: TowerForm) -> None:
-    """Raise ConfigError where a tower's frozen weights would be random ones."""
+    """Raise ConfigError for a frozen tower whose weights would be random."""
     frozen = f"model.towers: {name} is frozen, and "
     if form.projector != PRETRAINED:
         raise ConfigError(f"{frozen}its weights would be random; name trained ones with model.init_projector")
@@ -113,13 +114,13 @@ def refuse_random(name: str, form: TowerForm) -> None:
         raise ConfigError(f"{frozen}its START and END would be random; set its ends: checkpoint or none, or train it")
 
 
-def each_with(option: str, towers: Collection[str]) -> str:
-    """Spell an option that names something for each tower, as it is typed."""
+def spell_option(option: str, towers: Collection[str]) -> str:
+    """Return an option with a value for each tower, as a user types it."""
     return f"--{option} '{{{', '.join(f'{name}: …' for name in towers)}}}'"
 
 
 def refuse_other_towers(views: Sequence[Collection[str]]) -> None:
-    """Raise ConfigError where two views are not of the same towers."""
+    """Raise ConfigError if two views do not have the same towers."""
     names = dict.fromkeys(name for view in views for name in view)
     for place, view in enumerate(views, 1):
         for name in names.keys() - set(view):
@@ -131,6 +132,9 @@ def refuse_other_towers(views: Sequence[Collection[str]]) -> None:
 def refuse_tower_names(names: Collection[str]) -> None:
     for name in names:
         if not TOWER_NAME.fullmatch(name):
-            raise ConfigError(f"caches: a tower's name has small letters, digits and _ alone, got {format_value(name)}")
+            raise ConfigError(
+                f"caches: a tower's name has only small letters, digits and _, a letter first and 32 at most, "
+                f"got {format_value(name)}"
+            )
     if not names:
         raise ConfigError("caches: name at least one: {world: FOLDER, siglip: FOLDER}")

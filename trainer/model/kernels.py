@@ -1,4 +1,4 @@
-"""Which attention kernel runs in each kind of layer: looked at as it runs, at a run's own length."""
+"""Find which attention kernel each kind of layer runs, by running it at a run's own length."""
 
 import warnings
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from trainer.model.pretrained import first_line
 
 
 MATH = "math"
-"""The kernel that holds all of a sequence's attention weights in memory."""
+"""The kernel that keeps all of a sequence's attention weights in memory."""
 
 FLASH, EFFICIENT, CUDNN = "flash", "memory-efficient", "cuDNN"
 
@@ -30,7 +30,7 @@ KERNELS = {
     "_softmax": MATH,
     "_safe_softmax": MATH,
 }
-"""By the operation that is seen; torch's math kernel is only seen by its softmax."""
+"""Kernels by the operation that shows them; only its softmax shows torch's math kernel."""
 
 CHOICES = {
     "flash": (SDPBackend.FLASH_ATTENTION, FLASH),
@@ -38,11 +38,11 @@ CHOICES = {
     "cudnn": (SDPBackend.CUDNN_ATTENTION, CUDNN),
     "math": (SDPBackend.MATH, MATH),
 }
-"""Values of run.attention: what torch is told, and the kernel that is to be seen."""
+"""For each value of run.attention: torch's backend, and the kernel that must then run."""
 
 
 def choose_attention(model: LanguageModel, choice: str, tokens: int, block_1T: Tensor | None) -> None:
-    """Have the model run this kernel alone; ConfigError where it does not, at a sequence of so many tokens."""
+    """Let the model run only this kernel; ConfigError if it cannot, at a sequence of `tokens` tokens."""
     model.attention, wanted = CHOICES[choice]
     refused = f"run.attention: {choice} does not run here, at {tokens:,} tokens on this {model.device.type}"
     try:
@@ -51,12 +51,12 @@ def choose_attention(model: LanguageModel, choice: str, tokens: int, block_1T: T
     except RuntimeError as error:
         raise ConfigError(f"{refused} ({first_line(error).rstrip('.')}); set run.attention: auto") from None
     if set(found.values()) != {wanted}:
-        shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in found.items()) or "kernels that are not known"
+        shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in found.items()) or "unknown kernels"
         raise ConfigError(f"{refused}, which runs {shown}; set run.attention: auto")
 
 
-class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each attention operation, in its order."""
+class SeenKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the kernel of each attention operation, in order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,10 +70,10 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def attention_kernels(model: LanguageModel, tokens: int, block_1T: Tensor | None = None) -> dict[str, str]:
-    """Name the kernel of each kind of layer, for one sequence of so many tokens; empty where layers are not known.
+    """Name the kernel of each kind of layer, for one sequence of `tokens` tokens; empty if the layers are unknown.
 
-    `block_1T` tells which of them see each other, as for `LanguageModel.hidden`.
-    With gradients, as in training: a kernel may have no backward pass. Layers up to the first of the last kind run.
+    `block_1T` is as in `LanguageModel.hidden`. Gradients are on, as in training: a kernel may have no backward pass.
+    Only the first layers run, until every kind has.
     """
     layers = model.layers()
     kinds = list(getattr(model.config, "layer_types", None) or ["attention"] * len(layers))[: len(layers)]
@@ -81,9 +81,9 @@ def attention_kernels(model: LanguageModel, tokens: int, block_1T: Tensor | None
         return {}
     needed = max(kinds.index(kind) for kind in set(kinds)) + 1
     embeddings_1TD = torch.zeros(1, tokens, model.width, dtype=model.dtype, device=model.device, requires_grad=True)
-    # Compiled layers would be hidden from the mode, and would not be compiled later, once they ran under it.
+    # The mode does not see into compiled layers, and layers that ran under it would not be compiled later.
     eager = torch.compiler.set_stance("force_eager")
-    with eager, first_layers(model.decoder, needed) as is_cut, Seen() as seen:
+    with eager, first_layers(model.decoder, needed) as is_cut, SeenKernels() as seen:
         model.hidden(embeddings_1TD, block_1T)
     if not is_cut or len(seen.kernels) != needed:
         return {"attention": kernel} if len(set(seen.kernels)) == 1 and (kernel := seen.kernels[0]) else {}
@@ -92,7 +92,7 @@ def attention_kernels(model: LanguageModel, tokens: int, block_1T: Tensor | None
 
 @contextmanager
 def first_layers(decoder: nn.Module, count: int) -> Iterator[bool]:
-    """Have only the decoder's first layers run, where it keeps them in a list named `layers`."""
+    """Within the block, run only the decoder's first layers; yield False if it has no list named `layers`."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         yield False

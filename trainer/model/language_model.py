@@ -1,8 +1,8 @@
 """The frozen language model, in the parts that training needs.
 
-Only three parts of it are used: the embedding of tokens, the decoder up to its last hidden states, and the output
-head. So logits are made where a label is predicted and nowhere else: at a vocabulary of 262 k, full-sequence logits
-would cost gigabytes a sample.
+Only three parts of it are used: the embedding of tokens, the decoder up to its last hidden states, and the output head.
+Logits are computed only at positions that predict a label: with a vocabulary of 262 k, full-sequence logits would cost
+gigabytes a sample.
 """
 
 import hashlib
@@ -20,17 +20,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.model.attention import image_masks
 from trainer.model.config import TEXT_ALONE, AutoClass
 from trainer.model.own_projector import ImageParts
 from trainer.model.pretrained import first_line
+from trainer.model.projector import CAUSAL
 
 # Axes: N samples, T tokens, D model width, L label tokens, V vocabulary.
 
 
+Masks = Tensor | dict[str, Tensor]
+"""One mask [N, 1, Q, K] for all layers, or a dict with one for each layer type."""
+
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
-"""Values of each weight that enter the model's identity."""
+"""At least this many values of each weight are hashed into the model's identity (all, if it has fewer)."""
 
 NOT_IDENTITY = {"_name_or_path", "transformers_version", "dtype", "_attn_implementation"}
 """Parts of a config that say where and how a model was saved or loaded, not what it computes."""
@@ -44,26 +47,26 @@ class LanguageModel(nn.Module):
         self.embed, self.decoder, self.head = embed, decoder, head
         self.config = config.get_text_config(decoder=True)
         self.attention: SDPBackend | None = None
-        """The only kernel that `hidden` may run; None: torch chooses."""
+        """The only attention kernel that `hidden` may run; None: torch chooses."""
         self.logit_scale = 1.0
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.image_parts: ImageParts | None = None
-        """What a multimodal checkpoint has for images; no part of what the language model is."""
+        """A multimodal checkpoint's image parts; they do not count as a part of this language model."""
         self.opened_by: AutoClass = TEXT_ALONE
         """The class of transformers that opens the whole model."""
         self.weight_names = sorted(name for name, _ in self.named_parameters())
-        """A weight that two parts share has one name, also when ranks share the model and each part has its own."""
+        """A weight that two parts share has one name, even if ranks share the model and each part has its own copy."""
         self.requires_grad_(False)
         self.eval()
 
     @property
     def width(self) -> int:
-        """Width of what enters the decoder; some models project it to another one inside."""
+        """Width of the decoder's input embeddings; some models project them to another width inside."""
         return int(self.embed.embedding_dim)  # type: ignore[arg-type]
 
     @property
     def num_embeddings(self) -> int:
-        """Tokens that it embeds."""
+        """Number of tokens that have an embedding."""
         return int(self.embed.num_embeddings)  # type: ignore[arg-type]
 
     @property
@@ -76,18 +79,18 @@ class LanguageModel(nn.Module):
 
     @property
     def rounding(self) -> float:
-        """Difference that two computations of one thing may have, relative to the largest value."""
+        """Largest difference that counts as rounding, relative to the largest value."""
         return 1e-4 if self.dtype == torch.float32 else 3e-2
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest sequence it knows positions for, where its config says."""
+        """Longest sequence that it has positions for; None if its config does not say."""
         return getattr(self.config, "max_position_embeddings", None)
 
     def hidden(self, embeddings_NTD: Tensor, block_1T: Tensor | None = None) -> Tensor:
-        """Compute the last hidden states [N, T, D]; padding on the right is hidden by causality alone.
+        """Compute the last hidden states [N, T, D]; causality alone hides padding on the right.
 
-        Tokens of equal `block` see each other too, as `image_masks` says; it is the same of every sample.
+        Tokens with the same `block` also attend to each other (`image_masks`); the blocks apply to every sample.
         """
         masks = {} if block_1T is None else {"attention_mask": image_masks(self.config, block_1T, self.dtype)}
         with self.chosen_attention():
@@ -95,7 +98,7 @@ class LanguageModel(nn.Module):
         return hidden
 
     def chosen_attention(self) -> AbstractContextManager[None]:
-        """Let torch run this attention kernel alone in the block; any of them where none was chosen."""
+        """Within the block, let torch run only the chosen attention kernel; any kernel if none was chosen."""
         return nullcontext() if self.attention is None else sdpa_kernel(self.attention)
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
@@ -106,17 +109,17 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def embedding_rms(self) -> float:
-        """Measure the root mean square of the token embeddings as they enter the decoder, with Gemma's √D in it."""
+        """Measure the root mean square of the token embeddings as they enter the decoder, with Gemma's factor √D."""
         tokens = torch.arange(self.config.vocab_size, device=self.device)
         squares = [self.embed(chunk).double().square().mean(1) for chunk in torch.split(tokens, VOCABULARY_CHUNK)]
         return float(torch.cat(squares).mean().sqrt())
 
     @torch.no_grad()
     def identity(self) -> str:
-        """Hash the config and, of every weight, its name, its shape and some thousand values spread over it.
+        """Hash the config and every weight's name, shape and some thousand values spread over it.
 
-        The values enter as bfloat16, so that the precision of a run does not change the identity. Ranks that share the
-        model call it together.
+        Values are hashed as bfloat16, so that a run's precision does not change the identity. Ranks that share the
+        model must call it together.
         """
         config = {key: value for key, value in self.config.to_dict().items() if key not in NOT_IDENTITY}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
@@ -132,7 +135,7 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def whole_head(self) -> Iterator[None]:
-        """Keep the head whole in the block, on ranks that share it: there each may use it as often as it needs."""
+        """Within the block, keep a head that ranks share whole, so that each rank may use it as often as it needs."""
         if not isinstance(self.head, FSDPModule):
             yield
             return
@@ -145,15 +148,15 @@ class LanguageModel(nn.Module):
             self.head.reshard()
 
     def layers(self) -> list[nn.Module]:
-        from transformers.modeling_layers import GradientCheckpointingLayer  # seconds, as in trainer/model/load.py
+        from transformers.modeling_layers import GradientCheckpointingLayer  # takes seconds to import
 
         return [module for module in self.decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     def checkpoint_layers(self, kind: Literal["selective", "full"] = "full") -> None:
-        """Recompute each layer in the backward pass, or of each what costs little.
+        """Recompute each layer in the backward pass: all of it, or only cheap operations (`selective`).
 
-        transformers' own switch acts only in training mode, which would also turn on the model's dropout. Without
-        dropout nothing is random, so no generator's state is kept. What is computed again runs the chosen attention.
+        transformers' own switch acts only in training mode, which would also turn on dropout. Without dropout nothing
+        is random, so no generator's state is kept. Recomputation runs the chosen attention kernel.
         """
         if not (layers := self.layers()):
             raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: none")
@@ -161,9 +164,9 @@ class LanguageModel(nn.Module):
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
             if kind == "full":
                 return nullcontext(), self.chosen_attention()
-            keep = partial(is_kept, self.width)
+            keep = partial(checkpoint_policy, self.width)
             computed, again = create_selective_checkpoint_contexts(keep)  # type: ignore[no-untyped-call]
-            return computed, in_both(self.chosen_attention(), again)
+            return computed, enter_both(self.chosen_attention(), again)
 
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if kind == "selective" or self.attention is not None:
@@ -172,9 +175,10 @@ class LanguageModel(nn.Module):
             layer.forward = partial(checkpoint, layer.forward, **options)
 
     def compile_decoder(self, part: Literal["layers", "whole"] = "whole", backend: str = "inductor") -> None:
-        """Have it compiled at the first use, or each layer by itself; ConfigError without a compiler.
+        """Compile the decoder, or each layer by itself, at its first use; ConfigError without a compiler.
 
-        Layers share their code, so one of a kind is compiled for all. A model without known layers is compiled whole.
+        Layers of one kind share their code, so each kind is compiled once. A model without known layers is compiled
+        whole.
         """
         refuse_uncompilable(backend, self.device)
         layers = self.layers() if part == "layers" else []
@@ -185,7 +189,7 @@ class LanguageModel(nn.Module):
 
 
 @contextmanager
-def in_both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+def enter_both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
     with outer, inner:
         yield
 
@@ -200,21 +204,21 @@ KEPT = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_attention_math.default,
 }
-"""Operations whose outputs selective checkpointing keeps beside large products: nearly all of a layer's work."""
+"""Operations whose outputs selective checkpointing keeps, as it keeps large products: nearly all of a layer's work."""
 
 
-def is_kept(width: int, _: object, operation: Any, *inputs: Any, **__: Any) -> CheckpointPolicy:
-    """Keep attention and products; a product by less than a square matrix of the model's width is cheap to redo."""
+def checkpoint_policy(width: int, _: object, operation: Any, *inputs: Any, **__: Any) -> CheckpointPolicy:
+    """Keep attention and large products; a product by less than width² weights is cheap to redo."""
     is_large = operation in PRODUCTS and inputs[-1].numel() >= width**2
     return CheckpointPolicy.MUST_SAVE if is_large or operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def refuse_uncompilable(backend: str, device: torch.device) -> None:
-    """Raise ConfigError where torch.compile finds no compiler: before the first step, in precompute's words.
+    """Raise ConfigError, before the first step, if torch.compile finds no compiler.
 
-    Neither program imports the other, and cache_store, which both import, knows no torch; a test compares the words.
+    precompute has the same message, and a test compares both; cache_store, which both import, must not import torch.
     """
-    from torch._dynamo.exc import TorchDynamoException  # what torch.compile raises, whichever part of it fails
+    from torch._dynamo.exc import TorchDynamoException  # torch.compile raises it, whichever part fails
 
     try:
         torch.compile(torch.square, backend=backend)(torch.ones(1, device=device))
@@ -224,3 +228,40 @@ def refuse_uncompilable(backend: str, device: torch.device) -> None:
             f"run.compile: torch.compile does not work here ({first_line(error)}); "
             f"install {needed}, or set run.compile: none"
         ) from error
+
+
+# Axes: N samples, T positions; Q of them as queries, K as keys.
+
+
+def image_masks(config: Any, block_NT: Tensor, dtype: torch.dtype, is_padding_NT: Tensor | None = None) -> Masks:
+    """Make causal masks under which tokens with the same `block` also attend to each other, unless it is CAUSAL.
+
+    Sliding windows and chunks limit how far a token attends, as in transformers' Gemma 3 and Llama 4. A padding token
+    attends to itself, so that its row is not empty; no other token attends to it.
+    """
+    place_T = torch.arange(block_NT.shape[1], device=block_NT.device)
+    same_NQK = (block_NT[:, :, None] == block_NT[:, None]) & (block_NT[:, :, None] != CAUSAL)
+    seen_NQK = (place_T <= place_T[:, None]) | same_NQK
+    if is_padding_NT is not None:
+        seen_NQK = (seen_NQK & ~is_padding_NT[:, None]) | torch.eye(
+            len(place_T), dtype=torch.bool, device=place_T.device
+        )
+    near_NQK, chunk_NQK = seen_NQK, seen_NQK
+    if (window := getattr(config, "sliding_window", None)) is not None:
+        near_NQK = seen_NQK & (place_T > place_T[:, None] - window)
+    if (size := getattr(config, "attention_chunk_size", None)) is not None:
+        padding_N1 = 0 if is_padding_NT is None else is_padding_NT.sum(1, keepdim=True)
+        chunk_NT = (place_T[None] - padding_N1) // size  # padding stands before a text
+        chunk_NQK = seen_NQK & (chunk_NT[:, :, None] == chunk_NT[:, None])
+    bounded = {"sliding_attention": near_NQK, "chunked_attention": chunk_NQK}
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return to_attention_mask(config, near_NQK[:, None], dtype)
+    return {kind: to_attention_mask(config, bounded.get(kind, seen_NQK)[:, None], dtype) for kind in set(kinds)}
+
+
+def to_attention_mask(config: Any, seen_N1QK: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a boolean mask to the model's form: booleans, or values added to the logits of eager attention."""
+    if config._attn_implementation == "eager":
+        return torch.zeros_like(seen_N1QK, dtype=dtype).masked_fill(~seen_N1QK, torch.finfo(dtype).min)
+    return seen_N1QK

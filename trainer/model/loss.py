@@ -1,8 +1,8 @@
 """The loss at label tokens, and an auxiliary loss that predicts the latent.
 
-Label tokens are taken a chunk at a time: a vocabulary of 262 k makes 1 MB of float32 logits a token. The auxiliary loss
-is a linear head on the language model's last hidden states at world tokens, so that it keeps what an image shows. Only
-trained projectors that standardise their samples have one.
+Label tokens are taken in chunks: with a vocabulary of 262 k, a token has 1 MB of float32 logits. The auxiliary loss is
+a linear head on the language model's last hidden states at world tokens, so that they keep what an image shows. Only
+trained projectors that standardise their samples have a head.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def label_losses(language: LanguageModel, states_LD: Tensor, target_L: Tensor, c
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Keeps each token's gradient in place of its logits: a token's loss depends on its own state alone."""
+    """Keeps each token's gradient instead of its logits: a token's loss depends only on its own state."""
 
     @staticmethod
     def forward(ctx: Any, states_LD: Tensor, target_L: Tensor, language: LanguageModel, chunk: int) -> Tensor:
@@ -57,14 +57,14 @@ KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda predicted_NSF, latent_NSF: 1 - cosine_similarity(predicted_NSF, latent_NSF, dim=-1),
     "mse": lambda predicted_NSF, latent_NSF: (predicted_NSF - latent_NSF).square().mean(-1),
 }
-"""Loss of each world token, [N, S]."""
+"""For each kind, the loss of each world token: [N, S]."""
 
 
 class Reconstruction(nn.Module):
-    """A linear head for each tower that has a latent to predict."""
+    """A linear head for each tower whose latent is predicted."""
 
     def __init__(self, projectors: Projectors, width: int, kind: str, num_before: int, seed: int) -> None:
-        """`num_before` tokens stand before the first tower's."""
+        """`num_before`: number of tokens before the first tower's."""
         super().__init__()
         self.loss = KINDS[kind]
         self.first: dict[str, int] = {}

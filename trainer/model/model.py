@@ -1,7 +1,7 @@
 """The whole model: [BOS] [START] world tokens [END] … text, and the loss at the assistant's tokens.
 
-Only the projectors learn. Their master weights are float32 and its matrix products run under autocast; the language
-model runs in its own dtype throughout, since autocast would put some of its operations back to float32.
+Only the projectors are trained. Their master weights are float32, and their matrix products run under autocast. The
+language model runs in its own dtype, since autocast would move some of its operations back to float32.
 """
 # Axes: N samples, P projector tokens, T text tokens, D model width, L label tokens, V vocabulary.
 
@@ -18,12 +18,12 @@ from trainer.model.phases import phase
 from trainer.model.projector import Projectors
 
 RECONSTRUCTION = "reconstruction"
-"""Name of its heads among what learns."""
+"""Name of its heads among the trained modules."""
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What one forward pass needs, as tensors."""
+    """The tensors of one forward pass."""
 
     latents: Mapping[str, Tensor]
     """Each tower's samples, by its name: [N, *shape]."""
@@ -55,21 +55,21 @@ class WorldModel(nn.Module):
         loss_chunk: int | None = None,
         reconstruction: Reconstruction | None = None,
     ) -> None:
-        """`loss_chunk`: label tokens whose logits are made at once."""
+        """`loss_chunk`: number of label tokens whose logits are computed at once."""
         super().__init__()
         self.language, self.projectors, self.loss_chunk = language, projectors, loss_chunk
         self.reconstruction = reconstruction
         self.num_before = 1 if begins_with_bos else 0
-        """Text tokens that stand before the first tower's."""
+        """Number of text tokens before the first tower's tokens."""
 
     def trained_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Name all that may learn: each tower's projector, and the heads of reconstruction."""
+        """Yield by name what may be trained: each tower's projector, and the heads of reconstruction."""
         yield from self.projectors.items()
         if self.reconstruction is not None:
             yield RECONSTRUCTION, self.reconstruction
 
     def sequence(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
-        """Embed what enters the decoder: [N, P + T, D] in the language model's dtype."""
+        """Embed the decoder's input: [N, P + T, D] in the language model's dtype."""
         dtype = self.language.dtype
         with (
             phase("projector"),
@@ -82,7 +82,7 @@ class WorldModel(nn.Module):
         return torch.cat([before, *(each.to(dtype) for each in world_NPD), after], 1)
 
     def blocks(self, tokens_NT: Tensor) -> Tensor | None:
-        """Tell which tokens of a sequence see each other, as `image_masks` takes it: [1, P + T]; None where none do."""
+        """Return each token's block for `image_masks`: [1, P + T]; None if every tower is causal."""
         block = self.projectors.sequence_blocks(tokens_NT.shape[1], self.num_before)
         return None if block is None else torch.tensor([block], device=tokens_NT.device)
 
@@ -93,7 +93,7 @@ class WorldModel(nn.Module):
             return self.language.hidden(sequence_NTD, block_1T)
 
     def label_states(self, hidden_NTD: Tensor, batch: ModelInput) -> Tensor:
-        """Pick the hidden states that predict every label token: [L, D].
+        """Select the hidden states that predict the label tokens: [L, D].
 
         Text token t > 0 stands at P + t, after BOS and all towers' tokens; the position before predicts it.
         """
@@ -105,7 +105,7 @@ class WorldModel(nn.Module):
         return self.losses(batch)[0]
 
     def losses(self, batch: ModelInput, *, reconstructed: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Compute the cross entropy of every label token, and each sample's loss of reconstruction: [L] and [N]."""
+        """Compute the cross entropy of every label token, [L], and each sample's reconstruction loss, [N]."""
         hidden_NTD = self.hidden(batch.latents, batch.tokens_NT)
         states_LD = self.label_states(hidden_NTD, batch)
         with phase("logits and loss"):
@@ -116,7 +116,7 @@ class WorldModel(nn.Module):
             return loss_L, self.reconstruction(hidden_NTD, batch.latents, self.projectors)
 
     def score(self, batch: ModelInput) -> Tensor:
-        """Compute the cross entropy of every label token, and whether it is the likeliest one: [2, L]."""
+        """Compute the cross entropy of every label token, and whether it is the likeliest token: [2, L]."""
         hidden_NTD, chunk = self.hidden(batch.latents, batch.tokens_NT), self.loss_chunk or len(batch.target_L)
         states_LD = self.label_states(hidden_NTD, batch)
         parts = zip(torch.split(states_LD, chunk), torch.split(batch.target_L, chunk), strict=True)

@@ -1,7 +1,7 @@
-"""The projector that a multimodal checkpoint brings, in front of the cached hidden states of its vision tower.
+"""A multimodal checkpoint's own projector, which reads cached hidden states of the checkpoint's vision tower.
 
-Gemma 3's pools the tower's tokens, normalises each by its root mean square, and maps it by one matrix. A cache holds
-the tower's tokens, or pooled ones; hidden states are read as they are, not standardised.
+Gemma 3's projector pools the tower's tokens, divides each by its root mean square, and multiplies it by one matrix. A
+cache holds all of the tower's tokens or pooled ones. Hidden states are not standardised.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from trainer.model.projector import TowerProjector
 
 @dataclass(frozen=True, kw_only=True)
 class ImageParts:
-    """What a multimodal checkpoint has for images besides its vision tower, float32 on the CPU."""
+    """A multimodal checkpoint's image parts besides its vision tower; tensors are float32 on the CPU."""
 
     weight_FD: Tensor
     norm_F: Tensor
@@ -28,25 +28,25 @@ class ImageParts:
     patches: int
     """Tokens of the vision tower."""
     tokens: int
-    """Of an image, after pooling."""
+    """Tokens of an image after pooling."""
     boi: int
-    """Number of the token before an image's."""
+    """Id of the token that begins an image."""
     eoi: int
-    """Number of the token after them."""
+    """Id of the token that ends an image."""
 
 
 def find_own_projector(whole: nn.Module) -> Any:
-    """Find the projector in transformers' model; None where it has none that is known here."""
+    """Find the checkpoint's projector in transformers' model; None if it has none of a known kind."""
     return next((each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector"), None)
 
 
 def find_image_parts(whole: Any) -> ImageParts | None:
-    """Find them in transformers' model; None where it has none that are known here; zeros where it has no values."""
+    """Find the image parts in transformers' model; None if their kind is unknown; zeros for weights without values."""
     if (projector := find_own_projector(whole)) is None:
         return None
     return ImageParts(
-        weight_FD=on_cpu(projector.mm_input_projection_weight),
-        norm_F=on_cpu(projector.mm_soft_emb_norm.weight),
+        weight_FD=copy_to_cpu(projector.mm_input_projection_weight),
+        norm_F=copy_to_cpu(projector.mm_soft_emb_norm.weight),
         norm_eps=projector.mm_soft_emb_norm.eps,
         patches=projector.patches_per_image**2,
         tokens=projector.tokens_per_side**2,
@@ -55,13 +55,13 @@ def find_image_parts(whole: Any) -> ImageParts | None:
     )
 
 
-def on_cpu(weight: Tensor) -> Tensor:
-    """Copy to the CPU, in float32; zeros where a rank has no values, which rank 0's projector replaces."""
+def copy_to_cpu(weight: Tensor) -> Tensor:
+    """Copy to the CPU, in float32; zeros if this rank has no values, which rank 0's projector will replace."""
     return torch.zeros(weight.shape) if weight.is_meta else weight.detach().float().cpu()
 
 
 class PretrainedProjector(TowerProjector):
-    """Gemma 3's own: its arithmetic is that of transformers' Gemma3MultiModalProjector."""
+    """Gemma 3's own projector; it computes the same as transformers' Gemma3MultiModalProjector."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PretrainedProjector(TowerProjector):
         norm_eps: float,
         ends: Tensor | Literal["learned"] | None,
     ) -> None:
-        """Without its weights."""
+        """Make the projector without weights; `take` sets them."""
         held, features = sample_shape
         super().__init__(num_world_tokens=num_world_tokens, num_features=features, width=width, ends=ends)
         self.side, self.pooled = isqrt(held), isqrt(held) // isqrt(num_world_tokens)
@@ -81,8 +81,8 @@ class PretrainedProjector(TowerProjector):
         self.weight = nn.Parameter(torch.empty(features, width))
 
     @torch.no_grad()
-    def take(self, parts: ImageParts, generator: torch.Generator) -> None:
-        """Take the checkpoint's weights; ends that are to be learned are drawn."""
+    def take_weights(self, parts: ImageParts, generator: torch.Generator) -> None:
+        """Copy the checkpoint's weights; draw START and END at random if they are learned."""
         self.norm.copy_(parts.norm_F)
         self.weight.copy_(parts.weight_FD)
         if isinstance(self.ends, nn.Parameter):
@@ -94,7 +94,7 @@ class PretrainedProjector(TowerProjector):
         return states_NSF * scale_NS1 * (1 + self.norm) @ self.weight
 
     def pool(self, states_NSF: Tensor) -> Tensor:
-        """Mean of each square of the tower's tokens; pooled ones stay as they are."""
+        """Average each square of the tower's tokens; return samples that are pooled already unchanged."""
         if self.pooled == 1:
             return states_NSF
         count, _, features = states_NSF.shape
@@ -103,7 +103,7 @@ class PretrainedProjector(TowerProjector):
 
 
 def refuse_other_states(parts: ImageParts, sample_shape: tuple[int, ...], where: str) -> None:
-    """Raise ModelError where a cache does not hold what the checkpoint's projector reads."""
+    """Raise ModelError if a cache does not hold what the checkpoint's projector reads."""
     features = parts.weight_FD.shape[0]
     if sample_shape not in {(parts.patches, features), (parts.tokens, features)}:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Names of a step's parts, under which a profiler finds their operations; without a profiler they cost microseconds."""
+"""Names for the parts of a step, under which a profiler shows their operations; otherwise they cost microseconds."""
 
 import threading
 from typing import Literal
@@ -17,7 +17,7 @@ _open = threading.local()
 
 
 class phase(record_function):  # noqa: N801 (a context manager is written like a function)
-    """Mark the operations of a block as this part's; an inner block's are its own."""
+    """Marks a block's operations as part of this phase; an inner block has its own phase."""
 
     def __init__(self, name: Phase) -> None:
         super().__init__(PREFIX + name)
@@ -34,7 +34,7 @@ class phase(record_function):  # noqa: N801 (a context manager is written like a
 
 
 def open_phases() -> list[Phase]:
-    """List the blocks that this thread is in, the innermost last."""
+    """Return the phases that this thread is in, the innermost last."""
     if not hasattr(_open, "phases"):
         _open.phases = []
     phases: list[Phase] = _open.phases

@@ -1,4 +1,4 @@
-"""Pretrained models by hub id or folder, and the messages where one cannot be loaded."""
+"""Find pretrained models by hub id or folder, and explain why one cannot be loaded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +25,11 @@ UNREADABLE_MODEL = (
     *(OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError),
     *(SafetensorError, StrictDataclassError, HTTPError),
 )
-"""Exceptions that transformers raises or passes on where a model's files are broken."""
+"""Exceptions that transformers raises or passes on if a model's files are broken."""
 
 
 CONFIG = "config.json"
-"""A file that every model has."""
+"""The file that every model has."""
 
 HUB_TIMEOUT_S = 10
 
@@ -41,7 +41,8 @@ WITHOUT_THE_HUB = (
 def pretrained_name(name: str) -> str:
     """Return the hub id or folder for transformers to load, with `~` replaced by the user's home.
 
-    ConfigError for what can only be a folder and is none: a hub id has one slash at most and begins with a name.
+    ConfigError for a file, and for a name that can only be a folder that does not exist: a hub id has at most one slash
+    and does not begin with `.`, `/` or `~`.
     """
     path = Path(name).expanduser()
     can_be_hub_id = not name.startswith((".", "/", "~")) and name.count("/") <= 1
@@ -51,9 +52,9 @@ def pretrained_name(name: str) -> str:
 
 
 def refuse_unreachable(name: str) -> None:
-    """Raise ModelError, after one try, for a hub id that is not here where the Hub cannot be reached.
+    """Raise ModelError, after one try, if a hub id is not in the local cache and the Hub cannot be reached.
 
-    transformers would try six times for each of several files. What the Hub answers is for transformers to say.
+    transformers would try six times for each of several files. It reports the Hub's own errors.
     """
     if Path(name).is_dir() or is_offline_mode() or isinstance(try_to_load_from_cache(name, CONFIG), str):
         return
@@ -63,38 +64,38 @@ def refuse_unreachable(name: str) -> None:
         return
     except (HTTPError, OSError) as error:
         raise ModelError(
-            f"model.language_model {name!r} is no folder here, it is not in the Hub's local cache, and the Hub cannot "
+            f"model.language_model {name!r} is not a folder here and not in the Hub's local cache, and the Hub cannot "
             f"be reached ({first_line(error)}); {WITHOUT_THE_HUB}"
         ) from None
 
 
 @contextmanager
 def loading_bar_hidden() -> Iterator[None]:
-    """Hide transformers' progress bar over a model's weights in the block; the Hub's, over a download, stays."""
-    from transformers.utils import logging  # seconds, as in trainer/model/load.py
+    """Within the block, hide transformers' progress bar for loading weights; the Hub's bar for downloads stays."""
+    from transformers.utils import logging  # takes seconds to import
 
     shown, hub_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    logging.disable_progress_bar()  # the Hub's too
+    logging.disable_progress_bar()  # hides the Hub's bar too
     if hub_shown:
         enable_progress_bars()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()  # the Hub's too
+            logging.enable_progress_bar()  # shows the Hub's bar too
         if not hub_shown:
             disable_progress_bars()
 
 
-def why_unreadable(error: Exception) -> str:
-    """Return transformers' message, and the ways to work offline where the Hub was not reached."""
+def explain_unreadable(error: Exception) -> str:
+    """Return transformers' message; if the Hub was not reached, add how to work offline."""
     if not isinstance(error.__cause__, LocalEntryNotFoundError):
         return first_line(error)
     return f"{first_line(error).rstrip('.')}; {WITHOUT_THE_HUB}"
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a message; after a colon the next one too, and for a KeyError its name."""
+    """Return the first line of a message, and the next after a colon; for a KeyError, with its class name."""
     line, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = f"{line} {more[0]}" if line.endswith(":") and more else line
     return f"{type(error).__name__} {line}" if isinstance(error, KeyError | AttributeError) else line

@@ -1,7 +1,7 @@
-"""A tower's projector (standardised samples into tokens of the language model's width), and those of all towers.
+"""Projectors: turn a tower's standardised samples into tokens of the language model's width.
 
-At initialisation its tokens have the root mean square of the model's own token embeddings: a frozen decoder
-normalises what enters, so tokens much smaller than it expects would make gradients larger by the same factor.
+At the start, tokens have the root mean square of the model's own token embeddings. A frozen decoder normalises its
+input, so tokens ten times too small would make gradients ten times too large.
 """
 
 import math
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from cache_store import CacheError
-from trainer.model.attention import CAUSAL
 
 # Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of a world token, D model width.
 # A sample is a latent [C, H, W], or already tokens, [S, F]; then its features are standardised as channels are.
@@ -23,7 +22,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "channel": lambda latents_NCHW: latents_NCHW.flatten(2),
     "token": lambda tokens_NSF: tokens_NSF,
 }
-"""Samples as world tokens [N, S, F]."""
+"""For each layout, the function that turns samples into world tokens [N, S, F]."""
 
 SHAPES: dict[str, Callable[[int, int], list[nn.Module]]] = {
     "linear": lambda features, width: [nn.Linear(features, width)],
@@ -33,20 +32,23 @@ SHAPES: dict[str, Callable[[int, int], list[nn.Module]]] = {
     ],
 }  # fmt: skip
 
+CAUSAL = -1
+"""Block of a token that attends only to itself and to earlier tokens."""
+
 CALIBRATION_TOKENS = 4_096
 SEARCH_STEPS = 40
 
 
 class TowerProjector(nn.Module):
-    """Makes tokens of one tower's samples, between START and END where it has them."""
+    """Turns one tower's samples into tokens, between START and END if it has them."""
 
     ends: Tensor | None
-    """[2, D]: START and END; learned, or the checkpoint's own."""
+    """START and END, [2, D], learned or the checkpoint's own; None without."""
 
     def __init__(
         self, *, num_world_tokens: int, num_features: int, width: int, ends: Tensor | Literal["learned"] | None
     ) -> None:
-        """`ends` are the checkpoint's own, or are to be learned."""
+        """`ends`: the checkpoint's own embeddings [2, D], `learned`, or None for no START and END."""
         super().__init__()
         self.num_world_tokens, self.num_features = num_world_tokens, num_features
         if isinstance(ends, str):
@@ -56,15 +58,15 @@ class TowerProjector(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """World tokens, START and END."""
+        """Number of world tokens, START and END."""
         return self.num_world_tokens + (0 if self.ends is None else 2)
 
     def world_tokens(self, samples: Tensor) -> Tensor:
-        """Make tokens of samples [N, *shape]: [N, S, D]."""
+        """Turn samples [N, *shape] into world tokens [N, S, D]."""
         raise NotImplementedError
 
     def forward(self, samples: Tensor) -> Tensor:
-        """START, world tokens, END: [N, S + 2, D]; without ends [N, S, D]."""
+        """Return START, world tokens and END: [N, S + 2, D]; without ends [N, S, D]."""
         world_NSD = self.world_tokens(samples)
         if self.ends is None:
             return world_NSD
@@ -72,7 +74,7 @@ class TowerProjector(nn.Module):
         return torch.cat([start_ND[:, None], world_NSD, end_ND[:, None]], 1)
 
     def match_rms(self, samples: Tensor, target: float) -> None:
-        """Set random weights such that the output has the root mean square `target`."""
+        """Scale random weights so that the output's root mean square is `target`."""
         self.match_ends(target)
 
     @torch.no_grad()
@@ -82,7 +84,7 @@ class TowerProjector(nn.Module):
 
 
 class Projector(TowerProjector):
-    """Random weights at first: standardised samples through one or two matrices."""
+    """Standardises samples and applies one or two matrices, random at first."""
 
     mean: Tensor
     std: Tensor
@@ -99,7 +101,7 @@ class Projector(TowerProjector):
         seed: int,
         ends: Tensor | Literal["learned"] | None = "learned",
     ) -> None:
-        """`mean` and `std` are per channel, or feature of a token; of posterior moments the mean half is read."""
+        """`mean` and `std` are per channel or feature; of posterior moments only the first half, the means, is read."""
         rows, columns = (len(mean), math.prod(sample_shape[1:])) if layout != "token" else sample_shape
         tokens, features = (columns, rows) if layout == "spatial" else (rows, columns)
         super().__init__(num_world_tokens=tokens, num_features=features, width=width, ends=ends)
@@ -108,11 +110,11 @@ class Projector(TowerProjector):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(over_cells))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(over_cells))
         self.layers = nn.Sequential(*SHAPES[shape](features, width))
-        if not self.mean.is_meta:  # as it is where trained weights are to come
+        if not self.mean.is_meta:  # on the meta device, trained weights will be loaded instead
             self._initialise(torch.Generator().manual_seed(seed))
 
     def _initialise(self, generator: torch.Generator) -> None:
-        """Variance-preserving weights, no biases, from our own generator: the same in every process."""
+        """Draw variance-preserving weights and zero biases, the same in every process: the generator is our own."""
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5, generator=generator)
@@ -121,11 +123,11 @@ class Projector(TowerProjector):
             nn.init.normal_(self.ends, generator=generator)
 
     def read(self, samples: Tensor) -> Tensor:
-        """Leave out what is not read of them: the second half of posterior moments."""
+        """Return the part of samples that is read: all but the second half of posterior moments."""
         return samples if self.layout == "token" else samples[:, : len(self.mean)]
 
     def features(self, samples: Tensor) -> Tensor:
-        """Standardised samples as tokens: [N, S, F] float32."""
+        """Standardise samples and arrange them as tokens: [N, S, F] float32."""
         return LAYOUTS[self.layout]((self.read(samples).float() - self.mean) / self.std)
 
     def world_tokens(self, samples: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ class Projector(TowerProjector):
 
     @torch.no_grad()
     def match_rms(self, samples: Tensor, target: float) -> None:
-        """Scale the last matrix and the ends such that the output has the root mean square `target`."""
+        """Scale the last matrix and the ends so that the output's root mean square is `target`."""
         self.refuse_statistics()
         refuse_nonfinite_latents(self.read(samples))
         features_SF = self.features(samples).flatten(0, 1)
@@ -161,7 +163,7 @@ class Projector(TowerProjector):
 
 
 def refuse_nonfinite_latents(samples: Tensor) -> None:
-    """Raise CacheError for NaN and infinity: the check for latents that are all equal would not tell them apart."""
+    """Raise CacheError for NaN and infinity, which the check for constant latents would report wrongly."""
     faulty = int((~samples.isfinite()).flatten(1).any(1).sum())
     if faulty:
         raise CacheError(
@@ -175,7 +177,7 @@ def rms(values: Tensor) -> float:
 
 
 def find_scale(rms_at: Callable[[float], float], target: float) -> float:
-    """Find the scale at which a growing `rms_at` reaches `target`, by bisection of its logarithm; exact to 1e-9."""
+    """Find where the increasing `rms_at` reaches `target`, by bisection of the scale's logarithm; exact to 1e-9."""
     low, high = -30.0, 30.0
     for _ in range(SEARCH_STEPS):
         middle = (low + high) / 2
@@ -187,10 +189,10 @@ def find_scale(rms_at: Callable[[float], float], target: float) -> float:
 
 
 class Projectors(nn.Module):
-    """[tower], [tower], …: what stands between BOS and the text."""
+    """All towers' projectors; their tokens stand between BOS and the text, tower after tower."""
 
     def __init__(self, towers: Mapping[str, TowerProjector], full: frozenset[str] = frozenset()) -> None:
-        """`full` names the towers whose tokens see each other."""
+        """`full` names the towers whose tokens attend to each other."""
         super().__init__()
         self.names, self.full = tuple(towers), full
         self._each = nn.ModuleList(towers.values())
@@ -208,18 +210,18 @@ class Projectors(nn.Module):
         return sum(each.num_tokens for _, each in self.items())
 
     def tokens(self, samples: Mapping[str, Tensor]) -> list[Tensor]:
-        """Make each tower's tokens of its samples, by its name: [N, P, D]."""
+        """Turn each tower's samples, by its name, into tokens [N, P, D], in the order of the towers."""
         return [each(samples[name]) for name, each in self.items()]
 
     def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
-        """All towers' tokens, [N, P, D]; samples alone are those of the only tower."""
+        """Return all towers' tokens, [N, P, D]; a bare tensor is the samples of the only tower."""
         if isinstance(samples, Tensor):
             (name,) = self.names
             samples = {name: samples}
         return torch.cat(self.tokens(samples), 1)
 
     def blocks(self) -> list[int]:
-        """Of each token: its tower's number, where the tokens of that tower see each other, or CAUSAL."""
+        """Return each token's block: its tower's number if that tower's tokens attend to each other, else CAUSAL."""
         blocks = list[int]()
         for number, (name, each) in enumerate(self.items()):
             margin = [CAUSAL] * ((each.num_tokens - each.num_world_tokens) // 2)
@@ -228,7 +230,7 @@ class Projectors(nn.Module):
         return blocks
 
     def sequence_blocks(self, text_tokens: int, num_before: int) -> list[int] | None:
-        """Return those of a whole sequence, `num_before` text tokens of it first; None where all are CAUSAL."""
+        """Return the blocks of a whole sequence, with `num_before` text tokens first; None if all are CAUSAL."""
         if not self.full:
             return None
         text = [CAUSAL] * text_tokens

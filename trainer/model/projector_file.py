@@ -1,13 +1,13 @@
 """A trained projector as one safetensors file that describes itself.
 
-    {tower}.mean, {tower}.std         what samples are standardised with, shaped to broadcast over one
+    {tower}.mean, {tower}.std         statistics that standardise a sample, shaped to broadcast over it
     {tower}.layers.{n}.weight, .bias  the projector's matrices
-    {tower}.norm, {tower}.weight      in place of those, of a checkpoint's own projector
-    {tower}.ends                      [2, D]: START and END, where the tower has them
+    {tower}.norm, {tower}.weight      in place of these four, if the projector is a checkpoint's own
+    {tower}.ends                      [2, D]: START and END, if the tower has them
 
-All are float32. Frozen towers are in it like all others, so that the file alone is enough. Its metadata has one key,
-METADATA_KEY; the value is a `ProjectorConfig` as canonical JSON. `config.json` beside the file says the same, for
-people and for other programs; this one never reads it.
+All tensors are float32. Frozen towers are included, so the file is complete by itself. Its metadata has one key,
+METADATA_KEY, whose value is a `ProjectorConfig` as canonical JSON. `config.json` beside it holds the same for people
+and other programs; this program never reads it.
 """
 
 import json
@@ -34,7 +34,8 @@ from trainer.model.projector import LAYOUTS, SHAPES, Projector, Projectors, Towe
 
 PROJECTOR_FILE, CONFIG_FILE = "projector.safetensors", "config.json"
 METADATA_KEY = "encode_once.projector"
-"""The only key: safetensors writes several in no fixed order, and equal projectors are to be equal bytes."""
+"""The only metadata key: safetensors writes several keys in no fixed order, and equal projectors must give equal
+bytes."""
 
 PROJECTOR_VERSION = 1
 
@@ -42,31 +43,31 @@ VERSIONED = ("encode-once", "torch", "transformers")
 
 
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-"""Of a language model, far above any."""
+"""A language model's width; the limit is far above that of any real model."""
 
 
 class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One encoder's samples, and the projector that makes tokens of them.
+    """One encoder's samples, and the projector that turns them into tokens.
 
-    What has a default is left out where it has it: equal projectors are equal bytes, whichever version wrote them.
+    Defaults are not written, so that equal projectors give equal bytes, whichever version wrote them.
     """
 
     name: str
-    """What its tensors' names begin with."""
+    """The tower's name, with which its tensors' names begin."""
     projector: str
     layout: str
-    """How a sample becomes tokens: spatial or channel of latents; token where it is tokens already."""
+    """How a sample becomes tokens: `spatial` or `channel` for latents, `token` for samples that are tokens already."""
     ends: bool
-    """Whether START and END stand around its tokens."""
+    """Whether START and END are put around its tokens."""
     ends_from: Literal["learned", "checkpoint"] = "learned"
     attention: Attention = "causal"
-    """Whether its tokens see each other (full), or only those before them."""
+    """Whether its tokens attend to each other (`full`) or only to earlier ones (`causal`)."""
     trained: bool = True
-    """Whether the run trained it; without, it is as the run was given it."""
+    """Whether the run trained it; if not, its weights are those that the run started with."""
     norm_eps: float | None = None
-    """Of a checkpoint's own projector."""
+    """Epsilon of the norm in a checkpoint's own projector; None for other kinds."""
     tokens: Count
-    """That the language model reads, START and END among them."""
+    """Number of tokens that the language model reads, START and END included."""
     features: Count
     """Values of one token before the projector."""
     array: ArraySpec
@@ -77,49 +78,49 @@ class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReadBy(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The frozen language model."""
+    """The frozen language model that reads the tokens."""
 
     name: str
     """A hub id or a folder."""
     identity: str
-    """SHA-256 over its config and values of all its weights."""
+    """SHA-256 over its config and some values of every weight (`LanguageModel.identity`)."""
     width: Width
     precision: Literal["bf16", "fp32"]
     opened_by: AutoClass = TEXT_ALONE
-    """The class of transformers that opens it."""
+    """transformers' class that opens it."""
 
 
 class TextRule(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the text around the tokens is written."""
+    """How the text around the tokens is rendered."""
 
     begins_with_bos: bool
-    """BOS stands before all towers; without, the first of them is first."""
+    """Whether BOS comes before all towers; if not, the first tower comes first."""
     chat_template: str
     """Jinja."""
     content_in_parts: bool = False
     """Whether the template reads a message's content as a list of parts, not as a string."""
     end_of_turn: str
-    """What the template writes after the assistant's words, white space aside; the model has learned to say it."""
+    """Text that the template writes after the assistant's words, without white space around it; a label in training."""
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """How far it was trained."""
+    """How far the projector was trained."""
 
     steps: Count
     samples: Count
-    """Seen, epoch after epoch."""
+    """Samples consumed; counted again in each epoch."""
     val_fraction: float
-    """Share of samples held out, by hash of the id: of any cache, those were never trained on."""
+    """Share of samples held out by a hash of the id, so the same ids are held out of every cache."""
     started_from: str | None = None
-    """SHA-256 of the file of the trained projector that its first step began with; null: of random weights."""
+    """SHA-256 of the projector file that training started from; null: random weights."""
 
 
 class ProjectorConfig(Record, frozen=True, kw_only=True):
-    """All that has to be known to use a trained projector."""
+    """Everything needed to use a trained projector, besides its tensors."""
 
     format_version: int
     towers: tuple[Tower, ...]
-    """In the order in which the language model reads them: [BOS], towers, text."""
+    """The order in which the language model reads them: [BOS], towers, text."""
     language_model: ReadBy
     text: TextRule
     training: Training
@@ -127,21 +128,21 @@ class ProjectorConfig(Record, frozen=True, kw_only=True):
 
     @property
     def tower(self) -> Tower:
-        """The only one."""
+        """The only tower; ValueError if there are several."""
         (tower,) = self.towers
         return tower
 
     @property
     def full(self) -> frozenset[str]:
-        """The towers whose tokens see each other."""
+        """Names of the towers whose tokens attend to each other."""
         return frozenset(tower.name for tower in self.towers if tower.attention == "full")
 
     @property
     def as_json(self) -> bytes:
-        """As it stands in `config.json`."""
+        """The content of `config.json`."""
         return json.dumps(msgspec.to_builtins(self), indent=2, ensure_ascii=False).encode() + b"\n"
 
-    def trained(self, steps: int, samples: int, started_from: str | None) -> "ProjectorConfig":
+    def with_training(self, steps: int, samples: int, started_from: str | None) -> "ProjectorConfig":
         training = msgspec.structs.replace(self.training, steps=steps, samples=samples, started_from=started_from)
         return msgspec.structs.replace(self, training=training)
 
@@ -155,7 +156,7 @@ def library_versions() -> dict[str, str]:
 
 
 def projector_bytes(projectors: Projectors, config: ProjectorConfig) -> bytes:
-    """The whole file."""
+    """Return the content of the projector file."""
     towers = [(tower, each.state_dict().items()) for tower, each in projectors.items()]
     tensors = {f"{tower}.{name}": tensor.detach() for tower, tensors in towers for name, tensor in tensors}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
@@ -163,7 +164,7 @@ def projector_bytes(projectors: Projectors, config: ProjectorConfig) -> bytes:
 
 
 def read_projector_file(path: Path) -> tuple[ProjectorConfig, dict[str, Tensor]]:
-    """Read config and tensors; ConfigError for a file that is no projector, CacheError for a damaged one."""
+    """Return config and tensors. Raise ConfigError if the file is not a projector, CacheError if it is damaged."""
     try:
         with safe_open(path, "pt") as file:
             metadata: Mapping[str, str] = file.metadata() or {}
@@ -182,7 +183,7 @@ def parse_config(data: bytes, where: str) -> ProjectorConfig:
     config = parse_record(ProjectorConfig, data, where)
     names = [tower.name for tower in config.towers]
     if not names or len(set(names)) < len(names):
-        raise CacheError(f"{where} names its towers {names}; it should name one, or several differently")
+        raise CacheError(f"{where} names its towers {names}; it must name at least one, each with a different name")
     for tower in config.towers:
         if not is_known(tower):
             raise CacheError(f"{where} holds no projector that this program knows: {tower.projector}, {tower.layout}")
@@ -190,36 +191,38 @@ def parse_config(data: bytes, where: str) -> ProjectorConfig:
 
 
 def is_known(tower: Tower) -> bool:
-    """Tell whether its samples, layout and projector go together."""
+    """Return whether the tower's sample shape, layout and projector fit together."""
     axes, world_tokens = len(tower.array.shape), tower.tokens - 2 * tower.ends
     if tower.projector == PRETRAINED:
         states = tower.array.shape[0]
-        return (tower.layout, axes) == ("token", 2) and tower.norm_eps is not None and divides(world_tokens, states)
+        return (tower.layout, axes) == ("token", 2) and tower.norm_eps is not None and may_pool(world_tokens, states)
     return tower.projector in SHAPES and tower.layout in LAYOUTS and axes == (2 if tower.layout == "token" else 3)
 
 
-def divides(tokens: int, states: int) -> bool:
-    """Tell whether a square of states is cut into squares that give so many tokens."""
+def may_pool(tokens: int, states: int) -> bool:
+    """Return whether pooling a square grid of `states` by whole squares can give `tokens` tokens."""
     side, pooled = isqrt(states), isqrt(max(tokens, 1))
     return tokens > 0 and side**2 == states and pooled**2 == tokens and side % pooled == 0
 
 
 class AnyVersion(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """As far as all versions agree."""
+    """The one field that every version of the config has."""
 
     format_version: int
 
 
 def load_tensors(projectors: Projectors, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Give each tower its tensors; CacheError where they are others than it has."""
+    """Load each tower's tensors; CacheError if their names, dtypes or shapes are not its own."""
     for name, each in projectors.items():
         load_tower(each, name, tensors, where)
 
 
 def load_tower(projector: TowerProjector, tower: str, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Give `projector` its tower's tensors; CacheError, and nothing given, where they are others than it has."""
+    """Load a tower's tensors into `projector`; CacheError if their names, dtypes or shapes are not its own."""
     mine = {name.removeprefix(f"{tower}."): each for name, each in tensors.items() if name.startswith(f"{tower}.")}
-    found, expected = ({name: kind(each) for name, each in state.items()} for state in (mine, projector.state_dict()))
+    found, expected = (
+        {name: dtype_and_shape(each) for name, each in state.items()} for state in (mine, projector.state_dict())
+    )
     if found != expected:
         name = min(dict(found.items() ^ expected.items()))
         raise CacheError(
@@ -229,18 +232,18 @@ def load_tower(projector: TowerProjector, tower: str, tensors: Mapping[str, Tens
     projector.load_state_dict(mine, assign=any(each.is_meta for each in projector.state_dict().values()))
 
 
-def kind(tensor: Tensor) -> str:
+def dtype_and_shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 class TrainedProjector(Projectors):
-    """The projectors as they were trained: on the CPU, in float32, frozen."""
+    """The projectors of a file: on the CPU, in float32, frozen."""
 
     def __init__(self, path: Path) -> None:
         config, tensors = read_projector_file(path)
-        with torch.device("meta"):  # its size is only what the config says, until the tensors agree
+        with torch.device("meta"):  # no memory is taken for a size that the tensors may not have
             towers = {
-                tower.name: without_weights(tower, config.language_model.width, tensors) for tower in config.towers
+                tower.name: make_empty_projector(tower, config.language_model.width, tensors) for tower in config.towers
             }
         super().__init__(towers, config.full)
         self.config, self.path, self.sha256 = config, path, file_sha256(path)
@@ -248,8 +251,8 @@ class TrainedProjector(Projectors):
         self.requires_grad_(False).eval()
 
 
-def without_weights(tower: Tower, width: int, tensors: Mapping[str, Tensor]) -> TowerProjector:
-    """A tower's projector as its description says; `tensors` tell how many channels of a sample are read."""
+def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]) -> TowerProjector:
+    """Make a tower's projector without weights; its mean in `tensors` tells how many channels of a sample are read."""
     ends = torch.empty(2, width) if tower.ends else None
     if tower.projector == PRETRAINED:
         assert tower.norm_eps is not None, "as is_known has checked"

@@ -1,4 +1,4 @@
-"""From caches and config to each tower's projector, and to what is said of it in a projector's file."""
+"""Make each tower's projector from caches and config, and describe it for the projector file."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ from trainer.model.projector import Projector, Projectors, TowerProjector
 from trainer.model.projector_file import Tower
 
 NOT_OF_MEANING = ("max_pixels", "flip", "decode")
-"""Fields of an image recipe that decide which picture is encoded, or only round it, not what its latent means."""
+"""Fields of an image recipe that do not change what a latent means: they choose the picture, or only round it."""
 
 TOWERS = "towers"
-"""Key of their names, in their order, where a run has several."""
+"""Key of `must_match` for the towers' names, in order, in a run with several towers."""
 
 ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
 """Fields of an encoder's identity that decide what its samples mean."""
@@ -39,17 +39,17 @@ UNUSUAL: dict[str, Any] = {
     "pooled": False,
     "tokenizer_sha256": "",
 }
-"""Further ones and their usual values, which are not said, as they were not in older versions."""
+"""Further fields with their defaults, which are left out, as older versions had no such fields."""
 
 
 def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
-    """Raise ConfigError for samples that no projector reads, before the language model is loaded."""
+    """Raise ConfigError for a cache whose samples no projector can read; called before the language model is loaded."""
     for name, cache in joined.caches.items():
         layout_of(config, name, cache.spec.array, str(cache.store))
 
 
 def make_projectors(config: ModelConfig, caches: Mapping[str, Cache], language: LanguageModel, seed: int) -> Projectors:
-    """Make each tower's projector in its initial state, not yet scaled; frozen where it is not to be trained."""
+    """Make each tower's projector with its initial weights, before scaling, and freeze those that are not trained."""
     towers = {name: make_projector(config, name, cache, language, seed) for name, cache in caches.items()}
     full = frozenset(name for name in caches if config.form(name).attention == "full")
     if full:
@@ -64,7 +64,7 @@ def make_projector(config: ModelConfig, name: str, cache: Cache, language: Langu
     layout = layout_of(config, name, array, str(cache.store))
     ends = ends_of(form.ends, config, language)
     if form.projector == PRETRAINED:
-        parts = image_parts(config, language)
+        parts = require_image_parts(config, language)
         refuse_other_states(parts, array.shape, str(cache.store))
         pretrained = PretrainedProjector(
             sample_shape=array.shape,
@@ -73,7 +73,7 @@ def make_projector(config: ModelConfig, name: str, cache: Cache, language: Langu
             norm_eps=parts.norm_eps,
             ends=ends,
         )
-        pretrained.take(parts, torch.Generator().manual_seed(own_seed))
+        pretrained.take_weights(parts, torch.Generator().manual_seed(own_seed))
         return pretrained
     mean, std = sample_statistics(cache)
     return Projector(
@@ -89,20 +89,21 @@ def make_projector(config: ModelConfig, name: str, cache: Cache, language: Langu
 
 
 def tower_seed(name: str, seed: int) -> int:
-    """Seed of a tower's random weights, so that no two towers begin alike; of the world tower, the run's own."""
+    """Return the seed of a tower's random weights: the run's own for `world`, else one that depends on the name too."""
     if name == WORLD:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8], "little") // 2
 
 
 def layout_of(config: ModelConfig, name: str, array: ArraySpec, where: str) -> str:
-    """Say how a sample becomes tokens; ConfigError for one that cannot, or where a layout is asked of tokens."""
+    """Return the layout of a cache's samples; ConfigError if no projector reads them, or tokens are given a layout."""
     asked = config.towers[name].layout if config.towers and name in config.towers else None
     axes, feature = len(array.shape), array.feature_place
     if (axes, feature) == (2, 1):
         if asked:
             raise ConfigError(
-                f"model.towers.{name}.layout: {where} holds [{array.named_shape}], whose tokens are given"
+                f"model.towers.{name}.layout: {where} holds [{array.named_shape}], which are tokens "
+                "already; leave out the layout"
             )
         return "token"
     if (axes, feature) != (3, 0):
@@ -113,10 +114,10 @@ def layout_of(config: ModelConfig, name: str, array: ArraySpec, where: str) -> s
     return config.form(name).layout
 
 
-def image_parts(config: ModelConfig, language: LanguageModel) -> ImageParts:
+def require_image_parts(config: ModelConfig, language: LanguageModel) -> ImageParts:
     if language.image_parts is None:
         raise ModelError(
-            f"model.language_model {config.language_model!r} brings no projector of its own that is known here: "
+            f"model.language_model {config.language_model!r} has no projector that this program knows: "
             "Gemma 3's multimodal checkpoints do"
         )
     return language.image_parts
@@ -124,24 +125,24 @@ def image_parts(config: ModelConfig, language: LanguageModel) -> ImageParts:
 
 @torch.no_grad()
 def ends_of(ends: Ends, config: ModelConfig, language: LanguageModel) -> Tensor | Literal["learned"] | None:
-    """The checkpoint's own embeddings [2, D], float32 on the CPU; `learned`; or None."""
+    """Return the checkpoint's own embeddings, float32 [2, D] on the CPU; or `learned`; or None for no ends."""
     if ends != "checkpoint":
         return "learned" if ends == "learned" else None
-    parts = image_parts(config, language)
+    parts = require_image_parts(config, language)
     own_2D: Tensor = language.embed(torch.tensor([parts.boi, parts.eoi], device=language.device))
     return own_2D.float().cpu()
 
 
 def sample_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each feature: the encoder's own, else measured over the cache."""
+    """Return mean and standard deviation of each feature: the encoder's own, else the cache's."""
     array, summary = cache.spec.array, cache.seal.array
     features = array.num_features // 2 if array.encoder.posterior == "moments" else array.num_features
-    if len(array.encoder.latents_mean) == features:  # not of patches, as FLUX.2 has it
+    if len(array.encoder.latents_mean) == features:  # FLUX.2's statistics are of patches
         return array.encoder.latents_mean, array.encoder.latents_std
     return summary.mean[:features], summary.std[:features]
 
 
-def describe_tower(config: ModelConfig, name: str, cache: Cache, projector: TowerProjector) -> Tower:
+def tower_record(config: ModelConfig, name: str, cache: Cache, projector: TowerProjector) -> Tower:
     form = config.form(name)
     return Tower(
         name=name,
@@ -161,23 +162,23 @@ def describe_tower(config: ModelConfig, name: str, cache: Cache, projector: Towe
 
 
 def encoder_model(cache: Cache) -> str | None:
-    """Return where the cache's build found its encoder, where the cache remembers that."""
+    """Return where the cache's build found its encoder; None if the cache has no record of it."""
     if not cache.store.has(BUILD_FILE):
         return None
     model = read_build(cache.store).config.get("encoder", {}).get("model")
     return model if isinstance(model, str) else None
 
 
-def what_towers_are(towers: Sequence[Tower]) -> dict[str, str]:
-    """Describe what each tower reads, and its form; of the world tower alone, without its name."""
+def describe_towers(towers: Sequence[Tower]) -> dict[str, str]:
+    """Describe each tower's input and settings; keys begin with its name, unless `world` is the only tower."""
     if [tower.name for tower in towers] == [WORLD]:
-        return what_tower_is(towers[0])
-    named = {f"{tower.name}.{key}": value for tower in towers for key, value in what_tower_is(tower).items()}
+        return describe_tower(towers[0])
+    named = {f"{tower.name}.{key}": value for tower in towers for key, value in describe_tower(tower).items()}
     return {TOWERS: ", ".join(tower.name for tower in towers), **named}
 
 
-def what_tower_is(tower: Tower) -> dict[str, str]:
-    """Describe what it reads, and its form; what is usual of a form is not said, as it was not in older versions."""
+def describe_tower(tower: Tower) -> dict[str, str]:
+    """Describe a tower's input and settings; defaults are left out, as older versions had no such fields."""
     form = {"model.layout": tower.layout, "model.projector": tower.projector}
     unusual = {
         "model.ends": tower.ends_from if tower.ends else "none",
@@ -185,14 +186,14 @@ def what_tower_is(tower: Tower) -> dict[str, str]:
         "model.trained": str(tower.trained).lower(),
     }
     usual = {"model.ends": "learned", "model.attention": "causal", "model.trained": "true"}
-    return {**what_samples_mean(tower.array), **form, **dict(unusual.items() - usual.items())}
+    return {**describe_samples(tower.array), **form, **dict(unusual.items() - usual.items())}
 
 
-def what_samples_mean(array: ArraySpec) -> dict[str, str]:
+def describe_samples(array: ArraySpec) -> dict[str, str]:
     """Describe the pixels, or the text, and the encoder that samples come from.
 
-    Not dtype and batch size, which only round, nor how far a JPEG is reduced while it is decoded, which
-    changes samples about as much as bfloat16 does; nor a flip: a projector reads a flipped picture as any other.
+    Dtype and batch size are left out: they only round. So is `decode`: reducing a JPEG while it is decoded changes
+    samples about as much as bfloat16 does. So is `flip`: a projector reads a flipped picture like any other.
     """
     recipe, of = array.text or array.images, array.made_of
     entered = {f"{of}.{name}": value for name, value in asdict(recipe).items() if name not in NOT_OF_MEANING}

@@ -22,7 +22,7 @@ from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, pa
 from cache_store.refusal import differences_between, refuse
 from cache_store.storage.files import file_sha256, name_in_errors
 from trainer.config import TrainConfig, caches_by_option, views_of_run
-from trainer.model.config import each_with
+from trainer.model.config import spell_option
 from trainer.model.projector import Projectors
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, load_tensors, read_projector_file
 from trainer.model.towers import TOWERS
@@ -216,7 +216,7 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
             remedies.insert(0, restore)
         if any(of_the_cache):
             towers = state.must_match.get(TOWERS)  # in their order, which the config has not
-            option = each_with("caches", towers.split(", ")) if towers else "--cache"
+            option = spell_option("caches", towers.split(", ")) if towers else "--cache"
             held = f"those that {', '.join(views_of_run(state.config)[0].values())} held"
             remedies.insert(0, f"to evaluate it, name samples such as {held}, with {option}")
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")

@@ -29,7 +29,7 @@ from trainer.model.projector_file import (
     Training,
     library_versions,
 )
-from trainer.model.towers import describe_tower, make_projectors, refuse_unread, what_towers_are
+from trainer.model.towers import describe_towers, make_projectors, refuse_unread, tower_record
 from trainer.run.checkpoint import CACHE_IDENTITY, GROUP_LENGTHS, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
 from trainer.run.parallel import World
 from trainer.run.sharded import load_sharded
@@ -138,7 +138,7 @@ def describe_projectors(
     config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, projectors: Projectors, language: LanguageModel
 ) -> ProjectorConfig:
     """Say all that has to be known to use the projectors once they are trained."""
-    towers = (describe_tower(config.model, name, joined.caches[name], each) for name, each in projectors.items())
+    towers = (tower_record(config.model, name, joined.caches[name], each) for name, each in projectors.items())
     return ProjectorConfig(
         format_version=PROJECTOR_VERSION,
         towers=tuple(towers),
@@ -152,7 +152,7 @@ def describe_projectors(
         text=TextRule(
             begins_with_bos=chat.begins_with_bos,
             chat_template=chat.template,
-            content_in_parts=chat.takes_parts,
+            content_in_parts=chat.has_content_parts,
             end_of_turn=chat.end_of_turn(),
         ),
         training=Training(steps=0, samples=0, val_fraction=config.data.val_fraction),
@@ -189,7 +189,7 @@ def what_must_match(
     shown[GROUP_LENGTHS] = str(data.group_lengths)
     return {
         CACHE_IDENTITY: joined.identity,
-        **what_towers_are(said.towers),
+        **describe_towers(said.towers),
         "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
         "data.batch_size": str(data.batch_size),
         "data.seed": str(data.seed),

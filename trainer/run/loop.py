@@ -74,7 +74,7 @@ class TrainingLoop:
     @property
     def projector_config(self) -> ProjectorConfig:
         """Of the projector as it is now."""
-        return self.session.projector_config.trained(self.completed, self.position, self.started_from)
+        return self.session.projector_config.with_training(self.completed, self.position, self.started_from)
 
     @property
     def projector_bytes(self) -> bytes:

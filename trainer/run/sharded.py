@@ -15,11 +15,11 @@ from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import (
     Transformers,
     check_forward,
+    drop_other_parts,
     load_every_weight,
     name_model,
     take_language_model,
 )
-from trainer.model.text_part import drop_other_parts
 from trainer.run.parallel import World
 
 

@@ -11,7 +11,7 @@ from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError
 from cache_store.refusal import differences_between, refuse
 from trainer.model.config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, TrainedProjector
-from trainer.model.towers import what_tower_is
+from trainer.model.towers import describe_tower
 from trainer.run.checkpoint import STATE_FILE, CheckpointFolder, read_state
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, is_resolved_config
 from trainer.run.inputs import LANGUAGE_MODEL, Inputs
@@ -63,7 +63,7 @@ def what_projector_is(config: ProjectorConfig, towers: Sequence[str]) -> dict[st
     # Learned vectors may go on from the checkpoint's, and any tower may be frozen or not.
     compared = [msgspec.structs.replace(tower, ends_from="learned", trained=True) for tower in described]
     prefix = len(towers) > 1
-    said = {f"{each.name}." * prefix + key: value for each in compared for key, value in what_tower_is(each).items()}
+    said = {f"{each.name}." * prefix + key: value for each in compared for key, value in describe_tower(each).items()}
     return {**said, LANGUAGE_MODEL: config.language_model.identity}
 
 

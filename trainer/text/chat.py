@@ -1,9 +1,9 @@
-"""Conversations into tokens: the tokenizer's chat template, and which tokens the model is to learn.
+"""Turn conversations into tokens with the tokenizer's chat template, and mark the tokens that are learned.
 
-Labels are what the assistant says and the end of its turn. A turn without words has none: its end alone would teach
-the projector to say nothing. Where a turn stands in the text is found by rendering what comes before it with the
-template's own generation prompt, so that no template needs to be known here. A template that writes no end of turn, as
-LLaVA 1.5's, has EOS after the last one, or answers would never end.
+Labels are the assistant's words and the end of its turn. An empty turn has no labels: its end alone would teach the
+projector to say nothing. A turn's place in the text is found by rendering the messages before it with the template's
+own generation prompt, so that no template has to be known here. If a template writes no end of turn, as LLaVA 1.5's,
+EOS is put after the last turn, or answers would never end.
 """
 
 import hashlib
@@ -19,48 +19,49 @@ from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, SourceError
 from trainer.model.pretrained import first_line
-from trainer.text.special_text import MASK, Span, SpecialText, masked
+from trainer.text.special_text import MASK, Span, SpecialText, mask_words
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 IMAGE_MARKER = re.compile(r"(?<![ \t])[ \t]*<image>\n?")
-"""LLaVA's place for the image; here world tokens always come first. A run of blanks is tried from its start alone."""
+"""LLaVA's marker for the image, removed since world tokens come first. The lookbehind keeps long runs of blanks
+fast."""
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
-"""What a template raises by itself, and what the code in it can."""
+"""Exceptions that Jinja raises, and those that code in a template can raise."""
 
 Message = dict[str, str]
 
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """One sample's text; empty where nothing of it is to be learned."""
+    """One sample's tokens and labels; empty if it has nothing to learn."""
 
     tokens: np.ndarray
     """int32 [tokens]"""
     is_label: np.ndarray
     """bool [tokens]"""
     problem: str = ""
-    """Why a text that says something is empty: nobody can tell what the assistant says in it."""
+    """Why a sample that has words was left without tokens; empty if there is no problem."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A sample's whole text, and where in it the assistant speaks."""
+    """A sample's rendered text, and the places of the assistant's turns in it."""
 
     text: str = ""
     masked: str = ""
-    """What the template makes of masked words in the same turns."""
+    """The same turns, rendered with every word masked."""
     spans: Sequence[Span] = ()
-    """The assistant's turns, each with its end."""
+    """Places of the assistant's turns in `text`, each with its end of turn."""
     problem: str = ""
-    """Why there is no text, where the sample says something."""
+    """Why there is no text although the sample has words."""
 
 
 def to_messages(conversation: Sequence[Message]) -> list[Message]:
     """Turn LLaVA's turns into chat messages without image markers; SourceError names an unknown role.
 
-    Where the assistant begins, a user's empty turn comes first: what it answers then is the image.
+    If the assistant speaks first, an empty user turn is put before it: it answers the image alone.
     """
     messages = []
     for turn in conversation:
@@ -82,7 +83,7 @@ class ChatTokenizer:
 
     @property
     def begins_with_bos(self) -> bool:
-        """Whether every text starts with BOS: where the tokenizer has one."""
+        """Whether every text starts with BOS; true if the tokenizer has one."""
         return self.tokenizer.bos_token_id is not None
 
     @property
@@ -90,25 +91,25 @@ class ChatTokenizer:
         """SHA-256 over everything that decides a text's tokens and labels."""
         special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()}  # templates see them
         parts = [self.tokenizer.backend_tokenizer.to_str(), self.template, special, self.max_tokens]
-        parts += ["content in parts"] * self.takes_parts + ["EOS ends the text"] * (self.end is not None)
+        parts += ["content in parts"] * self.has_content_parts + ["EOS ends the text"] * (self.end_token is not None)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @cached_property
-    def takes_parts(self) -> bool:
-        """Whether the template reads a message's content as a list of parts alone, as LLaVA's does."""
-        texts = [self._render_if_taken([{"role": "user", "content": each}]) for each in (MASK, as_part(MASK))]
+    def has_content_parts(self) -> bool:
+        """Whether the template reads a message's content only as a list of parts, as LLaVA's does."""
+        texts = [self._try_render([{"role": "user", "content": each}]) for each in (MASK, as_parts(MASK))]
         return [MASK in text for text in texts] == [False, True]
 
     @cached_property
-    def end(self) -> int | None:
-        """EOS, where the template writes nothing after the assistant's words."""
+    def end_token(self) -> int | None:
+        """EOS, if the template writes nothing after the assistant's words; else None."""
         messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
-        _, found, after = self._render_if_taken(self._as_taken(messages)).rpartition(MASK)
+        _, found, after = self._try_render(self._in_template_form(messages)).rpartition(MASK)
         eos: int | None = self.tokenizer.eos_token_id
         return eos if found and not after.strip() else None
 
     def __call__(self, ids: Sequence[str], conversations: Sequence[Sequence[Message]]) -> list[TokenizedText]:
-        """Tokenise each conversation, `max_tokens` at most, and label what the assistant says."""
+        """Tokenise each conversation to at most `max_tokens`, and label the assistant's words."""
         rendered = [self._render_sample(*sample) for sample in zip(ids, conversations, strict=True)]
         encoded = self.tokenizer(
             [each.text for each in rendered],
@@ -120,9 +121,9 @@ class ChatTokenizer:
         return [self._label(*sample) for sample in samples]
 
     def prompt_tokens(self, messages: list[Message]) -> np.ndarray:
-        """Tokenise messages as training did, up to where the assistant begins to speak: int32 [tokens].
+        """Tokenise messages as training did, up to the assistant's first word: int32 [tokens].
 
-        SourceError where the template refuses them, or a special token's text in them cannot be spelled out.
+        Raise SourceError if the template refuses them, or if a special token's text in them cannot be spelled out.
         """
         try:
             text, masked_text = self._render_twice(messages, add_generation_prompt=True)
@@ -133,17 +134,17 @@ class ChatTokenizer:
         return np.array([*self._bos_before(tokens), *tokens], np.int32)
 
     def _bos_before(self, tokens: Sequence[int]) -> list[int]:
-        """Return BOS where it has to be put before them."""
+        """Return [BOS] if it has to be put before `tokens`, else an empty list."""
         bos = self.tokenizer.bos_token_id
         return [bos] if self.begins_with_bos and tokens[:1] != [bos] else []
 
     def end_of_turn(self) -> str:
-        """Find what follows the assistant's words, white space aside; nothing where that cannot be told."""
+        """Find the text after the assistant's words, without white space around it; empty if the template refuses."""
         messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
-        return self._render_if_taken(self._as_taken(messages)).rpartition(MASK)[2].strip()
+        return self._try_render(self._in_template_form(messages)).rpartition(MASK)[2].strip()
 
     def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
-        """Render the turns up to the assistant's last; nothing where it says no word or that cannot be told."""
+        """Render the turns up to the assistant's last words; empty if it says nothing or cannot be rendered."""
         try:
             messages = to_messages(conversation)
             turns = [turn for turn, each in enumerate(messages) if each["role"] == "assistant" and each["content"]]
@@ -157,11 +158,11 @@ class ChatTokenizer:
             return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
 
     def _render_twice(self, messages: list[Message], add_generation_prompt: bool = False) -> tuple[str, str]:
-        """Render messages as they are and masked: unless the template rewrites words, places in both are the same."""
-        masked_messages = [{**message, "content": masked(message["content"])} for message in messages]
+        """Render messages as they are and masked; places in both are the same, unless the template rewrites words."""
+        masked_messages = [{**message, "content": mask_words(message["content"])} for message in messages]
         text, masked_text = (self._render(each, add_generation_prompt) for each in (messages, masked_messages))
         if len(masked_text) != len(text) and any(self.special.controls(message["content"]) for message in messages):
-            raise SourceError("the chat template acts on a special token's text in it")
+            raise SourceError("it contains the text of a special token, and the chat template rewrites words")
         return text, masked_text
 
     def _span(self, messages: list[Message], turn: int, text: str) -> Span:
@@ -171,27 +172,27 @@ class ChatTokenizer:
         if not (text.startswith(through) and through.startswith(prefix)):
             raise ConfigError(
                 "the chat template renders a conversation's beginning differently once more turns follow, so the "
-                "assistant's part cannot be told; set model.chat_template to one that only appends"
+                "assistant's part cannot be found; set model.chat_template to one that only appends"
             )
         return len(prefix), len(through)
 
     def _render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            self._as_taken(messages),
+            self._in_template_form(messages),
             chat_template=self.template,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )
         return text
 
-    def _as_taken(self, messages: list[Message]) -> list[Any]:
-        """Put messages into the form that the template reads."""
-        if not self.takes_parts:
+    def _in_template_form(self, messages: list[Message]) -> list[Any]:
+        """Give messages the form that the template reads."""
+        if not self.has_content_parts:
             return messages
-        return [{**message, "content": as_part(message["content"])} for message in messages]
+        return [{**message, "content": as_parts(message["content"])} for message in messages]
 
-    def _render_if_taken(self, messages: list[Any]) -> str:
-        """Render messages as they are; nothing where the template refuses them."""
+    def _try_render(self, messages: list[Any]) -> str:
+        """Render messages as they are; empty if the template refuses them."""
         try:
             text: str = self.tokenizer.apply_chat_template(messages, chat_template=self.template, tokenize=False)
         except TEMPLATE_ERRORS:
@@ -199,26 +200,26 @@ class ChatTokenizer:
         return text
 
     def _label(self, sample_id: str, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
-        """Make the sample's text: with BOS, cut to length; labels are the tokens that begin in one of the spans."""
+        """Return the sample's tokens, with BOS and cut to length; labels are the tokens that begin inside a span."""
         try:
             tokens, offsets = self.special.spell_out(tokens, offsets, rendered.text, rendered.masked)
         except SourceError as error:
             return TokenizedText(np.array([], np.int32), np.array([], bool), f"sample {sample_id!r}: {error}")
-        is_label = begins_within(offsets, rendered.spans)
+        is_label = is_within(offsets, rendered.spans)
         if bos := self._bos_before(tokens):
             tokens, is_label = [*bos, *tokens], np.concatenate([[False], is_label])
-        if self.end is not None and is_label.any():
-            tokens, is_label = [*tokens, self.end], np.concatenate([is_label, [True]])
+        if self.end_token is not None and is_label.any():
+            tokens, is_label = [*tokens, self.end_token], np.concatenate([is_label, [True]])
         length = length_to_keep(is_label, self.max_tokens)
         return TokenizedText(np.array(tokens[:length], np.int32), is_label[:length], rendered.problem)
 
 
-def as_part(content: str) -> list[dict[str, str]]:
+def as_parts(content: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": content}]
 
 
-def begins_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
-    """Tell whether each offset begins inside one of the spans: bool [tokens]."""
+def is_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+    """Return whether each offset begins inside one of the spans: bool [tokens]."""
     begins = np.array([begin for begin, _ in offsets], np.int64)
     inside = np.zeros(len(offsets), bool)
     for first, end in spans:
@@ -227,6 +228,6 @@ def begins_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
 
 
 def length_to_keep(is_label: np.ndarray, max_tokens: int) -> int:
-    """Count at most `max_tokens`, and none after the last label: under causal attention those change nothing."""
+    """Count the tokens to keep: at most `max_tokens`, and none after the last label, which cannot change the loss."""
     labels = np.flatnonzero(is_label[:max_tokens])
     return int(labels[-1]) + 1 if len(labels) else 0

@@ -1,4 +1,4 @@
-"""Text tokenised once, beside the cache: flat memory-mapped arrays, keyed by all that decides their content.
+"""Text tokenised once, beside the cache: flat memory-mapped arrays, under a key that hashes all that decides them.
 
     CACHE.text/KEY/tokens.npy      int32 [all tokens]
                    is_label.npy    bool [all tokens]
@@ -23,14 +23,14 @@ from cache_store.format.record import Record, parse_signed
 from trainer.text.chat import ChatTokenizer
 
 TEXT_VERSION = 5
-"""Increased when the same inputs would give other arrays."""
+"""Increase it when the same inputs would give different arrays."""
 
 ARRAYS = {"tokens": "<i4", "is_label": "|b1", "offsets": "<i8", "num_labels": "<i4", "id_hash": "<u8"}
 META_FILE = "meta.json"
 READ_BYTES = 64 * 2**20
 
 PLANNED, LENGTH_UNIT = 4, 8
-"""Lengths that texts are padded to where each new one costs a compilation, and what they are multiples of."""
+"""Number of lengths that texts are padded to if each new one costs a compilation, and the unit of these lengths."""
 
 
 class TextMeta(Record, frozen=True):
@@ -47,7 +47,7 @@ class TextMeta(Record, frozen=True):
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Texts padded to one length, and where the model is to predict what; numpy, made off the main thread."""
+    """Texts padded to one length, and the place and value of each label token; numpy, made outside the main thread."""
 
     # Axes: N samples, T text tokens, L label tokens of the batch.
 
@@ -55,9 +55,9 @@ class TextBatch:
     sample_L: np.ndarray
     """Row in tokens_NT of each label token."""
     column_L: np.ndarray
-    """Its column."""
+    """Column in tokens_NT of each label token."""
     target_L: np.ndarray
-    """The token itself."""
+    """Id of each label token."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Split:
     train: np.ndarray
     validation: np.ndarray
     unlabelled: int
-    """Samples without an assistant's token within the length limit; in neither part."""
+    """Number of samples without a label token within the length limit; they are in neither array."""
 
 
 class TextStore:
@@ -111,7 +111,7 @@ class TextStore:
         )
 
     def collate(self, numbers: np.ndarray, planned: Sequence[int] = ()) -> TextBatch:
-        """Pad texts on the right with token 0, which no label token can see: to the longest, or the next planned."""
+        """Pad texts on the right with token 0, to the longest or the next planned length; no label comes after it."""
         starts, ends = self.offsets[numbers], self.offsets[numbers + 1]
         longest = int((ends - starts).max())
         shape = (len(numbers), next((length for length in planned if length >= longest), longest))
@@ -124,7 +124,7 @@ class TextStore:
 
 
 def held_out(id_hashes: np.ndarray, val_fraction: float) -> np.ndarray:
-    """Tell which samples are for validation: those whose id hashes into the first `val_fraction` of the range."""
+    """Return, as bool, which samples are for validation: ids that hash into the first `val_fraction` of the range."""
     if val_fraction == 1:
         return np.ones_like(id_hashes, bool)
     is_held_out: np.ndarray = id_hashes < np.uint64(int(val_fraction * 2**64))
@@ -138,12 +138,12 @@ def read_meta(folder: Path) -> TextMeta:
         problem = f"{META_FILE}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise damaged_text(folder, problem) from None
     if meta.key != folder.name:
-        raise damaged_text(folder, f"{META_FILE} is of {meta.key}")
+        raise damaged_text(folder, f"{META_FILE} belongs to the key {meta.key}")
     return meta
 
 
 def refuse_damaged(folder: Path, meta: TextMeta) -> None:
-    """Raise CacheError naming a file that is not the one written; reads them all."""
+    """Read every array file and raise CacheError, naming the file, if its checksum does not match."""
     for name in ARRAYS:
         try:
             found = file_crc32c(folder / f"{name}.npy")
@@ -162,7 +162,7 @@ def file_crc32c(path: Path) -> int:
 
 
 def map_array(folder: Path, name: str, length: int) -> np.ndarray:
-    """Map one of ARRAYS, [length]; CacheError where the file is anything else."""
+    """Map one of ARRAYS, [length]; CacheError if the file is anything else."""
     try:
         array: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
@@ -183,5 +183,5 @@ def text_folder(cache: JoinedCache, chat: ChatTokenizer, text_dir: str | None) -
     if text_dir is not None:
         return Path(text_dir).expanduser() / key
     root = cache.first.root
-    assert isinstance(root, Path), "of a cache at a URL a folder has to be named"
+    assert isinstance(root, Path), "text_dir is needed for a cache at a URL"
     return root.with_name(f"{root.name}.text") / key

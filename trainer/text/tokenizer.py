@@ -1,4 +1,4 @@
-"""A model's fast tokenizer with its chat template, from a hub id or a folder; the messages where there is none."""
+"""Load a model's fast tokenizer with its chat template, from a hub id or a folder."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,10 @@ from cache_store.errors import ConfigError, ModelError
 from trainer.config import MAX_TOKENS
 from trainer.model.pretrained import (
     UNREADABLE_MODEL,
+    explain_unreadable,
     first_line,
     pretrained_name,
     refuse_unreachable,
-    why_unreadable,
 )
 from trainer.text.chat import TEMPLATE_ERRORS, ChatTokenizer
 
@@ -21,14 +21,14 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
 """A folder without any such file has no tokenizer, though transformers would make an empty one."""
 
 PROCESSOR_TEMPLATE = "chat_template.json"
-"""Where older multimodal checkpoints keep their processor's template, if their tokenizer has none."""
+"""Older multimodal checkpoints keep their template in this file of their processor, if their tokenizer has none."""
 
 SHOWN_CHARACTERS = 200
-"""Most characters shown of Jinja's own message."""
+"""Longest part shown of Jinja's own message."""
 
 
 def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
-    """Load the tokenizer of a hub id or folder, with a template of its own or from `template_file`."""
+    """Load the tokenizer of a hub id or folder, with its own chat template or the one in `template_file`."""
     tokenizer = load_tokenizer(model)
     if template_file is None:
         template = tokenizer.chat_template or processor_template(model)
@@ -42,7 +42,7 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
 
 
 def processor_template(model: str) -> str | None:
-    """Read the processor's template; None where there is none."""
+    """Read the processor's template; None if there is none."""
     from transformers.utils import cached_file
 
     quietly = {
@@ -66,33 +66,33 @@ def prompt_tokenizer(model: str, template: str) -> ChatTokenizer:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load a fast tokenizer, which labels need."""
+    """Load a fast tokenizer; labels need its character offsets. Raise ModelError if there is none."""
     name = pretrained_name(model)
     if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
-        raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
+        raise ModelError(f"no tokenizer can be loaded from {model!r}: the folder has no tokenizer files")
     refuse_unreachable(name)
-    from transformers import AutoTokenizer  # it takes seconds, and a projector is read without it
+    from transformers import AutoTokenizer  # takes seconds to import, and reading a projector does not need it
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except UNREADABLE_MODEL as error:
-        raise ModelError(f"no tokenizer can be loaded from {model!r}: {why_unreadable(error)}") from None
+        raise ModelError(f"no tokenizer can be loaded from {model!r}: {explain_unreadable(error)}") from None
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer of {model!r} is not a fast one (tokenizer.json), which labels need")
     return tokenizer
 
 
 def refuse_broken_template(tokenizer: Any, template: str, where: str) -> None:
-    """Raise ConfigError for a template that is no Jinja; one that refuses a conversation may take others."""
+    """Raise ConfigError for broken Jinja; a template that only refuses this probe may accept conversations."""
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], chat_template=template, tokenize=False)
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"the chat template {where} is broken in line {error.lineno}: {first_line(error)[:SHOWN_CHARACTERS]}; "
-            "mend it, or name another Jinja file in model.chat_template"
+            "correct it, or name another Jinja file in model.chat_template"
         ) from None
     except TEMPLATE_ERRORS:
-        return  # perhaps of this conversation alone; each sample's own problem is reported with its name
+        return  # it may refuse only this probe; each sample's problem is reported with its id
 
 
 def read_template(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Tokenise a cache's text: shard by shard, in bounded memory, published whole."""
+"""Tokenise a cache's text in chunks of samples, in bounded memory, and publish it as a whole."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from trainer.text.chat import ChatTokenizer
 from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c
 
 SHOWN_PROBLEMS = 3
-"""Most skipped samples named in one message."""
+"""Number of skipped samples named in one message."""
 
 CHUNK_SAMPLES = 2_048
-"""Samples tokenised together, at most; bounds memory."""
+"""Most samples tokenised together, which bounds memory."""
 
 
 def make_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
-    """Tokenise the text of all samples into `folder`, unless that is there already."""
+    """Tokenise the text of all samples into `folder`, unless it exists."""
     if folder.exists():
         return
     with ExitStack() as stack:
@@ -43,10 +43,10 @@ def publish_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
         num_tokens, largest = write_arrays(scratch, cache, chat)
         if not num_tokens:
             raise CacheError(
-                f"{cache.first.root} has no text to learn: none of its {len(cache):,} samples has an assistant's words "
-                f"within data.max_text_tokens {chat.max_tokens}; raise it where texts are longer, and see that the "
-                "chat template writes what is said. LLaVA sources bring conversations; a folder brings captions in "
-                "name.txt beside name.jpg"
+                f"{cache.first.root} has no text to learn: none of its {len(cache):,} samples has words of the "
+                f"assistant in data.max_text_tokens {chat.max_tokens}; raise it if texts are longer, and check that "
+                "the chat template writes the assistant's words. Text comes from the conversations of a LLaVA source, "
+                "or from name.txt beside name.jpg in a folder"
             )
         meta = TextMeta(
             format_version=FORMAT_VERSION,
@@ -62,7 +62,7 @@ def publish_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
 
 
 def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple[int, int]:
-    """Write every array of the store; returns the number of tokens and the largest of them."""
+    """Write every array of the store; return the number of tokens and the largest token id."""
     largest, problems = 0, list[str]()
     with ExitStack() as stack:
         files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
@@ -85,7 +85,7 @@ def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple
 
 
 def report_skipped(problems: Sequence[str], samples: int) -> None:
-    """Name samples whose text cannot be used; SourceError where that is all of them."""
+    """Log how many samples were skipped, and why the first few were; SourceError if all were."""
     if len(problems) == samples:
         raise SourceError(f"{problems[0]}; the same for every sample")
     if problems:
@@ -93,7 +93,7 @@ def report_skipped(problems: Sequence[str], samples: int) -> None:
 
 
 def number_chunks(samples: int) -> Iterator[np.ndarray]:
-    """Yield consecutive sample numbers: all, in chunks."""
+    """Yield all sample numbers in order, in chunks of CHUNK_SAMPLES."""
     for start in range(0, samples, CHUNK_SAMPLES):
         yield np.arange(start, min(start + CHUNK_SAMPLES, samples))
 

@@ -1,6 +1,5 @@
 """`trainer generate` as its users meet it: which images, asked what, and what it refuses."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.make_cache import make_cache
+from tests.trainer.answers import reported
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe, described_cache, save_language_model
 from tests.trainer.runs import ALONE
 from trainer.cli import main
@@ -27,20 +27,9 @@ def trained(configured_here: MakeConfig) -> TrainConfig:
     return config
 
 
-Answers = list[dict[str, Any]]
-
-
 @pytest.fixture
-def answers(tmp_path: Path) -> Callable[..., Answers]:
-    """What the command reports."""
-
-    def run(place: Path, *options: str) -> Answers:
-        report = tmp_path / "report.json"
-        assert main(["generate", str(place), *options, f"--report={report}"]) == 0
-        said: Answers = json.loads(report.read_text())["answers"]
-        return said
-
-    return run
+def answers(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    return lambda place, *options: reported(place, tmp_path / "report.json", *options)
 
 
 def test_rows_are_asked_their_own_questions_or_the_users(trained, answers, capsys):
@@ -80,12 +69,16 @@ def make_latents() -> np.ndarray:
 
 
 REFUSED = [
-    (2, [], "name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE"),
-    (2, ["--rows=1", "--ids=a"], "name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE"),
+    (2, [], "give exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
+    (2, ["--rows=1", "--ids=a"], "give exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
     (2, ["--rows=1,b"], "rows must be whole numbers separated by commas, such as 7,3; got 'b'"),
     (2, ["--rows=40"], "rows: the cache has rows [0, 40), and no row 40"),
-    (2, ["--rows=2,17"], "row 17 of CACHE was rejected (missing: no such file), so nothing is cached of it"),
-    (2, ["--ids=sample-000017"], "row 17 of CACHE was rejected (missing: no such file), so nothing is cached of it"),
+    (2, ["--rows=2,17"], "row 17 of CACHE was rejected (missing: no such file), so the cache holds no sample of it"),
+    (
+        2,
+        ["--ids=sample-000017"],
+        "row 17 of CACHE was rejected (missing: no such file), so the cache holds no sample of it",
+    ),
     (2, ["--ids=sample-000001,x,y"], "ids: CACHE has no sample 'x', 'y'"),
     (2, ["--rows=1", "--cache=HOME/none"], "HOME/none holds no cache; make one with `precompute build`"),
     (2, ["--rows=1", "--temperature=-1"], "temperature must be in [0, 100], got -1"),
@@ -95,7 +88,7 @@ REFUSED = [
     (2, ["--rows=1", "--language_model=HOME/none"], "model.language_model: no folder HOME/none"),
     (2, ["--rows=1", "--report=CACHE/seal.json"], "report: CACHE/seal.json lies in the cache CACHE"),
     (2, ["--rows=1", "--report=s3://bucket/it"], "report: s3://bucket/it is a URL; name a path on this machine"),
-    (1, ["--rows=1", "--prompt=<end_of_turn>"], "which this tokenizer has as a special token only"),
+    (1, ["--rows=1", "--prompt=<end_of_turn>"], "which this tokenizer can only encode as a special token"),
 ]
 
 
@@ -122,7 +115,9 @@ def test_a_projector_of_another_model_cache_or_run_is_refused(trained, tmp_path,
     other = save_language_model(tmp_path / "other", rms_norm_eps=1e-5)
     error = refused(capsys, 1, run, ask, f"--language_model={other}")
     assert f"the projector was not trained for {other}\n" in error
-    assert f"it was trained for {trained.model.language_model}; name that one, as it was then, with --langu" in error
+    assert (
+        f"it was trained for {trained.model.language_model}; name that model, unchanged since then, with --l" in error
+    )
     rescaled = described_cache(tmp_path / "rescaled", 12, latents=make_latents(), latents_std=[1.0, 2.0, 3.0, 4.0])
     error = refused(capsys, 1, run, ask, f"--cache={rescaled}")
     assert f"{rescaled} is not what the projector of the tower world reads\n" in error
@@ -132,7 +127,9 @@ def test_a_projector_of_another_model_cache_or_run_is_refused(trained, tmp_path,
     assert "image.height" in refused(capsys, 1, run, ask, f"--cache={larger}")
     assert "is no folder of a run, and no projector's file" in refused(capsys, 2, tmp_path / "none", ask)
     alone = shutil.copy(run / PROJECTOR_FILE, tmp_path)
-    assert "lies in no run, so no cache is known; name one with --cache" in refused(capsys, 2, alone, ask)
+    assert "is not in a run's folder, so its cache is not known; name one with --cache" in refused(
+        capsys, 2, alone, ask
+    )
 
 
 def test_what_has_moved_since_training_is_asked_for(configured, tmp_path, capsys):
@@ -141,10 +138,13 @@ def test_what_has_moved_since_training_is_asked_for(configured, tmp_path, capsys
     train(config, ALONE)
     model.rename(tmp_path / "moved")
     error = refused(capsys, 2, config.run.folder, "--rows=1")
-    assert f"was trained for the language model in {model}, where no folder is now; name it with --language_m" in error
+    assert (
+        f"was trained for the language model in {model}, which is no longer there; name its new place with --lan"
+        in error
+    )
     cache.rename(tmp_path / "moved cache")
     error = refused(capsys, 2, config.run.folder, "--rows=1", f"--language_model={tmp_path}/moved")
     assert f"{cache} holds no cache; " in error
-    assert "it is the one of the run: name it with --cache" in error
+    assert "this is the run's own cache; if it has moved, name it with --cache" in error
     options = f"--cache={tmp_path}/moved cache", f"--language_model={tmp_path}/moved"
     assert main(["generate", str(config.run.folder), "--rows=1", *options]) == 0

@@ -1,75 +1,35 @@
 """What is generated with cached keys in padded batches is what the model says word by word, until its turn ends."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 
-from cache_store.errors import ConfigError, SourceError
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
-from tests.trainer.model.test_model import FLOAT32, SCALED, make_latents, make_projector, save_decoder, save_multimodal
-from trainer.generate.config import GenerateConfig
-from trainer.generate.generator import Generator, TurnEnd, turn_end
+from tests.trainer.models import FLOAT32, PROMPTS, SCALED, make_generator, make_latents, save_decoder, word_by_word
+from trainer.generate.generator import TurnEnd, turn_end
 from trainer.model.load_language_model import load_with_whole
-from trainer.model.model import WorldModel
-from trainer.model.projector import Projectors
-from trainer.text.chat import ChatTokenizer, Message
+from trainer.text.chat import ChatTokenizer
 
-PROMPTS = [
-    [{"role": "user", "content": words}]
-    for words in (
-        "what is this",
-        "is it red",
-        "",
-        "what is this and is it a blue square and is this a green ring and what",
-    )
-]
 MODELS: dict[str, Any] = {name: (kind, {**settings}) for name, (kind, settings, _) in SCALED.items()}
 MODELS["soft cap"][1].update(final_logit_softcapping=30.0, tie_word_embeddings=False)
 MODELS["qwen"] = (hf.Qwen3Config, {"head_dim": 16})
-MODELS["multimodal"] = (None, {})
-
-
-def make_generator(
-    folder: Path, *, template: str = GEMMA_TEMPLATE, end: TurnEnd | None = None, **options: Any
-) -> Generator:
-    language, whole = load_with_whole(str(folder), FLOAT32, torch.device("cpu"))
-    projector = make_projector(width=language.width)
-    projector.match_rms(make_latents(), language.embedding_rms())
-    chat = ChatTokenizer(make_tokenizer(), template, 64)
-    model = WorldModel(language, Projectors({"world": projector}), begins_with_bos=True)
-    config = GenerateConfig(rows="0", **{"max_tokens": 12, **options})
-    return Generator(model, whole, chat, end or TurnEnd((5,), ""), config)
-
-
-@torch.no_grad()
-def word_by_word(
-    generator: Generator, latents: dict[str, torch.Tensor], messages: list[Message], count: int
-) -> list[int]:
-    """The likeliest tokens, each from the whole sequence before it, as training runs it."""
-    tokens = generator.chat.prompt_tokens(messages).tolist()
-    start, language = len(tokens), generator.model.language
-    for _ in range(count):
-        hidden = generator.model.hidden(latents, torch.tensor([tokens]))
-        tokens.append(int(language.logits(hidden[:, -1]).argmax()))
-    return tokens[start:]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_padded_batch_with_cached_keys_says_what_each_says(tmp_path, model):
     kind, settings = MODELS[model]
-    save_decoder(tmp_path, kind, **settings, initializer_range=0.5) if kind else save_multimodal(tmp_path)
+    save_decoder(tmp_path, kind, **settings, initializer_range=0.5)
     generator, latents = make_generator(tmp_path, end=TurnEnd((), "")), make_latents(len(PROMPTS))
     alone = [word_by_word(generator, {"world": latents[[row]]}, each, 12) for row, each in enumerate(PROMPTS)]
-    assert generator.said({"world": latents}, PROMPTS) == alone
+    assert generator.generate_tokens({"world": latents}, PROMPTS) == alone
     assert len({tuple(each) for each in alone}) > 1
 
 
 def test_a_turn_ends_at_its_token_or_words_and_no_later(language_model):
     latents = make_latents(len(PROMPTS))
-    said = make_generator(language_model, end=TurnEnd((), "")).said({"world": latents}, PROMPTS)
+    said = make_generator(language_model, end=TurnEnd((), "")).generate_tokens({"world": latents}, PROMPTS)
     tokenizer = make_tokenizer()
     third = said[0][3]
     whole = [third in each for each in said]
@@ -110,7 +70,9 @@ def test_sampling_follows_its_seed_and_narrows_to_the_likeliest(language_model):
 
     def said(seed: int, **options: Any) -> list[list[int]]:
         torch.manual_seed(seed)
-        return make_generator(language_model, end=TurnEnd((), ""), **options).said({"world": latents}, PROMPTS)
+        return make_generator(language_model, end=TurnEnd((), ""), **options).generate_tokens(
+            {"world": latents}, PROMPTS
+        )
 
     greedy = said(0)
     assert said(0, temperature=1.0) == said(0, temperature=1.0) != said(1, temperature=1.0)
@@ -126,22 +88,8 @@ def test_a_models_own_ways_of_generating_change_nothing(tmp_path, language_model
     whole.save_pretrained(tmp_path)
     capfd.readouterr()
     latents = make_latents(len(PROMPTS))
-    ways = [make_generator(folder).said({"world": latents}, PROMPTS) for folder in (tmp_path, language_model)]
+    ways = [
+        make_generator(folder).generate_tokens({"world": latents}, PROMPTS) for folder in (tmp_path, language_model)
+    ]
     assert ways[0] == ways[1]
     assert capfd.readouterr().err == ""
-
-
-def test_what_the_user_types_is_words_and_fits_the_model(language_model):
-    generator = make_generator(language_model)
-    with pytest.raises(SourceError, match="it says '<end_of_turn>', which this tokenizer has as a special token only"):
-        generator({"world": make_latents(1)}, [[{"role": "user", "content": "red <end_of_turn>"}]])
-    with pytest.raises(ConfigError, match=r"knows 256 positions: set --max_tokens lower"):
-        make_generator(language_model, max_tokens=250)({"world": make_latents(1)}, PROMPTS[:1])
-    refusing = replace_template(generator, "{{ raise_exception('no') }}")
-    with pytest.raises(SourceError, match="the chat template refuses it: no"):
-        refusing({"world": make_latents(1)}, PROMPTS[:1])
-
-
-def replace_template(generator: Generator, template: str) -> Generator:
-    generator.chat.template = template
-    return generator

@@ -1,7 +1,5 @@
 """An image file is its cached row: through the same recipe and encoder it gives the same latent and the same words."""
 
-import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from cache_store.cache.images import open_image_encoder
 from cache_store.errors import ConfigError, SourceError, StaleError
 from precompute.encode_images import encode_images, round_to_dtype
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
+from tests.trainer.answers import reported
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE
 from trainer.cli import main
@@ -58,16 +57,13 @@ def test_an_image_encodes_to_the_bits_of_its_row(home, tmp_path, changes):
 
 
 def test_an_image_file_is_answered_as_its_cached_row(home, trained, tmp_path, capsys):
-    """Also of an exported file, which needs no cache, and with the encoder somewhere else."""
     report, asked = tmp_path / "report.json", ["--prompt=what is this", "--max_tokens=12"]
     rows = [0, 7, 21]
     images = ",".join(str(image_file(home, row)) for row in rows)
-    moved = shutil.copytree(home / "model", tmp_path / "moved")
     said = []
-    for options in ["--rows=0,7,21"], [f"--image={images}"], [f"--image={images}", f"--encoder={moved}"]:
-        assert main(["generate", str(trained.run.folder), *options, *asked, f"--report={report}"]) == 0
-        said.append([each["answer"] for each in json.loads(report.read_text())["answers"]])
-    assert said[0] == said[1] == said[2]
+    for options in ["--rows=0,7,21"], [f"--image={images}"]:
+        said.append([each["answer"] for each in reported(trained.run.folder, report, *options, *asked)])
+    assert said[0] == said[1]
     assert (
         f"image {image_file(home, 7)}\n  prompt     what is this\n  answer     {said[0][1]}" in capsys.readouterr().out
     )
@@ -85,8 +81,8 @@ def test_an_image_that_cannot_be_is_one_message(home, trained, tmp_path, capsys)
         (1, [f"--image={tmp_path}/page.html"], f"{tmp_path}/page.html: cannot decode"),
         (1, [f"--image={good}", f"--encoder={other}"], f"{other} is not the encoder that made the cache"),
         (2, [f"--image={good}", f"--encoder={tmp_path}/none"], f"encoder.model {tmp_path}/none is neither a folder"),
-        (2, [f"--image={good}", "--rows=1"], "by one of --rows 7,3, --ids ID,ID and --image FILE"),
-        (2, [f"--image={good}", "--cache=c"], "--cache is for --rows and --ids; an image needs none"),
+        (2, [f"--image={good}", "--rows=1"], "exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
+        (2, [f"--image={good}", "--cache=c"], "--cache is for --rows and --ids; leave it out with --image"),
         (2, ["--rows=1", "--encoder=c"], "--encoder is for --image; rows are encoded already"),
     ]:
         assert main(["generate", str(trained.run.folder), *options, "--prompt=what is this"]) == code
@@ -94,20 +90,18 @@ def test_an_image_that_cannot_be_is_one_message(home, trained, tmp_path, capsys)
         assert message in error
         assert "Traceback" not in error
     assert main(["generate", str(trained.run.folder), f"--image={good}"]) == 2
-    assert "an image brings no question of its own: give one with --prompt" in capsys.readouterr().err
+    assert "--image needs a question: give one with --prompt" in capsys.readouterr().err
 
 
-def test_a_moved_encoder_is_asked_for(home, configured, tmp_path, capsys):
-    model = shutil.copytree(home / "model", tmp_path / "model")
-    cache = run_build(tmp_path, home / "source", model)
-    config = configured(cache=cache, max_steps=1)
-    train(config, ALONE)
-    model.rename(tmp_path / "elsewhere")
-    command = ["generate", str(config.run.folder), f"--image={image_file(home, 0)}", "--prompt=what is this"]
+def test_a_moved_encoder_is_asked_for(home, trained, capsys):
+    command = ["generate", str(trained.run.folder), f"--image={image_file(home, 0)}", "--prompt=what is this"]
+    moved = (home / "model").rename(home / "elsewhere")
     assert main(command) == 2
-    assert f"{model} is neither a folder here nor a hub id" in (error := capsys.readouterr().err)
-    assert "; name it, where it is now, with --encoder" in error
-    assert main([*command, f"--encoder={tmp_path}/elsewhere"]) == 0
+    assert main([*command, f"--encoder={moved}"]) == 0
+    moved.rename(home / "model")
+    error = capsys.readouterr().err
+    assert f"{home / 'model'} is neither a folder here nor a hub id" in error
+    assert "; if it has moved, name its new place with --encoder\n" in error
 
 
 def test_an_unknown_recipe_and_a_latent_too_large_are_refused(home, monkeypatch):

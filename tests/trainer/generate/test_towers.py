@@ -1,9 +1,7 @@
 """A VAE's latents and Gemma 3's own vision tower, built, trained, and spoken of: from images as from cached rows."""
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +11,10 @@ from cache_store import open_joined
 from precompute.cli import main as precompute
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
+from tests.trainer.answers import export_and_ask, reported
 from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
-from tests.trainer.generate.test_generator import PROMPTS, word_by_word
-from tests.trainer.multimodal import save_multimodal
+from tests.trainer.models import PROMPTS, word_by_word
+from tests.trainer.multimodal import save_gemma
 from tests.trainer.runs import ALONE, Caches, end_well, fork_ranks, metrics
 from trainer import load_projector
 from trainer.cli import main
@@ -34,7 +33,7 @@ from trainer.train import train
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two caches of one source, whose images lie beside it as files too, and the models that made them."""
     home = tmp_path_factory.mktemp("home")
-    vae, multimodal = make_vae(home / "vae"), save_multimodal(home / "multimodal")
+    vae, multimodal = make_vae(home / "vae"), save_gemma(home / "multimodal")
     (home / "world").mkdir()
     first = run_build(home / "world", write_source(home / "source"), vae)
     second = [f"--cache={home}/siglip", "--source.kind=cache", f"--source.path={first}", "--image.height=64"]
@@ -95,9 +94,8 @@ def image_file(home: Path, number: int) -> Path:
 
 
 def said(place: Path, report: Path, *options: str) -> list[str]:
-    ask = ["--prompt=what is this", "--max_tokens=12", f"--report={report}"]
-    assert main(["generate", str(place), *options, *ask]) == 0
-    return [each["answer"] for each in json.loads(report.read_text())["answers"]]
+    asked = reported(place, report, "--prompt=what is this", "--max_tokens=12", *options)
+    return [each["answer"] for each in asked]
 
 
 def test_an_image_file_is_answered_as_its_rows_of_two_caches(home, trained, tmp_path):
@@ -139,7 +137,7 @@ def test_an_encoder_that_is_gone_or_another_is_named_by_tower(home, trained, cap
     gone.rename(home / "vae")
     error = capsys.readouterr().err
     assert f"tower world: encoder.model {home / 'vae'} is neither" in error
-    assert error.endswith("; name it, where it is now, with --encoders '{world: …}'\n")
+    assert error.endswith("; if it has moved, name its new place with --encoders '{world: …}'\n")
 
 
 def test_a_frozen_tower_is_whole_in_the_file_and_as_it_was(home, trained):
@@ -179,21 +177,9 @@ def test_prompts_under_full_attention_go_in_padded_batches(home, trained, caches
     for row, messages in enumerate(PROMPTS):
         own = {name: each[[row]] for name, each in samples.items()}
         alone.append(word_by_word(generator, own, messages, 12))
-    assert generator.said(samples, PROMPTS) == alone
+    assert generator.generate_tokens(samples, PROMPTS) == alone
     assert len({tuple(each) for each in alone}) > 1
 
 
-def test_the_card_of_a_pretrained_tower_says_what_generate_says(home, trained, caches, tmp_path, monkeypatch):
-    assert main(["export", str(trained.run.folder), str(tmp_path / "exported")]) == 0
-    card = (tmp_path / "exported" / "README.md").read_text()
-    assert "its tokens see each other; not trained here" in card
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    assert len(code.splitlines()) < 55
-    monkeypatch.chdir(tmp_path / "exported")
-    names: dict[str, Any] = {}
-    exec(code.replace("./multimodal", str(home / "multimodal")), names)
-    samples = {name: as_tensor(each) for name, each in open_joined(caches).read(np.array([0])).items()}
-    expected = load_projector(tmp_path / "exported")(samples)
-    assert torch.allclose(names["project"](samples), expected, atol=1e-5)
-    options = "--rows=0", f"--caches={json.dumps(caches)}", f"--language_model={home / 'multimodal'}"
-    assert [names["answer"](samples, "what is this", 12)] == said(tmp_path / "exported", tmp_path / "report", *options)
+def test_the_card_of_a_pretrained_tower_says_what_generate_says(trained, tmp_path):
+    assert "its tokens attend to each other; not trained here" in export_and_ask(trained, tmp_path, [0])

@@ -29,7 +29,7 @@ from tests.forked import FORKED
 from tests.make_cache import caption, make_cache
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.model.test_model import make_projector
+from tests.trainer.models import make_projector
 from tests.trainer.runs import (
     ALONE,
     assert_same_run,

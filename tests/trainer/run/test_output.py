@@ -17,7 +17,7 @@ from cache_store.format.record import canonical_json, sign
 from tests.forked import FORKED
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.model.test_model import make_latents, make_projector
+from tests.trainer.models import make_latents, make_projector
 from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command, damages
 from trainer.cli import main
 from trainer.config import OptimConfig, TrainConfig

@@ -8,7 +8,7 @@ import pytest
 
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MakeConfig, describe
-from tests.trainer.multimodal import FEATURES, PATCHES, save_multimodal
+from tests.trainer.multimodal import FEATURES, PATCHES, save_gemma
 from tests.trainer.runs import ALONE, end_well, fork_ranks, make_config, metrics
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
@@ -73,7 +73,7 @@ def test_ranks_share_a_multimodal_checkpoint_and_each_has_its_projector(configur
     tokens = np.random.default_rng(1).standard_normal((24, PATCHES, FEATURES), np.float32)
     cache = make_cache(tmp_path / "cache", tokens, conversations=[describe(row) for row in range(24)])
     towers = {"siglip": TowerConfig(projector="pretrained", trained=True)}
-    language_model = save_multimodal(tmp_path / "lm")
+    language_model = save_gemma(tmp_path / "lm")
     alone, shared = (
         make_config(
             tmp_path, name, cache={"siglip": str(cache)}, language_model=language_model, towers=towers, max_steps=3,

@@ -36,7 +36,7 @@ from trainer.data.stream import as_tensor
 from trainer.model.config import TowerConfig
 from trainer.model.projector import rms
 from trainer.model.projector_file import CONFIG_FILE
-from trainer.model.towers import what_samples_mean
+from trainer.model.towers import describe_samples
 from trainer.run.checkpoint import read_state
 from trainer.run.folder import checkpoints_of
 from trainer.train import train
@@ -109,7 +109,7 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_p
     assert load_projector(config.run.folder).names == ("world", "text")
     _, tower = json.loads((config.run.folder / CONFIG_FILE).read_text())["towers"]
     assert (tower["tokens"], tower["array"]["text"]["max_tokens"], "image" in tower["array"]) == (6, 6, False)
-    meant = what_samples_mean(open_cache(text).spec.array)
+    meant = describe_samples(open_cache(text).spec.array)
     assert (meant["text.padding"], "image.height" in meant) == ("seen", False)
 
 
@@ -212,7 +212,7 @@ def long_texts(_: Path, caches: Caches) -> dict[str, Any]:
 REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
     "another plan": (1, another_plan, "", "have different plans, so their rows are not the same samples"),
     "too long": (2, long_texts, "", "16 world tokens and data.max_text_tokens 250 make 266; "),
-    "an unknown tower": (2, no_towers, "siglop: {}", "no cache is of the tower siglop; did you mean siglip?"),
+    "an unknown tower": (2, no_towers, "siglop: {}", "there is no cache for the tower siglop; did you mean siglip?"),
     "a frozen one": (2, no_towers, "siglip: {trained: false}", "siglip is frozen, and its weights would be random"),
     "random ends": (
         2,
@@ -226,9 +226,14 @@ REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
         "world: {projector: pretrained}, siglip: {projector: pretrained}",
         "nothing is left to train: world, siglip frozen",
     ),
-    "a layout": (2, no_towers, "siglip: {layout: spatial}", "holds [token 6, feature 12], whose tokens are given"),
-    "no projector": (1, no_towers, "siglip: {projector: pretrained}", "brings no projector of its own that is known"),
-    "no ends": (1, no_towers, "siglip: {ends: checkpoint}", "brings no projector of its own that is known"),
+    "a layout": (
+        2,
+        no_towers,
+        "siglip: {layout: spatial}",
+        "holds [token 6, feature 12], which are tokens already; leave",
+    ),
+    "no projector": (1, no_towers, "siglip: {projector: pretrained}", "has no projector that this program knows: "),
+    "no ends": (1, no_towers, "siglip: {ends: checkpoint}", "has no projector that this program knows: "),
     "an unknown field": (2, no_towers, "siglip: {end: none}", "siglip.end; did you mean model.towers.siglip.ends?"),
     "a value": (2, no_towers, "siglip: {ends: some}", "model.towers.siglip.ends must be one of learned, none, "),
     "no section": (2, no_towers, "siglip: mlp", "model.towers.siglip is a section, got mlp"),
@@ -255,10 +260,13 @@ def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_
         ),
         ([], "name what to train from by one of cache: FOLDER, caches: {world: FOLDER"),
         (["--caches={}"], "caches: name at least one"),
-        (["--caches={A.b: c}"], "caches: a tower's name has small letters, digits and _ alone, got A.b"),
+        (
+            ["--caches={A.b: c}"],
+            "caches: a tower's name has only small letters, digits and _, a letter first and 32 at most, got A.b",
+        ),
         (
             ["--cache=a", "--model.projector=pretrained"],
-            "model.projector: pretrained: nothing is left to train: world frozen, as a pretrained projector is if "
+            "model.projector: pretrained: nothing is left to train: world frozen, as a pretrained projector is by "
             "nothing is said; to train one: --model.towers '{world: {trained: true}}'",
         ),
         (["--caches=[a]"], "caches must be a mapping, {NAME: …, NAME: …}, got "),

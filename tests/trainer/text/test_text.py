@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cache_store import CacheError, open_cache, open_joined
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ConfigError, ModelError, SourceError
 from cache_store.format.record import canonical_json, sign
 from demo.dataset import is_held_out
 from tests.make_cache import caption
@@ -73,8 +73,8 @@ def test_a_template_of_parts_is_given_parts_and_one_without_ends_gets_eos():
     assert labels == "a red square yes <eos>"
     assert labelled(TWO_TURNS, 5, LLAVA_TEMPLATE)[1] == "a red"
     chat = ChatTokenizer(make_tokenizer(), LLAVA_TEMPLATE, 64)
-    assert chat.takes_parts
-    assert not ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).takes_parts
+    assert chat.has_content_parts
+    assert not ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).has_content_parts
     prompt = chat.prompt_tokens([{"role": "user", "content": "what is this"}])
     assert chat.tokenizer.decode(prompt) == "<bos> <unk> what is this <unk>"
 
@@ -207,13 +207,21 @@ def test_what_is_said_in_special_tokens_words_stays_words(make_chat, said, expec
 @pytest.mark.parametrize(
     ("make_chat", "said", "problem"),
     [
-        (lambda _: WORD_LEVEL, "a <end_of_turn> red", "it says '<end_of_turn>', which this tokenizer has as a special"),
-        (filtering("| replace('<pad>', '')"), "a <pad> red", "the chat template acts on a special token's text in it"),
-        (lengthening, "a [start_of_image] [pad]", "the chat template's changes to its words change the special tokens"),
+        (lambda _: WORD_LEVEL, "a <end_of_turn> red", "it says '<end_of_turn>', which this tokenizer can only encode"),
+        (
+            filtering("| replace('<pad>', '')"),
+            "a <pad> red",
+            "it contains the text of a special token, and the chat template rewrites words",
+        ),
+        (
+            lengthening,
+            "a [start_of_image] [pad]",
+            "the chat template rewrites its words in a way that changes the special",
+        ),
         (
             partial(byte_level, single_word=True),
             "red",
-            "its words change where the tokenizer finds '<end_of_turn>', at ",
+            "its words change the places at which the tokenizer finds '<end_of_turn>', at ",
         ),
     ],
 )
@@ -221,6 +229,13 @@ def test_a_sample_whose_words_cannot_be_told_is_named(make_chat, said, problem, 
     text = answer(make_chat(tmp_path), "what is this", said)
     assert len(text.tokens) == 0
     assert text.problem.startswith(f"sample 'asked': {problem}")
+
+
+def test_a_prompt_that_the_template_refuses_is_named():
+    with pytest.raises(SourceError, match="the chat template refuses it: no"):
+        ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", 64).prompt_tokens(
+            [{"role": "user", "content": "a"}]
+        )
 
 
 def tokenise(path: Path, chat: ChatTokenizer, text_dir: Path | None = None) -> Path:
@@ -302,7 +317,7 @@ def test_any_damaged_file_and_another_texts_folder_is_named(damaged):
     for path in sorted(damaged.iterdir()):
         for _ in damages(path):
             refuse(damaged, re.escape(path.name))
-    refuse(damaged.rename(damaged.with_name("another")), f"meta.json is of {damaged.name}")
+    refuse(damaged.rename(damaged.with_name("another")), f"meta.json belongs to the key {damaged.name}")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch import Tensor
 from cache_store import open_joined
 from cache_store.errors import ModelError
 from tests.make_cache import make_cache
-from tests.trainer.model.test_model import SCALED, load, save_decoder
-from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_multimodal
+from tests.trainer.models import SCALED, load, save_decoder
+from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_gemma
 from trainer.model.config import ModelConfig, TowerConfig
 from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
@@ -24,7 +24,7 @@ BOS = 1
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_multimodal(tmp_path_factory.mktemp("multimodal"))
+    return save_gemma(tmp_path_factory.mktemp("multimodal"))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_what_the_checkpoint_cannot_project_is_refused(checkpoint, language_mode
     other = make_cache(tmp_path / "other", np.ones((3, TOKENS, 8), np.float32))
     message = f"[{PATCHES}, {FEATURES}], or pooled ones, [{TOKENS}, {FEATURES}]"
     assert message in refused(checkpoint, other)
-    assert "brings no projector of its own" in refused(language_model, other)
+    assert "has no projector that this program knows" in refused(language_model, other)
 
 
 @pytest.mark.parametrize("model", ["none", "soft cap", "cohere2", "gpt2", "granite"])

@@ -1,0 +1,177 @@
+"""A frozen language model computes as its own forward does, is refused if it would not, and saves memory exactly."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from torch._dynamo.utils import counters
+from torch.nn.functional import cross_entropy
+
+from cache_store.errors import ConfigError, ModelError
+from tests.trainer.conftest import TINY, save_language_model
+from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, SCALED, drop_weights, load, save_decoder
+from trainer.insight.profile_parts import saved_bytes
+from trainer.model.kernels import MATH, attention_kernels, choose_attention
+from trainer.model.language_model import LanguageModel
+from trainer.model.projector import CAUSAL
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize(("kind", "settings", "scale"), SCALED.values(), ids=SCALED)
+def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, settings, scale, dtype):
+    folder = save_decoder(tmp_path, kind, **settings)
+    model, full = load(folder, dtype), hf.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    tokens = torch.randint(model.config.vocab_size, (3, 9))
+    expected = full(input_ids=tokens, labels=tokens).loss
+    logits = model.logits(model.hidden(model.embed(tokens))[:, :-1])
+    found = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    assert (model.width, model.max_tokens, model.logit_scale) == (32, 256, scale)
+    assert torch.allclose(found, expected.float(), atol=1e-6 if dtype == FLOAT32 else 1e-3)
+
+
+def save_audio_config(folder: Path) -> None:
+    hf.Qwen2AudioConfig().save_pretrained(folder)
+
+
+REFUSED = [
+    (
+        save_audio_config,
+        FLOAT32,
+        "is multimodal (qwen2_audio), and its text model (qwen2) cannot be used by itself here; name",
+    ),
+    (partial(save_decoder, kind=hf.BertConfig, is_decoder=True), FLOAT32, "in a way the trainer does not know"),
+    (partial(save_decoder, kind=hf.Gemma4TextConfig, **LAYER_TYPES), FLOAT32, "fails when it runs on embeddings"),
+    (partial(save_language_model, use_bidirectional_attention=True), FLOAT32, "is not causal"),
+    (partial(save_language_model, use_bidirectional_attention=True), BFLOAT16, "is not causal"),
+    (lambda folder: drop_weights(save_language_model(folder), "q_proj"), FLOAT32, "lacks 2 of its weights (model.laye"),
+]
+
+
+@pytest.mark.parametrize(("save", "dtype", "reason"), REFUSED)
+def test_a_model_that_would_not_be_what_it_says_is_refused(tmp_path, save, dtype, reason):
+    save(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        load(tmp_path, dtype)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_embedding_rms_has_gemmas_scale_in_it(language_model):
+    model = load(language_model)
+    bare = model.embed.weight.double().square().mean().sqrt()
+    assert model.embedding_rms() == pytest.approx(float(bare) * TINY["hidden_size"] ** 0.5, rel=1e-3)
+
+
+def test_the_identity_follows_the_weights_and_not_the_precision(language_model, tmp_path):
+    identity = load(language_model).identity()
+    assert identity == load(language_model, BFLOAT16).identity()
+    assert identity == load(shutil.copytree(language_model, tmp_path / "moved")).identity()
+    tuned = load(language_model)
+    with torch.no_grad():
+        next(tuned.decoder.layers[1].parameters()).mul_(1.5)
+    assert tuned.identity() != identity
+
+
+# The compiler imports what torch deprecates, and looks at gradients that torch warns of.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
+    folder = save_language_model(tmp_path, num_hidden_layers=1, layer_types=["full_attention"])
+    plain, compiled = load(folder), load(folder)
+    compiled.checkpoint_layers()
+    # Graphs are captured as they are for inductor, whose own compilation would take minutes here.
+    compiled.compile_decoder(backend="aot_eager")
+    for length in (7, 12, 9):
+        leaves = [torch.linspace(-1, 1, 2 * length * 32).view(2, length, 32).requires_grad_() for _ in range(2)]
+        for model, leaf in zip((plain, compiled), leaves, strict=True):
+            model.hidden(leaf * 2).square().sum().backward()
+        assert torch.allclose(leaves[0].grad, leaves[1].grad, atol=1e-5)
+
+
+# The compiler imports what torch deprecates, and looks at gradients that torch warns of.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
+    """Four layers of two kinds; a length that comes again costs nothing."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = load(save_language_model(tmp_path, num_hidden_layers=4, layer_types=kinds))
+    torch._dynamo.reset()
+    model.compile_decoder("layers", backend="aot_eager")
+    attention_kernels(model, 8)  # which a run asks for first
+    counters.clear()
+    graphs = []
+    for length in (8, 16, 8, 16):
+        model.hidden(torch.randn(2, length, 32, requires_grad=True) * 2).sum().backward()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert 1 <= graphs[0] <= 2
+    assert graphs[0] < graphs[1] == graphs[2] == graphs[3] <= 4
+
+
+def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tokens(tmp_path):
+    """512² pixels make as many; sliding layers have a mask, which not every kernel takes."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    folder = save_language_model(tmp_path, num_hidden_layers=3, layer_types=kinds, max_position_embeddings=8192)
+    model = load(folder)
+    kernels = attention_kernels(model, 4_098)
+    assert kernels.keys() == set(kinds)
+    assert set(kernels.values()) == {"flash"}
+    model.config._attn_implementation = "eager"
+    assert set(attention_kernels(model, 16).values()) == {MATH}
+    assert len(model.decoder.layers) == 3
+
+
+def profiled_attention(model: LanguageModel, tokens: int, block_1T: torch.Tensor | None) -> set[str]:
+    """Attention operations of a forward and backward pass, as torch's profiler names them."""
+    embeddings_1TD = torch.randn(1, tokens, model.width, requires_grad=True)
+    with torch.profiler.profile() as recorded:
+        model.hidden(embeddings_1TD, block_1T).sum().backward()
+    names = {event.name.removeprefix("aten::") for event in recorded.events()}
+    return {name for name in names if name.startswith("_scaled_dot_product") and not name.endswith("_backward")}
+
+
+@pytest.mark.parametrize("image", [False, True], ids=["causal", "image tokens see each other"])
+def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, image):
+    """Sliding layers have masks, and so have all where image tokens see each other; math is chosen to be seen here."""
+    model, tokens = load(save_language_model(tmp_path)), 90
+    block_1T = torch.tensor([[CAUSAL] + [0] * 60 + [CAUSAL] * 29]) if image else None
+    model.checkpoint_layers("selective")
+    flash, math = ({f"_scaled_dot_product_{name}"} for name in ("flash_attention_for_cpu", "attention_math"))
+    assert profiled_attention(model, tokens, block_1T) == flash
+    for choice, seen in (("math", math), ("flash", flash)):
+        choose_attention(model, choice, tokens, block_1T)
+        assert profiled_attention(model, tokens, block_1T) == seen
+    for choice in ("efficient", "cudnn"):
+        with pytest.raises(ConfigError, match=rf"^run.attention: {choice} does not run here, at 90 tokens .*: auto$"):
+            choose_attention(model, choice, tokens, block_1T)
+
+
+def kept_bytes(folder: Path, kind: str) -> float:
+    """Bytes that a forward pass keeps for the backward pass, of each token, layer and value of the model's width."""
+    model = load(folder, BFLOAT16)
+    if kind != "none":
+        model.checkpoint_layers(kind)
+    embeddings = torch.randn(1, 64, 320).bfloat16().requires_grad_()
+    with saved_bytes(model.parameters()) as kept:
+        hidden = model.hidden(embeddings * 1)
+    hidden.float().sum().backward()
+    return sum(kept.values()) / (64 * 2 * 320)
+
+
+def test_selective_checkpointing_keeps_less_than_half(tmp_path):
+    """Of a model with Gemma 3 4B's proportions, which keeps 127 KB of each token and layer: 50 times its width."""
+    sizes = {"hidden_size": 320, "intermediate_size": 1280, "num_attention_heads": 8, "num_key_value_heads": 4}
+    folder = save_language_model(tmp_path, head_dim=32, **sizes)
+    kept = {kind: kept_bytes(folder, kind) for kind in ("none", "selective", "full")}
+    assert 45 < kept["none"] < 55
+    assert kept["selective"] < kept["none"] / 2
+    assert kept["full"] < kept["none"] / 10
+
+
+def test_a_frozen_matrix_keeps_none_of_what_it_reads():
+    linear, inputs = torch.nn.Linear(64, 8).requires_grad_(False), torch.randn(100, 64, requires_grad=True)
+    with saved_bytes(linear.parameters()) as kept:
+        linear(inputs * 1).sum()
+    assert sum(kept.values()) == 0
