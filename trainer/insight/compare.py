@@ -1,4 +1,4 @@
-"""The command `compare`: two configs, each in a process of its own, take turns on the same batches."""
+"""The command `compare`: two configs, each in processes of its own, take turns on the same batches."""
 
 import json
 import math
@@ -19,10 +19,15 @@ from cache_store.program.output_file import write_output
 from trainer.config import TrainConfig
 
 WARM_UP = 3
-"""Steps of each before the first turn."""
+"""Steps of each side before the first turn."""
 
 TURNS = 5
-"""Runs of each side in turn, so that a slow machine slows both."""
+"""Turns of each side: a slow machine then slows both alike."""
+
+LEAST_STEPS = 2 * TURNS
+
+MAX_RANKS = 64
+"""One machine has no more GPUs."""
 
 STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t for an interval of 95 %, by degrees of freedom from 1 on; beyond them 1.96 + 2.5 / degrees is as near."""
@@ -39,18 +44,18 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Of B against A."""
+    """B compared with A."""
 
     speedup: float
-    """How many times as fast a step of B is: the geometric mean over turns."""
+    """Speed of B's steps as a multiple of A's: the geometric mean over turns."""
     low: float
     high: float
-    """Its interval of 95 %."""
+    """Interval of 95 % of the speed-up."""
     step_s: tuple[float, float]
     """Medians over turns, of A and B."""
     peak_bytes: tuple[int, int]
     max_loss_delta: float | None
-    """The largest difference of one step's losses; None where the two do not see the same batches."""
+    """The largest difference between the losses of one step; None if the sides see different batches."""
     steps: int
     turns: int
 
@@ -76,28 +81,81 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What B must reach."""
+    """Limits that B must keep."""
 
     min_speedup: float | None = None
     max_memory_ratio: float | None = None
     max_loss_delta: float | None = None
 
     def broken(self, found: Comparison) -> list[str]:
-        """List what B does not reach."""
-        said = []
+        """List the limits that B breaks, with its figures."""
+        broken = []
         if self.min_speedup is not None and not found.speedup >= self.min_speedup:
-            said.append(f"speed-up {found.speedup:.3f} is below --min-speedup {self.min_speedup:g}")
+            broken.append(f"speed-up {found.speedup:.3f} is below --min-speedup {self.min_speedup:g}")
         if self.max_memory_ratio is not None and not found.memory_ratio <= self.max_memory_ratio:
-            said.append(f"memory {found.memory_ratio:.3f} is above --max-memory-ratio {self.max_memory_ratio:g}")
+            broken.append(f"memory {found.memory_ratio:.3f} is above --max-memory-ratio {self.max_memory_ratio:g}")
         limit, delta = self.max_loss_delta, found.max_loss_delta
         if limit is not None and (delta is None or not delta <= limit):
             shown = "unknown: the batches differ" if delta is None else f"{delta:.3g}"
-            said.append(f"the losses' difference {shown}; --max-loss-delta is {limit:g}")
-        return said
+            broken.append(f"the losses' difference {shown}; --max-loss-delta is {limit:g}")
+        return broken
+
+
+def compare(
+    first: str, second: str, base: str | None, steps: int, limits: Limits, report: Path | None = None, ranks: int = 1
+) -> list[str]:
+    """Print how B compares with A, each on `ranks` processes; return the limits that it breaks.
+
+    Both configs are read over `base`.
+    """
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ConfigError(f"--ranks must be in [1, {MAX_RANKS}], got {ranks}")
+    if steps < LEAST_STEPS:
+        raise ConfigError(f"--steps must be at least {LEAST_STEPS}, two for each of {TURNS} turns, got {steps}")
+    configs = [read_config(path, base) for path in (first, second)]
+    for config in configs:
+        config.data.refuse_undivided(ranks)
+    found = take_turns(configs, steps, ranks)
+    broken = limits.broken(found)
+    record = {"a": first, "b": second, "base": base, "ranks": ranks, **found.record, "broken": broken}
+    print(found, *broken, json.dumps(record), sep="\n")
+    if report:
+        write_output(report, json.dumps(record, indent=1).encode() + b"\n")
+    return broken
+
+
+def read_config(path: str, base: str | None) -> TrainConfig:
+    files = [path] if base is None else [base, path]
+    return parse_config(TrainConfig, [word for file in files for word in ("--config", file)])
+
+
+def take_turns(configs: Sequence[TrainConfig], steps: int, ranks: int) -> Comparison:
+    """Open both sides, one after the other: the first may tokenise the text of both. Then let them take turns."""
+    turns: list[list[Turn]] = [[] for _ in configs]
+    with ExitStack() as stack:
+        sides, openings = list[Side](), list[dict[str, Any]]()
+        for config in configs:
+            sides.append(stack.enter_context(start_side(config, WARM_UP + steps, ranks)))
+            openings.append(sides[-1].answer())
+        print_announcements(*(each["announced"] for each in openings))
+        for side in sides:
+            side.run(WARM_UP)
+        for turn in range(TURNS):
+            for place in (0, 1) if turn % 2 == 0 else (1, 0):
+                turns[place].append(sides[place].run(steps // TURNS))
+    return compare_turns(*turns, same_batches=openings[0]["batches"] == openings[1]["batches"])
+
+
+def print_announcements(first: Sequence[str], second: Sequence[str]) -> None:
+    """Print what the sides announced, on standard error: lines of both once, others under their side's letter."""
+    lines = [line if line in second else f"A: {line}" for line in first]
+    lines += [f"B: {line}" for line in second if line not in first]
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
 
 
 def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches: bool) -> Comparison:
-    """Compare each turn of A with B's of the same steps."""
+    """Compare each turn of A with B's turn of the same steps."""
     speedup, low, high = ratio_interval([turn.seconds for turn in first], [turn.seconds for turn in second])
     deltas = [
         abs(one - other)
@@ -131,90 +189,33 @@ def step_s(turns: Sequence[Turn]) -> float:
     return statistics.median(turn.seconds / len(turn.losses) for turn in turns)
 
 
-LEAST_STEPS = 2 * TURNS
-
-MAX_RANKS = 64
-"""More are not on one machine."""
-
-
-def compare(
-    first: str, second: str, base: str | None, steps: int, limits: Limits, report: Path | None = None, ranks: int = 1
-) -> list[str]:
-    """Print how B does against A, each on so many ranks; return which limits it breaks.
-
-    `base` is read before each of them.
-    """
-    if not 1 <= ranks <= MAX_RANKS:
-        raise ConfigError(f"--ranks must be in [1, {MAX_RANKS}], got {ranks}")
-    if steps < LEAST_STEPS:
-        raise ConfigError(f"--steps must be at least {LEAST_STEPS}, two for each of {TURNS} turns, got {steps}")
-    configs = [read_config(path, base) for path in (first, second)]
-    for config in configs:
-        config.data.refuse_undivided(ranks)
-    found = take_turns(configs, steps, ranks)
-    broken = limits.broken(found)
-    record = {"a": first, "b": second, "base": base, "ranks": ranks, **found.record, "broken": broken}
-    print(found, *broken, json.dumps(record), sep="\n")
-    if report:
-        write_output(report, json.dumps(record, indent=1).encode() + b"\n")
-    return broken
-
-
-def read_config(path: str, base: str | None) -> TrainConfig:
-    files = [path] if base is None else [base, path]
-    return parse_config(TrainConfig, [word for file in files for word in ("--config", file)])
-
-
-def take_turns(configs: list[TrainConfig], steps: int, ranks: int) -> Comparison:
-    """Open both sides, one after the other: the first may have to tokenise the text of both."""
-    turns: list[list[Turn]] = [[] for _ in configs]
-    with ExitStack() as stack:
-        sides = []
-        for config in configs:
-            sides.append(stack.enter_context(start_side(config, WARM_UP + steps, ranks)))
-            sides[-1].answer()
-        for side in sides:
-            side.do(WARM_UP)
-        for turn in range(TURNS):
-            for place in (0, 1) if turn % 2 == 0 else (1, 0):
-                turns[place].append(side_turn(sides[place].do(steps // TURNS)))
-    shown = [side.batches for side in sides]
-    return compare_turns(*turns, same_batches=shown[0] == shown[1])
-
-
-def side_turn(answer: dict[str, Any]) -> Turn:
-    return Turn(answer["losses"], answer["seconds"], answer["peak_bytes"])
-
-
 class Side:
-    """One config's processes, a rank each: they are told how many steps to do, and rank 0 answers in lines of JSON."""
+    """One config's processes, a rank each; they are told how many steps to do, and rank 0 answers in lines of JSON."""
 
     def __init__(self, ranks: "Sequence[subprocess.Popen[str]]") -> None:
         self._ranks = ranks
-        self.batches: Any = None
-        """What decides the order of samples."""
 
-    def do(self, steps: int) -> dict[str, Any]:
+    def run(self, steps: int) -> Turn:
         for rank in self._ranks:
             assert rank.stdin is not None
-            with suppress(BrokenPipeError):  # its last answer says why
+            with suppress(BrokenPipeError):  # the rank's last answer says why
                 print(steps, file=rank.stdin, flush=True)
-        return self.answer()
+        return Turn(**self.answer())
 
     def answer(self) -> dict[str, Any]:
+        """Wait for the next answer: the first when the side is open, then one a turn."""
         first = self._ranks[0].stdout
         assert first is not None
         line = first.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "a side ended: is memory too small for both?"}
         if "error" in answer:
             raise EncodeOnceError(answer["error"])
-        self.batches = answer.get("batches", self.batches)
         return answer
 
 
 @contextmanager
 def start_side(config: TrainConfig, steps: int, ranks: int) -> Iterator[Side]:
-    """Start processes that train by `config`, whenever they are told to; they end with the block."""
+    """Start processes that train by `config` when told to; they end with the block."""
     command = [sys.executable, "-m", "trainer.insight.compare_side", json.dumps(asdict(config)), str(steps)]
     with ExitStack() as stack:
         started = list["subprocess.Popen[str]"]()
@@ -228,7 +229,7 @@ def start_side(config: TrainConfig, steps: int, ranks: int) -> Iterator[Side]:
 
 
 def environments(ranks: int) -> Iterator[dict[str, str] | None]:
-    """Tell each rank of a side what torchrun would; a single one is told nothing."""
+    """Yield each rank's environment as torchrun would set it; None for a single rank."""
     if ranks == 1:
         yield None
         return

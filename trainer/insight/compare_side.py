@@ -1,14 +1,16 @@
 """One rank of a side of `trainer compare`, in its own process: `python -m trainer.insight.compare_side CONFIG STEPS`.
 
-CONFIG is a whole config as JSON. Each line on standard input is a number of steps to do; the answer is a line of JSON.
+CONFIG is a whole config as JSON. Each line on standard input is a number of steps to do. The first line of output
+tells that the side is open, each later one is the answer to a line of input; all are JSON.
 """
 
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +19,20 @@ from cache_store.program.command_line import parse_config
 from cache_store.program.config import config_fields
 from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
-from trainer.run.checkpoint import CACHE_IDENTITY, SHOWN
+from trainer.run.checkpoint import CACHE_IDENTITY, ORDER_KEYS
 from trainer.run.inputs import open_inputs
 from trainer.run.memory import fitted, peak_memory_bytes
 from trainer.run.parallel import World, join_world
 from trainer.run.session import open_session
 from trainer.run.update import Updater
 
-DECIDE_BATCHES = (CACHE_IDENTITY, "tokenised text", *SHOWN)
-"""Keys of `must_match` that decide which samples a step shows."""
+BATCH_KEYS = (CACHE_IDENTITY, "tokenised text", *ORDER_KEYS)
+"""Keys of `must_match` that decide which samples each step shows."""
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a run says is no answer
+    os.dup2(2, 1)  # whatever else is printed is no answer
     config = parse_config(TrainConfig, options_of(json.loads(sys.argv[1])))
     try:
         with join_world() as world:
@@ -41,7 +43,7 @@ def main() -> None:
 
 
 def options_of(config: dict[str, Any]) -> list[str]:
-    """Spell a config as options: texts as they are, all else as JSON, which is YAML too."""
+    """Write a config as options: texts as they are, other values as JSON, which is YAML too."""
     known = {field.name for field in config_fields(TrainConfig)}
 
     def fields_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -55,11 +57,15 @@ def options_of(config: dict[str, Any]) -> list[str]:
 
 
 def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[str, Any]]:
-    """Say which batches the run has, then do as many steps as each line asks for."""
+    """Open the session, and do as many steps as each line asks for; `steps` in all."""
     run, optim = replace(config.run, max_steps=steps), replace(config.optim, warmup_steps=None)
-    inputs = open_inputs(replace(config, run=run, optim=optim), world)
-    session = fitted(open_session(inputs))
-    yield {"batches": {key: inputs.must_match.get(key) for key in DECIDE_BATCHES}}
+    with redirect_stdout(io.StringIO()) as announced:
+        inputs = open_inputs(replace(config, run=run, optim=optim), world)
+        session = fitted(open_session(inputs))
+    yield {
+        "announced": announced.getvalue().splitlines(),
+        "batches": {key: inputs.must_match.get(key) for key in BATCH_KEYS},
+    }
     updater, done = Updater(session, steps), 0
     with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:
         for line in sys.stdin:
