@@ -1,7 +1,7 @@
 """The command `profile`: where the time and the memory of a training step go.
 
-With frozen encoders in the step, in place of a cache, the same report shows what caching saves. They read images from
-the sources that the caches were built from.
+With frozen encoders in the step in place of a cache, the same report shows what caching saves. The encoders read images
+from the sources that the caches were built from.
 """
 
 from dataclasses import replace
@@ -28,9 +28,12 @@ from trainer.run.memory import fitted
 from trainer.run.parallel import World
 from trainer.run.session import open_session
 
+MAX_STEPS = 1_000
+"""No viewer opens the trace of more."""
+
 
 class LiveEncoder:
-    """Gives samples as the caches would, from images."""
+    """Encodes samples from their images, as the caches hold them."""
 
     def __init__(self, cache: JoinedCache, device: torch.device) -> None:
         self._cache = cache
@@ -53,20 +56,16 @@ class LiveEncoder:
 
 def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
     if (model := encoder_model(cache)) is None:
-        raise ConfigError(f"{cache.store} does not know where its encoder is")
+        raise ConfigError(f"{cache.store} does not record where its encoder is")
     return open_image_encoder(cache.spec.array, model, str(device))
 
 
-MAX_STEPS = 1_000
-"""More make a trace that no viewer opens."""
-
-
 def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
-    """Write the pages and the trace into `folder`, and print what stands out; the run's own folder stays as it is."""
+    """Write the pages and the trace into `folder`, and print times and advice; the run's own folder stays as it is."""
     if not 1 <= steps <= MAX_STEPS:
         raise ConfigError(f"steps must be in [1, {MAX_STEPS:,}], got {steps:,}")
     if world.size > 1:
-        raise ConfigError("profile is for one process; unset WORLD_SIZE")
+        raise ConfigError("profile runs in one process; unset WORLD_SIZE")
     config.data.refuse_undivided(world.size)
     for cache in config.all_caches:
         refuse_inside("out", folder, cache)

@@ -1,8 +1,8 @@
-"""Which part of a step each operation belongs to, how long the parts take, and what they keep for the backward pass.
+"""The parts of a step: which operations belong to each, how long each takes, and what it keeps for the backward pass.
 
-A part is a phase (`trainer/model/phases.py`) and a pass: a backward operation belongs to the phase of the forward one
-whose sequence number autograd gave it; what is recomputed lies in both at once. Times are self times, so nothing counts
-twice, and on a CPU the parts sum to the steps' time. Bytes are counted once for each storage.
+A part is a phase (`trainer/model/phases.py`) and a pass. A backward operation belongs to the phase of the forward one
+whose sequence number autograd gave it; a recomputed operation lies in a phase within the backward pass. Times are self
+times, so nothing counts twice, and on a CPU the parts sum to the steps' time. Each storage's bytes count once.
 """
 
 import gc
@@ -18,27 +18,36 @@ from torch.autograd.graph import saved_tensors_hooks
 from trainer.model.model import WorldModel
 from trainer.model.phases import PREFIX, Phase, open_phases, phase
 
-IN_NO_PHASE = "rest of the step"
+Pass = Literal["forward", "backward", "recomputed"]
+
+REST = "rest of the step"
+"""Operations and bytes outside every phase."""
 
 SELECTED = "selective checkpointing"
-"""Products that are kept by it, not by autograd; of which phase is not known."""
+"""Products kept by selective checkpointing, not by autograd; their phase is not known."""
+
+BACKWARD = "autograd::engine"
+"""Beginning of the names of events that run a backward operation."""
+
+STEP = "ProfilerStep"
+"""Beginning of the names of events that span a step."""
 
 
 @contextmanager
 def saved_bytes(besides: Iterable[Tensor] = ()) -> Iterator[dict[str, int]]:
-    """Count what is saved in the block; weights, named `besides`, lie in memory anyway."""
-    known = {place(each) for each in besides}
+    """Count the bytes that autograd saves in the block, by phase; `besides` are in memory anyway, such as weights."""
+    known = {address_of(each) for each in besides}
     found: dict[str, int] = defaultdict(int)
-    kept: list[Tensor] = []  # so that no storage's place is used again while the block runs
+    kept: list[Tensor] = []  # so that no storage's address is used again while the block runs
 
     def pack(tensor: Tensor) -> Tensor:
         phases = open_phases()
-        count(tensor, phases[-1] if phases else IN_NO_PHASE)
+        count(tensor, phases[-1] if phases else REST)
         return tensor
 
     def count(tensor: Tensor, phase: str) -> None:
-        if place(tensor) not in known:
-            known.add(place(tensor))
+        if address_of(tensor) not in known:
+            known.add(address_of(tensor))
             kept.append(tensor.detach())
             found[phase] += tensor.untyped_storage().nbytes()
 
@@ -48,24 +57,14 @@ def saved_bytes(besides: Iterable[Tensor] = ()) -> Iterator[dict[str, int]]:
         count(tensor, SELECTED)
 
 
-def place(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 def selected() -> list[Tensor]:
-    """Find what torch's selective checkpointing holds, each in a wrapper of its own."""
+    """Find the tensors that torch's selective checkpointing holds, each in a wrapper."""
     wrappers = (each for each in gc.get_objects() if type(each).__name__ == "_VersionWrapper")
     return [each.val for each in wrappers if isinstance(each.val, Tensor)]
-
-
-Pass = Literal["forward", "backward", "recomputed"]
-
-BACKWARD = "autograd::engine"
-"""Beginning of the names of what runs a backward operation."""
-
-STEP = "ProfilerStep"
-
-REST = "rest of the step"
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def decoder_phases(model: WorldModel) -> Iterator[None]:
 
 
 def phase_of(name: str, module: nn.Module) -> Phase | None:
-    """Tell what a module of a layer is, by its class; norms within attention are its own."""
+    """Return the phase of a layer's module by its class; norms within attention belong to attention."""
     kind = type(module).__name__
     if kind.endswith(("Attention", "SelfAttention", "Attention2", "Mixer")):
         return "attention"
@@ -95,7 +94,7 @@ def phase_of(name: str, module: nn.Module) -> Phase | None:
 
 
 def mark(module: nn.Module, name: Phase) -> list[Any]:
-    """Open the phase before the module's forward and close it after, whatever comes of it."""
+    """Open the phase before the module's forward and close it after, even if it raises; return the hooks."""
     open_marks: list[phase] = []
 
     def enter(*_: object) -> None:
@@ -111,7 +110,7 @@ def mark(module: nn.Module, name: Phase) -> list[Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """Time of one part of the profiled steps."""
+    """The time of one part over the profiled steps."""
 
     phase: str
     which: Pass
@@ -121,17 +120,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation's calls, all together."""
+    """All calls of one operation together."""
 
     name: str
     calls: int
     host_s: float
-    """Self time: without what it calls."""
+    """Self time: without the operations that it calls."""
     device_s: float
 
 
 def parts_of(events: Sequence[Any]) -> list[Part]:
-    """Sum the self times of a profiler's events by part; `events` are those of the threads that did the steps."""
+    """Sum the self times of a profiler's events by part; `events` are of the threads that did the steps."""
     forward = {event.sequence_nr: phase_above(event) for event in events if is_forward(event)}
     sums: dict[tuple[str, Pass], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in events:
@@ -146,7 +145,7 @@ def part_of(event: Any, forward: dict[int, str]) -> tuple[str, Pass]:
     above, backward = phase_above(event), backward_above(event)
     if backward is None:
         return above, "backward" if above == "backward" else "forward"
-    if above != "backward" and above != REST:  # a phase opened within the backward pass: a forward done again
+    if above not in ("backward", REST):  # a phase within the backward pass is a forward pass done again
         return above, "recomputed"
     return forward.get(backward.sequence_nr, "backward"), "backward"
 
@@ -160,7 +159,7 @@ def is_forward(event: Any) -> bool:
 
 
 def phase_above(event: Any) -> str:
-    """Return the innermost phase that the event lies in, or is."""
+    """Return the innermost phase around the event, or the event's own."""
     found = ancestor(event, PREFIX)
     return REST if found is None else str(found.name).removeprefix(PREFIX)
 
@@ -176,7 +175,7 @@ def ancestor(event: Any, beginning: str) -> Any:
 
 
 def operations_of(events: Sequence[Any]) -> list[Operation]:
-    """Sum events by name, the longest first, phases and steps aside."""
+    """Sum events by name, the longest first, without phases and steps."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for event in events:
         if is_host(event) and not event.name.startswith((PREFIX, STEP, BACKWARD)):
@@ -189,7 +188,7 @@ def operations_of(events: Sequence[Any]) -> list[Operation]:
 
 
 def busy_s(events: Sequence[Any]) -> float:
-    """Seconds in which the device did anything."""
+    """Return the seconds in which the device worked."""
     spans = sorted(
         (e.time_range.start, e.time_range.end) for e in events if not is_host(e) and not e.is_user_annotation
     )

@@ -1,4 +1,4 @@
-"""Profiles steps of a run: waits, warms up, records; counts, in steps of their own, what recording would disturb."""
+"""Profile steps of a run: wait, warm up, record; then time steps without the profiler, and count bytes and FLOPs."""
 
 import json
 import time
@@ -30,12 +30,12 @@ from trainer.run.session import Session
 from trainer.run.update import Updater
 
 WAIT, WARM_UP = 1, 2
-"""Steps before those that are recorded: the first allocates, the profiler's own start is in the next."""
+"""Steps before the recorded ones: the first allocates, the profiler starts in the next."""
 
 TRACE_FILE = "trace.json"
 
 PEAK_SIZES = {"cpu": 1_024, "cuda": 8_192}
-"""Side of the square matrices whose product sets the peak."""
+"""Side of the square matrices whose product measures the peak."""
 
 PEAK_S = 0.5
 """Time for which that product is repeated."""
@@ -43,7 +43,7 @@ PEAK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Measurements, summed over all recorded steps unless said otherwise."""
+    """Measurements, summed over all recorded steps unless stated otherwise."""
 
     device: str
     steps: int
@@ -62,13 +62,13 @@ class Profile:
     padding: float
     """Share of the language model's tokens that are padding."""
     flops: int
-    """Of one step, what is recomputed too."""
+    """Of one step, recomputed ones too."""
     peak_flops: float
-    """A second, of a matrix product in the language model's precision."""
+    """Per second, of a matrix product in the language model's precision."""
     memory: dict[str, int]
-    """Bytes of one step's peak, by what they hold."""
+    """Bytes at one step's peak, by the part that holds them."""
     peak_bytes: int | None
-    """On a GPU the most that was allocated; None on a CPU."""
+    """Most that was allocated on a GPU; None on a CPU."""
     live_encoder: bool
 
     @property
@@ -77,7 +77,7 @@ class Profile:
 
 
 def profile_steps(session: Session, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
-    """Do the steps, and leave the trace in `folder`; without `live_encoder` batches are read ahead as in training."""
+    """Do the steps, and write the trace into `folder`; batches are read ahead unless `live_encoder` makes them."""
     total = WAIT + WARM_UP + 2 * steps + 2
     updater = Updater(session, total)
     batches = batches_of(session, total, ahead=not live_encoder)
@@ -103,7 +103,7 @@ def profile_steps(session: Session, steps: int, folder: Path, *, live_encoder: b
         flops = flops_of(updater, next(batches))
     recorded = [event for event in traced if event.name.startswith(STEP)]
     threads = {event.thread for event in recorded}
-    mine = [event for event in traced if device.type == "cuda" or event.thread in threads]
+    of_steps = [event for event in traced if device.type == "cuda" or event.thread in threads]
     step_s = sum(event.time_range.elapsed_us() for event in recorded) / 1e6 / max(1, len(recorded))
     tokens = [tokens_of(session, batch) for batch in seen]
     return Profile(
@@ -111,8 +111,8 @@ def profile_steps(session: Session, steps: int, folder: Path, *, live_encoder: b
         steps=steps,
         step_s=step_s,
         unrecorded_s=sum(took) / len(took),
-        parts=parts_of(mine),
-        operations=operations_of(mine),
+        parts=parts_of(of_steps),
+        operations=operations_of(of_steps),
         idle_s=None if device.type != "cuda" else max(0.0, step_s - busy_s(traced) / steps),
         samples=len(seen[0].numbers),
         tokens=round(sum(real for real, _ in tokens) / len(tokens)),
@@ -141,14 +141,14 @@ def one_step(updater: Updater, batches: Iterator[StepBatch], step: int) -> tuple
 
 
 def tokens_of(session: Session, batch: StepBatch) -> tuple[int, int]:
-    """Count the tokens that the language model reads of a step, without and with padding."""
+    """Count the tokens that the language model reads in a step, without and with padding."""
     world = len(batch.numbers) * session.model.projectors.num_tokens
     padded = sum(each.tokens_NT.numel() for each in batch.micro_batches) * session.world.size
     return world + batch.text_tokens, world + padded
 
 
 def memory_of(session: Session, updater: Updater, batch: StepBatch) -> dict[str, int]:
-    """Add up what one pass holds when its forward half is done."""
+    """Count the bytes that one pass holds when its forward half is done, by part."""
     model = session.model
     weights = [*model.language.parameters(), *model.language.buffers()]
     modules = [part for _, part in model.trained_modules()]
@@ -177,27 +177,27 @@ def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def flops_of(updater: Updater, batch: StepBatch) -> int:
     """Count the multiplications and additions of matrix products and attention in one step."""
-    name = "_scaled_dot_product_flash_attention_for_cpu"  # which torch's own table lacks
-    of_cpu = {
+    name = "_scaled_dot_product_flash_attention_for_cpu"  # torch's own table lacks it
+    on_cpu = {
         getattr(torch.ops.aten, name): lambda query, key, *_, **__: attention_flops(query, key, products=2),
         getattr(torch.ops.aten, f"{name}_backward"): lambda _, query, key, *__, **___: attention_flops(
             query, key, products=5
         ),
     }
-    with FlopCounterMode(display=False, custom_mapping=of_cpu) as counter:
+    with FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
         updater.compute_gradients(batch, 0)
     updater.optimizer.zero_grad()
     return int(counter.get_total_flops())
 
 
 def attention_flops(query: torch.Size, key: torch.Size, *, products: int) -> int:
-    """Count those of so many products of queries with keys, or of the like; what masks hide counts too."""
+    """Count the operations of `products` products such as queries by keys; masked places count too."""
     samples, heads, length, width = query
     return products * 2 * samples * heads * length * key[2] * width
 
 
 def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
-    """Measure the rate of a large matrix product."""
+    """Measure the rate of a large matrix product, in FLOP/s."""
     side = PEAK_SIZES[device.type]
     one, other = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     rate = 0.0
@@ -223,7 +223,7 @@ def device_name(device: torch.device) -> str:
 
 
 def as_record(measured: Profile) -> str:
-    """One JSON object of all of it."""
+    """Return the whole profile as a JSON object."""
     named = {"parts", "operations"}
     plain = {name: value for name, value in vars(measured).items() if name not in named}
     plain |= {name: [vars(each) for each in getattr(measured, name)] for name in named}

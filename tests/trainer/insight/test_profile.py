@@ -1,6 +1,7 @@
 """A profile accounts for all of a step's time, once, under names that a reader knows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from tests.precompute.conftest import make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE
 from trainer.insight.profile import profile
-from trainer.insight.profile_report import advice
+from trainer.insight.profile_report import advice, facts_of
 
 
 def test_the_parts_of_a_step_are_all_of_it_and_none_twice(configured: MakeConfig, tmp_path):
@@ -27,6 +28,11 @@ def test_the_parts_of_a_step_are_all_of_it_and_none_twice(configured: MakeConfig
     assert all("attention" in page and "aten::mm" in page for page in pages.values())
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
     assert not config.run.folder.exists()
+    costs = {
+        share: dict(facts_of(replace(found, step_s=1 + share, unrecorded_s=1.0)))["a step"] for share in (0.2, -0.2)
+    }
+    assert costs[0.2] == "1 s; 1.2 s while recorded (+20%)"
+    assert costs[-0.2] == "1 s; 0.8 s while recorded (the cost of recording is not measurable)"
 
 
 def test_a_live_encoder_takes_its_part_of_the_step(configured: MakeConfig, tmp_path):
