@@ -1,9 +1,9 @@
-"""The command `train`: check what a run is given, then train from the start or from a checkpoint."""
+"""The command `train`: check the config and the output, then train from the start or from a checkpoint."""
 
 from contextlib import nullcontext
 
 from cache_store.program.output_file import refuse_inside
-from cache_store.storage.files import claim_folder
+from cache_store.storage.claim import claim_folder
 from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.stream import LatentSource
 from trainer.insight.captioner import HeldOutCaptions
@@ -25,14 +25,8 @@ from trainer.run.trained import initial_projector
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
-    """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
-    config.data.refuse_undivided(world.size)
-    if config.run.max_steps is not None:  # else the steps are known once the text is
-        config.optim.refuse_endless_warmup(config.run.max_steps)
-    refuse_missing(config)
-    for cache in config.all_caches:
-        refuse_inside("run.output", config.run.folder, cache)
-    refuse_foreign_output(config)
+    """Train to the last step, or raise Interrupted after a checkpoint; `source` is read in place of the cache."""
+    world.on_main(lambda: refuse_impossible(config, world.size))
     with claim_folder(config.run.folder) if world.is_main else nullcontext():
         checkpoints = checkpoints_of(config.run)
         start = find_checkpoint(checkpoints, config.run.resume)
@@ -52,8 +46,19 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         loop.run()
 
 
+def refuse_impossible(config: TrainConfig, world_size: int) -> None:
+    """Raise ConfigError for a config that no run can have, before anything is read."""
+    config.data.refuse_undivided(world_size)
+    if config.run.max_steps is not None:  # otherwise the number of steps is known only after tokenising
+        config.optim.refuse_endless_warmup(config.run.max_steps)
+    refuse_missing(config)
+    for cache in config.all_caches:
+        refuse_inside("run.output", config.run.folder, cache)
+    refuse_foreign_output(config)
+
+
 def make_observers(session: Session, total_steps: int) -> list[Observer]:
-    """Return what watches the run, on rank 0: health adds what it finds to the step, and the others tell it."""
+    """Return rank 0's observers: health adds the problems that it finds to a step, and the others show them."""
     return [
         Health(session),
         StepLog(session.config),
@@ -63,9 +68,9 @@ def make_observers(session: Session, total_steps: int) -> list[Observer]:
 
 
 def make_captioner(session: Session) -> Captioner | None:
-    """Return what captions held-out samples, where the config asks for captions and there are samples.
+    """Return the captioner of held-out samples; None if captions are off or no sample is held out.
 
-    Rank 0 does it alone, unless it cannot run the language model without the others.
+    Rank 0 captions alone, unless it cannot run the language model without the others.
     """
     if not session.config.run.sample_captions or not len(session.split.validation):
         return None
@@ -73,26 +78,26 @@ def make_captioner(session: Session) -> Captioner | None:
 
 
 def announce_other_vision_tower(inputs: Inputs) -> None:
-    """Warn where a checkpoint's own projector reads hidden states that another model's tower may have made."""
+    """Warn if a checkpoint's own projector reads hidden states that may come from another model's tower."""
     language = inputs.projector_config.language_model.name
     for tower in inputs.projector_config.towers:
         if tower.projector == PRETRAINED and tower.encoder_model != language:
             made_by = tower.encoder_model or "an unknown model"
             inputs.world.warn(
                 f"model.towers.{tower.name}: the projector of {language} reads hidden states of its own vision tower "
-                f"alone, and the cache was made by {made_by}; whether the two towers are equal is not known, and of "
-                "another one's the projector makes noise"
+                f"only, but the cache was made by {made_by}; check that the two towers have equal weights: from "
+                "another tower's states the projector makes noise"
             )
 
 
 def announce_large_batch(session: Session) -> None:
     batch_size = session.config.data.batch_size
     if len(session.split.train) < batch_size:
-        session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples more than once")
+        session.world.say(f"data.batch_size {batch_size} is larger than the training set: every batch repeats samples")
 
 
 def announce_warmup(session: Session, total_steps: int) -> None:
-    """Say where the default was too long for the run; ConfigError where the config's own is."""
+    """Print the warm-up if the default was shortened; ConfigError if optim.warmup_steps is too long for the run."""
     optim = session.config.optim
     optim.refuse_endless_warmup(total_steps)
     if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:

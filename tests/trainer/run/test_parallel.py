@@ -24,6 +24,7 @@ def cache_path(tmp_path: Path) -> Path:
 
 
 OBSTRUCTIONS = {
+    "a batch that does not divide": (lambda home: None, 2, "must divide by world size", ""),
     "a damaged cache": (lambda home: os.truncate(home / "cache/latents/c/1/0/0/0", 9), 1, "damaged", ""),
     "no log": (lambda home: (home / "run/metrics.jsonl").mkdir(), 1, "metrics.jsonl", r" \(.*\)"),
     "no folder for its text": (lambda home: (home / "text").touch(), 2, "/text", ""),
@@ -31,8 +32,8 @@ OBSTRUCTIONS = {
 
 
 @pytest.mark.parametrize(("obstruct", "code", "message", "detail"), OBSTRUCTIONS.values(), ids=OBSTRUCTIONS)
-def test_what_ends_rank_0_ends_the_others(configured, tmp_path, obstruct, code, message, detail):
-    config = configured()
+def test_an_error_of_rank_0_is_told_once_and_ends_the_others(configured, tmp_path, obstruct, code, message, detail):
+    config = configured(batch_size=7 if "divide" in message else 8)
     write_config(config)
     obstruct(tmp_path)
     ended = [rank.end() for rank in fork_ranks(config)]
@@ -49,10 +50,10 @@ def test_what_ends_rank_0_ends_the_others(configured, tmp_path, obstruct, code, 
         ({"RANK": "abc"}, 2, "RANK must be a whole number of at least 0, got 'abc'; torchrun sets"),
         ({"WORLD_SIZE": "0"}, 2, "WORLD_SIZE must be a whole number of at least 1, got '0'"),
         ({"RANK": "0", "MASTER_ADDR": ""}, 2, "MASTER_ADDR or MASTER_PORT is not set"),
-        ({"RANK": "2"}, 2, "RANK is 2, of WORLD_SIZE 2"),
+        ({"RANK": "2"}, 2, "RANK is 2, but WORLD_SIZE is 2"),
         ({"RANK": "0", "MASTER_PORT": "99999"}, 1, "port must have value from 0 to"),
-        ({"RANK": "0"}, 1, "; all 2 must be started together"),
-        ({"RANK": "1"}, 1, "; all 2 must be started together"),
+        ({"RANK": "0"}, 1, "; start all 2 together"),
+        ({"RANK": "1"}, 1, "; start all 2 together"),
     ],
 )
 def test_ranks_that_cannot_meet_are_an_error(configured, refusal, monkeypatch, environment, code, message):
