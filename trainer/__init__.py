@@ -1,4 +1,4 @@
-"""Trains a projector, from a cache of latents, for a frozen language model."""
+"""Train a projector from a cache of latents for a frozen language model."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

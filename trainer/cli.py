@@ -1,4 +1,4 @@
-"""`trainer`: train a projector from a cache, and evaluate it."""
+"""The program `trainer`: train, evaluate and export a projector, and generate through it."""
 
 from pathlib import Path
 from typing import Any
@@ -17,45 +17,45 @@ EXAMPLES = """\
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
   trainer profile --config my.yaml --steps 10             where the time goes
   trainer compare a.yaml b.yaml --base my.yaml            is b faster?
-  trainer generate runs/mine --rows 7,3                   what it says of them
+  trainer generate runs/mine --rows 7,3                   what it says about these rows
   trainer generate runs/mine --image photo.jpg --prompt "What is this?"
   trainer export runs/mine exported                       with a model card
 """
 
 EVAL_OPTIONS = {
-    "--checkpoint FOLDER": "Its folder; by default the newest of run.output.",
+    "--checkpoint FOLDER": "The checkpoint's folder; default: the newest in run.output.",
     "--report FILE": "Also write the result to this JSON file.",
 }
 
 PROFILE_OPTIONS = {
-    "--steps N": "Steps that are recorded, after three of warm-up; 10 if nothing is said.",
-    "--out FOLDER": "Where the report goes; by default run.output with -profile at its end.",
-    "--live-encoder": "Put the frozen encoder into the step, as without a cache: images are read, decoded and encoded.",
+    "--steps N": "Steps that are recorded, after three of warm-up; default: 10.",
+    "--out FOLDER": "Folder of the report; default: run.output with -profile at its end.",
+    "--live-encoder": "Put the frozen encoder into the step, as without a cache: read, decode and encode images.",
 }
 
-MONITOR_OPTIONS = {"--once": "Show it as it is now, and end."}
+MONITOR_OPTIONS = {"--once": "Show the run as it is now, and end."}
 
-SIDES = {"a": "A config (YAML).", "b": "Another one, which is compared with it."}
+SIDES = {"a": "A config (YAML).", "b": "The config that is compared with it."}
 
 COMPARE_OPTIONS = {
-    "--base FILE": "A config that both are read over, so that they may hold what differs alone.",
-    "--steps N": "Steps of each, in five turns; 50 if nothing is said.",
-    "--ranks N": "Processes of each side, which share the global batch as torchrun's would; 1 if nothing is said.",
-    "--min-speedup X": "How many times as fast as A's a step of B has to be.",
-    "--max-memory-ratio X": "How much of A's peak memory B may take.",
-    "--max-loss-delta X": "How far the losses of a step may be apart.",
+    "--base FILE": "A config that both are read over, so that each need only hold what differs.",
+    "--steps N": "Steps of each, in five turns; default: 50.",
+    "--ranks N": "Processes of each side, which share the global batch as under torchrun; default: 1.",
+    "--min-speedup X": "Least speed of B's steps, as a multiple of A's.",
+    "--max-memory-ratio X": "Largest peak memory of B, as a multiple of A's.",
+    "--max-loss-delta X": "Largest difference between the losses of one step.",
     "--report FILE": "Also write the result to this JSON file.",
 }
 
-RUN = {"run": "A run's folder (its newest checkpoint), a checkpoint's, or a projector's file."}
+RUN = {"run": "A run's folder (the newest checkpoint is used), a checkpoint's folder, or a projector file."}
 
 EXPORT_OPTIONS = {
-    "--push-to-hub REPO": "Then upload the folder to this repository of the Hugging Face Hub: owner/name, or the name "
-    "of one of your own.",
-    "--private": "Where the repository is new, make it a private one.",
+    "--push-to-hub REPO": "Upload the folder to this repository of the Hugging Face Hub: owner/name, or a name alone "
+    "for your own account.",
+    "--private": "If the repository does not exist yet, create it as a private one.",
 }
 
-# torch and transformers take seconds to import, so the commands import what they need: `--help` stays quick.
+# torch and transformers take seconds to import. Each command imports what it needs, so that `--help` is quick.
 
 
 def train_command(arguments: Any) -> int:
@@ -69,10 +69,10 @@ def train_command(arguments: Any) -> int:
 
 
 def eval_command(arguments: Any) -> int:
-    """Validation loss with each sample's own latents and with another's: does the projector use the image?
+    """Measure whether the projector uses the image: validation loss with own and with another sample's latents.
 
-    --cache may name another cache than the run's, of the same image recipe and encoder; its samples are those that
-    data.val_fraction holds out of it.
+    --cache may name another cache of the same image recipe and encoder. The samples that data.val_fraction holds out
+    of it are evaluated.
     """
     from trainer.run.parallel import join_world
     from trainer.run.validation import evaluate
@@ -89,10 +89,10 @@ def eval_command(arguments: Any) -> int:
 
 
 def generate_command(arguments: Any) -> int:
-    """Show what the language model says of images, by the projector that a run has trained.
+    """Print the language model's answers about images that it reads through a trained projector.
 
-    Of rows of the run's cache, or of image files, which go through the recipe and the encoder of that cache. Without
-    --prompt each row's own first question is asked, and the cache's own answer is shown below the model's.
+    The images are rows of the run's cache, or image files, which are encoded as that cache was. Without --prompt, each
+    row is asked its own first question, and the cache's answer is shown below the model's.
     """
     from trainer.generate.generate import generate
 
@@ -101,17 +101,17 @@ def generate_command(arguments: Any) -> int:
 
 
 def export_command(arguments: Any) -> int:
-    """Write a trained projector for others: with its config, a model card with figures, and code to use it alone."""
+    """Write a trained projector for others: weights, config, a model card with figures, code to use it alone."""
     from trainer.export.export import export
 
     if arguments.private and not arguments.push_to_hub:
-        raise ConfigError("--private is for --push-to-hub; name a repository or leave it out")
+        raise ConfigError("--private needs --push-to-hub: name a repository, or leave out --private")
     export(arguments.run, local_path("folder", arguments.folder), arguments.push_to_hub, private=arguments.private)
     return 0
 
 
 def profile_command(arguments: Any) -> int:
-    """Show where the time and the memory of a training step go; the run itself is left alone.
+    """Show where the time and memory of a training step go; the run itself stays as it is.
 
     --out gets profile.md, profile.html and trace.json (chrome://tracing, TensorBoard).
     """
@@ -127,7 +127,7 @@ def profile_command(arguments: Any) -> int:
 
 
 def monitor_command(arguments: Any) -> int:
-    """Follow a run in the terminal until it ends; its folder may go away and come back."""
+    """Show a run's progress in the terminal until it ends; its folder may disappear and come back."""
     from trainer.insight.monitor import monitor
 
     monitor(local_path("run", arguments.run), once=arguments.once)
@@ -137,7 +137,7 @@ def monitor_command(arguments: Any) -> int:
 def compare_command(arguments: Any) -> int:
     """Compare two configs: speed, peak memory and losses, step by step on the same batches, in turns.
 
-    Exits 1 where B does not reach a limit. Nothing is trained that is kept.
+    Exits 1 if B breaks a limit. Nothing that is trained is kept.
     """
     from trainer.insight.compare import Limits, compare
 
@@ -172,5 +172,7 @@ COMMANDS = {
     "export": Command(export_command, operands=RUN | {"folder": "An empty or a new folder."}, options=EXPORT_OPTIONS),
 }
 
-PROGRAM = Program("trainer", "Train a projector from a cache into a frozen language model.", EXAMPLES, COMMANDS)
+PROGRAM = Program(
+    "trainer", "Train a projector from a cache of latents for a frozen language model.", EXAMPLES, COMMANDS
+)
 main = PROGRAM.main

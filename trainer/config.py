@@ -1,6 +1,6 @@
 """The config of a training run: frozen dataclasses, filled from YAML and options, checked once.
 
-They stand here and in `model/config.py`, without torch, so that `--help` and a config error take no time.
+Neither this module nor `model/config.py` imports torch, so that `--help` and config errors are quick.
 """
 
 import math
@@ -15,33 +15,33 @@ from cache_store.storage.store import is_url, local_path
 from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 
 MAX_BATCH_SIZE = 1_000_000
-"""A larger one is a typing error, refused before memory runs out."""
+"""A larger batch is taken for a typing error, refused before memory runs out."""
 
 MAX_SHUFFLE_BLOCK = 65_536
 """128 such blocks are 8 million samples, which are held in memory."""
 
 MAX_GROUPS = 1_024
-"""A window of so many batches is drawn anew for each batch."""
+"""A window of this many batches is drawn anew for each batch."""
 
 MAX_LR = 1e3
-"""Far above any that trains, far below those that overflow float32; the weight decay's limit too."""
+"""Limit of learning rate and weight decay: far above any that trains, far below those that overflow float32."""
 
 MAX_STEPS = 10**9
-"""Steps times samples per step stay far below 2^63; a second a step, they take thirty years."""
+"""Keeps steps times samples per step far below 2^63; at a second a step, this many take thirty years."""
 
 MAX_EPOCHS = 10**6
 
 MAX_TOKENS = 2**20
-"""Longest text in tokens: longer than any model reads."""
+"""Longest text in tokens: longer than any model can read."""
 
 TEXT = "text"
-"""Folder of a run."""
+"""Folder in run.output for tokenised text, if the cache is at a URL."""
 
 MAX_CAPTIONS = 256
-"""Nobody reads more at each validation."""
+"""Nobody reads more captions at each validation."""
 
 WARMUP_STEPS = 100
-"""The default; a run of fewer than ten times as many warms up for a tenth of its steps."""
+"""Default warm-up; a run of fewer than ten times as many steps warms up for a tenth of them."""
 
 
 def require(condition: bool, key: str, expected: str, found: object) -> None:
@@ -51,7 +51,7 @@ def require(condition: bool, key: str, expected: str, found: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which samples, in which order, in batches of what size."""
+    """The training samples: which ones, in which order, in batches of which size."""
 
     batch_size: int = 8
     """Samples per optimizer step, over all ranks and accumulation steps."""
@@ -60,28 +60,28 @@ class DataConfig:
     max_text_tokens: int = 512
     """Longer texts are cut; world tokens are not counted."""
     val_fraction: float = 0.01
-    """Share of samples held out, by hash of the sample id; 1 holds out all, to evaluate on another cache."""
+    """Share of samples held out, by a hash of the sample id; 1 holds out all, to evaluate on another cache."""
     seed: int = 0
     """Seed of the order of samples and of the projector's initial weights."""
     shuffle_block: int = 1
-    """Neighbours in the cache that are read as one, of a shuffle in blocks, for caches far away; 1: none, each sample
-    may come from anywhere. With 32, a URL is asked 30 times less often. Ranks share in holding three windows of 128
-    blocks, or of as many as the batch has samples, in memory."""
+    """Neighbouring samples that are read at once and shuffled as a block, for object stores and slow disks. 1 shuffles
+    single samples; 32 sends 30 times fewer requests to a URL. Three windows are held in memory, divided among the
+    ranks; each has at least 128 blocks, rounded up to a multiple of the batch size."""
     group_lengths: int = 1
     """Batches that are drawn together and cut by the length of their texts, so that little of a pass is padding; 1:
-    each is drawn alone. The order is then another one, and as exact."""
+    each is drawn alone. Another number gives another order, as exact."""
     posterior: Literal["sample", "mean"] | None = None
-    """Of caches of posterior moments, what training shows: `sample` draws a latent anew each time; null: sample where
-    there are moments. Validation, captions and generation read the mean."""
+    """How training reads a cache of posterior moments: `sample` draws a new latent each time, `mean` takes the mean;
+    null: `sample` if the cache has moments. Validation, captions and generation read the mean."""
     views: list[str | dict[str, str]] | None = field(default=None, metadata={"option": "--data.views [CACHE,…]"})
-    """In place of `cache`, caches of one plan that show the same images flipped or cropped otherwise; each sample shows
-    them in turn, and validation the first. Of several towers, a mapping for each view, as `caches` is one."""
+    """In place of `cache`: caches of one plan that show the same images flipped or cropped differently. Training shows
+    each sample's views in turn, validation the first. With several towers, each view is a mapping such as `caches`."""
     text_dir: str | None = None
-    """Where tokenised text is kept; default: CACHE.text beside the cache, or, of one at a URL, `text` in run.output."""
+    """Folder for tokenised text; default: CACHE.text beside the cache, or for a cache at a URL `text` in run.output."""
     cache_dir: str | None = None
-    """Folder of this machine that keeps what was read of caches at URLs; its processes share it."""
+    """Folder on this machine that keeps what was read from caches at URLs; processes share it."""
     cache_bytes: int = 100 * 10**9
-    """Most that `cache_dir` holds; what was used the longest ago is deleted first."""
+    """Most that `cache_dir` holds; the least recently used blocks are deleted first."""
 
     def __post_init__(self) -> None:
         size = self.batch_size
@@ -102,7 +102,7 @@ class DataConfig:
             local_path(f"data.{name}", getattr(self, name) or "")
 
     def refuse_undivided(self, world_size: int) -> None:
-        """Raise ConfigError where the global batch does not divide among the forward passes of all ranks."""
+        """Raise ConfigError if data.batch_size is not a multiple of world size × data.accumulate."""
         parts = world_size * self.accumulate
         if self.batch_size % parts:
             raise ConfigError(
@@ -116,11 +116,11 @@ class ReconstructionConfig:
     """An auxiliary loss: the language model's last hidden states at world tokens predict the latent."""
 
     weight: float = 0.0
-    """Weight of a linear head's loss on the standardised latent, added to the loss of the text; 0: no head, no loss."""
+    """Weight of the loss of a linear head that predicts the standardised latent, beside the text's loss; 0: no head."""
     every: int = 4
-    """Steps from one computation of it to the next; at steps between it is left out."""
+    """Steps from one computation of this loss to the next; steps between leave it out."""
     kind: Literal["cosine", "mse"] = "cosine"
-    """One less the cosine between prediction and latent, or their mean square difference."""
+    """cosine: one minus the cosine between prediction and latent; mse: their mean square difference."""
 
     def __post_init__(self) -> None:
         weight, every = self.weight, self.every
@@ -128,27 +128,27 @@ class ReconstructionConfig:
         require(1 <= every <= MAX_STEPS, "optim.reconstruction.every", f"in [1, {MAX_STEPS:,}]", every)
 
     def is_due(self, step: int) -> bool:
-        """Tell whether the update with `step` updates before it computes the loss."""
+        """Return whether the update after `step` updates computes this loss."""
         return self.weight > 0 and (step + 1) % self.every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW and its learning rate, and what is learned beside the text."""
+    """AdamW, its learning rate, and an auxiliary loss."""
 
     lr: float = 1e-4
     """Learning rate at its peak."""
     weight_decay: float = 0.01
-    """On the projector's matrices; biases and the two learned vectors have none."""
+    """Weight decay of the projector's matrices; biases, START and END have none."""
     warmup_steps: int | None = None
-    """Steps of linear warm-up, fewer than the run has; null: 100, or a tenth of the run where that is less."""
+    """Steps of linear warm-up, fewer than the run's; null: 100, or a tenth of the run if that is less."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """After warm-up: down to zero at the last step along a cosine, or constant."""
+    """After warm-up the learning rate falls towards zero at the last step along a cosine, or stays constant."""
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this norm; null: never."""
     offload: bool = False
-    """AdamW's moments and float32 copies of what learns lie in the host's memory, where the update is computed; of use
-    on a GPU alone."""
+    """Keep AdamW's moments and float32 copies of the trained parameters in the host's memory, and compute the update
+    there; of use only on a GPU."""
     reconstruction: ReconstructionConfig = field(default_factory=ReconstructionConfig)
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class OptimConfig:
         return min(WARMUP_STEPS, total_steps // 10) if self.warmup_steps is None else self.warmup_steps
 
     def refuse_endless_warmup(self, total_steps: int) -> None:
-        """Raise ConfigError where the peak learning rate would never be reached."""
+        """Raise ConfigError if optim.warmup_steps is not less than the run's steps."""
         if self.warmup_steps is not None and self.warmup_steps >= total_steps:
             raise ConfigError(
                 f"optim.warmup_steps {self.warmup_steps:,} must be less than the run's steps, {total_steps:,}; "
@@ -175,7 +175,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRunConfig:
-    """How long, in what precision, and what is kept."""
+    """How long a run trains, in what precision, and what it saves and reports."""
 
     output: str
     """Folder of checkpoints, logs, report.html, the resolved config and the trained projector."""
@@ -184,27 +184,28 @@ class TrainRunConfig:
     max_steps: int | None = None
     """Optimizer steps in place of `epochs`."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Of the language model's weights and of the projector's matrix products; its master weights are float32."""
+    """Precision of the language model's weights and of the projector's products; its master weights are float32."""
     compile: Literal["none", "layers", "whole"] = "none"
-    """Compile the language model with torch.compile, each layer by itself or all at once; of layers, texts are padded
-    to a few lengths, so that nothing is compiled again."""
+    """Compile the language model with torch.compile, each layer by itself or all at once. `layers` pads texts to a few
+    lengths, so that nothing is compiled again."""
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
-    """Kernel of the language model's attention in training and validation; auto: torch takes the fastest that can. One
-    that cannot run at the run's length is refused. A CPU has flash and math; math holds all weights in memory."""
+    """Kernel of the language model's attention in training and validation; auto: the fastest that torch can run. A
+    kernel that cannot run at the run's length is refused. CPUs have flash, and math, which holds all weights."""
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
-    """Recompute in the backward pass: of each layer norms, activations, gates and small products, or all of it.
-    Selective keeps less than half of a layer's memory, full a twentieth, for a fifth to a third more time."""
+    """Recompute layers in the backward pass: selective recomputes norms, activations, gates and small products, full
+    all of a layer. Selective keeps less than half of a layer's memory, full a twentieth; a step takes a fifth to a
+    third longer."""
     loss_chunk: int | None = None
-    """Label tokens whose logits are made at once; null: all of a pass. 512 of a vocabulary of 262 k take 1.6 GB."""
+    """Label tokens whose logits are made at once; null: all of a pass. 512 with a vocabulary of 262 k take 1.6 GB."""
     fit_memory: bool = False
-    """In place of `data.accumulate`, as few passes a step as fit into memory; tried before the first step, on the
-    longest texts. A run that goes on with another number of passes is the same to rounding."""
+    """In place of `data.accumulate`, take as few passes a step as fit into memory, tried before the first step on the
+    longest texts. A run that resumes with another number of passes is the same to rounding."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What follows a step whose loss or gradient is not finite: the run stops, or leaves the projector as it was and
-    goes on; after ten such steps in a row it stops too."""
+    """After a step whose loss or gradient is not finite, stop, or skip its update and go on; ten such steps in a row
+    stop the run too."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
-    """Under torchrun every rank holds the model (ddp), or a part of each of the language model's weights, which are
-    gathered layer by layer (fsdp2); the projector's gradients are summed. Without torchrun one process trains."""
+    """Under torchrun every rank holds the whole language model (ddp), or a part of each of its weights, gathered layer
+    by layer (fsdp2); the projector's gradients are summed. Without torchrun one process trains."""
     save_every: int = 500
     """Steps between checkpoints; the last step always has one."""
     keep_last: int = 3
@@ -214,11 +215,11 @@ class TrainRunConfig:
     eval_batch_size: int = 8
     """Samples per forward pass on each rank in validation."""
     sample_captions: int = 4
-    """Held-out samples, always the same, whose captions are generated with each validation; 0: none."""
+    """Held-out samples, always the same, that are captioned at each validation; 0: none."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] | None = None
-    """Where figures and captions go besides metrics.jsonl and report.html; null: to tensorboard; [] goes nowhere."""
+    """Trackers that get figures and captions, besides metrics.jsonl and report.html; null: tensorboard; []: none."""
     resume: str = "auto"
-    """`auto`: from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
+    """`auto`: resume from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
 
     def __post_init__(self) -> None:
         require(0 < self.epochs <= MAX_EPOCHS, "run.epochs", f"above 0 and at most {MAX_EPOCHS:,}", self.epochs)
@@ -258,8 +259,8 @@ class TrainConfig:
     cache: str | None = field(default=None, metadata={"alternatives": ("caches", "data.views")})
     """The sealed cache to train from."""
     caches: dict[str, str] | None = None
-    """In place of `cache`, several of one plan, by the name of their tower, in the order in which the language model
-    reads them: {world: FOLDER, siglip: FOLDER}."""
+    """In place of `cache`: caches of one plan by their tower's name, in the order in which the language model reads
+    them: {world: FOLDER, siglip: FOLDER}."""
     model: ModelConfig
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -268,7 +269,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if [self.cache, self.caches, self.data.views].count(None) != 2:
             raise ConfigError(
-                "name what to train from by one of cache: FOLDER, caches: {world: FOLDER, …} and "
+                "set exactly one of cache: FOLDER, caches: {world: FOLDER, …} and "
                 "data.views: [FOLDER, FOLDER]; leave the others out, or set them to null"
             )
         for view in self.views:
@@ -278,12 +279,12 @@ class TrainConfig:
 
     @property
     def views(self) -> list[dict[str, str]]:
-        """Each view's caches, by the tower's name; one view where `data.views` names none."""
+        """Each view's caches, by tower name; one view if `data.views` is not set."""
         return views_of(self.cache, self.caches, self.data.views)
 
     @property
     def towers(self) -> dict[str, str]:
-        """Each tower's cache, by the tower's name; of several views the first's."""
+        """The first view's caches, by tower name."""
         return self.views[0]
 
     @property
@@ -292,7 +293,7 @@ class TrainConfig:
 
     @property
     def text_dir(self) -> str | None:
-        """`data.text_dir`, or the run's own where nothing lies beside the first cache; None: beside that."""
+        """`data.text_dir`, else `text` in run.output if the first cache is at a URL; None: beside that cache."""
         if self.data.text_dir is None and is_url(self.all_caches[0]):
             return str(self.run.folder / TEXT)
         return self.data.text_dir
@@ -301,12 +302,12 @@ class TrainConfig:
 def views_of(
     cache: str | None, caches: Mapping[str, str] | None, views: Sequence[str | Mapping[str, str]] | None
 ) -> list[dict[str, str]]:
-    """Each view's caches, of a config; none where it names none."""
+    """Return each view's caches, by tower name; one empty mapping if the config names no cache."""
     return [{WORLD: each} if isinstance(each, str) else dict(each) for each in views or [cache or caches or {}]]
 
 
 def caches_by_option(views: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Views' caches as the fields of a config name them."""
+    """Return the views' caches under the config field that names them: `cache`, `caches` or `data.views`."""
     named = [view[WORLD] if [*view] == [WORLD] else view for view in views]
     if len(named) > 1:
         return {"data.views": {str(place): each for place, each in enumerate(named, 1)}}
@@ -314,5 +315,5 @@ def caches_by_option(views: Sequence[Mapping[str, str]]) -> dict[str, Any]:
 
 
 def views_of_run(config: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Each view's caches, of a run's resolved config, which may be an older version's."""
+    """Return each view's caches from a run's resolved config, which an older version may have written."""
     return views_of(config.get("cache"), config.get("caches"), config.get("data", {}).get("views"))

@@ -34,7 +34,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming_published(path: Path, scratch: Path) -> Iterator[None]:
-    """Make the system's error messages name `path`, not the scratch folder, which users do not know."""
+    """Name `path` in the system's error messages, not the scratch folder, which users do not know."""
     try:
         with name_in_errors(path):
             yield
@@ -44,12 +44,12 @@ def naming_published(path: Path, scratch: Path) -> Iterator[None]:
 
 
 def clear_folders(parent: Path, name: str) -> None:
-    """Delete scratch folders left for names that match the pattern `name`; leave everything else in `parent`."""
+    """Delete the scratch folders in `parent` of names that match the pattern `name`."""
     for leftover in parent.glob(f".{name}.*{SCRATCH_SUFFIX}"):
         shutil.rmtree(leftover)
 
 
 def remove_folder(path: Path) -> None:
-    """Delete `path`; it is renamed first, so that no part of it is ever seen under its name."""
+    """Rename the folder `path`, then delete it, so that no part of it is ever seen under its name."""
     scratch = path.rename(scratch_path(path))
     shutil.rmtree(scratch)

@@ -28,10 +28,10 @@ def test_a_config_file_trains_goes_on_and_is_evaluated(cache_path, language_mode
     assert main(["train", f"--config={tmp_path}/train.yaml", "--run.max_steps=2", "--data.batch_size=32"]) == 0
     said = capsys.readouterr().out
     assert "samples: 30 to train on, 7 held out" in said
-    assert "data.batch_size 32 is more than that: every batch holds samples more than once" in said
+    assert "data.batch_size 32 is larger than the training set: every batch repeats samples" in said
     resolved = f"--config={tmp_path}/run/config.yaml"
     assert main(["train", resolved]) == 0
-    assert "going on after step 2 of 2" in capsys.readouterr().out
+    assert "resuming after step 2 of 2" in capsys.readouterr().out
     assert main(["eval", resolved, "--report=~/eval.json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed == json.loads((tmp_path / "eval.json").read_text())
@@ -247,7 +247,7 @@ def test_a_run_of_other_batches_or_another_projector_is_refused(field, configure
     error = refusal(1, configured(one_step, max_steps=2, **changes))
     assert named_fields(error) == {field}
     assert "to train anew: the same command with --run.output NEW" in error
-    assert "to go on from here, restore what it was trained with" in error
+    assert "to resume from it, restore the settings that it was trained with" in error
     evaluation = configured(one_step, accumulate=3, **changes)
     if field in ("data.batch_size", "data.seed", "data.shuffle_block"):
         assert main(command(evaluation, "eval")) == 0
@@ -283,7 +283,7 @@ def test_an_evaluation_on_another_cache_says_what_it_evaluates(one_step, configu
     assert main(command(configured(one_step, **other), "eval")) == 0
     said = capsys.readouterr().out
     assert "samples: 10 held out\n" in said
-    assert "of this one, the 10 samples are evaluated that data.val_fraction 1.0 holds out" in said
+    assert "evaluating the 10 samples that data.val_fraction 1.0 holds out of this one" in said
     assert "training held out 0.2: ids of both may have been trained on" in said
     assert json.loads(said.splitlines()[-1])["samples"] == 10
     assert "leaves no sample to train on" in refusal(1, configured(**other))

@@ -1,7 +1,7 @@
 """Captions of the same few held-out samples at every evaluation, and their pictures.
 
-Decoding is greedy, so nothing is drawn from a random generator; transformers' model is left as it was. So a run with
-captions is, bit for bit, the run without.
+Decoding is greedy, so no random number is drawn, and transformers' model is left as it was: a run gives the same bits
+with and without captions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,23 @@ from trainer.generate.rows import cached_samples
 from trainer.run.observers import Caption
 from trainer.run.session import Session
 
+CAPTION_TOKENS = 64
+"""Most tokens of a caption; prompt and caption have at most data.max_text_tokens, so that the model has positions."""
+
 
 def previews(cache: JoinedCache, samples: Mapping[str, np.ndarray]) -> Sequence[np.ndarray | None]:
-    """One of each sample, uint8 [H, W, 3]; None where no cache has such a map. `samples` are each tower's, by name."""
+    """Return a picture of each sample, uint8 [H, W, 3], from the first tower whose cache has a map to RGB.
+
+    Without such a tower each is None. `samples` holds each tower's samples by name.
+    """
     for name, each in cache.caches.items():
         if (to_rgb := each.seal.array.preview) is not None:
             return [preview(latent, to_rgb) for latent in samples[name].astype(np.float32)]
     return [None] * len(next(iter(samples.values())))
 
 
-CAPTION_TOKENS = 64
-"""Most tokens of a caption; with its prompt it has data.max_text_tokens at most, so that the model knows positions."""
-
-
 class HeldOutCaptions:
-    """The first few of the held-out samples, and how they are captioned."""
+    """Captions the first few held-out samples."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -49,24 +51,21 @@ class HeldOutCaptions:
         self._is_possible = True
 
     def __call__(self, stopped: Callable[[], bool]) -> list[Caption]:
-        """Caption them; a model that cannot generate is said once, and the run goes on without."""
+        """Caption the samples; if the model cannot generate, say so once, and the run continues without captions."""
         captions: list[Caption] = []
         size = self._session.config.run.eval_batch_size
-        # Each new length would be compiled anew.
-        eager = (
-            torch.compiler.set_stance("force_eager") if self._session.config.run.compile != "none" else nullcontext()
-        )
+        compiled = self._session.config.run.compile != "none"  # each new length would be compiled anew
         try:
-            with eager:
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 for start in range(0, len(self._samples), size):
                     if self._is_possible and not stopped():
-                        captions += self._batch(slice(start, start + size), stopped)
+                        captions += self._caption(slice(start, start + size), stopped)
         except ModelError as error:
             self._is_possible = False
             self._session.world.say(f"no captions: {error}")
         return captions
 
-    def _batch(self, part: slice, stopped: Callable[[], bool]) -> list[Caption]:
+    def _caption(self, part: slice, stopped: Callable[[], bool]) -> list[Caption]:
         samples, stored = self._samples[part], {name: each[part] for name, each in self._stored.items()}
         answers = self._generator(as_tensors(stored), [sample.question for sample in samples], stopped)
         return [

@@ -1,4 +1,4 @@
-"""Is the run well? Spikes, plateaus, slower steps, waiting and memory that is nearly full: each is said once.
+"""Problems of a run, each reported once: spikes, plateaus, slower steps, waiting, compiling again, nearly full memory.
 
 A check is a pure function of the newest steps' figures.
 """
@@ -15,35 +15,35 @@ WINDOW = 50
 """Steps whose medians are compared."""
 
 SPIKE = 6.0
-"""Deviations from the running median, in medians of them, beyond which a loss is a spike."""
+"""A loss is a spike if its deviation from the running median is more than this many times the median deviation."""
 
 LEAST_SPIKE = 0.1
-"""Share of the median loss that any step may differ by."""
+"""Least deviation of a spike, as a share of the median loss."""
 
 PLATEAU_STEPS = 400
-"""Steps of which the second half's median loss is to be below the first half's."""
+"""Steps whose second half's median loss must be below the first half's."""
 
 LEAST_FALL = 0.001
-"""Least fall of the loss, as a share, over half of PLATEAU_STEPS."""
+"""Least fall of the median loss, as a share, from one half of PLATEAU_STEPS to the next."""
 
 SLOWER = 0.7
-"""Share of the run's best throughput, as a median of WINDOW steps, below which it has dropped."""
+"""Throughput has fallen if it is below this share of the run's best; both are medians of WINDOW steps."""
 
 MOST_WAITING = 0.05
-"""Share of a step spent waiting for data."""
+"""Largest share of a step spent waiting for data."""
 
 COMPILE_STEPS = 20
-"""Steps in which every planned length is expected to have come."""
+"""Steps after which every planned length is expected to be compiled."""
 
 MOST_MEMORY = 0.95
-"""Share of the memory."""
+"""Largest share of the memory that a step may take."""
 
 History = Sequence[Mapping[str, float]]
 """Figures of the newest steps, at most PLATEAU_STEPS."""
 
 
 class Health(Observer):
-    """Adds what is wrong to the step at which it is seen first."""
+    """Adds each problem to the alerts of the step that shows it first."""
 
     def __init__(self, session: Session) -> None:
         self.watch = Watch(memory_bytes(session.world.device))
@@ -52,20 +52,20 @@ class Health(Observer):
     def after_step(self, step: StepDone) -> None:
         if step.metrics and not step.diverged:
             if self._is_compiled:
-                from torch._dynamo.utils import counters  # seconds, for runs that compile
+                from torch._dynamo.utils import counters  # takes seconds to import
 
                 step.metrics["compiled_graphs"] = counters["stats"]["unique_graphs"]
             step.alerts.extend(self.watch(step.metrics))
 
 
 class Watch:
-    """Remembers a run's newest figures, and what was said of them."""
+    """Keeps a run's newest figures, and which problems were reported."""
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory = memory_bytes
         self._steps: deque[Metrics] = deque(maxlen=PLATEAU_STEPS)
         self._best = 0.0
-        self._said = set[str]()
+        self._reported = set[str]()
 
     def __call__(self, metrics: Metrics) -> list[str]:
         self._steps.append(metrics)
@@ -73,16 +73,17 @@ class Watch:
         checks: dict[str, Callable[[], str | None]] = {
             "spike": lambda: spike(values(steps, "loss")),
             "plateau": lambda: plateau(values(steps, "loss")),
-            "throughput": lambda: self._throughput(values(steps, "samples_per_s")),
+            "throughput": lambda: self._slowdown(values(steps, "samples_per_s")),
             "waiting": lambda: waiting(values(steps, "data_wait_share")),
             "compilation": lambda: recompiled(values(steps, "compiled_graphs")),
             "memory": lambda: near_full(metrics.get("peak_memory_bytes", 0), self._memory),
         }
-        found = {name: said for name, check in checks.items() if name not in self._said and (said := check())}
-        self._said |= found.keys()
+        new = (name for name in checks if name not in self._reported)
+        found = {name: problem for name in new if (problem := checks[name]())}
+        self._reported |= found.keys()
         return list(found.values())
 
-    def _throughput(self, rates: Sequence[float]) -> str | None:
+    def _slowdown(self, rates: Sequence[float]) -> str | None:
         if len(rates) < WINDOW:
             return None
         now = median(rates[-WINDOW:])
@@ -108,7 +109,7 @@ def spike(losses: Sequence[float]) -> str | None:
     if losses[-1] - middle <= SPIKE * spread:
         return None
     return (
-        f"loss spike: {losses[-1]:.4g}, the median of {WINDOW} steps before is {middle:.4g}; where they go on, lower "
+        f"loss spike: {losses[-1]:.4g}, the median of {WINDOW} steps before is {middle:.4g}; if spikes recur, lower "
         "optim.lr or optim.max_grad_norm"
     )
 
@@ -120,19 +121,19 @@ def plateau(losses: Sequence[float]) -> str | None:
     earlier, later = median(losses[-PLATEAU_STEPS:-half]), median(losses[-half:])
     if later < earlier * (1 - LEAST_FALL):
         return None
-    return f"plateau: the median loss of {half} steps is {later:.4g}, of the {half} before {earlier:.4g}"
+    return f"plateau: the median loss of {half} steps is {later:.4g}, that of the {half} before was {earlier:.4g}"
 
 
 def waiting(shares: Sequence[float]) -> str | None:
     if len(shares) < WINDOW or (share := median(shares[-WINDOW:])) <= MOST_WAITING:
         return None
-    return f"steps wait for data {share:.0%} of their time: `trainer profile` shows for what"
+    return f"steps wait for data {share:.0%} of their time: see `trainer profile`"
 
 
 def recompiled(graphs: Sequence[float]) -> str | None:
     if len(graphs) <= COMPILE_STEPS or graphs[-1] == graphs[-2]:
         return None
-    return f"compiled again: {graphs[-1]:.0f} graphs, {graphs[-1] - graphs[-2]:.0f} more than the step before had"
+    return f"compiled again: {graphs[-1]:.0f} graphs, {graphs[-1] - graphs[-2]:.0f} more than after the step before"
 
 
 def near_full(peak: float, memory: int | None) -> str | None:
@@ -140,5 +141,5 @@ def near_full(peak: float, memory: int | None) -> str | None:
         return None
     return (
         f"memory: a step took {peak / 2**30:.1f} of {memory / 2**30:.1f} GiB; a longer text may not fit: raise "
-        "data.accumulate, or run.gradient_checkpointing"
+        "data.accumulate, or set run.gradient_checkpointing"
     )

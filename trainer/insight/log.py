@@ -1,4 +1,4 @@
-"""The log of a run: one JSON line a step, the same values in its trackers, and the bar on the terminal."""
+"""The log of a run: one JSON line a step, with the same values in its trackers, and the progress bar."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from trainer.run.observers import Caption, Metrics, Observer, StepDone, caption_
 
 
 class Console(Observer):
-    """Shows steps as they are done."""
+    """Shows progress, alerts, validations and captions on the terminal."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -34,12 +34,12 @@ class Console(Observer):
             figures = {"loss": f"{step.metrics['loss']:.3f}", "samples_s": f"{step.metrics['samples_per_s']:.1f}"}
             self._bar.set_postfix(figures, refresh=False)
             self._bar.update()
-        said = [f"step {step.number:,}: {alert}" for alert in step.alerts]
+        lines = [f"step {step.number:,}: {alert}" for alert in step.alerts]
         if step.validation.summary:
-            said.append(step.validation.summary)
-        said += [line for caption in step.validation.captions for line in caption_lines(caption)]
-        if said:
-            self._bar.write("\n".join(said))
+            lines.append(step.validation.summary)
+        lines += [line for caption in step.validation.captions for line in caption_lines(caption)]
+        if lines:
+            self._bar.write("\n".join(lines))
 
     def close(self) -> None:
         if self._bar is not None:
@@ -58,11 +58,11 @@ class StepLog(Observer):
 
     def after_step(self, step: StepDone) -> None:
         assert self._log is not None, "a run begins before its first step"
-        done = step.validation
+        validation = step.validation
         if step.metrics:
-            self._log.write({**step.metrics, **done.metrics}, done.captions, step.alerts)
+            self._log.write({**step.metrics, **validation.metrics}, validation.captions, step.alerts)
         else:
-            self._log.amend({"step": step.number, **done.metrics}, done.captions)
+            self._log.amend({"step": step.number, **validation.metrics}, validation.captions)
 
     def close(self) -> None:
         if self._log is not None:
@@ -70,7 +70,7 @@ class StepLog(Observer):
 
 
 class MetricsLog:
-    """`metrics.jsonl` under `folder`, continued after `completed_steps`, and the run's trackers, told the same."""
+    """The log `metrics.jsonl` in `folder`, continued after `completed_steps`; trackers get the same values."""
 
     def __init__(self, folder: Path, completed_steps: int, trackers: Sequence[Tracker] = ()) -> None:
         self.path, self._trackers = folder / METRICS_FILE, trackers
@@ -78,9 +78,9 @@ class MetricsLog:
         self._lines = self.path.open("a", encoding="utf-8")
 
     def write(self, metrics: Metrics, captions: Sequence[Caption] = (), alerts: Sequence[str] = ()) -> None:
-        said = {ALERTS: [*alerts]} if alerts else {}
+        noted = {ALERTS: [*alerts]} if alerts else {}
         with name_in_errors(self.path):
-            self._lines.write(as_json({**metrics, TIME: utc_time(), **said}, captions) + "\n")
+            self._lines.write(as_json({**metrics, TIME: utc_time(), **noted}, captions) + "\n")
             self._lines.flush()
         self._track(metrics, captions, alerts)
 
@@ -110,13 +110,13 @@ class MetricsLog:
 
 
 def as_json(record: Mapping[str, Any], captions: Sequence[Caption]) -> str:
-    """Lay out one line: valid JSON whatever a diverged run has computed."""
-    said = {CAPTIONS: [caption.record for caption in captions]} if captions else {}
-    return json.dumps({**nullified(record), **said}, allow_nan=False)
+    """Return one line of the log, which is valid JSON even if the run has diverged."""
+    captioned = {CAPTIONS: [caption.record for caption in captions]} if captions else {}
+    return json.dumps({**nullified(record), **captioned}, allow_nan=False)
 
 
 def nullified(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Put null for numbers that are not finite, and say under NONFINITE what they are."""
+    """Replace numbers that are not finite by null, and name them under NONFINITE."""
     broken = {name: value for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
     if not broken:
         return dict(record)
@@ -124,7 +124,7 @@ def nullified(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drop_later_steps(path: Path, completed_steps: int) -> None:
-    """Drop lines of steps after the checkpoint, which run again, and lines that a kill or a full disk left broken."""
+    """Drop lines of steps after the checkpoint, which run again, and lines cut short by a kill or a full disk."""
     if not path.exists():
         return
     lines = [(line, as_step(line)) for line in path.read_bytes().split(b"\n")]

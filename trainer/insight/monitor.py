@@ -1,9 +1,9 @@
-"""A run followed from outside, in the terminal: its log is read again and again, until the run ends."""
+"""The command `monitor`: show a run in the terminal, reading its log again and again until the run ends."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,7 @@ POLL_S = 2.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 CURVE = 60
-"""Characters of the curve of losses."""
+"""Characters of the loss curve."""
 
 SHOWN_ALERTS = 5
 
@@ -40,14 +40,14 @@ class Look:
 
     records: Sequence[Record]
     is_there: bool
-    """Whether the folder is: it may be on a disk that comes and goes."""
+    """Whether the folder exists; its disk may come and go."""
     is_running: bool
     is_done: bool
 
     @property
     def state(self) -> str:
         if not self.is_there:
-            return "the folder is away; waiting for it"
+            return "waiting for the folder, which has disappeared"
         if self.is_running:
             return "running"
         if self.is_done:
@@ -55,43 +55,44 @@ class Look:
         return "diverged" if self.records and NONFINITE in self.records[-1] else "stopped; rerun to go on"
 
 
+AWAY = Look((), is_there=False, is_running=False, is_done=False)
+
+
 def look_at(folder: Path) -> Look:
-    """Read the run's folder; one that is away, or goes away while it is read, is no error."""
+    """Read the run's folder; a folder that is missing, or disappears while it is read, is no error."""
     try:
-        if not folder.is_dir() or not any(folder.iterdir()):
-            return Look((), is_there=False, is_running=False, is_done=False)
-        running = is_claimed(folder)
-        return Look(
-            read_records(folder), is_there=True, is_running=running, is_done=(folder / PROJECTOR_FILE).is_file()
-        )
+        if folder.is_dir() and any(folder.iterdir()):
+            running, done = is_claimed(folder), (folder / PROJECTOR_FILE).is_file()
+            return Look(read_records(folder), is_there=True, is_running=running, is_done=done)
     except OSError:
-        return Look((), is_there=False, is_running=False, is_done=False)
+        pass
+    return AWAY
 
 
 def monitor(
     folder: Path, terminal: Terminal | None = None, sleep: Callable[[float], None] = time.sleep, *, once: bool = False
 ) -> Look:
-    """Show the run until it ends, or `once`; ConfigError for a folder that holds no run."""
+    """Show the run until it ends, or `once`; return the last look. ConfigError for a folder that holds no run."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file():
         raise ConfigError(f"{folder} holds no run: no {CONFIG_FILE}")
     seen = look_at(folder)
     if not seen.is_there:
-        raise ConfigError(f"{folder} is no folder of a run")
+        raise ConfigError(f"{folder} is not a run's folder")
     total = total_steps(folder)
     terminal = terminal or Terminal()
     with Live(page(folder, seen, total), console=terminal, auto_refresh=False) as live:
         while not once and (seen.is_running or not seen.is_there):
             sleep(POLL_S)
             found = look_at(folder)
-            seen = found if found.is_there else Look(seen.records, is_there=False, is_running=False, is_done=False)
+            seen = found if found.is_there else replace(AWAY, records=seen.records)
             live.update(page(folder, seen, total), refresh=True)
-    if not terminal.is_terminal:  # rich ends the last line on a terminal alone
+    if not terminal.is_terminal:  # rich ends the last line only on a terminal
         terminal.print()
     return seen
 
 
 def total_steps(folder: Path) -> int | None:
-    """Read how many steps the run has, where its config says so."""
+    """Read the run's number of steps from its config; None if the config does not give it."""
     config = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}
     steps = config.get("run", {}).get("max_steps")
     return steps if isinstance(steps, int) else None
@@ -105,13 +106,13 @@ def page(folder: Path, seen: Look, total: int | None) -> RenderableType:
     parts: list[RenderableType] = [Text(str(folder), style="bold"), table]
     if total and records:
         parts.append(ProgressBar(total=total, completed=records[-1]["step"], width=CURVE))
-    alerts = [(record["step"], said) for record in records for said in record.get(ALERTS, ())]
-    parts += [Text(f"step {step:,}: {said}", style="yellow") for step, said in alerts[-SHOWN_ALERTS:]]
+    alerts = [(record["step"], alert) for record in records for alert in record.get(ALERTS, ())]
+    parts += [Text(f"step {step:,}: {alert}", style="yellow") for step, alert in alerts[-SHOWN_ALERTS:]]
     return Group(*parts)
 
 
 def rows(seen: Look, total: int | None) -> list[tuple[str, str]]:
-    """Figures of the newest steps."""
+    """List the figures of the newest steps, by name."""
     records = seen.records
     found = [("state", seen.state)]
     if not records:
@@ -139,7 +140,7 @@ def middle(records: Sequence[Record], key: str) -> float:
 
 
 def curve(values: Sequence[float]) -> str:
-    """Draw values as blocks, each the median of some."""
+    """Draw values as blocks, each the median of a few."""
     if not values:
         return ""
     size = math.ceil(len(values) / CURVE)

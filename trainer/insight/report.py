@@ -1,4 +1,4 @@
-"""The page of a run: is it learning? Made whole from the log on disk, so that a resumed run's page is the whole run's.
+"""The page that shows whether a run is learning, made from the whole log on disk: a resumed run's page has all steps.
 
 Ids and words are untrusted text: Jinja2 escapes every value that enters the page.
 """
@@ -28,15 +28,19 @@ from trainer.run.validation import SIGNIFICANT, is_image_used, verdict
 
 # Axes: S steps of the log.
 
+REPORT_FILE = "report.html"
+
+SHOWN_STEPS = 8
+"""Most captions shown of one sample: evenly spaced ones, the first and the newest included."""
 
 POINTS = 300
-"""Points of a curve; of more steps, each point is the mean of some and the band their range."""
+"""Most points of a curve. With more steps, each point is the mean of several, and a band shows their range."""
 
 LEAST_SPAN = 0.2
-"""Of an axis of shares: a single point stands in the middle of it."""
+"""Least span of an axis of shares, so that a single point lies in its middle."""
 
 LEAST_CHANGE = 0.01
-"""Span of an axis relative to its values: less has ticks of many digits, which tell nothing."""
+"""Least span of an axis relative to its values; a smaller one has tick labels of many digits, which say nothing."""
 
 INCHES = (5.2, 2.6)
 MARGINS = {"left": 0.14, "right": 0.98, "bottom": 0.18, "top": 0.89}
@@ -45,6 +49,111 @@ Record = Mapping[str, Any]
 """A line of the log."""
 
 Draw = Callable[[Sequence[Record], Axes, Scheme], None]
+
+
+@dataclass(frozen=True)
+class StepCaption:
+    """A caption at one step."""
+
+    step: int
+    text: str
+    is_whole: bool
+    is_reference: bool
+    """Whether it is the reference, word for word."""
+
+
+@dataclass(frozen=True)
+class CaptionedSample:
+    """The captions of one sample, newest first."""
+
+    row: int
+    id: str
+    prompt: str
+    reference: str | None
+    preview: np.ndarray | None
+    captions: Sequence[StepCaption]
+
+
+class Report(Observer):
+    """Writes the page at each validation, at the end, and if the run diverges."""
+
+    def __init__(self, session: Session, total_steps: int) -> None:
+        self._session, self._total = session, total_steps
+
+    def after_step(self, step: StepDone) -> None:
+        if step.diverged:
+            self.finish()
+
+    def after_save(self, step: StepDone) -> None:
+        if step.validation.metrics and not step.is_last:
+            self.finish()
+
+    def finish(self) -> None:
+        write_report(self._session, self._total)
+
+
+def write_report(session: Session, total_steps: int) -> None:
+    """Write the page unless it is up to date."""
+    folder = session.config.run.folder
+    write_changed(folder / REPORT_FILE, render(session, read_records(folder), total_steps).encode())
+
+
+def render(session: Session, records: Sequence[Record], total_steps: int) -> str:
+    """Render the page as one HTML text that loads nothing from elsewhere."""
+    validated = [record for record in records if "val_loss" in record]
+    newest = validated[-1] if validated else None
+    test = None
+    if newest and "val_standard_error" in newest:
+        test = newest["val_loss_shuffled"] - newest["val_loss"], newest["val_standard_error"]
+    return page_template("trainer.insight", "report.html").render(
+        name="/".join(session.config.run.folder.resolve().parts[-2:]),
+        nothing=NOTHING,
+        last=records[-1] if records else None,
+        total_steps=total_steps,
+        diverged=records[-1].get(NONFINITE) if records else None,
+        trained_on=len(session.split.train),
+        held_out=len(session.split.validation),
+        newest=newest,
+        verdict=test and verdict(*test),
+        is_good=test is not None and is_image_used(*test),
+        curves=curves(records),
+        samples=captioned_samples(session, records),
+        facts=[(name, format_value(value)) for name, value in flatten(asdict(session.config)) if value is not None],
+    )
+
+
+def captioned_samples(session: Session, records: Sequence[Record]) -> list[CaptionedSample]:
+    """Collect all captions of the samples that the newest captions are about."""
+    by_step = {
+        record["step"]: {each["row"]: each for each in record[CAPTIONS]} for record in records if CAPTIONS in record
+    }
+    if not by_step:
+        return []
+    newest = list(by_step.values())[-1]
+    previews = previews_of(session, list(newest))
+    samples = []
+    for row, caption in newest.items():
+        every = [step_caption(step, captions[row]) for step, captions in by_step.items() if row in captions]
+        shown = [every[place] for place in evenly_spaced(len(every), SHOWN_STEPS)]
+        about = {key: caption[key] for key in ("row", "id", "prompt", "reference")}
+        samples.append(CaptionedSample(**about, preview=previews.get(row), captions=shown[::-1]))
+    return samples
+
+
+def step_caption(step: int, caption: Mapping[str, Any]) -> StepCaption:
+    text, reference = caption["text"], (caption["reference"] or "").strip()
+    return StepCaption(step, text, caption["is_whole"], is_reference=text == reference)
+
+
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Return at most `most` evenly spaced indices into a list of `count`, the first and the last included."""
+    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
+
+
+def previews_of(session: Session, rows: list[int]) -> dict[int, np.ndarray]:
+    """Return each row's preview, by row; empty if no cache has a map to RGB."""
+    shown = previews(session.cache, session.cache.read(sample_numbers(session.cache, rows)))
+    return {row: picture for row, picture in zip(rows, shown, strict=True) if picture is not None}
 
 
 @dataclass(frozen=True)
@@ -73,7 +182,7 @@ def curves(records: Sequence[Record]) -> list[Curve]:
     """Draw every curve that the log has values for."""
     every: dict[str, tuple[str, Draw]] = {
         "loss": ("Loss per label token", losses),
-        "val_accuracy": ("Tokens right, of held-out samples", accuracies),
+        "val_accuracy": ("Share of held-out tokens predicted right", accuracies),
         "grad_norm": ("Gradient norm, before clipping", partial(steady, "grad_norm")),
         "param_norm": ("Norm of the projector's parameters", partial(steady, "param_norm")),
         "lr": ("Learning rate", partial(steady, "lr")),
@@ -87,7 +196,7 @@ def curves(records: Sequence[Record]) -> list[Curve]:
 
 
 def drawn_once(draw: Callable[[Scheme], Figure]) -> Plot:
-    """Draw for a light page, and put the dark one's colours in its place: drawing takes nearly all of a page's time."""
+    """Draw a plot for the light page and recolour it for the dark one: drawing takes nearly all of a page's time."""
     light = svg_uri(draw, LIGHT)
     svg = base64.b64decode(light.partition(",")[2]).decode()
     for name, colour in vars(LIGHT).items():
@@ -96,15 +205,15 @@ def drawn_once(draw: Callable[[Scheme], Figure]) -> Plot:
 
 
 def figure(draw: Callable[[Axes, Scheme], None], scheme: Scheme) -> Figure:
-    made = Figure(figsize=INCHES)  # a layout of matplotlib's own takes longer than all else
-    axes = made.subplots(gridspec_kw=MARGINS)
+    drawn = Figure(figsize=INCHES)
+    axes = drawn.subplots(gridspec_kw=MARGINS)  # matplotlib's automatic layout takes longer than everything else
     draw(axes, scheme)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
-    return made
+    return drawn
 
 
 def losses(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
@@ -130,7 +239,7 @@ def accuracies(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
 
 
 def steady(key: str, records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
-    """Draw a value that every step has; its power of ten, where it is far from 1, stands once, above the axis."""
+    """Draw a value that every step has; its power of ten, if it is far from 1, is shown once, above the axis."""
     found = series(records, key)
     draw_steps(axes, found, scheme, None)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useMathText=True, useOffset=False)
@@ -150,113 +259,3 @@ def draw_steps(axes: Axes, found: Series, scheme: Scheme, label: str | None) -> 
     least_S, most_S = (reduce.reduceat(found.value_S, starts) for reduce in (np.minimum, np.maximum))
     axes.fill_between(step_S, least_S, most_S, color=scheme.fill, alpha=0.25, linewidth=0)
     axes.plot(step_S, np.add.reduceat(found.value_S, starts) / counts, color=scheme.fill, linewidth=1.2, label=label)
-
-
-REPORT_FILE = "report.html"
-
-SHOWN_STEPS = 8
-"""Captions of one sample: of more, evenly spaced ones, the first and the newest among them."""
-
-
-@dataclass(frozen=True)
-class Said:
-    """A caption at one step."""
-
-    step: int
-    text: str
-    is_whole: bool
-    is_reference: bool
-    """Whether it is the reference, word for word."""
-
-
-@dataclass(frozen=True)
-class CaptionedSample:
-    """What was said of one sample, newest first."""
-
-    row: int
-    id: str
-    prompt: str
-    reference: str | None
-    preview: np.ndarray | None
-    said: Sequence[Said]
-
-
-class Report(Observer):
-    """Writes the page at each validation, at the end, and where a run diverges."""
-
-    def __init__(self, session: Session, total_steps: int) -> None:
-        self._session, self._total = session, total_steps
-
-    def after_step(self, step: StepDone) -> None:
-        if step.diverged:
-            self.finish()
-
-    def after_save(self, step: StepDone) -> None:
-        if step.validation.metrics and not step.is_last:
-            self.finish()
-
-    def finish(self) -> None:
-        write_report(self._session, self._total)
-
-
-def write_report(session: Session, total_steps: int) -> None:
-    """Write the page, unless it is there already."""
-    folder = session.config.run.folder
-    write_changed(folder / REPORT_FILE, render(session, read_records(folder), total_steps).encode())
-
-
-def render(session: Session, records: Sequence[Record], total_steps: int) -> str:
-    """The page as one HTML text that refers to nothing outside itself."""
-    validated = [record for record in records if "val_loss" in record]
-    newest = validated[-1] if validated else None
-    test = None
-    if newest and "val_standard_error" in newest:
-        test = newest["val_loss_shuffled"] - newest["val_loss"], newest["val_standard_error"]
-    return page_template("trainer.insight", "report.html").render(
-        name="/".join(session.config.run.folder.resolve().parts[-2:]),
-        nothing=NOTHING,
-        last=records[-1] if records else None,
-        total_steps=total_steps,
-        diverged=records[-1].get(NONFINITE) if records else None,
-        trained_on=len(session.split.train),
-        held_out=len(session.split.validation),
-        newest=newest,
-        verdict=test and verdict(*test),
-        is_good=test is not None and is_image_used(*test),
-        curves=curves(records),
-        samples=captioned_samples(session, records),
-        facts=[(name, format_value(value)) for name, value in flatten(asdict(session.config)) if value is not None],
-    )
-
-
-def captioned_samples(session: Session, records: Sequence[Record]) -> list[CaptionedSample]:
-    """Collect what was said of each sample that the newest captions are of."""
-    by_step = {
-        record["step"]: {each["row"]: each for each in record[CAPTIONS]} for record in records if CAPTIONS in record
-    }
-    if not by_step:
-        return []
-    newest = list(by_step.values())[-1]
-    previews = previews_of(session, list(newest))
-    samples = []
-    for row, caption in newest.items():
-        said = [as_said(step, captions[row]) for step, captions in by_step.items() if row in captions]
-        shown = [said[place] for place in evenly(len(said), SHOWN_STEPS)]
-        about = {key: caption[key] for key in ("row", "id", "prompt", "reference")}
-        samples.append(CaptionedSample(**about, preview=previews.get(row), said=shown[::-1]))
-    return samples
-
-
-def as_said(step: int, caption: dict[str, Any]) -> Said:
-    return Said(step, caption["text"], caption["is_whole"], caption["text"] == (caption["reference"] or "").strip())
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """Places of at most so many of a list, the first and the last among them."""
-    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
-
-
-def previews_of(session: Session, rows: list[int]) -> dict[int, np.ndarray]:
-    """The latents of these rows as a cache's map to RGB shows them, where one has it."""
-    shown = previews(session.cache, session.cache.read(sample_numbers(session.cache, rows)))
-    return {row: picture for row, picture in zip(rows, shown, strict=True) if picture is not None}

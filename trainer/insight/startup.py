@@ -1,4 +1,4 @@
-"""The table at the start of a run: hardware, versions, attention, trainable parameters, expected memory."""
+"""The table at the start of a run: hardware, versions, attention, trained parameters, expected memory."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -12,19 +12,19 @@ from trainer.run.memory import memory_bytes
 from trainer.run.session import Session
 
 KEPT_BYTES = {"none": 25.0, "selective": 12.0, "full": 2.0}
-"""Values that a layer keeps of a token for the backward pass, by run.gradient_checkpointing, in model widths: measured
-of Gemma 3's proportions in bfloat16, in units of its two bytes; other models differ by a third."""
+"""Values that a layer keeps per token for the backward pass, in model widths, by run.gradient_checkpointing: measured
+with Gemma 3's proportions in bfloat16, in units of its two bytes; other models differ by a third."""
 
 LIBRARIES = ("torch", "transformers", "encode-once")
 
 
 def announce(session: Session) -> None:
-    """Say it on rank 0; ModelError where anything but the projectors would learn."""
+    """Print the table on rank 0; ModelError if anything but the projectors would learn."""
     refuse_other_trainable(session)
     if not session.world.is_main and not session.in_step:
         return
-    text = torch.empty(1, longest(session) - session.projectors.num_tokens, device=session.world.device)
-    kernels = attention_kernels(session.language, longest(session), session.model.blocks(text))
+    text = torch.empty(1, longest_sequence(session) - session.projectors.num_tokens, device=session.world.device)
+    kernels = attention_kernels(session.language, longest_sequence(session), session.model.blocks(text))
     facts = dict(facts_of(session, kernels))
     width = max(map(len, facts))
     session.world.say("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
@@ -46,20 +46,23 @@ def facts_of(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str
     memory = memory_bytes(world.device)
     kind = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     threads = "" if world.device.type == "cuda" else f", {torch.get_num_threads()} threads"
-    of = f" of {memory / 2**30:,.0f} GiB" if memory else ""
-    yield "device", f"{world.size} x {kind}{of}{threads}; {run.precision}"
+    size = f" of {memory / 2**30:,.0f} GiB" if memory else ""
+    yield "device", f"{world.size} x {kind}{size}{threads}; {run.precision}"
     if world.size > 1 or run.parallel != "ddp":
-        yield "parallel", parallel(session)
+        yield "parallel", describe_parallel(session)
     yield "versions", ", ".join(f"{name} {found}" for name in LIBRARIES if (found := version_of(name)))
     implementation = session.language.config._attn_implementation
     shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
     asked = "" if run.attention == "auto" else f", run.attention: {run.attention}"
-    yield "attention", f"{implementation}{asked}; {shown}; at {longest(session):,} tokens"
+    yield "attention", f"{implementation}{asked}; {shown}; at {longest_sequence(session):,} tokens"
     yield "compile", f"{run.compile}; gradient checkpointing {run.gradient_checkpointing}"
     modules = session.model.trained_modules()
     named = [(f"{module}.{name}", each) for module, part in modules for name, each in part.named_parameters()]
     trained = [(name, each) for name, each in named if each.requires_grad]
-    yield "learns", f"{sum(each.numel() for _, each in trained):,} parameters: {', '.join(map(named_size, trained))}"
+    yield (
+        "learns",
+        f"{sum(each.numel() for _, each in trained):,} parameters: {', '.join(map(name_and_shape, trained))}",
+    )
     if session.config.optim.offload:
         yield "optimizer", "AdamW's state in the host's memory"
     yield "memory", expected_memory(session)
@@ -72,37 +75,45 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def named_size(named: tuple[str, torch.Tensor]) -> str:
+def name_and_shape(named: tuple[str, torch.Tensor]) -> str:
     return f"{named[0]} {'x'.join(map(str, named[1].shape))}"
 
 
-def parallel(session: Session) -> str:
+def describe_parallel(session: Session) -> str:
     run = session.config.run
     if run.parallel == "ddp":
         return "ddp: each rank holds the language model"
     if not session.in_step:
         return "fsdp2: one rank, which holds the language model"
-    return "fsdp2: each rank holds a part of each of the language model's weights, and gathers a layer's as it runs"
+    return "fsdp2: each rank holds a part of each of the language model's weights, and gathers a layer as it runs"
 
 
 def held_bytes(weight: torch.Tensor) -> int:
-    """Bytes of it that this rank holds."""
+    """Return the bytes of a weight that this rank holds."""
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     return local.numel() * local.element_size()
 
 
-def longest(session: Session) -> int:
+def longest_sequence(session: Session) -> int:
+    """Return the tokens of the longest training sample, world tokens included."""
     return session.projectors.num_tokens + int(session.text.lengths(session.split.train).max())
 
 
 def expected_memory(session: Session) -> str:
-    """Calculate what a pass holds: weights, what layers keep, logits, and the projector with its optimizer."""
+    """Estimate the memory of a pass: weights, values that layers keep, logits, the projector with its optimizer."""
     config, language = session.config, session.language
     size = 2 if config.run.precision == "bf16" else 4
     samples = config.data.batch_size // (session.world.size * config.data.accumulate)
     weights = sum(map(held_bytes, language.parameters()))
     layers = getattr(language.config, "num_hidden_layers", 0)
-    kept = KEPT_BYTES[config.run.gradient_checkpointing] * language.width * size * samples * longest(session) * layers
+    kept = (
+        KEPT_BYTES[config.run.gradient_checkpointing]
+        * language.width
+        * size
+        * samples
+        * longest_sequence(session)
+        * layers
+    )
     labels = float(session.text.num_labels[session.split.train].mean()) * samples
     labels = min(labels, config.run.loss_chunk or labels)
     logits = 3 * 4 * labels * language.config.vocab_size

@@ -1,7 +1,7 @@
-"""Where a run's figures go besides its own log: TensorBoard's event files, Weights & Biases, Trackio.
+"""Trackers that get a run's figures besides its own log: TensorBoard's event files, Weights & Biases, Trackio.
 
-Event files are written line by line: TensorBoard's own writer uses a thread, which reports a full disk by a traceback.
-An extra's library is imported when the config names it.
+TensorBoard's own writer is not used: its thread reports a full disk with a traceback. Optional libraries are imported
+when the config names their tracker.
 """
 
 import importlib
@@ -29,13 +29,19 @@ from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.run.observers import Caption, caption_text, preview_png
 
+PROJECT = "encode-once"
+"""Project name in W&B and Trackio, unless WANDB_PROJECT or TRACKIO_PROJECT names another."""
+
+EXTRAS = ("wandb", "trackio")
+"""Trackers whose library is an extra of the same name."""
+
 TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
 
 FILE_VERSION = "brain.Event:2"
 
 
 class EventFile:
-    """A new event file in `folder`; it replaces what earlier files there hold of `purge_step` and later."""
+    """A new event file in `folder`; it replaces earlier files' values of `purge_step` and later steps."""
 
     def __init__(self, folder: Path, purge_step: int) -> None:
         make_folder(folder)
@@ -69,7 +75,7 @@ class EventFile:
         self._add(step=step, summary=Summary(value=[Summary.Value(tag="alerts", metadata=TEXT, tensor=text)]))
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: the file is closed after each record."""
 
     def _add(self, **fields: Any) -> None:
         with name_in_errors(self.path), self.path.open("ab") as stream:
@@ -77,21 +83,16 @@ class EventFile:
 
 
 def caption_markdown(caption: Caption) -> str:
-    """Set question, answer and reference as blocks of code, so that nothing in them is markup."""
+    """Format question, answer and reference as code blocks, so that nothing in them is read as markup."""
     reference = {} if caption.reference is None else {"reference": caption.reference}
     parts = {"prompt": caption.prompt, "answer": caption_text(caption), **reference}
     blocks = (f"{name}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) for name, text in parts.items())
     return "\n\n".join(blocks)
 
 
-PROJECT = "encode-once"
-"""Of runs in W&B and Trackio, where WANDB_PROJECT or TRACKIO_PROJECT names no other."""
-
-EXTRAS = ("wandb", "trackio")
-"""Trackers whose library is an extra of the same name."""
-
-
 class Tracker(Protocol):
+    """Gets a run's figures, captions and alerts as they come."""
+
     def add_scalars(self, step: int, values: dict[str, float]) -> None: ...
 
     def add_captions(self, step: int, captions: Sequence[Caption]) -> None: ...
@@ -115,9 +116,9 @@ def open_trackers(config: TrainConfig, completed_steps: int) -> list[Tracker]:
 
 
 class WandbRun:
-    """A run of W&B, gone on with when ours resumes; steps that are then done again are logged again.
+    """A W&B run, continued when ours resumes; repeated steps are logged again.
 
-    Figures stand over our own steps: W&B's would refuse the validation that a stopped run owes its last step.
+    Values are plotted over our own step: W&B's only grows, so it would refuse the validation that a stopped run owes.
     """
 
     def __init__(self, config: TrainConfig, completed_steps: int) -> None:
@@ -134,9 +135,9 @@ class WandbRun:
                 settings=self._wandb.Settings(console="off", silent=True),
             )
         except self._wandb.Error as error:
-            said = " ".join(str(error).split()).rstrip(".")
+            reason = one_line(error)
             raise EncodeOnceError(
-                f"run.report_to: wandb: {said}; without a network or an account, set WANDB_MODE=offline"
+                f"run.report_to: wandb: {reason}; without a network or an account, set WANDB_MODE=offline"
             ) from None
         self._run.define_metric("*", step_metric="step")
         synced = f"offline; to upload it: wandb sync {shlex.quote(str(Path(self._run.dir).parent))}"
@@ -163,7 +164,7 @@ class WandbRun:
 
 
 class TrackioRun:
-    """A run of Trackio, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says; resumed as W&B's."""
+    """A Trackio run, on this machine or at TRACKIO_SPACE_ID or TRACKIO_SERVER_URL; continued as W&B's."""
 
     def __init__(self, config: TrainConfig, completed_steps: int) -> None:
         self._trackio: Any = importlib.import_module("trackio")
@@ -179,8 +180,7 @@ class TrackioRun:
                 auto_log_cpu=False,
             )
         except (OSError, ValueError) as error:
-            said = " ".join(str(error).split()).rstrip(".")
-            raise EncodeOnceError(f"run.report_to: trackio: {said}") from None
+            raise EncodeOnceError(f"run.report_to: trackio: {one_line(error)}") from None
 
     def add_scalars(self, step: int, values: dict[str, float]) -> None:
         self._trackio.log(values, step=step)
@@ -201,8 +201,12 @@ class TrackioRun:
         self._trackio.finish()
 
 
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
 def table_of(captions: Sequence[Caption]) -> dict[str, list[Any]]:
-    """Lay captions out as both libraries take a table."""
+    """Return captions as columns and rows, the form of a table in both libraries."""
     return {
         "columns": ["row", "id", "prompt", "answer", "reference"],
         "data": [[each.row, each.id, each.prompt, caption_text(each), each.reference] for each in captions],
@@ -210,7 +214,7 @@ def table_of(captions: Sequence[Caption]) -> dict[str, list[Any]]:
 
 
 def own_id(folder: Path, library: str) -> str:
-    """What tells the run from others in a library's account, drawn once."""
+    """Return the run's id in a library's account, drawn once and kept in the run's folder."""
     file = folder / library / "id"
     if not file.is_file():
         make_folder(file.parent)

@@ -1,9 +1,9 @@
-"""Checkpoints: a folder each, whole or absent, bound to what they were trained from.
+"""Checkpoints: one folder each, whole or absent, tied to the cache and the settings that they were trained with.
 
 OUTPUT/checkpoints/step-00000500/
     projector.safetensors    the projector, as `trainer/model/projector_file.py` describes it
     optimizer.safetensors    AdamW's moments
-    reconstruction.safetensors    the heads of an auxiliary loss, where the run has one
+    reconstruction.safetensors    the heads of an auxiliary loss, if the run has one
     state.json               step, position, what must match, the resolved config, SHA-256 of the other files; signed
 """
 
@@ -40,29 +40,29 @@ VAL_FRACTION = "data.val_fraction"
 """Key of `must_match`: the share of samples held out."""
 
 OF_A_TOWER = re.compile(rf"(\w+\.)?(latents|image|encoder|model)\.|{CACHE_IDENTITY}$")
-"""Fields of a table that are others where a run has other towers."""
+"""Matches fields that always differ if the towers differ."""
 
 OF_THE_CACHE = re.compile(rf"(\w+\.)?(latents|image|encoder)\.|{TOWERS}$")
-"""Beginning of the keys of `must_match` that no option sets: what a tower's samples are."""
+"""Matches the keys of `must_match` that no option sets: they describe a tower's samples."""
 
 POSTERIOR = "data.posterior"
-"""Key of `must_match` where training draws latents from their posteriors."""
+"""Key of `must_match` if training draws latents from their posteriors."""
 
 SHUFFLE_BLOCK = "data.shuffle_block"
-"""Key of `must_match` of a shuffle in blocks."""
+"""Key of `must_match` if samples are shuffled in blocks."""
 
 GROUP_LENGTHS = "data.group_lengths"
-"""Key of `must_match` where batches are cut by the length of texts."""
+"""Key of `must_match` if batches are cut by the length of texts."""
 
-UNSAID = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1", GROUP_LENGTHS: "1"}
-"""What is so where `must_match` does not say it."""
+DEFAULTS = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1", GROUP_LENGTHS: "1"}
+"""Values that hold if `must_match` leaves their key out."""
 
-SHOWN = ("data.batch_size", "data.seed", *UNSAID)
-"""Keys of `must_match` that decide only what training shows, and in which order."""
+ORDER_KEYS = ("data.batch_size", "data.seed", *DEFAULTS)
+"""Keys of `must_match` that only decide which samples training shows, and in which order."""
 
 
 class CheckpointState(Record, frozen=True):
-    """All of a checkpoint but its tensors."""
+    """Everything in a checkpoint except its tensors."""
 
     format_version: int
     step: int
@@ -70,7 +70,7 @@ class CheckpointState(Record, frozen=True):
     position: int
     """Samples consumed."""
     must_match: dict[str, str]
-    """What must be equal in a run that resumes from here."""
+    """Settings that must be equal in a run that resumes from here."""
     config: dict[str, Any]
     files: dict[str, str]
     """SHA-256 of each tensor file, by name."""
@@ -106,9 +106,9 @@ class CheckpointFolder:
         config: dict[str, Any],
         heads: nn.Module | None = None,
     ) -> None:
-        """Publish a checkpoint, then delete all but the newest `keep_last`; leftovers of a killed run go first.
+        """Delete what a killed run left, publish a checkpoint, then delete all but the newest `keep_last`.
 
-        `projector` is the whole of its file.
+        `projector` is the content of the projector file.
         """
         clear_folders(self.root, "step-*")
         parts = {PROJECTOR_FILE: projector, OPTIMIZER_FILE: save(optimizer_tensors(optimizer))}
@@ -132,25 +132,28 @@ class CheckpointFolder:
 
 
 def write_part(scratch: Path, name: str, data: bytes) -> None:
-    """Write one file of a checkpoint; safetensors' own writer reports a full disk by an exception of its own."""
+    """Write one file of a checkpoint, not with safetensors' writer, whose error for a full disk is no OSError."""
     with name_in_errors(scratch / name):
         (scratch / name).write_bytes(data)
 
 
 def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, CheckpointState] | None:
-    """Find the checkpoint that `run.resume` names; None starts anew.
+    """Return the checkpoint that `run.resume` names; None: start anew.
 
-    A run that would write over the later checkpoints of another one is refused, and a folder named for another step.
+    Raise ConfigError if the run would overwrite another run's later checkpoints, and CacheError if the newest folder
+    is not named for its step.
     """
     named = {"auto": folder.newest(), "never": None}
     start = named[resume] if resume in named else Path(resume).expanduser()
     state = None if start is None else read_state(start)
     if state is not None and start == folder.newest() != folder.path(state.step):
-        raise CacheError(f"{start} holds step {state.step}: it was renamed, or copied there; delete it or name it so")
+        raise CacheError(
+            f"{start} holds step {state.step}: it was renamed or copied; give it the name of that step, or delete it"
+        )
     if later := [step for step in folder.steps() if state is None or step > state.step]:
         raise ConfigError(
             f"run.resume: {resume} would mix two runs: {folder.root} already holds step {later[-1]}; "
-            "set another run.output, or run.resume: auto to go on from there"
+            "set another run.output, or run.resume: auto to resume from there"
         )
     return None if start is None or state is None else (start, state)
 
@@ -160,7 +163,7 @@ def read_state(path: Path) -> CheckpointState:
     try:
         state = parse_signed(CheckpointState, (path / STATE_FILE).read_bytes(), STATE_FILE)
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{path} is no checkpoint (no {STATE_FILE})") from None
+        raise ConfigError(f"{path} is not a checkpoint (no {STATE_FILE})") from None
     except NewerFormatError:
         raise
     except CacheError as error:
@@ -175,50 +178,51 @@ def read_state(path: Path) -> CheckpointState:
 
 def damaged_checkpoint(path: Path, problem: str) -> CacheError:
     return CacheError(
-        f"checkpoint {path} is damaged: {problem}; delete the folder to go on from the checkpoint before it"
+        f"checkpoint {path} is damaged: {problem}; delete the folder to resume from the checkpoint before it"
     )
 
 
 def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str], config: TrainConfig) -> None:
-    """Raise StaleError that lists what differs from this run's `must_match`."""
-    trained, here = (UNSAID | dict(each) for each in (state.must_match, must_match))
+    """Raise StaleError, with a table of differences, if the checkpoint does not fit this run's `must_match`."""
+    trained, here = (DEFAULTS | dict(each) for each in (state.must_match, must_match))
     if differences := differences_between(trained, here):
-        if any(each.field == TOWERS for each in differences):  # of which every field would be another
+        if any(each.field == TOWERS for each in differences):  # every field of a tower would differ too
             differences = [each for each in differences if not OF_A_TOWER.match(each.field)]
+        run = shlex.quote(str(path.parent.parent))
         anew = "to train anew: the same command with --run.output NEW"
-        remedies = [f"{anew}; with --model.init_projector {shlex.quote(str(path.parent.parent))}, from its projector"]
+        remedies = [f"{anew}; to start from this run's projector, add --model.init_projector {run}"]
         if CACHE_IDENTITY not in {each.field for each in differences}:
-            remedies.append("to go on from here, restore what it was trained with")
+            remedies.append("to resume from it, restore the settings that it was trained with")
         elif not (others := differences_between(*map(caches_by_option, (views_of_run(state.config), config.views)))):
-            remedies.append("the cache was extended, rebuilt or replaced since; as it was, the run goes on with it")
+            remedies.append("the cache was extended, rebuilt or replaced since; restore the old one to resume the run")
         else:
             differences = [*others, *differences]
             remedies.append(
-                "to go on from here, name the caches that it was trained from, in their order, as they were"
+                "to resume from it, name the caches that it was trained from, unchanged and in the same order"
             )
         refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")
 
 
 def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mapping[str, str]) -> None:
-    """Raise StaleError where an evaluation would use another projector, or samples that were trained on.
+    """Raise StaleError if an evaluation would use another projector, or samples that were trained on.
 
-    The order of training may differ, and so may a cache whose latents mean the same, with a split of its own.
+    The order of training may differ. The cache and its split may differ too, if the latents mean the same.
     """
-    may_differ = (*SHOWN, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else SHOWN
+    may_differ = (*ORDER_KEYS, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else ORDER_KEYS
     differences = [each for each in differences_between(state.must_match, must_match) if each.field not in may_differ]
     if differences:
         if other_towers := [each for each in differences if each.field == TOWERS]:
-            differences = other_towers  # of which every field would be another
+            differences = other_towers  # every field of a tower would differ too
         of_the_cache = [bool(OF_THE_CACHE.match(each.field)) for each in differences]
         remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]
         if not all(of_the_cache):
-            restore = f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config"
+            restore = f"to evaluate it, set these fields as in training; {path / STATE_FILE} holds its whole config"
             remedies.insert(0, restore)
         if any(of_the_cache):
-            towers = state.must_match.get(TOWERS)  # in their order, which the config has not
-            option = spell_option("caches", towers.split(", ")) if towers else "--cache"
-            held = f"those that {', '.join(views_of_run(state.config)[0].values())} held"
-            remedies.insert(0, f"to evaluate it, name samples such as {held}, with {option}")
+            towers = state.must_match.get(TOWERS)  # in their order, which the config does not keep
+            option = each_with("caches", towers.split(", ")) if towers else "--cache"
+            held = ", ".join(views_of_run(state.config)[0].values())
+            remedies.insert(0, f"to evaluate it, name samples such as those that {held} held, with {option}")
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 
@@ -227,14 +231,14 @@ def is_of_another_cache(state: CheckpointState, must_match: Mapping[str, str]) -
 
 
 def restore_projectors(path: Path, projectors: Projectors) -> ProjectorConfig:
-    """Load parameters and statistics of a run, or of a checkpoint that `read_state` has checked."""
+    """Load parameters and statistics from a run's folder, or from a checkpoint that `read_state` has checked."""
     config, tensors = read_projector_file(file := path / PROJECTOR_FILE)
     load_tensors(projectors, tensors, str(file))
     return config
 
 
 def load_optimizer(path: Path, optimizer: Optimizer) -> None:
-    """Give the optimizer its moments; those of what no longer learns are left out."""
+    """Load the optimizer's moments, except those of parameters that no longer learn."""
     groups = optimizer.state_dict()["param_groups"]
     known = {index for group in groups for index in group["params"]}
     state: dict[int, dict[str, Tensor]] = {}
@@ -246,7 +250,7 @@ def load_optimizer(path: Path, optimizer: Optimizer) -> None:
 
 
 def restore_heads(path: Path, heads: nn.Module | None) -> None:
-    """Load the heads of reconstruction, where the run has them and the checkpoint too; else they begin anew."""
+    """Load the heads of reconstruction if both run and checkpoint have them; else they start with new weights."""
     if heads is not None and (path / HEADS_FILE).is_file():
         heads.load_state_dict(load_file(path / HEADS_FILE))
 

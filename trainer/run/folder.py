@@ -1,6 +1,6 @@
-"""The output folder of a run, which is refused where it holds anything else, and the records in its log.
+"""The output folder of a run, refused if it holds anything else: its resolved config, and its log.
 
-The resolved config lies in it; the log has one JSON object a line.
+The log has one JSON object a line.
 """
 
 import json
@@ -19,45 +19,42 @@ from trainer.config import TrainConfig, TrainRunConfig
 from trainer.run.checkpoint import CheckpointFolder
 from trainer.run.observers import Metrics
 
-METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE, METRICS_FILE, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
 
 CAPTIONS = "captions"
 """Key of a line's captions, a list of records."""
 
 ALERTS = "alerts"
-"""Key of what was said of the run's health at a step, a list of sentences."""
+"""Key of the problems found in the run at a step, a list of sentences."""
 
 TIME = "time"
-"""Key of the time at which a step was done: UTC, ISO 8601."""
+"""Key of the time when a step was done: UTC, ISO 8601."""
 
 NONFINITE = "nonfinite"
-"""Key of the values that JSON has no number for: their names and `nan`, `inf` or `-inf`. They themselves are null."""
+"""Key of the values that JSON has no number for, `nan`, `inf` or `-inf` by name; the values themselves are null."""
 
 
 def read_metrics(folder: Path, step: int) -> Metrics:
-    """Return the log's values of a step; none where it has no line for it."""
+    """Return the values logged for a step; empty if the log has no line for it."""
     return next((record for record in reversed(read_records(folder)) if record["step"] == step), {})
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the log's lines, one a step; none without a log. Lines that a kill left broken are passed over."""
+    """Return the log's records, one per step; empty without a log. Lines cut short by a kill are skipped."""
     path = folder / METRICS_FILE
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
     return [record for record in map(as_step, lines) if record is not None]
 
 
 def as_step(line: bytes) -> dict[str, Any] | None:
-    """Parse a line, without values that are not finite; None where it is no record of a step."""
+    """Parse a line, without values that are not finite; None if it is not a step's record."""
     try:
         record = json.loads(line.decode(), parse_constant=lambda _: None)
-    except ValueError:  # no UTF-8, or no JSON
+    except ValueError:  # not UTF-8, or not JSON
         return None
     if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
         return None
     return {name: value for name, value in record.items() if value is not None}
-
-
-CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 
 
 def checkpoints_of(run: TrainRunConfig) -> CheckpointFolder:
@@ -65,26 +62,26 @@ def checkpoints_of(run: TrainRunConfig) -> CheckpointFolder:
 
 
 def refuse_foreign_output(config: TrainConfig) -> None:
-    """Raise ConfigError where run.output holds anything but a run, or is also data.text_dir."""
+    """Raise ConfigError if run.output holds anything but a run, or is also data.text_dir."""
     if config.text_dir and real_path(Path(config.text_dir).expanduser()) == real_path(config.run.folder):
-        raise ConfigError(f"data.text_dir: {config.text_dir} is run.output; name a folder in it, or another")
+        raise ConfigError(f"data.text_dir: {config.text_dir} is run.output; name a folder inside it, or another folder")
     if not has_run(config.run):
         refuse_foreign_names(config.run.folder, names_before_the_config(config), "run.output", "run")
 
 
 def names_before_the_config(config: TrainConfig) -> tuple[str, ...]:
-    """List what a run may leave that stopped before it wrote its config: its text, if that is kept in the output."""
+    """Return names that a run may leave in its output before its config: its folder of text, if kept there."""
     folder, text_dir = real_path(config.run.folder), real_path(Path(config.text_dir or "/").expanduser())
     return text_dir.relative_to(folder).parts[:1] if text_dir.is_relative_to(folder) else ()
 
 
 def has_run(run: TrainRunConfig) -> bool:
-    """Tell whether the folder holds a run: its config, which is written first, or checkpoints."""
+    """Return whether the folder holds a run: its config, which is written first, or checkpoints."""
     return is_resolved_config(run.folder / CONFIG_FILE) or bool(checkpoints_of(run).steps())
 
 
 def is_resolved_config(path: Path) -> bool:
-    """Tell whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml.
+    """Return whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml.
 
     Older versions had no `caches`.
     """
@@ -99,6 +96,6 @@ def write_config(config: TrainConfig) -> None:
 
 
 def write_changed(path: Path, data: bytes) -> None:
-    """Write a file of the output, whole, unless it holds these bytes already."""
+    """Write a file of the output as a whole, unless it already holds these bytes."""
     if not (path.is_file() and path.read_bytes() == data):
         write_file(path, data)

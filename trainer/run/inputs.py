@@ -30,7 +30,7 @@ from trainer.model.projector_file import (
     library_versions,
 )
 from trainer.model.towers import describe_towers, make_projectors, refuse_unread, tower_record
-from trainer.run.checkpoint import CACHE_IDENTITY, GROUP_LENGTHS, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
+from trainer.run.checkpoint import CACHE_IDENTITY, DEFAULTS, GROUP_LENGTHS, POSTERIOR, SHUFFLE_BLOCK, VAL_FRACTION
 from trainer.run.parallel import World
 from trainer.run.sharded import load_sharded
 from trainer.text.chat import ChatTokenizer
@@ -193,7 +193,7 @@ def what_must_match(
         "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
         "data.batch_size": str(data.batch_size),
         "data.seed": str(data.seed),
-        **dict(shown.items() - UNSAID.items()),
+        **dict(shown.items() - DEFAULTS.items()),
         VAL_FRACTION: str(data.val_fraction),
         LANGUAGE_MODEL: said.language_model.identity,
     }

@@ -1,6 +1,6 @@
-"""The training loop: global batches in, a projector out; it stops after any step and resumes exactly there.
+"""The training loop: global batches in, a projector out. It can stop after any step and resumes exactly there.
 
-It computes, validates and saves. All else that follows a step is done by observers, on rank 0, in their order.
+The loop computes, validates and saves. Observers do the rest after each step, in their order, on rank 0.
 """
 
 import time
@@ -28,15 +28,14 @@ from trainer.run.update import Update, Updater
 from trainer.run.validation import sample_names, sample_scores, shuffle_test
 
 MOST_SKIPPED = 10
-"""Steps skipped one after the other, after which a run with `run.nonfinite: skip` stops."""
-
+"""Steps skipped in a row after which a run with `run.nonfinite: skip` stops."""
 
 MOST_THREADS = 8
-"""By which batches are read ahead where steps wait for them."""
+"""Most threads that read batches ahead; they are added while steps wait."""
 
 
 class TrainingLoop:
-    """The state of a run between two steps, and the step."""
+    """The state of a run between steps, and its step."""
 
     def __init__(
         self,
@@ -45,9 +44,9 @@ class TrainingLoop:
         captioner: Captioner | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`captioner` works on rank 0, and on all ranks there is one, or on none; so it is with observers.
+        """Either all ranks have a `captioner`, or none has. `observers` run on rank 0 alone.
 
-        They see a step before its checkpoint is saved: a kill in between loses nothing.
+        Observers see a step before its checkpoint is saved, so that a kill in between loses nothing.
         """
         self.session, self.checkpoints, self.captioner = session, checkpoints, captioner
         self.config, self.world = session.config, session.world
@@ -60,11 +59,11 @@ class TrainingLoop:
         self.completed = 0
         """Optimizer steps done; the position is this many global batches."""
         self.skipped = 0
-        """Newest steps whose figures were not finite."""
+        """Latest steps in a row whose figures were not finite."""
         self.stop_request = Event()
         """Set when this rank gets a signal to stop."""
         self.stopping = False
-        """Whether any rank got one; equal on all ranks."""
+        """Whether any rank got a signal to stop; the same on all ranks."""
 
     @property
     def position(self) -> int:
@@ -73,8 +72,8 @@ class TrainingLoop:
 
     @property
     def projector_config(self) -> ProjectorConfig:
-        """Of the projector as it is now."""
-        return self.session.projector_config.with_training(self.completed, self.position, self.started_from)
+        """The description of the projector in its current state."""
+        return self.session.projector_config.trained(self.completed, self.position, self.started_from)
 
     @property
     def projector_bytes(self) -> bytes:
@@ -85,13 +84,13 @@ class TrainingLoop:
         restore_heads(path, self.model.reconstruction)
         load_optimizer(path, self.updater.optimizer)
         self.completed = state.step
-        self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
+        self.world.say(f"resuming after step {state.step:,} of {self.total_steps:,}, from {path}")
         for name, before, now in differences_between(state.config, asdict(self.config)):
-            if (before, now) != (ABSENT, "None"):  # a field that the version before had not
+            if (before, now) != (ABSENT, "None"):  # a field that the older version did not have
                 self.world.say(f"  changed since then: {name}: {before} → {now}")
 
     def run(self) -> None:
-        """Do the remaining steps, then write the projector alone, ready for use."""
+        """Do the remaining steps, then write the projector for use."""
         owed = self.owes_validation()
         remaining = self.completed < self.total_steps or owed
         if self.world.is_main and (remaining or not has_run(self.config.run)):
@@ -99,7 +98,7 @@ class TrainingLoop:
         if remaining:
             self.train_to_the_end(owed)
         else:
-            self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
+            self.world.say(f"nothing to do: {self.completed:,} steps are done, and the run has {self.total_steps:,}")
         if self.world.is_main:
             self.publish_projector()
         for observer in self.observers:
@@ -120,12 +119,12 @@ class TrainingLoop:
                     self.one_step(batches)
 
     def publish_projector(self) -> None:
-        """Write the projector, unless it is there already: a run may end after its last checkpoint and before this."""
+        """Write the projector unless it is up to date; a rerun does so too, since a kill may come before this."""
         for name, data in ((CONFIG_FILE, self.projector_config.as_json), (PROJECTOR_FILE, self.projector_bytes)):
             write_changed(self.output / name, data)
 
     def one_step(self, batches: Iterator[StepBatch]) -> None:
-        """Do a step and everything due after it, in an order in which a kill in between loses nothing."""
+        """Do a step and everything due after it, in an order in which a kill at any point loses nothing."""
         began = time.perf_counter()
         with phase("data wait"):
             batch = next(batches)
@@ -157,7 +156,7 @@ class TrainingLoop:
             raise self.interrupted()
 
     def figures(self, batch: StepBatch, elapsed_s: float, waited_s: float) -> Metrics:
-        """Say how far the run is, and how fast."""
+        """Return how far the run is, and how fast."""
         tokens = len(batch.numbers) * self.model.projectors.num_tokens + batch.text_tokens
         return {
             "epoch": self.position / len(self.session.split.train),
@@ -197,7 +196,7 @@ class TrainingLoop:
         return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
 
     def owes_validation(self) -> bool:
-        """Tell whether the run was stopped before the validation that its last step was due; rank 0's log tells."""
+        """Return whether, by rank 0's log, the run was stopped before the validation due after its last step."""
         owed = False
         if self.world.is_main and self.validation_due:
             metrics = read_metrics(self.output, self.completed)
@@ -205,7 +204,7 @@ class TrainingLoop:
         return self.world.any(owed)
 
     def catch_up(self) -> None:
-        """Do the validation that is still due."""
+        """Do the validation that a stopped run still owes."""
         validation = self.validate()
         if validation is None:
             raise self.interrupted()
@@ -215,7 +214,7 @@ class TrainingLoop:
 
     def divergence(self, update: Update, batch: StepBatch) -> EncodeOnceError:
         saved = max(self.checkpoints.steps(), default=0)
-        again = f"; it goes on from step {saved}: if it diverges there again, delete that checkpoint" if saved else ""
+        again = f"; a rerun resumes from step {saved}: if it diverges again, delete that checkpoint" if saved else ""
         return EncodeOnceError(
             f"step {update.metrics['step']} diverged: {update.figures}; try a lower optim.lr{again}\n"
             f"  samples  {sample_names(self.session, batch.numbers)}"
@@ -227,7 +226,7 @@ class TrainingLoop:
         return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
 
     def validate(self) -> Validation | None:
-        """Validate and caption if it is due; None where a rank was stopped."""
+        """Validate and caption if due; return None if a rank was stopped."""
         if not self.validation_due:
             return Validation()
         if self.stopping:
@@ -239,7 +238,7 @@ class TrainingLoop:
         )
 
     def measure(self) -> Validation | None:
-        """Measure loss and accuracy, with shuffled latents too where two samples are held out; None where stopped."""
+        """Measure loss and accuracy, with shuffled latents too if there are two samples; None if a rank was stopped."""
         if len(numbers := self.session.split.validation) < 2:
             own = sample_scores(self.session, numbers, self.stop_request.is_set)
             return None if own is None else Validation({"val_loss": own.mean_loss, "val_accuracy": own.accuracy})
@@ -250,7 +249,7 @@ class TrainingLoop:
         return Validation(result.metrics, (), str(result) if last else f"step {self.completed:,}: {result.on_one_line}")
 
     def caption(self) -> list[Caption] | None:
-        """Have rank 0 generate while the others wait, or do the same; None where it was stopped."""
+        """Generate captions on rank 0 while the others wait, or on all ranks in step; return None if stopped."""
         captions = list[Caption]()
         if (captioner := self.captioner) is None:
             return captions

@@ -1,4 +1,4 @@
-"""How much memory a step took, and the largest pass that fits: found by doing the largest that the run can meet."""
+"""The memory that a step took, and the largest pass that fits, found by trying the longest samples of the run."""
 
 import os
 import resource
@@ -28,7 +28,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def memory_bytes(device: torch.device) -> int | None:
-    """Return how much there is: of the GPU, or of this machine as far as the system tells."""
+    """Return the memory of the GPU, or of this machine; None if the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
@@ -39,16 +39,16 @@ def memory_bytes(device: torch.device) -> int | None:
 
 
 NO_MEMORY = ("out of memory", "can't allocate memory")
-"""What torch says, of a GPU or of a CPU."""
+"""Parts of torch's messages, on a GPU or a CPU."""
 
 
 def fitted(session: Session) -> Session:
-    """Cut passes as `run.fit_memory` says, where it does."""
+    """Cut passes to fit into memory if `run.fit_memory` is set."""
     return fit_memory(session) if session.config.run.fit_memory else session
 
 
 def fit_memory(session: Session) -> Session:
-    """Cut each rank's share into as few passes as fit; EncodeOnceError where not even one sample a pass does."""
+    """Cut each rank's share into as few passes as fit; EncodeOnceError if not even one sample a pass does."""
     share = session.config.data.batch_size // session.world.size
     by_length = session.split.train[np.argsort(session.text.lengths(session.split.train), kind="stable")]
     for passes in (count for count in range(1, share + 1) if share % count == 0):
@@ -57,7 +57,7 @@ def fit_memory(session: Session) -> Session:
         failed = torch.tensor(float(not fits(session, longest)), device=session.world.device)
         if not session.world.sum(failed):
             session.world.say(
-                f"run.fit_memory: {samples} samples a pass fit, the longest of all: data.accumulate {passes}"
+                f"run.fit_memory: data.accumulate {passes}, since {samples} of the longest samples fit into one pass"
             )
             return replace(session, loader=replace(session.loader, accumulate=passes))
     raise EncodeOnceError(
@@ -66,7 +66,7 @@ def fit_memory(session: Session) -> Session:
 
 
 def fits(session: Session, numbers: np.ndarray) -> bool:
-    """Tell whether the gradients of one pass over these samples can be computed; leaves the projector as it is."""
+    """Return whether the gradients of one pass over these samples fit; the projector stays as it is."""
     batch = session.loader.load(numbers, numbers)
     updater = Updater(session, 1)
     try:

@@ -1,6 +1,6 @@
-"""Observers are told of each step, and its captions laid out for people to read.
+"""The interface of observers, which follow a run step by step, and captions formatted for people.
 
-Rank 0 alone has observers, in a list, and calls them in its order.
+Rank 0 alone has observers, and calls them in their order.
 """
 
 import io
@@ -26,10 +26,10 @@ class Caption:
     prompt: str
     text: str
     is_whole: bool
-    """Whether the model ended its turn itself, within the tokens allowed."""
+    """Whether the model ended its turn within the token limit."""
     reference: str | None
     preview: np.ndarray | None
-    """The latent as the cache's map to RGB shows it: uint8 [H, W, 3]."""
+    """The latent through the cache's linear map to RGB, uint8 [H, W, 3]; None if the cache has none."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -38,35 +38,35 @@ class Caption:
 
 
 Captioner = Callable[[Callable[[], bool]], list[Caption]]
-"""Captions the run's samples; ends early, with anything, where the function that it is given says so."""
+"""Captions the run's samples; ends early, with any result, once the function that it is given returns True."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What came of one; empty where none was due."""
+    """The result of one validation; empty if none was due."""
 
     metrics: Metrics = field(default_factory=dict)
     captions: Sequence[Caption] = ()
     summary: str = ""
-    """For people."""
+    """The figures in words, for the terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """One step, when all that it was due is done."""
+    """One finished step of a run."""
 
     number: int
     total: int
     """Steps of the run."""
     metrics: Metrics
-    """Empty where only the validation was done that a stopped run owed this step."""
+    """Empty if only a validation was done that a stopped run owed this step."""
     validation: Validation
     numbers: np.ndarray
     """Sample numbers of its global batch."""
     stopping: bool = False
-    """Whether the run ends after it, to go on at a rerun."""
+    """Whether the run ends after this step, for a rerun to resume."""
     diverged: bool = False
-    """Whether the run ends because its figures are not finite; nothing of the step is kept."""
+    """Whether the run ends because the step's figures are not finite; nothing of the step is kept."""
     alerts: list[str] = field(default_factory=list)
     """Problems of the run: earlier observers add them, later ones show them."""
 
@@ -76,34 +76,34 @@ class StepDone:
 
 
 class Observer:
-    """Told of a run; each method may be left as it is."""
+    """Follows a run; every method does nothing unless it is overridden."""
 
     def begin(self, completed: int) -> None:
-        """Get ready for steps after `completed`; not called where none is left to do."""
+        """Prepare for the steps after `completed`; not called if none is left."""
 
     def after_step(self, step: StepDone) -> None:
-        """Take note of a step."""
+        """Record a step."""
 
     def after_save(self, step: StepDone) -> None:
-        """Take note of a step when its checkpoint, if one was due, is on disk."""
+        """Record a step whose checkpoint, if one was due, is on disk."""
 
     def finish(self) -> None:
-        """Take note that the run is complete, or was already."""
+        """Record that the run is complete, now or before."""
 
     def close(self) -> None:
-        """Let go of what `begin` opened; called however the run ends."""
+        """Close whatever `begin` opened; called however the run ends."""
 
 
 PREVIEW_SIDE = 224
-"""Least pixels of a preview's longest side in TensorBoard, which shows small pictures small."""
+"""Least pixels of a preview's longest side: TensorBoard does not enlarge small pictures."""
 
 NOTHING = "(nothing)"
-"""Shown in the place of an empty answer."""
+"""Text shown for an empty answer."""
 
 
 def caption_lines(caption: Caption) -> Iterator[str]:
     reference = {} if caption.reference is None else {"reference": caption.reference}
-    parts = {"answer": shown_answer(caption.text, is_whole=caption.is_whole)} | reference
+    parts = {"answer": caption_text(caption)} | reference
     return answer_lines(f"row {caption.row}, {printable(caption.id)}", parts)
 
 
@@ -112,7 +112,7 @@ def caption_text(caption: Caption) -> str:
 
 
 def preview_png(caption: Caption) -> tuple[int, int, bytes] | None:
-    """Height, width and PNG of the preview, every cell a square of pixels."""
+    """Return height, width and PNG bytes of the preview, enlarged so that each latent cell is a square of pixels."""
     if caption.preview is None:
         return None
     image = Image.fromarray(caption.preview)
@@ -124,12 +124,12 @@ def preview_png(caption: Caption) -> tuple[int, int, bytes] | None:
 
 
 def shown_answer(text: str, *, is_whole: bool) -> str:
-    """Show an answer that may be empty, or cut short."""
+    """Return an answer as shown: NOTHING if it is empty, with `[…]` if it was cut short."""
     return (text + ("" if is_whole else " […]")) if text else NOTHING
 
 
 def answer_lines(title: str, parts: dict[str, str]) -> Iterator[str]:
-    """Lay out words under the name of their image, each part under its own name."""
+    """Yield a title, then each part's lines with its name in front."""
     yield title
     for name, text in parts.items():
         for number, line in enumerate(text.splitlines() or [""]):

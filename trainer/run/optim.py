@@ -1,4 +1,4 @@
-"""AdamW over the projectors, with a learning rate that is a pure function of the step."""
+"""AdamW for the projectors, with a learning rate that is a pure function of the step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ class Optimizer(Protocol):
         """Return moments by the parameter's number, and the groups."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` gave, for parameters that have been restored already."""
+        """Load what `state_dict` returned, for parameters that are already restored."""
 
 
 class OffloadedAdamW:
-    """AdamW on copies in the host's memory: moments lie there, and each update is computed there.
+    """AdamW on copies in the host's memory, which holds the moments and computes each update.
 
-    Its state is AdamW's own, so that a run goes on with it or without. torchao's takes each gradient in the backward
-    pass, before ranks have summed it and before it is clipped, and needs a GPU.
+    Its state is AdamW's own, so a run resumes with or without it. torchao's offloading takes each gradient in the
+    backward pass, before ranks have summed it and before it is clipped, and needs a GPU.
     """
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], **options: Any) -> None:
@@ -42,20 +42,20 @@ class OffloadedAdamW:
         hosted = [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups]
         self._adamw = torch.optim.AdamW(hosted, **options)
         self.param_groups = self._adamw.param_groups
-        self._copy()
+        self._copy_to_host()
 
     @torch.no_grad()
-    def _copy(self) -> None:
-        for mine, copied in zip(self.trained, self.copies, strict=True):
-            copied.copy_(mine)
+    def _copy_to_host(self) -> None:
+        for trained, copy in zip(self.trained, self.copies, strict=True):
+            copy.copy_(trained)
 
     @torch.no_grad()
     def step(self) -> None:
-        for mine, copied in zip(self.trained, self.copies, strict=True):
-            copied.grad = None if mine.grad is None else mine.grad.to("cpu")
+        for trained, copy in zip(self.trained, self.copies, strict=True):
+            copy.grad = None if trained.grad is None else trained.grad.to("cpu")
         self._adamw.step()
-        for mine, copied in zip(self.trained, self.copies, strict=True):
-            mine.copy_(copied)
+        for trained, copy in zip(self.trained, self.copies, strict=True):
+            trained.copy_(copy)
 
     def zero_grad(self) -> None:
         for each in (*self.trained, *self.copies):
@@ -67,11 +67,11 @@ class OffloadedAdamW:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._adamw.load_state_dict(state_dict)
         self.param_groups = self._adamw.param_groups
-        self._copy()
+        self._copy_to_host()
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """Return the rate for the update with `step` updates before it: linear warm-up, then the schedule; never zero.
+    """Return the rate for the update after `step` updates: linear warm-up, then the schedule; never zero.
 
     A run that is extended continues at the rate that the longer run has at this step.
     """
@@ -85,7 +85,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
 
 
 def make_optimizer(projectors: nn.Module, config: OptimConfig, heads: nn.Module | None = None) -> Optimizer:
-    """Make AdamW for all that is trained, with weight decay on matrices alone; fused into one kernel on a GPU.
+    """Make AdamW for all trained parameters, with weight decay only on matrices; fused into one kernel on a GPU.
 
     `heads` come last, so that the projectors' moments have the same numbers with and without them.
     """
@@ -97,7 +97,7 @@ def make_optimizer(projectors: nn.Module, config: OptimConfig, heads: nn.Module 
 
 
 def decay_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Cut what is trained into matrices, which decay, and all else, which does not."""
+    """Divide the trained parameters into matrices, which decay, and the others, which do not."""
     trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
     matrices = [each for name, each in trained.items() if name.endswith("weight")]
     others = [each for name, each in trained.items() if not name.endswith("weight")]

@@ -1,8 +1,7 @@
-"""Data parallelism, as far as a projector needs it: each rank holds the model, gradients are summed once a step.
+"""Data parallelism for a projector: each rank holds the model, gradients are summed once a step.
 
-The gradients travel in one flat tensor together with the loss and the wish to stop, so that every rank knows all
-three from one all-reduce, and a signal to any of them stops all of them after the same step. Whatever ends one rank
-is said by that rank alone; the others end with one line that points to it.
+One all-reduce of one flat tensor carries gradients, loss and stop requests, so a signal to any rank stops all ranks
+after the same step. If a rank fails, only that rank prints its error; the others end with one line that refers to it.
 """
 
 import os
@@ -26,31 +25,31 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.log import log_info, log_warning
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""Longest wait of a collective, which may include compiling, saving and validating; then a rank is taken to hang."""
+"""Longest wait in a collective, while another rank may compile, save or validate; then a rank is assumed to hang."""
 
 MAIN_WORK_TIMEOUT = timedelta(hours=2)
-"""Longest wait for rank 0, which verifies the cache, tokenises a new data set, and captions held-out samples."""
+"""Longest wait for rank 0, which verifies the cache, tokenises new text and captions held-out samples."""
 
 POLL_S = 0.1
-"""Time between two checks whether rank 0 is done; a signal ends the wait in between."""
+"""Seconds between two checks whether rank 0 is done; a signal is handled in between."""
 
 ENDED = "a rank ended"
-"""Key in the store that tells ranks waiting for rank 0 that a process ended."""
+"""Key in the store that tells the ranks waiting for rank 0 that a rank ended."""
 
 START_UP_TIMEOUT = timedelta(minutes=10)
-"""Longest wait for all ranks to start; loading libraries over a network takes time."""
+"""Longest wait for all ranks to start; they may load libraries over a network."""
 
 UNREPORTED_WAIT_S = 15.0
 """A longer wait for the other ranks is reported."""
 
 SOURCE_LINE = re.compile(r"\[\S*/\S+:\d+\] ?")
-"""Of a library, as `[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]`."""
+"""A source line of a library, such as `[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]`."""
 
 TORCHRUN = "torchrun sets what the ranks need; to train in one process, unset WORLD_SIZE"
 
 
 class OtherRankError(EncodeOnceError):
-    """Another rank ended, and with it the work of this one."""
+    """Another rank ended, so this one ends too."""
 
     def __init__(self, exit_code: int = 1, detail: str = "") -> None:
         super().__init__(f"another rank ended: its message says why{detail and f' ({detail})'}")
@@ -59,20 +58,20 @@ class OtherRankError(EncodeOnceError):
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """Wrap what needs all ranks: it fails where one of them is gone."""
+    """Wrap an operation of all ranks; raise EncodeOnceError if one of them is gone or hangs."""
     try:
         yield
-    except RuntimeError as error:  # gloo raises just that; torch's own DistError is one too
+    except RuntimeError as error:  # raised by gloo itself; torch's DistError is a subclass
         line = str(error).partition("\n")[0]
         if "imed out" in line:
             raise EncodeOnceError(
                 f"another rank has not answered for {COLLECTIVE_TIMEOUT}: it hangs, or its machine does"
             ) from error
-        raise OtherRankError(detail=without_advice(line)) from error
+        raise OtherRankError(detail=first_sentence(line)) from error
 
 
-def without_advice(line: str) -> str:
-    """What happened, as `Connection closed by peer [10.0.0.7]:7777`, without gloo's source line and its advice."""
+def first_sentence(line: str) -> str:
+    """Drop gloo's source line and advice: `Connection closed by peer [10.0.0.7]:7777` is left."""
     return SOURCE_LINE.sub("", line).partition(". ")[0].rstrip(".")
 
 
@@ -86,7 +85,7 @@ class World:
     store: Store | None = None
     """Where ranks leave messages for each other; None for a single rank."""
     main_work: Iterator[int] = field(default_factory=count)
-    """Numbers the calls of `on_main`, in the same order on every rank."""
+    """Numbers of the calls of `on_main`, the same on every rank."""
 
     @property
     def is_main(self) -> bool:
@@ -101,11 +100,11 @@ class World:
             log_warning(message)
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Do the work on rank 0 while the others wait; where it fails, they end with its exit code.
+        """Do the work on rank 0 while the others wait. If it fails, the others end with the same exit code.
 
-        They look into the store until it is done, so that collectives need not wait for as long as this may take.
+        They poll the store until it is done, so that collectives can have a timeout shorter than this work.
         """
-        done = f"work {next(self.main_work)} of rank 0 is done"
+        done = f"rank 0 has done its work {next(self.main_work)}"
         try:
             if self.is_main:
                 work()
@@ -116,15 +115,15 @@ class World:
         if exit_code := self._exit_code_of_main(done, 0):
             raise OtherRankError(exit_code)
 
-    def _exit_code_of_main(self, done: str, mine: int) -> int:
-        """Wait until rank 0 has set `done`, then sum `mine` over ranks: the others give 0, so the sum is rank 0's."""
+    def _exit_code_of_main(self, done: str, own: int) -> int:
+        """Wait until rank 0 has set `done`, then sum `own` over ranks: the others have 0, so the sum is rank 0's."""
         if self.store is not None:
             with collective():
                 if self.is_main:
                     self.store.set(done, "")
                 else:
                     wait_for_main(done, self.store)
-        return int(self.sum(torch.tensor(mine, device=self.device)))
+        return int(self.sum(torch.tensor(own, device=self.device)))
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, in place."""
@@ -134,22 +133,22 @@ class World:
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Tell whether the flag is set on any rank."""
+        """Return whether the flag is set on any rank."""
         return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
-    def give(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Give every rank rank 0's values, in place."""
         if self.size > 1:
             with collective():
                 dist.broadcast(tensor, src=0)
 
-    def broadcast(self, module: nn.Module) -> None:
+    def broadcast_parameters(self, module: nn.Module) -> None:
         """Give every rank rank 0's parameters."""
         for parameter in module.parameters():
-            self.give(parameter.data)
+            self.broadcast(parameter.data)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], extras: Tensor) -> Tensor:
-        """Sum the gradients over ranks, in place, and `extras` with them; returns the summed extras."""
+        """Sum the gradients over ranks, in place, and `extras` with them; return the summed extras."""
         if self.size == 1:
             return extras
         gradients = [gradient_of(parameter) for parameter in parameters]
@@ -162,14 +161,14 @@ class World:
 
 
 def wait_for_main(done: str, store: Store) -> None:
-    """Wait until rank 0 has set `done`; OtherRankError if a rank ends before that."""
+    """Wait until rank 0 has set `done`; raise OtherRankError if a rank ends before that."""
     for _ in range(round(MAIN_WORK_TIMEOUT.total_seconds() / POLL_S)):
         if store.check([done]):
             return
         if store.check([ENDED]):
             raise OtherRankError
         time.sleep(POLL_S)
-    raise EncodeOnceError(f"rank 0 is not done after {MAIN_WORK_TIMEOUT} verifying, tokenising or captioning")
+    raise EncodeOnceError(f"rank 0 has not finished verifying, tokenising or captioning after {MAIN_WORK_TIMEOUT}")
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:
@@ -179,7 +178,7 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 
 @contextmanager
 def join_world() -> Iterator[World]:
-    """Join the process group that torchrun's environment describes; without it, this process trains alone."""
+    """Join the process group that torchrun's environment describes; without one, this process is alone."""
     size = environment_number("WORLD_SIZE", 1, at_least=1)
     rank, local_rank = environment_number("RANK", 0), environment_number("LOCAL_RANK", 0)
     device = local_device(local_rank)
@@ -187,12 +186,12 @@ def join_world() -> Iterator[World]:
         yield World(rank=0, size=1, device=device)
         return
     if rank >= size:
-        raise ConfigError(f"RANK is {rank}, of WORLD_SIZE {size}; {TORCHRUN}")
+        raise ConfigError(f"RANK is {rank}, but WORLD_SIZE is {size}; {TORCHRUN}")
     store = join_group(device)
     try:
         yield World(rank=rank, size=size, device=device, store=store)
     except BaseException:
-        with suppress(RuntimeError):  # whoever holds the store may have ended
+        with suppress(RuntimeError):  # the rank that holds the store may have ended
             store.set(ENDED, "")
         raise
     finally:
@@ -200,10 +199,10 @@ def join_world() -> Iterator[World]:
 
 
 def join_group(device: torch.device) -> Store:
-    """Make the process group; returns the store that the ranks met in."""
+    """Join the process group; return the store that the ranks share."""
     address, port = os.environ.get("MASTER_ADDR"), environment_number("MASTER_PORT", 0)
     if not address or not port:
-        raise ConfigError(f"WORLD_SIZE asks for several ranks, MASTER_ADDR or MASTER_PORT is not set; {TORCHRUN}")
+        raise ConfigError(f"WORLD_SIZE asks for several ranks, but MASTER_ADDR or MASTER_PORT is not set; {TORCHRUN}")
     where = f"{address}:{port}"
     try:
         store, rank, size = wait_for_ranks(where)
@@ -217,15 +216,15 @@ def join_group(device: torch.device) -> Store:
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise EncodeOnceError(
-            f"the ranks did not meet at {where}: {reason}; all {os.environ['WORLD_SIZE']} must be started together, "
-            "with the same MASTER_ADDR and MASTER_PORT"
+            f"the ranks did not meet at {where}: {reason}; start all {os.environ['WORLD_SIZE']} together, with the "
+            "same MASTER_ADDR and MASTER_PORT"
         ) from error
 
 
 def wait_for_ranks(where: str) -> tuple[Store, int, int]:
-    """Wait for the other ranks; return the store they share, the rank and their number. Report a long wait.
+    """Wait for the other ranks; return the shared store, this rank and the number of ranks. Report a long wait.
 
-    In a thread of its own: torch would not let go of a signal for as long as it waits.
+    torch waits in a thread of its own, since it would block signals.
     """
     met: Future[tuple[Store, int, int]] = Future()
 
@@ -239,7 +238,7 @@ def wait_for_ranks(where: str) -> tuple[Store, int, int]:
     with suppress(TimeoutError):
         return met.result(UNREPORTED_WAIT_S)
     log_info(f"rank {os.environ['RANK']} waits at {where} for the other ranks")
-    while True:  # a signal that comes between two looks at it is heard at the next
+    while True:  # signals are handled between two polls
         with suppress(TimeoutError):
             return met.result(POLL_S)
 
@@ -255,6 +254,7 @@ def local_device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
-        raise ConfigError(f"LOCAL_RANK is {local_rank}, this host has {torch.cuda.device_count()} GPUs; start no more")
+        gpus = torch.cuda.device_count()
+        raise ConfigError(f"LOCAL_RANK is {local_rank}, but this host has {gpus} GPUs; start at most one rank per GPU")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

@@ -64,7 +64,7 @@ def open_session(
         restore_projectors(trained, inputs.projectors)
     else:
         begin(inputs, loader, start)
-    inputs.world.broadcast(inputs.projectors.to(inputs.world.device))
+    inputs.world.broadcast_parameters(inputs.projectors.to(inputs.world.device))
     begins_with_bos = text.meta.begins_with_bos
     model = WorldModel(
         inputs.language,
@@ -123,7 +123,7 @@ def make_reconstruction(inputs: Inputs, *, begins_with_bos: bool) -> Reconstruct
             "optim.reconstruction.weight: no tower has a latent to predict: pretrained projectors read hidden states, "
             "and frozen ones learn nothing; set it to 0"
         )
-    inputs.world.broadcast(made.to(inputs.world.device))
+    inputs.world.broadcast_parameters(made.to(inputs.world.device))
     return made
 
 

@@ -1,7 +1,7 @@
 """The frozen language model over all ranks (FSDP2): each holds a part of each weight and gathers a layer as it runs.
 
-Rank 0 alone reads the checkpoint, into its host's memory, and gives one weight after the other to all; a rank's device
-holds its parts and one whole weight at most. The projectors stay whole on every rank.
+Rank 0 alone reads the checkpoint, into its host's memory, and sends one weight after another to all ranks. A device
+holds its parts and at most one whole weight. The projectors stay whole on every rank.
 """
 
 import torch
@@ -24,7 +24,7 @@ from trainer.run.parallel import World
 
 
 def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageModel, Transformers]:
-    """Load as `load_with_whole` does, with a part of each weight on each rank; all ranks call it together."""
+    """Load as `load_with_whole` does, but a part of each weight on each rank; all ranks call it together."""
     whole = list[Transformers]()
     with name_model(name) as path:
         world.on_main(lambda: whole.append(load_every_weight(path, dtype)))
@@ -35,18 +35,18 @@ def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageM
         full.to_empty(device=world.device)
         fill(full, whole.pop() if world.is_main else None, world)
         check_forward(model, full)
-        assert isinstance(model.head, FSDPModule), "as shard has made it"
+        assert isinstance(model.head, FSDPModule), "shard wraps the head"
         model.head.reshard()
     return model, full
 
 
 def shard(full: Transformers, model: LanguageModel, world: World) -> None:
-    """Leave each rank a part of each weight: of each layer, embedding and head, and of what else the decoder has.
+    """Divide each weight of layers, embedding, head and the rest of the decoder among the ranks.
 
-    A head that shares its weight with the embedding gets one of its own, so that neither is gathered for the other.
+    A head that shares its weight with the embedding gets a copy, so that neither is gathered for the other.
     """
     if not (layers := model.layers()):
-        raise ModelError("has no layers that are known here, by which FSDP2 would share it; set run.parallel: ddp")
+        raise ModelError("has no known layers for FSDP2 to divide among the ranks; set run.parallel: ddp")
     weight = model.head.weight
     assert isinstance(weight, nn.Parameter), "an output head is a matrix"
     if weight is model.embed.weight:
@@ -54,24 +54,24 @@ def shard(full: Transformers, model: LanguageModel, world: World) -> None:
     mesh = init_device_mesh(world.device.type, (world.size,))
     for module in (*layers, model.embed):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
-    fully_shard(model.head, mesh=mesh, reshard_after_forward=False)  # its backward pass is the next thing
-    for module in (model.decoder, full):  # the last is the root of all, so it runs first, in check_forward
+    fully_shard(model.head, mesh=mesh, reshard_after_forward=False)  # its backward pass comes next
+    for module in (model.decoder, full):  # `full` is the root, so check_forward runs it first
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
 def fill(full: nn.Module, whole: nn.Module | None, world: World) -> None:
-    """Give each rank its parts of the weights, and all of the buffers, of the model that rank 0 has as `whole`."""
-    for name, mine in [*full.named_parameters(), *full.named_buffers()]:
+    """Fill this rank's parts of the weights, and all buffers, from the model that rank 0 has as `whole`."""
+    for name, target in [*full.named_parameters(), *full.named_buffers()]:
         if whole is None:
-            value = torch.empty(mine.shape, dtype=mine.dtype, device=world.device)
+            value = torch.empty(target.shape, dtype=target.dtype, device=world.device)
         else:
             value = tensor_of(whole, name).detach().to(world.device).contiguous()
-        world.give(value)
+        world.broadcast(value)
         with torch.no_grad():
-            if isinstance(mine, DTensor):
-                mine.to_local().copy_(part_of(value, world))
+            if isinstance(target, DTensor):
+                target.to_local().copy_(part_of(value, world))
             else:
-                mine.copy_(value)
+                target.copy_(value)
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor:
@@ -81,6 +81,6 @@ def tensor_of(module: nn.Module, name: str) -> Tensor:
 
 
 def part_of(value: Tensor, world: World) -> Tensor:
-    """Cut out this rank's rows, as FSDP2 shares them; the last ranks may have fewer, or none."""
+    """Cut out this rank's rows as FSDP2 does; the last ranks may have fewer, or none."""
     parts = torch.chunk(value, world.size)
     return parts[world.rank] if world.rank < len(parts) else value[:0]

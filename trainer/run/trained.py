@@ -1,4 +1,4 @@
-"""The projector of a run, wherever it lies: for whoever uses it."""
+"""Finding and loading a trained projector: in a run, a checkpoint, an exported folder or a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,17 +18,17 @@ from trainer.run.inputs import LANGUAGE_MODEL, Inputs
 
 
 def load_projector(path: str | Path) -> TrainedProjector:
-    """Load a trained projector: of a run (its newest checkpoint), of one checkpoint, of an exported folder, or a file.
+    """Load a trained projector from a run (its newest checkpoint), a checkpoint, an exported folder or a file.
 
-    Called with samples as a cache gives them, [N, C, H, W] as a tensor, it returns what stands after BOS in the
-    language model's `inputs_embeds`: [N, tokens, width], float32. Of several towers it is called with a mapping of
-    their names to such tensors. `config` says all else.
+    Call the result with samples as a cache gives them, a tensor [N, C, H, W]; it returns the embeddings that follow BOS
+    in the language model's `inputs_embeds`: [N, tokens, width], float32. With several towers, pass a mapping of their
+    names to such tensors. Its `config` describes the rest.
     """
     return TrainedProjector(find_projector(Path(path).expanduser()))
 
 
 def initial_projector(inputs: Inputs) -> TrainedProjector | None:
-    """Load what `model.init_projector` names; StaleError where it reads other latents, or for another model."""
+    """Load what `model.init_projector` names; StaleError if it reads other latents, or is for another model."""
     name = inputs.config.model.init_projector
     if name is None:
         return None
@@ -37,54 +37,54 @@ def initial_projector(inputs: Inputs) -> TrainedProjector | None:
     except EncodeOnceError as error:
         raise type(error)(f"model.init_projector: {error}") from None
     refuse_other_towers(inputs, projector)
-    trained, here = (what_projector_is(each, projector.names) for each in (projector.config, inputs.projector_config))
+    trained, here = (projector_facts(each, projector.names) for each in (projector.config, inputs.projector_config))
     if differences := differences_between(trained, here):
-        remedies = ["set these as it was trained, or start from another projector"]
+        remedies = ["set these fields as in its training, or start from another projector"]
         refuse(f"model.init_projector {name} does not fit", differences, remedies, "in the projector", "in this run")
     announce_start(inputs, projector)
     return projector
 
 
 def refuse_other_towers(inputs: Inputs, projector: TrainedProjector) -> None:
-    """Raise ConfigError where the projector has a tower that the run lacks, or lacks one that is to stay frozen."""
+    """Raise ConfigError if the projector has a tower that the run lacks, or lacks one that is to stay frozen."""
     name = inputs.config.model.init_projector
     for tower in projector.names:
         if tower not in inputs.projectors.names:
-            raise ConfigError(f"model.init_projector {name} has the tower {tower}; this run has none of that name")
+            raise ConfigError(f"model.init_projector {name} has the tower {tower}; this run has no tower of that name")
     for tower in inputs.projectors.names:
         form = inputs.config.model.form(tower)
         if tower not in projector.names and not form.trained and form.projector != PRETRAINED:
-            raise ConfigError(f"model.init_projector {name} has no tower {tower}, which model.towers wants frozen")
+            raise ConfigError(f"model.init_projector {name} has no tower {tower}, which model.towers freezes")
 
 
-def what_projector_is(config: ProjectorConfig, towers: Sequence[str]) -> dict[str, str]:
-    """Describe what some towers read, their form, and the model that they were trained for."""
+def projector_facts(config: ProjectorConfig, towers: Sequence[str]) -> dict[str, str]:
+    """Return inputs and settings of the named towers, and the language model that they were trained for, by key."""
     described = [tower for tower in config.towers if tower.name in towers]
-    # Learned vectors may go on from the checkpoint's, and any tower may be frozen or not.
+    # START and END may start from the checkpoint's embeddings, and a tower may be frozen or trained.
     compared = [msgspec.structs.replace(tower, ends_from="learned", trained=True) for tower in described]
     prefix = len(towers) > 1
-    said = {f"{each.name}." * prefix + key: value for each in compared for key, value in describe_tower(each).items()}
-    return {**said, LANGUAGE_MODEL: config.language_model.identity}
+    facts = {f"{each.name}." * prefix + key: value for each in compared for key, value in what_tower_is(each).items()}
+    return {**facts, LANGUAGE_MODEL: config.language_model.identity}
 
 
 def announce_start(inputs: Inputs, projector: TrainedProjector) -> None:
-    """Say where the run starts, and whether it holds out samples that the projector may have seen."""
+    """Print where the run starts, and whether the projector may have seen samples that the run holds out."""
     training, here = projector.config.training, inputs.config.data.val_fraction
-    seen = f"; it held out {training.val_fraction:g}: ids held out here may have been trained on there"
+    seen = f"; it held out {training.val_fraction:g}: samples held out here may be among its training samples"
     inputs.world.say(
         f"projector: starts from {projector.path}, {training.steps:,} steps of training"
         f"{seen if here > training.val_fraction else ''}"
     )
     if new := [name for name in inputs.projectors.names if name not in projector.names]:
-        inputs.world.say(f"projector: has no tower {', '.join(new)}, which begins anew")
+        inputs.world.say(f"projector: has no tower {', '.join(new)}, which starts with new weights")
 
 
 def find_projector(path: Path) -> Path:
-    """Find the file; ConfigError where there is none, CacheError where its checkpoint is damaged."""
+    """Find the projector's file; ConfigError if there is none, CacheError if its checkpoint is damaged."""
     if path.is_file():
         return path
     if not path.is_dir():
-        raise MissingPathError(f"{path} is no folder of a run, and no projector's file")
+        raise MissingPathError(f"{path} is not a run's folder and not a projector file")
     newest = CheckpointFolder(path / CHECKPOINTS, keep_last=1).newest()
     folder = newest or path
     if (folder / STATE_FILE).is_file():
@@ -97,7 +97,7 @@ def find_projector(path: Path) -> Path:
 
 
 def config_of_run(projector_file: Path) -> dict[str, Any] | None:
-    """Read the config of the run that a projector lies in, itself or in a checkpoint; None for a file alone."""
+    """Read the config of the run whose folder or checkpoint holds the projector; None if no run does."""
     folder = projector_file.parent
     if (folder / STATE_FILE).is_file():
         return read_state(folder).config
@@ -108,6 +108,6 @@ def config_of_run(projector_file: Path) -> dict[str, Any] | None:
 
 
 def run_folder(projector_file: Path) -> Path:
-    """Return the folder of a run that the projector lies in, if it does in any."""
+    """Return the folder of the run that holds the projector; the file's own folder if no run does."""
     folder = projector_file.parent
     return folder.parent.parent if (folder / STATE_FILE).is_file() else folder

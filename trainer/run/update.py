@@ -1,25 +1,26 @@
-"""One optimizer step: gradients of a global batch, over all ranks, and what is made of them."""
+"""One optimizer step: gradients of a global batch, over all ranks, and the update from them."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.data.batches import StepBatch
 from trainer.model.phases import phase
 from trainer.run.observers import Metrics
 from trainer.run.optim import learning_rate, make_optimizer
+from trainer.run.parallel import gradient_of
 from trainer.run.session import Session
 
 MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm"}
-"""Figures of a step, and their names, without which a run has diverged."""
+"""Figures of a step, with their names, that are finite unless the run has diverged."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What came of one."""
+    """The result of one step."""
 
     metrics: Metrics
     stops: bool
@@ -31,7 +32,7 @@ class Update:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the projector is finite: it stays as it was where the loss or its gradient is not."""
+        """Whether the projector is finite; it stays as it was if loss or gradient is not."""
         return math.isfinite(self.metrics.get("param_norm", 0.0))
 
     @property
@@ -41,7 +42,7 @@ class Update:
 
 
 class Updater:
-    """The parameters that learn, and their optimizer."""
+    """The trained parameters and their optimizer."""
 
     def __init__(self, session: Session, total_steps: int) -> None:
         self.model, self.world, self.config = session.model, session.world, session.config
@@ -52,7 +53,7 @@ class Updater:
         self.optimizer = make_optimizer(self.model.projectors, self.config.optim, self.model.reconstruction)
 
     def __call__(self, batch: StepBatch, step: int, *, stop: bool = False) -> Update:
-        """Do the update with `step` updates before it; the projector stays as it is where the loss is not finite."""
+        """Do the update after `step` updates; the projector stays as it is if loss or gradient is not finite."""
         losses, stops = self.compute_gradients(batch, step, stop=stop)
         loss, norms = losses["loss"], self.clip()
         metrics: Metrics = {"step": step + 1, **losses, **norms}
@@ -70,10 +71,10 @@ class Updater:
         return Update({**metrics, "param_norm": param_norm, "lr": lr}, stops)
 
     def compute_gradients(self, batch: StepBatch, step: int, *, stop: bool = False) -> tuple[Metrics, bool]:
-        """Sum the global batch's gradients over its passes and ranks; return its loss per label token.
+        """Sum the global batch's gradients over passes and ranks; return its loss per label token, and whether to stop.
 
-        Where it is due, the loss of reconstruction, a mean over samples, is another figure. They are the same whatever
-        share each rank has. Here ranks also learn whether one of them was asked to stop.
+        The loss of reconstruction, a mean over samples, is added when it is due. The figures are the same for any
+        number of ranks. `stop` is summed in the same all-reduce, so every rank learns whether one was asked to stop.
         """
         reconstruction = self.config.optim.reconstruction
         is_due = reconstruction.is_due(step)
@@ -94,19 +95,19 @@ class Updater:
                 part.backward()  # type: ignore[no-untyped-call]
         with phase("communication"):
             sums = self.world.sum_gradients(self.with_gradients(), sums)
-        with phase("bookkeeping"):  # where the host waits for the device
+        with phase("bookkeeping"):  # the host waits for the device here
             stops, loss, reconstructed_loss = sums.tolist()
         return {"loss": loss} | ({"reconstruction_loss": reconstructed_loss} if is_due else {}), stops > 0
 
     def with_gradients(self) -> list[nn.Parameter]:
-        """List what learns at this step: the heads of reconstruction do not at each."""
+        """Return the parameters that learn at this step: the heads of reconstruction do not learn at every step."""
         return [each for each in self.parameters if each.grad is not None]
 
     def clip(self) -> Metrics:
-        """Scale gradients down to `max_grad_norm`; return their norms before, of all and of each group."""
+        """Scale gradients down to `max_grad_norm`; return the norms before, of all and of each group."""
         with phase("optimizer"):
             named = [(name, each) for name, group in self.groups.items() for each in group if each.grad is not None]
-            squares = [each.double() ** 2 for each in torch._foreach_norm([grad_of(each) for _, each in named])]
+            squares = [each.double() ** 2 for each in torch._foreach_norm([gradient_of(each) for _, each in named])]
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm or math.inf)
         with phase("bookkeeping"):
             total, *each = torch.stack([norm.double(), *squares]).tolist()
@@ -116,16 +117,10 @@ class Updater:
         return {"grad_norm": total, **{f"grad_norm.{name}": square**0.5 for name, square in by_group.items()}}
 
 
-def grad_of(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None, "every parameter of the projector takes part in every forward pass"
-    return parameter.grad
-
-
 def parameter_groups(session: Session) -> Iterator[tuple[str, list[nn.Parameter]]]:
-    """Parameter groups of each trained module: its matrices, and its biases with START and END."""
+    """Yield two groups of each trained module: its matrices, and its biases with START and END."""
     for name, module in session.model.trained_modules():
         trained = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
-        kinds = {"matrices": True, "vectors": False}
-        for kind, is_matrix in kinds.items():
+        for kind, is_matrix in (("matrices", True), ("vectors", False)):
             if group := [each for key, each in trained if key.endswith("weight") == is_matrix]:
                 yield f"{name}.{kind}", group

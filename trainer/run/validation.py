@@ -1,7 +1,6 @@
-"""Does the projector use the image? Validation loss with each sample's own latents and with another's.
+"""Does the projector use the image? The command `eval` compares validation losses with own and with shuffled latents.
 
-The shuffle gives every sample the latents of the next one in validation order, so none keeps its own. `trainer eval`
-measures a checkpoint by it.
+The shuffle gives every sample the latents of the next one in validation order, so that no sample keeps its own.
 """
 
 import json
@@ -33,23 +32,19 @@ from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 
 SIGNIFICANT = 2.0
-"""Standard errors beyond which a difference counts."""
+"""Standard errors beyond which a difference counts as real."""
 
 NAMED_SAMPLES = 16
 """Most samples named in one message."""
 
 
-def never() -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class Scores:
-    """Of each validation sample, summed over its label tokens; float64 [samples]."""
+    """Sums over each validation sample's label tokens; float64 [samples]."""
 
     loss: np.ndarray
     right: np.ndarray
-    """Label tokens that are the likeliest."""
+    """Number of label tokens predicted right."""
     label_tokens: np.ndarray
 
     @property
@@ -63,14 +58,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class ShuffleTest:
-    """The result: loss per label token, and the share of them that are the likeliest, with own and shuffled latents."""
+    """Loss per label token and share of label tokens predicted right, with own and with shuffled latents."""
 
     samples: int
     label_tokens: int
     own: float
     shuffled: float
     standard_error: float
-    """Of the difference between the losses, estimated over samples."""
+    """Standard error of the difference between the losses, estimated over samples."""
     own_accuracy: float
     shuffled_accuracy: float
 
@@ -113,7 +108,7 @@ def is_image_used(difference: float, standard_error: float) -> bool:
 
 
 def verdict(difference: float, standard_error: float) -> str:
-    """Say what a difference, shuffled less own, means."""
+    """Say what a difference, shuffled minus own, means."""
     if is_image_used(difference, standard_error):
         return "the model uses the image: another image makes the text less likely"
     if difference < -SIGNIFICANT * standard_error:
@@ -121,8 +116,12 @@ def verdict(difference: float, standard_error: float) -> str:
     return "no sign that the model uses the image: own and other images do equally well"
 
 
+def never() -> bool:
+    return False
+
+
 def shuffle_test(session: Session, stopped: Callable[[], bool] = never) -> ShuffleTest | None:
-    """Compare own with shuffled latents; None where a rank was stopped."""
+    """Compare own with shuffled latents; return None if a rank was stopped."""
     numbers = session.split.validation
     if len(numbers) < 2:
         raise ConfigError(
@@ -135,7 +134,7 @@ def shuffle_test(session: Session, stopped: Callable[[], bool] = never) -> Shuff
 
 
 def make_shuffle_test(own: Scores, shuffled: Scores) -> ShuffleTest:
-    """Combine each sample's sums; the error is that of a ratio of sums over samples."""
+    """Combine the samples' sums; the standard error is that of a ratio of two sums over samples."""
     tokens, samples = int(own.label_tokens.sum()), len(own.loss)
     difference = (shuffled.loss - own.loss).sum() / tokens
     residuals = (shuffled.loss - own.loss) - difference * own.label_tokens
@@ -150,35 +149,35 @@ def make_shuffle_test(own: Scores, shuffled: Scores) -> ShuffleTest:
     )
 
 
-def in_shapes_of_its_own(session: Session) -> AbstractContextManager[object]:
-    """Run without compiled layers where each of a few planned shapes was compiled for training alone."""
-    planned = session.config.run.compile == "layers"
-    return torch.compiler.set_stance("force_eager") if planned else nullcontext()
+def without_compiled_layers(session: Session) -> AbstractContextManager[object]:
+    """Run uncompiled if layers were compiled for the few lengths of training alone."""
+    compiled = session.config.run.compile == "layers"
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 @torch.no_grad()
 def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> Scores | None:
     """Score each validation sample with the latents of `latents_of`; ranks share the work.
 
-    None where a rank was stopped.
+    Return None if a rank was stopped.
     """
     numbers, world = session.split.validation, session.world
     # The last column counts the ranks that were stopped.
     sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
     parts = rank_parts(len(numbers), session.config.run.eval_batch_size, world)
-    mine = len(parts)
-    if session.in_step:  # a rank whose share makes fewer passes does some over a sample that counts for another
-        parts += [slice(0, 1)] * (most_passes(len(numbers), session.config.run.eval_batch_size, world) - mine)
+    counted = len(parts)
+    if session.in_step:  # ranks with fewer passes score sample 0, uncounted, to keep step
+        parts += [slice(0, 1)] * (most_passes(len(numbers), session.config.run.eval_batch_size, world) - counted)
     stopped = session.on_all(stopped)
     loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts, session.loader.threads)
-    with closing(loads) as batches, in_shapes_of_its_own(session):
+    with closing(loads) as batches, without_compiled_layers(session):
         for place, (part, batch) in enumerate(zip(parts, batches, strict=True)):
             if stopped():
                 sums[:, -1] = 1
                 break
             on_device = batch.to(world.device)
             scores = session.model.score(on_device).double()
-            if place < mine:
+            if place < counted:
                 sums[:, part].index_add_(1, on_device.sample_L, scores)
     world.sum(sums)
     if sums[0, -1] > 0:
@@ -198,8 +197,7 @@ def refuse_nonfinite_losses(session: Session, losses: np.ndarray) -> None:
     raise EncodeOnceError(
         f"validation: the loss of {len(faulty):,} of {len(losses):,} held-out samples is not finite\n"
         f"  samples  {sample_names(session, faulty)}\n"
-        f"  run {checks}; where that finds nothing, "
-        "the projector has diverged: try a lower optim.lr"
+        f"  run {checks}; if that finds nothing, the projector has diverged: try a lower optim.lr"
     )
 
 
@@ -209,18 +207,18 @@ def sample_names(session: Session, numbers: np.ndarray) -> str:
 
 
 def rank_parts(count: int, batch_size: int, world: World) -> list[slice]:
-    """Cut this rank's contiguous share of [0, count) into batches."""
+    """Divide this rank's contiguous share of [0, count) into batches."""
     first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
     return [slice(start, min(start + batch_size, last)) for start in range(first, last, batch_size)]
 
 
 def most_passes(count: int, batch_size: int, world: World) -> int:
-    """Return the most batches that any rank's share is cut into."""
+    """Return the most batches of any rank's share."""
     return math.ceil(math.ceil(count / world.size) / batch_size)
 
 
 def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report: Path | None) -> None:
-    """Print the result for `checkpoint`, by default the newest; also write it to `report`, as JSON."""
+    """Print the result for `checkpoint`, by default the newest; write it to `report` too, as JSON."""
     checkpoint = checkpoint or checkpoints_of(config.run).newest()
     if checkpoint is None:
         raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
@@ -239,12 +237,12 @@ def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report:
 
 
 def announce_other_cache(session: Session, state: CheckpointState) -> None:
-    """Say which samples are evaluated where the checkpoint was trained from another cache."""
+    """Print which samples are evaluated if the checkpoint was trained from another cache."""
     if not is_of_another_cache(state, session.must_match):
         return
     here, then = session.config.data.val_fraction, state.must_match[VAL_FRACTION]
     trained_on = "" if here <= float(then) else f"; training held out {then}: ids of both may have been trained on"
     session.world.say(
-        f"the checkpoint was trained from another cache: of this one, the {len(session.split.validation):,} samples "
-        f"are evaluated that data.val_fraction {here} holds out, by id as in training{trained_on}"
+        f"the checkpoint was trained from another cache; evaluating the {len(session.split.validation):,} samples that "
+        f"data.val_fraction {here} holds out of this one, by id as in training{trained_on}"
     )

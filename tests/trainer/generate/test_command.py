@@ -125,7 +125,7 @@ def test_a_projector_of_another_model_cache_or_run_is_refused(trained, tmp_path,
     assert "image.height" not in error
     larger = make_cache(tmp_path / "larger", make_latents().repeat(2, 2), latents_mean=MEAN, latents_std=STD)
     assert "image.height" in refused(capsys, 1, run, ask, f"--cache={larger}")
-    assert "is no folder of a run, and no projector's file" in refused(capsys, 2, tmp_path / "none", ask)
+    assert "is not a run's folder and not a projector file" in refused(capsys, 2, tmp_path / "none", ask)
     alone = shutil.copy(run / PROJECTOR_FILE, tmp_path)
     assert "is not in a run's folder, so its cache is not known; name one with --cache" in refused(
         capsys, 2, alone, ask

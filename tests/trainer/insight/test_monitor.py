@@ -38,7 +38,13 @@ def test_a_run_is_shown_until_it_ends_also_while_its_folder_is_away(tmp_path):
     terminal = Console(file=(shown := io.StringIO()), width=100, force_terminal=True)
     seen = monitor(run, terminal, live_on)
     assert (len(seen.records), seen.state) == (8, "stopped; rerun to go on")
-    for words in ("running", "the folder is away; waiting for it", "3 of 8", "8 of 8", "step 3: plateau: said"):
+    for words in (
+        "running",
+        "waiting for the folder, which has disappeared",
+        "3 of 8",
+        "8 of 8",
+        "step 3: plateau: said",
+    ):
         assert words in shown.getvalue()
 
 
@@ -51,7 +57,7 @@ def test_how_a_run_ended_is_said_and_another_folder_refused(tmp_path):
     assert monitor(tmp_path / "run").state == "done"
     with pytest.raises(ConfigError, match="holds no run"):
         monitor(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
         monitor(tmp_path / "nowhere")
 
 

@@ -21,7 +21,7 @@ from trainer.insight.report import (
     accuracies,
     captioned_samples,
     curves,
-    evenly,
+    evenly_spaced,
     steady,
     write_report,
 )
@@ -82,7 +82,7 @@ def test_a_resumed_runs_page_is_the_whole_runs(configured_here, reported):
     for one, other in zip(resumed, whole, strict=True):
         assert np.array_equal(one.pop("preview"), other.pop("preview"))
         assert one == other
-        assert [said.step for said in one["said"]] == [12, 10, 5]
+        assert [caption.step for caption in one["captions"]] == [12, 10, 5]
     assert [record["step"] for record in read_records(pages[0].config.run.folder)] == list(range(1, 13))
 
 
@@ -118,9 +118,9 @@ def test_axes_are_wide_enough_for_one_point_or_a_steady_value():
 
 
 def test_a_long_run_is_thinned_to_its_first_and_newest():
-    assert evenly(1, 8) == [0]
-    assert evenly(8, 8) == list(range(8))
-    assert (evenly(1_000, 8)[0], evenly(1_000, 8)[-1], len(evenly(1_000, 8))) == (0, 999, 8)
+    assert evenly_spaced(1, 8) == [0]
+    assert evenly_spaced(8, 8) == list(range(8))
+    assert (evenly_spaced(1_000, 8)[0], evenly_spaced(1_000, 8)[-1], len(evenly_spaced(1_000, 8))) == (0, 999, 8)
     long = [{"step": step, "loss": 1 / step} for step in range(1, 100_001)]
     (curve,) = curves(long)
     assert len(curve.plot.light) < 100_000

@@ -202,7 +202,7 @@ def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undis
     assert_same_run(config, undisturbed)
     before = {path: path.stat().st_mtime_ns for path in config.run.folder.rglob("*.*")}
     assert main(command(config)) == 0
-    assert "nothing to do: step 6 is done, and 6 are asked for" in capsys.readouterr().out
+    assert "nothing to do: 6 steps are done, and the run has 6" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in config.run.folder.rglob("*.*")} == before
     projector.write_bytes(b"of an earlier end of this run")
     assert main(command(config)) == 0

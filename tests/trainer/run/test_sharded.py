@@ -113,7 +113,7 @@ def test_a_model_without_layers_to_share_is_refused_in_one_line(configured_here)
     ended = [rank.end() for rank in fork_ranks(configured_here("none", parallel="fsdp2"), *[show_no_layers] * 2)]
     for _, error in ended:
         assert "Traceback" not in error
-        assert "has no layers that are known here, by which FSDP2 would share it; set run.parallel: ddp" in error
+        assert "has no known layers for FSDP2 to divide among the ranks; set run.parallel: ddp" in error
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_run_goes_on_with_what_it_showed(make_shown, whole, caches, refusal):
     if isinstance(caches, list):
         error = refusal(1, make_shown("whole", cache=caches[::-1]))
         assert {"cache identity", "data.views.1", "data.views.2"} <= named_fields(error)
-        assert "to go on from here, name the caches that it was trained from, in their order" in error
+        assert "to resume from it, name the caches that it was trained from, unchanged and in the same order" in error
     if "data.posterior" in open_alone(whole).must_match:
         assert "data.posterior  sample             mean" in refusal(1, make_shown("whole", posterior="mean"))
         train(mean := make_shown("mean", posterior="mean", max_steps=1), ALONE)

@@ -186,15 +186,15 @@ def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, cach
     frozen = {**TOWERS, "world": TowerConfig(trained=False)}
     second = configured_here("second", **options, towers=frozen)
     train(second, ALONE)
-    assert "projector: has no tower siglip, which begins anew\n" in capsys.readouterr().out
+    assert "projector: has no tower siglip, which starts with new weights\n" in capsys.readouterr().out
     start, end = load_projector(first.run.folder), load_projector(second.run.folder)
     for name, value in start["world"].state_dict().items():
         assert torch.equal(value, end["world"].state_dict()[name])
     assert [tower.trained for tower in end.config.towers] == [False, True]
     error = refusal(2, configured_here("third", **options, towers={"siglip": TowerConfig(trained=False)}))
-    assert "has no tower siglip, which model.towers wants frozen" in error
+    assert "has no tower siglip, which model.towers freezes" in error
     error = refusal(2, configured_here("third", cache=caches["world"], init_projector=str(second.run.folder)))
-    assert f"model.init_projector {second.run.folder} has the tower siglip; this run has none of that name" in error
+    assert f"model.init_projector {second.run.folder} has the tower siglip; this run has no tower of that name" in error
 
 
 def another_plan(home: Path, caches: Caches) -> dict[str, Any]:
@@ -256,9 +256,9 @@ def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_
     [
         (
             ["--cache=a", "--caches={b: c}"],
-            "name what to train from by one of cache: FOLDER, caches: {world: FOLDER",
+            "set exactly one of cache: FOLDER, caches: {world: FOLDER",
         ),
-        ([], "name what to train from by one of cache: FOLDER, caches: {world: FOLDER"),
+        ([], "set exactly one of cache: FOLDER, caches: {world: FOLDER"),
         (["--caches={}"], "caches: name at least one"),
         (
             ["--caches={A.b: c}"],

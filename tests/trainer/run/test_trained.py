@@ -79,7 +79,7 @@ def test_the_newest_checkpoint_is_loaded_or_the_one_named(trained, tmp_path):
 
 def test_what_is_no_projector_is_one_message(trained, tmp_path):
     for place, message in [
-        (tmp_path / "nothing", "is no folder of a run, and no projector's file"),
+        (tmp_path / "nothing", "is not a run's folder and not a projector file"),
         (tmp_path, "holds no projector: no projector.safetensors and no checkpoint; run `trainer train` first"),
         (trained.run.folder / "config.yaml", "config.yaml cannot be read: "),
     ]:
@@ -157,7 +157,7 @@ def test_a_grown_and_another_cache_are_trained_on_further(configured, tmp_path, 
         changes = {"cache": cache, "init_projector": str(first.run.folder), "max_steps": 1, "val_fraction": 0.3}
         config = configured(f"on-{cache.name}", **changes)
         train(config, ALONE)
-        assert "; it held out 0.2: ids held out here may have been trained on there\n" in capsys.readouterr().out
+        assert "; it held out 0.2: samples held out here may be among its training samples\n" in capsys.readouterr().out
         assert started_from(config.run.folder) == load_projector(first.run.folder).sha256
         assert load_projector(config.run.folder).config.tower.cache_identity == open_cache(cache).identity
 
@@ -184,4 +184,4 @@ def test_a_projector_that_does_not_fit_starts_no_run(trained, configured, refusa
     assert named_fields(error) == {field}
     assert not (tmp_path / "text").exists()
     error = refusal(2, configured(init_projector=str(tmp_path / "none")))
-    assert f"model.init_projector: {tmp_path}/none is no folder of a run, and no projector's file" in error
+    assert f"model.init_projector: {tmp_path}/none is not a run's folder and not a projector file" in error
