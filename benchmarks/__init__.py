@@ -2,6 +2,6 @@
 
 import os
 
-# OpenMP threads that wait by spinning take the core from whoever they wait for as soon as anything else runs on the
-# host; measured here, that costs the encoder up to ten times its speed. It must be set before torch is imported.
+# OpenMP threads that spin while they wait take cores from the threads that they wait for, if anything else runs on the
+# host: measured here, the encoder becomes up to ten times slower. Set this before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

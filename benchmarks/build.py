@@ -1,8 +1,8 @@
-"""Images per second of a whole `precompute build` against its parts alone: decoding and encoding.
+"""Measure images per second of a whole `precompute build` against its parts alone: decoding and encoding.
 
-On a GPU a build should reach the slower of decoding and encoding; on a CPU the two share the cores, so that doing both
-in turn is the measure. A build's rate begins when its encoder is loaded; the rest of its time is told apart. Memory is
-the peak of a process of its own, for `--count` images and ten times as many.
+On a GPU a build should reach the slower of decoding and encoding; on a CPU the two share the cores, so the build is
+compared with doing both in turn. A build's rate is measured from the moment its encoder is loaded; the rest of its time
+is reported separately. Memory is the peak of a separate process, for `--count` images and for ten times as many.
 """
 
 import argparse
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("pillow", "torch", "diffusers", "numpy", "encode-once")
 MORE = 10
-"""Times as many images, to see whether memory grows with them."""
+"""Factor of images that shows whether memory grows with them."""
 
 PEAK = """
 import sys
@@ -36,7 +36,7 @@ code = main(sys.argv[1:])
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
 sys.exit(code)
 """
-"""Prints KiB; a child's `ru_maxrss` would begin with its parent's."""
+"""Program that prints its peak memory in KiB; a child's `ru_maxrss` would start with its parent's."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    # They and torch take seconds to import: `--help` and wrong usage stay quick.
+    # These imports and torch take seconds; `--help` and wrong usage stay quick.
     from benchmarks.build_parts import Parts, save_vae
     from precompute.config import BuildConfig
 
@@ -79,7 +79,7 @@ def write_images(folder: Path, options: argparse.Namespace, count: int) -> None:
 
 
 def arguments(folder: Path, images: str, options: argparse.Namespace) -> list[str]:
-    """Of `precompute`, to build `images.cache` of the folder of that name."""
+    """Return the arguments with which `precompute` builds the cache `{images}.cache` from the folder `{images}`."""
     values = {
         "cache": folder / f"{images}.cache",
         "source.kind": "folder",

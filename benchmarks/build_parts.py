@@ -1,4 +1,4 @@
-"""What `benchmarks.build` times: a whole build, and its decoding and encoding alone."""
+"""The work that `benchmarks.build` times: a whole build, its decoding alone and its encoding alone."""
 
 import shutil
 from pathlib import Path
@@ -28,11 +28,11 @@ def save_vae(folder: Path, size: str) -> None:
 
 
 class Parts:
-    """A build of a folder of images, already built once, and what it consists of."""
+    """A build of a folder of images, which is done once at the start, and its parts."""
 
     def __init__(self, config: BuildConfig) -> None:
         self.encoded: list[Encoded] = []
-        """Of every build, in order."""
+        """Encoding figures of every build, in order."""
         self._config, self._source = config, open_source(config.source)
         self.build()
         self._store = open_store(config.cache)

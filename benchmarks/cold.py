@@ -1,9 +1,9 @@
-"""Shuffled batches of a cache that is not in memory: samples a second, and what the disk reads for each.
+"""Measure reading shuffled batches of a cache that is not in memory: samples per second, bytes read per sample.
 
-One side has the disk read every batch ahead, one touches one sample after the other, and one is `cache.read` as it is,
-which reads ahead once batches wait for the disk. The cache's pages are dropped from the page cache before each round;
-so the disk under `--folder` is measured, with what it reads ahead (`/sys/block/*/queue/read_ahead_kb`), and few batches
-of a large cache, as where memory holds a small part of it.
+One side asks the disk for every batch ahead, one touches one sample after another, and one is `cache.read` as it is,
+which reads ahead once batches wait for the disk. The cache's pages are dropped from the page cache before each round,
+so the results depend on the disk under `--folder` and its read-ahead (`/sys/block/*/queue/read_ahead_kb`). Each round
+reads few batches of a large cache, as if memory held only a small part of it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.options import parser_with, positive
+from benchmarks.options import parser_with, positive_int
 from benchmarks.record import print_record
 from benchmarks.timing import rates, speedups, spread
 from cache_store import open_cache
@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
 def option_parser() -> argparse.ArgumentParser:
     defaults = {"samples": 100_000, "batch_size": 256, "repeats": 5}
     parser = parser_with(__doc__, "samples_per_shard", "folder", **defaults)
-    parser.add_argument("--batches", type=positive, default=8, help="read in each round")
+    parser.add_argument("--batches", type=positive_int, default=8, help="read in each round")
     return parser
 
 

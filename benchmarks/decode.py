@@ -1,11 +1,11 @@
-"""Images per second from a JPEG's bytes to fitted pixels, in one thread: Pillow alone, ours in full, ours reduced.
+"""Measure images per second from JPEG bytes to fitted pixels, in one thread: Pillow alone, ours in full, ours reduced.
 
-Seconds are the processor's, which other load on the machine lengthens less than the clock's.
+Times are processor time, which other load on the machine lengthens less than wall time.
 
-Pillow alone opens, loads and resizes, and trusts the file; ours counts its parts first, turns it and keeps to the
-recipe. How far reduced pixels, and latents of them, lie from the full ones stands beside how far those of another
-filter do, for both are choices of a recipe. Photographs are read before the clock runs; with `--mosaic N`, N x N of
-them side by side, each 500 x 375, stand for a larger one.
+Pillow alone opens, loads and resizes, and trusts the file; ours first counts the file's parts, then turns the image and
+follows the recipe. The difference between reduced and full pixels, and between their latents, is shown beside that of
+another filter, since both are choices of a recipe. Photographs are read before timing starts. With `--mosaic N`, N x N
+of them side by side, each 500 x 375, replace a larger photograph.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 
 def jpegs_of(options: argparse.Namespace) -> list[bytes]:
-    """The bytes of the photographs, or of mosaics of them; ConfigError where there are too few."""
+    """Return the bytes of photographs, or of mosaics of them; ConfigError if there are too few."""
     side = options.mosaic
     if options.images is None:
         photographs = [jpeg(smooth_noise(number)) for number in range(options.count)]
@@ -104,7 +104,7 @@ def jpegs_of(options: argparse.Namespace) -> list[bytes]:
 
 
 def photographs_in(path: Path, most: int) -> list[bytes]:
-    """The first images, by name, of what kind folder takes; ConfigError where there is none."""
+    """Read the first images, by name, of a folder, zip or tar; ConfigError if there is none."""
     images = open_image_store(path)
     names = [name for name in images.listing().names if is_image(name)]
     if not names:
@@ -132,7 +132,7 @@ def jpeg(image: Image.Image) -> bytes:
 
 
 def by_pillow(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
-    """What a script would do, as the recipe `squash`: uint8 [N, Y, X, 3]."""
+    """Decode and resize as a plain script would, with the fit `squash`: uint8 [N, Y, X, 3]."""
     size, filter_ = (recipe.width, recipe.height), RESAMPLING[recipe.resample]
     images = map(Image.open, map(io.BytesIO, files))
     rgb = (image if image.mode == "RGB" else image.convert("RGB") for image in images)
@@ -140,21 +140,21 @@ def by_pillow(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
 
 
 def fitted(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
-    """As a build does: uint8 [N, Y, X, 3]."""
+    """Decode and fit as a build does: uint8 [N, Y, X, 3]."""
     return np.stack([to_pixels(fit_image(decode_image(data, recipe), recipe)) for data in files])
 
 
 def levels_apart(one_NYX3: np.ndarray, other_NYX3: np.ndarray) -> dict[str, float]:
-    """Of 256 levels."""
+    """Return mean, 99th percentile and maximum of the difference, in levels of 256."""
     apart = np.abs(one_NYX3.astype(np.int16) - other_NYX3)
     return {"mean": round(float(apart.mean()), 3), "p99": float(np.percentile(apart, 99)), "max": float(apart.max())}
 
 
 def latents_apart(pixels: dict[str, np.ndarray], options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Root mean square of the difference over that of the latents; none without a model."""
+    """Return the root mean square of the difference over that of the latents; empty without a model."""
     if options.model is None or options.latents < 1:
         return {}
-    import torch  # it takes seconds to import
+    import torch  # takes seconds to import
 
     from precompute.encoders.config import ComputeDtype, EncoderConfig
     from precompute.encoders.registry import load_encoder

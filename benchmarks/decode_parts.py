@@ -1,11 +1,11 @@
-"""Processor time that a build adds to Pillow's bare open, load and resize of a JPEG: its checks and its bookkeeping.
+"""Measure the processor time that a build's checks and bookkeeping add to Pillow's open, load and resize of a JPEG.
 
-Measured are Pillow alone, whose images nobody looks at; Pillow in any script, which puts their pixels into an array of
-a batch; and what `precompute build` does from a file's bytes to that array, with and without previews: the file's parts
-are counted and its bytes hashed, the image is decoded, turned and fitted, and all that is handed to a thread and back.
+Three programs are measured: Pillow alone, which drops the pixels; Pillow in a plain script, which copies them into a
+batch's array; and `precompute build`, from a file's bytes to that array, with and without previews. The build also
+counts the file's parts, hashes its bytes, turns and fits the image, and hands the work to a thread and back.
 
-A part of 5 % is less than the speed of a shared processor changes from second to second. So sides take turns at every
-few images, and what counts of each such turn is its fastest round.
+A difference of 5 % is smaller than the changes in a shared processor's speed from second to second. So the programs
+take turns every few images, and in each turn only the fastest round counts.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ TURN_BATCHES = BATCHES_AHEAD + 1
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 32 << 20
-"""The most that glibc takes for its second threshold."""
+"""The largest value that glibc accepts for M_MMAP_THRESHOLD."""
 
 Works = Mapping[str, Callable[[], object]]
 
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     parser = parser_with(__doc__, "images", "mosaic", "height", "width", count=196, batch_size=8, repeats=30)
     options = parser.parse_args(argv)
     if options.height % VAE_FACTOR or options.width % VAE_FACTOR:
-        raise ConfigError(f"--height and --width must be multiples of {VAE_FACTOR}, as of a VAE's images")
+        raise ConfigError(f"--height and --width must be multiples of {VAE_FACTOR}, as a VAE needs")
     recipe = ImageConfig(height=options.height, width=options.width).recipe
     files = jpegs_of(options)
     keep_freed_memory()
@@ -80,20 +80,20 @@ def run(argv: Sequence[str]) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed: a build in full swing takes no new memory, and turns as short as these would."""
+    """Let glibc keep freed memory: unlike a long build, turns as short as these would take new memory again."""
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             libc.mallopt(option, KEPT_BYTES)
 
 
 def shares(us: Mapping[str, float]) -> dict[str, float]:
-    """What a build adds to the work of any script, over Pillow's."""
+    """Return the extra time of a build over a plain script, as a share of Pillow's time."""
     builds = {"checks and bookkeeping": BUILD, "the same, and previews": WITH_PREVIEWS}
     return {name: round((us[build] - us[SCRIPT]) / us[PILLOW], 4) for name, build in builds.items()}
 
 
 def fastest_us(files: Sequence[bytes], recipe: ImageRecipe, options: Namespace, threads: int) -> dict[str, float]:
-    """Processor's microseconds an image, of every work: of each turn the fastest round."""
+    """Return processor microseconds per image of every program, from the fastest round of each turn."""
     size, fastest = TURN_BATCHES * options.batch_size, defaultdict[str, float](float)
     with Decoders(threads) as pool:
         for start in range(0, len(files), size):
@@ -104,7 +104,7 @@ def fastest_us(files: Sequence[bytes], recipe: ImageRecipe, options: Namespace, 
 
 
 class Turn:
-    """What every side does with the same few files."""
+    """The work of every program on the same few files."""
 
     def __init__(self, files: Sequence[bytes], recipe: ImageRecipe, batch_size: int, pool: Decoders) -> None:
         self._files, self._recipe, self._batch_size, self._pool = files, recipe, batch_size, pool
@@ -156,7 +156,7 @@ class Turn:
 
 
 class InMemory:
-    """Files by their numbers."""
+    """A source of files in memory, named by their numbers."""
 
     def __init__(self, files: Sequence[bytes]) -> None:
         self._files = files

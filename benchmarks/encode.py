@@ -1,8 +1,8 @@
-"""Images per second of the folded encoder against diffusers' own encode: same weights, same images, one run.
+"""Measure images per second of the folded encoder against diffusers' own encode: same weights, same images, one run.
 
-Every side starts from uint8 pixels and ends with float32 latents. The peak to compare with is the faster of a square
-matrix product and a 3x3 convolution of 384 channels on the same device, in the same run, since a CPU's matrix product
-is not always its fastest kernel.
+Every side starts from uint8 pixels and ends with float32 latents. The peak is the faster of a square matrix product and
+a 3x3 convolution of 384 channels on the same device in the same run, since a CPU's matrix product is not always its
+fastest kernel.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DUELS = (
     ("replayed bfloat16", "diffusers-compiled bfloat16"),
     ("folded bfloat16", "diffusers float32"),
 )
-"""Same dtype first, then our best against the dtype that diffusers loads in; only those that ran are reported."""
+"""Pairs of one dtype first, then our best against the dtype that diffusers loads; only pairs that ran are reported."""
 PACKAGES = ("torch", "diffusers", "encode-once")
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    import torch  # it and diffusers take seconds to import: `--help` and wrong usage stay quick
+    import torch  # torch and diffusers take seconds to import: `--help` and wrong usage stay quick
 
     from benchmarks import encode_rivals as rivals
 
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     speeds = {name: rates(options.batch_size, seconds[name]) for name in works}
     duels = {f"{ours} over {theirs}": (seconds[theirs], seconds[ours]) for ours, theirs in DUELS if ours in works}
     gains = {duel: speedups(*both) for duel, both in duels.items()}
-    # Useful operations are those of the folded network, whichever path computes them.
+    # Only the folded network's operations count as useful, whichever path computes them.
     flop_per_s = {name: median(each) * flop_per_image for name, each in speeds.items()}
     peak: dict[str, float] = {dtype: peak_rate(dtype, seconds, peak_flop) for dtype in DTYPES}
     shares = {name: each / peak[name.split()[1]] for name, each in flop_per_s.items()}
@@ -86,7 +86,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 
 def peak_rate(dtype: ComputeDtype, seconds: Mapping[str, Sequence[float]], peak_flop: Mapping[str, int]) -> float:
-    """The best that either kernel reached in any round."""
+    """Return the highest rate that either kernel reached in any round."""
     return max(flop / min(seconds[name]) for name, flop in peak_flop.items() if name.endswith(dtype))
 
 

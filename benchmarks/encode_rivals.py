@@ -1,4 +1,4 @@
-"""What `benchmarks.encode` times: the encoders, and kernels that show the device's peak."""
+"""The work that `benchmarks.encode` times: the encoders, and kernels that show the device's peak."""
 
 import argparse
 import tempfile
@@ -22,13 +22,13 @@ from precompute.encoders.registry import load_encoder
 # Axes: N images, Y X pixels.
 
 PEAK_SIZE = {"cpu": (2048, 56), "cuda": (8192, 512)}
-"""Side of the matrices, and height and width of the convolution's input, that show a device's peak."""
+"""Side of the matrices, and side of the convolution's input, that show a device's peak."""
 PEAK_CHANNELS = 384
 
 
 @contextmanager
 def model_of(options: argparse.Namespace) -> Iterator[str]:
-    """The model asked for, or a folder with a random one that lives as long as the block."""
+    """Yield the model that was asked for, or a folder with a random one, deleted after the block."""
     if options.model is not None:
         yield options.model
         return
@@ -39,7 +39,7 @@ def model_of(options: argparse.Namespace) -> Iterator[str]:
 
 
 def load_rivals(model: str, device: str) -> dict[str, Encoder]:
-    """Both paths in both dtypes; on a GPU the compiled one as well."""
+    """Load diffusers' encoder and the folded one, each in both dtypes; on a GPU, also the compiled one in bfloat16."""
 
     def load(dtype: ComputeDtype, fold: bool, compiled: bool = False) -> Encoder:
         config = EncoderConfig(model=model, compute_dtype=dtype, fold=fold, compile=compiled, device=device)
@@ -56,14 +56,14 @@ def load_rivals(model: str, device: str) -> dict[str, Encoder]:
 
 
 def compiled_stock(encoder: Any) -> Encoder:
-    """Diffusers' own path, compiled whole, as its users do it."""
+    """Compile diffusers' own path as a whole, as its users do."""
     encoder._vae = replace(encoder._vae, network=torch.compile(encoder._vae.network))
     compiled: Encoder = encoder
     return compiled
 
 
 def replayed(encoder: Encoder, images_NYX3: Tensor) -> Callable[[], Tensor]:
-    """The encoder's work on these images as a CUDA graph."""
+    """Capture the encoder's work on these images as a CUDA graph; return what replays it."""
     runtime = CudaRuntime(encoder.device)
     replay, result = runtime.capture(lambda: encoder.encode(images_NYX3), runtime.stream())
 
@@ -81,7 +81,7 @@ def random_images(options: argparse.Namespace, device: torch.device) -> Tensor:
 
 
 def peak_works(device: torch.device) -> tuple[dict[str, Callable[[], None]], dict[str, int]]:
-    """Runs that show the device's peak in each dtype, and the floating-point operations of each."""
+    """Return the kernels that show the device's peak in each dtype, and the floating-point operations of each."""
     side, size = PEAK_SIZE[device.type]
     works, flop = dict[str, Callable[[], None]](), dict[str, int]()
     for dtype in get_args(ComputeDtype):
@@ -98,14 +98,14 @@ def peak_works(device: torch.device) -> tuple[dict[str, Callable[[], None]], dic
 
 @torch.inference_mode()
 def run_to_end(work: Callable[[], Tensor], device: torch.device) -> None:
-    """Wait for what a GPU still has queued."""
+    """Do the work, and wait until a GPU has finished it."""
     work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def flop_of_one_image(encoder: Encoder, images_NYX3: Tensor) -> int:
-    """Floating-point operations of convolutions and matrix products, two to a multiply and add."""
+    """Count floating-point operations of convolutions and matrix products, two for each multiply and add."""
     with FlopCounterMode(display=False) as counter:
         encoder.encode(images_NYX3[:1])
     return int(counter.get_total_flops())

@@ -1,7 +1,7 @@
-"""Images per second of every family of encoders against its own library, at full size with random weights, in one run.
+"""Measure images per second of every family of encoders against its own library, at full size, with random weights.
 
-Both sides start from the same uint8 pixels and end with float32 samples on the CPU or the GPU. Rounds take turns, a
-family after the other.
+Both sides start from the same uint8 pixels, end with float32 samples on the CPU or GPU, and take turns. Families are
+measured one after another.
 """
 
 import argparse
@@ -76,7 +76,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "DINOv2 L/14": ("Dinov2Model", {**LARGE, "image_size": 224, "patch_size": 14}),
     "DINOv3 L/16": ("DINOv3ViTModel", LARGE),
 }
-"""Class and config of the full-size encoder, by the models that have it; decoders are small where that can be."""
+"""Class and config of the full-size encoder, by the models that have it; decoders are small if possible."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    import torch  # it and the libraries take seconds to import: `--help` and wrong usage stay quick
+    import torch  # torch and the libraries take seconds to import: `--help` and wrong usage stay quick
 
     seconds = {name: measured(folder, options) for name, folder in models_of(options)}
     speeds = {
@@ -96,7 +96,7 @@ def run(argv: Sequence[str]) -> int:
     print_record(
         "families",
         PACKAGES,
-        baseline="the library's own encode, of the same weights",
+        baseline="the library's own encode, with the same weights",
         settings=vars(options) | {"threads": torch.get_num_threads()},
         images_per_s={name: {side: spread(each) for side, each in sides.items()} for name, sides in speeds.items()},
         speedup={name: spread(each) for name, each in gains.items()},
@@ -114,7 +114,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 
 def models_of(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield names and folders of the models asked for; a random one lives until the next is taken."""
+    """Yield name and folder of each model; a random one is deleted when the next is taken."""
     if options.model:
         yield from ((Path(folder).name, folder) for folder in options.model)
         return
@@ -146,9 +146,10 @@ def make(name: str) -> Any:
 
 
 def measured(folder: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of every round, here and by the library."""
+    """Return the seconds of every round, by our encoder and by the library."""
     import torch
 
+    from benchmarks.encode_rivals import run_to_end
     from precompute.encoders.config import EncoderConfig
     from precompute.encoders.registry import load_encoder
 
@@ -158,20 +159,10 @@ def measured(folder: str, options: argparse.Namespace) -> dict[str, list[float]]
     images_NYX3 = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     by_library = library_encode(folder, encoder.device, config.torch_dtype)
     works = {
-        "library": partial(run_to_end, by_library, images_NYX3, encoder.device),
-        "here": partial(run_to_end, encoder.encode, images_NYX3, encoder.device),
+        "library": partial(run_to_end, partial(by_library, images_NYX3), encoder.device),
+        "here": partial(run_to_end, partial(encoder.encode, images_NYX3), encoder.device),
     }
     return interleaved_seconds(works, options.repeats)
-
-
-def run_to_end(encode: Callable[[Any], Any], images_NYX3: Any, device: Any) -> None:
-    """Wait for what a GPU still has queued."""
-    import torch
-
-    with torch.inference_mode():
-        encode(images_NYX3)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def library_encode(folder: str, device: Any, dtype: Any) -> Callable[[Any], Any]:

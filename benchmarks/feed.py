@@ -1,9 +1,9 @@
-"""Images per second of a whole build around an encoder that only sleeps, and of what others would put in its place.
+"""Measure images per second of a whole build around an encoder that only sleeps, and of others' pipelines in its place.
 
-The pipeline and the writer are those of a build; the encoder takes `--encoder-ms` a batch and no core, and of several
-workers one at a time has it. Starting up is told apart: the clock runs from the first image read, with all encoders
-loaded, to the last shard committed. In the same run a torch DataLoader with np.save a batch, SPDL, Ray Data and Daft
-feed the same stand-in (extras of `bench`; one that is not installed is named). CPU time by part is of a run of its own.
+Pipeline and writer are a build's; the encoder takes `--encoder-ms` a batch and no core, and serves one worker at a
+time. Time counts from the first image read, with all encoders loaded, to the last shard committed. In the same run a
+torch DataLoader with np.save a batch, SPDL, Ray Data and Daft feed the same stand-in (extras of `bench`; one that is
+not installed is named). CPU time by part is measured in a separate run.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.decode import jpegs_of
-from benchmarks.options import parser_with, positive
+from benchmarks.options import parser_with, positive_int
 from benchmarks.record import print_record
 from benchmarks.timing import rates, spread
 from cache_store.program.command_line import parse_config
@@ -26,7 +26,7 @@ from cache_store.program.running import run_program
 
 PACKAGES = ("torch", "numpy", "pillow", "spdl", "ray", "daft", "encode-once")
 PARTS_SAMPLES = 2_048
-"""Rows of the run that measures CPU time by part."""
+"""Most rows of the run that measures CPU time by part."""
 OURS, ENCODER, DECODING = "build", "encoder alone", "decoding alone"
 
 
@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    from benchmarks.feed_parts import Feed  # with torch: `--help` and wrong usage stay quick
-    from benchmarks.feed_peers import PEERS, missing
+    from benchmarks.feed_parts import Feed  # imports torch: `--help` and wrong usage stay quick
+    from benchmarks.feed_peers import PEERS, reason_to_skip
     from benchmarks.feed_stand_in import restore_decoder
 
     with tempfile.TemporaryDirectory(prefix="feed-", dir=options.folder) as name, ExitStack() as ends:
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
             works[DECODING] = feed.decoding_alone
         skipped = {}
         for peer in options.peers:
-            if problem := missing(peer, feed):
+            if problem := reason_to_skip(peer, feed):
                 skipped[peer] = problem
             else:
                 works[peer] = partial(PEERS[peer], feed)
@@ -65,18 +65,18 @@ def run(argv: Sequence[str]) -> int:
 
 def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, "images", "mosaic", "height", "width", "folder", count=196, batch_size=32, repeats=3)
-    parser.add_argument("--samples", type=positive, default=5_888, help="rows; images are repeated to as many")
-    parser.add_argument("--encoder-ms", type=float, default=11.7, help="of a batch; 11.7 is an H100's, compiled")
+    parser.add_argument("--samples", type=positive_int, default=5_888, help="number of rows; images are repeated")
+    parser.add_argument("--encoder-ms", type=float, default=11.7, help="time for a batch; 11.7 is a compiled H100's")
     parser.add_argument("--decode", choices=("stub", "real"), default="real")
     parser.add_argument("--workers", default="auto", help="run.workers of the build: a number, or auto")
-    parser.add_argument("--samples-per-shard", type=positive, default=1_024)
+    parser.add_argument("--samples-per-shard", type=positive_int, default=1_024)
     peers = ["DataLoader", "SPDL", "Ray Data", "Daft"]
-    parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="those to compare with")
+    parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="peers to compare with")
     return parser
 
 
 def config_of(folder: Path, options: argparse.Namespace) -> Any:
-    """Config of a build of so many rows; several rows share an image file."""
+    """Write images and list, and return the config of a build of them; rows share image files."""
     from precompute.config import BuildConfig
 
     images = folder / "images"
@@ -104,14 +104,14 @@ def config_of(folder: Path, options: argparse.Namespace) -> Any:
 
 
 def summary(options: argparse.Namespace, seconds: dict[str, list[float]], parts: dict[str, float]) -> dict[str, Any]:
-    """Images/s of each rival; for our build also its share of the encoder and of the slower of decoding and encoder."""
+    """Return images/s of each rival, and our build's share of the encoder and of the slower of decoding and encoder."""
     speeds = {work: rates(options.samples, each) for work, each in seconds.items() if work != ENCODER or any(each)}
     ours = speeds[OURS]
     found: dict[str, Any] = {
         "images_per_s": spread(ours, 1),
         "rivals": {work: spread(each, 1) for work, each in speeds.items() if work != OURS},
         "over_rivals": {
-            work: spread([mine / theirs for mine, theirs in zip(ours, each, strict=True)])
+            work: spread([our / their for our, their in zip(ours, each, strict=True)])
             for work, each in speeds.items()
             if work != OURS
         },
@@ -121,7 +121,7 @@ def summary(options: argparse.Namespace, seconds: dict[str, list[float]], parts:
         found["share_of_encoder"] = found["over_rivals"][ENCODER]
     bounds = [speeds[work] for work in (ENCODER, DECODING) if work in speeds]
     if bounds:
-        found["share_of_the_slower"] = spread([mine / min(of) for mine, *of in zip(ours, *bounds, strict=True)])
+        found["share_of_the_slower"] = spread([our / min(bound) for our, *bound in zip(ours, *bounds, strict=True)])
     return found
 
 

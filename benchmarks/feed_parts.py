@@ -1,4 +1,4 @@
-"""What `benchmarks.feed` times of ours: the build, the encoder alone, decoding alone, and the processor by part."""
+"""Our side of `benchmarks.feed`: the build, the encoder alone, decoding alone, and CPU time by part."""
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
 
@@ -30,11 +30,11 @@ from precompute.rerun.steps import plan_for_ranks
 from precompute.sources import open_source
 
 ALONE_BATCHES = 60
-"""Enough to know what the sleeping encoder takes."""
+"""Most batches that time the encoder alone."""
 
 
 class Feed:
-    """A build of rows around the stand-in, planned anew for each run."""
+    """A build around the stand-in, planned anew for each run."""
 
     def __init__(self, config: BuildConfig, encoder_ms: float, *, is_stubbed: bool) -> None:
         self.config, image = config, config.image
@@ -60,7 +60,7 @@ class Feed:
 
     @property
     def paths(self) -> list[str]:
-        """Paths of the images, in the order of the rows."""
+        """Paths of the images, in row order."""
         rows = open_source(self.config.source).samples()
         return [str(Path(str(self.config.source.images), str(row["uri"]))) for row in rows]
 
@@ -69,7 +69,7 @@ class Feed:
         return SleepingEncoder(self.stand_in, self.config.encoder)
 
     def build(self, config: BuildConfig | None = None, shards: int | None = None) -> float:
-        """Seconds from the first image to the last commit."""
+        """Build, and return the seconds from the first image to the last commit."""
         self._plan()
         config = config or self.config
         encoder = load_encoder(config.encoder, config.image.range)
@@ -87,7 +87,7 @@ class Feed:
         return ends[-1] - self.stand_in.began
 
     def encoder_alone(self) -> float:
-        """For all samples, by some of its batches; 0 where it takes no time."""
+        """Return the encoder's seconds for all samples, from a few batches; 0 if it takes no time."""
         if not self.stand_in.encoder_ms:
             return 0.0
         size, array = self.config.encoder.batch_size, read_spec(self._store).array
@@ -103,7 +103,7 @@ class Feed:
         return (time.monotonic() - started) / number * count
 
     def decoding_alone(self) -> float:
-        """All cores of the machine, in threads of one process: read, hash, decode, fit."""
+        """Return the seconds to read, hash, decode and fit all samples, in as many threads as there are cores."""
         spec, started = read_spec(self._store), time.monotonic()
         with Decoders(usable_cores()) as pool:
             for batch in decoded_batches(planned_batches(self._store, spec, range(spec.num_shards)), pool, self.source):
@@ -111,7 +111,7 @@ class Feed:
         return time.monotonic() - started
 
     def cpu_us_of_parts(self, samples: int) -> dict[str, float]:
-        """Microseconds of the processor an image, in one process; what is left is handing over, and Python's own."""
+        """Return processor microseconds per image by part, in one process; the rest is handing over."""
         run = replace(self.config.run, workers=1)
         shards = max(1, samples // self.config.store.samples_per_shard)
         workers, self.workers = self.workers, 1
@@ -127,7 +127,7 @@ class Feed:
 
 @contextmanager
 def measured_parts(source: Any) -> Iterator[Counter[str]]:
-    """Seconds of the processor by part, of this process; a part within another is taken from it."""
+    """Yield this process's processor seconds by part; a part within another counts only there."""
     seconds, inside = Counter[str](), threading.local()
 
     def measure(function: Callable[..., Any], part: str) -> Callable[..., Any]:

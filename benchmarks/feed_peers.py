@@ -1,7 +1,7 @@
-"""What a user would write or pick in place of a build, around the stand-in of `benchmarks.feed`.
+"""Pipelines that users would write or choose in place of a build, around the stand-in of `benchmarks.feed`.
 
-Each decodes with as many processes or threads as there are cores, as its own documents do it, and saves one file a
-batch with np.save; none checks, hashes or sums anything. Each returns its seconds, told as those of a build are.
+Each decodes with as many processes or threads as there are cores, as its documentation advises, and saves one file a
+batch with np.save; none checks, hashes or sums anything. Each returns its seconds, counted as those of a build.
 """
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
@@ -33,8 +33,8 @@ ENVIRONMENT = {
 }
 
 
-def missing(peer: str, feed: Feed) -> str | None:
-    """Why the peer cannot be measured here."""
+def reason_to_skip(peer: str, feed: Feed) -> str | None:
+    """Return why the peer cannot be measured here; None if it can."""
     os.environ.update(ENVIRONMENT)
     if feed.stand_in.is_stubbed and peer in DECODES_ITSELF:
         return "it decodes by itself"
@@ -48,7 +48,7 @@ def missing(peer: str, feed: Feed) -> str | None:
 
 
 def timed(feed: Feed, work: Callable[[Path], object]) -> float:
-    """Seconds of a work that writes into a folder, from its first image on."""
+    """Return the seconds, from the first image, of a work that writes into a folder."""
     folder = Path(feed.config.cache).with_name("peer")
     folder.mkdir()
     feed.stand_in.forget()
@@ -66,7 +66,7 @@ def save(folder: Path, number: int, samples_NCHW: torch.Tensor) -> None:
 
 
 class Images(torch.utils.data.Dataset[np.ndarray]):
-    """As anyone writes it."""
+    """A data set as users write it."""
 
     def __init__(self, paths: list[str], stand_in: StandIn) -> None:
         self._paths, self._stand_in, self._has_begun = paths, stand_in, False
@@ -86,7 +86,7 @@ class Images(torch.utils.data.Dataset[np.ndarray]):
 
 
 def by_data_loader(feed: Feed) -> float:
-    """A process a core."""
+    """Measure a DataLoader with one process per core."""
     loader = torch.utils.data.DataLoader(
         Images(feed.paths, feed.stand_in), feed.config.encoder.batch_size, num_workers=usable_cores()
     )
@@ -105,7 +105,7 @@ def batches_of(paths: list[str], size: int) -> Iterable[list[str]]:
 
 
 def by_spdl(feed: Feed) -> float:
-    """A thread a core, each with a batch in hand, by SPDL's own decoder (FFmpeg's)."""
+    """Measure SPDL with one thread per core, each decoding a batch with SPDL's own decoder (FFmpeg's)."""
     spdl_io, pipeline = (importlib.import_module(f"spdl.{name}") for name in ("io", "pipeline"))
     stand_in, threads = feed.stand_in, usable_cores()
 
@@ -130,7 +130,7 @@ def by_spdl(feed: Feed) -> float:
 
 
 class EncodeBatches:
-    """An actor of Ray Data's, or a class of Daft's, that encodes batches and saves them."""
+    """A Ray Data actor, or a Daft class, that encodes batches and saves them."""
 
     def __init__(self, model: str, config: Any, folder: str) -> None:
         stand_in = stand_in_of(model)
@@ -150,7 +150,7 @@ class EncodeBatches:
 
 
 def by_ray_data(feed: Feed) -> float:
-    """`read_images` in tasks, one actor that encodes; the clock runs from the first batch that reaches it."""
+    """Measure `read_images` in tasks and one actor that encodes, from the first batch that reaches the actor."""
     ray: Any = importlib.import_module("ray")
     ray.data = importlib.import_module("ray.data")
     ray.init(address="local", num_cpus=usable_cores(), log_to_driver=False, logging_level="error")
@@ -175,13 +175,13 @@ def by_ray_data(feed: Feed) -> float:
 
 
 def by_daft(feed: Feed) -> float:
-    """Download, decode and resize as expressions, one instance that encodes; the clock as with Ray Data."""
+    """Measure download, decode and resize as expressions and one instance that encodes, timed as Ray Data."""
     daft: Any = importlib.import_module("daft")
     image, config = feed.config.image, feed.config.encoder
 
     def work(folder: Path) -> None:
         encode = daft.udf(return_dtype=daft.DataType.int64(), batch_size=config.batch_size, concurrency=1)(
-            of_series()
+            series_class()
         ).with_init_args(feed.stand_in.folder, config, str(folder))
         pixels = daft.col("path").download().decode_image(mode="RGB").resize(image.width, image.height)
         daft.from_pydict({"path": feed.paths}).with_column("size", encode(pixels)).select("size").collect()
@@ -190,7 +190,7 @@ def by_daft(feed: Feed) -> float:
         return timed(feed, work)
 
 
-def of_series() -> type:
+def series_class() -> type:
     class EncodeSeries(EncodeBatches):
         def __call__(self, images: Any) -> Any:
             return self.save(np.asarray(each) for each in images.to_pylist())

@@ -1,9 +1,8 @@
-"""Stand-ins of `benchmarks.feed` for an encoder and a decoder, for the build's workers and for its peers alike.
+"""Stand-ins of `benchmarks.feed` for an encoder and a decoder, used by the build's workers and by its peers.
 
-The encoder's device takes so long a batch and no core. It works on one batch at a time, whichever process gave it. Like
-a GPU's, its work is started at once and waited for later, so a build reaches it by the streams and slots of a GPU. The
-decoder, if stubbed, gives one prepared image. Processes say by files in a folder when they have loaded and when they
-begin.
+The encoder's device takes a fixed time per batch and no core. It works on one batch at a time, from any process. As on
+a GPU, work is started at once and waited for later, so a build uses the streams and slots of a GPU. A stubbed decoder
+returns one prepared image. Processes report by files in a folder when they have loaded and when they begin.
 """
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
@@ -40,7 +39,7 @@ from precompute.images.fit import whole
 
 CLASS_NAME = "SleepingEncoder"
 FACTOR, CHANNELS = 8, 16
-"""Of its latents: those of the Wan 2.1 VAE."""
+"""Spatial factor and channels of the latents, as of the Wan 2.1 VAE."""
 POLL_S = 0.005
 FREE_AT = struct.Struct("d")
 
@@ -54,7 +53,7 @@ class StandIn:
     height: int
     width: int
     is_stubbed: bool
-    """Whether images are not decoded."""
+    """Whether decoding is stubbed."""
     workers: int = 1
     """Processes that wait for each other before they begin."""
 
@@ -64,7 +63,7 @@ class StandIn:
         Path(self.folder, "config.json").write_text(json.dumps(values))
 
     def stamp(self, event: str) -> None:
-        """Write the time of the first such event in this process; all processes of a machine have one clock."""
+        """Write the time of the first such event in this process; all processes of a machine share one clock."""
         path = Path(self.folder, f"{event}-{os.getpid()}")
         if not path.exists():
             path.write_text(repr(time.monotonic()))
@@ -74,7 +73,7 @@ class StandIn:
 
     @property
     def began(self) -> float:
-        """When images were first read, and all encoders were there."""
+        """Time when images were first read and all encoders were loaded."""
         return max(min(self.stamps("read")), *self.stamps("loaded"))
 
     def forget(self) -> None:
@@ -100,7 +99,7 @@ def stand_in_of(folder: str | Path) -> StandIn:
 
 
 class Device:
-    """A device that all processes share: the time when it is free lies in a file."""
+    """A device that all processes share by a file that holds the time when it is free."""
 
     def __init__(self, stand_in: StandIn) -> None:
         self._seconds = stand_in.encoder_ms / 1e3
@@ -109,7 +108,7 @@ class Device:
         self._free_at = mmap.mmap(self._file, FREE_AT.size)
 
     def run(self, ready_at: float) -> float:
-        """Give it a batch that is there at a time; return the time when it is encoded."""
+        """Queue a batch that is ready at a time; return the time when it is encoded."""
         if not self._seconds:
             return ready_at
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -126,7 +125,7 @@ def sleep_until(at: float) -> None:
 
 
 class Stream:
-    """Work that is done in order; `done_at` is when the last of it is."""
+    """Work that is done in order; `done_at` is the time when the last is done."""
 
     def __init__(self) -> None:
         self.done_at = 0.0
@@ -150,7 +149,7 @@ class Event:
 
 
 class SleepingRuntime:
-    """A `Runtime` whose device is the stand-in's: what it is given is encoded while nobody waits."""
+    """A `Runtime` with the stand-in's device, which encodes while the process does other work."""
 
     def __init__(self, device: Device, samples: Tensor) -> None:
         self._device, self._samples, self.current = device, samples, Stream()
@@ -160,7 +159,7 @@ class SleepingRuntime:
         return torch.zeros(shape, dtype=dtype)
 
     def on_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Pixels are copied by the device itself, so nothing is done for them; samples lie here."""
+        """Allocate samples here; pixels need no memory, since nothing reads them."""
         return torch.empty(shape, dtype=dtype, device="meta" if dtype == torch.uint8 else "cpu")
 
     @contextmanager
@@ -200,7 +199,7 @@ class SleepingEncoder:
         return SampleLayout(axes=axes, shape=shape, feature_axis="channel", has_preview=True)
 
     def encode(self, image_NYX3: Tensor) -> Tensor:
-        """Wait for the samples, as a loop does that needs them next."""
+        """Encode and wait for the samples, as a plain loop does."""
         sleep_until(self._device.run(0.0))
         return self._samples[: len(image_NYX3)]
 
@@ -212,7 +211,7 @@ def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> S
     stand_in = stand_in_of(files.model)
     loaded = SleepingEncoder(stand_in, config)
     stand_in.stamp("loaded")
-    if multiprocessing.parent_process() is not None:  # a worker's, which begins with all others
+    if multiprocessing.parent_process() is not None:  # a worker, which begins with all others
         while len(stand_in.stamps("loaded")) < stand_in.workers:
             time.sleep(POLL_S)
     replace_decoder(stand_in)
@@ -220,7 +219,7 @@ def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> S
 
 
 class OwnEntry(Entry):
-    """The line of a family that lies here."""
+    """A registry entry whose family is defined here."""
 
     family = Family(load=load, refuse_size=lambda config, height, width: None)
 
@@ -230,7 +229,7 @@ ENTRIES[CLASS_NAME] = OwnEntry("", "", (CLASS_NAME,))
 
 @dataclass(frozen=True, kw_only=True)
 class FeedJob(EncodeJob):
-    """A job that takes this module into the processes that it is sent to."""
+    """A job that imports this module in the processes that it is sent to."""
 
 
 OWN = {"decode_image": batches.__dict__["decode_image"], "fit_image": batches.__dict__["fit_image"]}
@@ -239,7 +238,7 @@ OWN_DECODE, OWN_FEED = batches.Batch.decode, vars(pipeline)["feed_of"]
 
 @cache
 def replace_decoder(stand_in: StandIn) -> None:
-    """From now on in this process: tell when images are first read, and decode none where the decoder is stubbed."""
+    """Record in this process when images are first read, and decode none if the decoder is stubbed."""
 
     def decode(batch: Any, *arguments: Any) -> Any:
         stand_in.stamp("read")

@@ -1,8 +1,8 @@
-"""Whether every way to build a cache gives the same identity and files: one process, workers, ranks, torchrun, Slurm,
-Ray, in folders and in an object store. Each is killed at a random moment, all its processes at once, and run again.
+"""Check that every way to build a cache gives the same identity and files, although each build is killed and run again.
 
-Exits with 1 if a way gives other bytes. Slurm takes part where `sinfo` answers, an object store where `--url` names an
-empty place in one.
+The ways are one process, workers, ranks, torchrun, Slurm and Ray, in folders and in an object store. A build is killed
+with all its processes at a random moment. Exits with 1 if a way gives other bytes. Slurm is included if `sinfo`
+answers, an object store if `--url` names an empty folder in one.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.build import write_images
-from benchmarks.options import parser_with, positive
+from benchmarks.options import parser_with, positive_int
 from benchmarks.record import print_record
 from benchmarks.ways import CONFIG, ROOT, WAYS, Outcome, Trial
 from cache_store.errors import ConfigError
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    skipped = {way: reason for way in options.ways if (reason := missing(way, options))}
+    skipped = {way: reason for way in options.ways if (reason := reason_to_skip(way, options))}
     if skipped.keys() >= {*options.ways}:
         raise ConfigError(f"nothing to compare: {'; '.join(f'{way}: {reason}' for way, reason in skipped.items())}")
     from benchmarks.build_parts import save_vae  # torch takes seconds to import
@@ -62,9 +62,11 @@ def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, *names, count=24, batch_size=2)  # a shard holds one batch
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], metavar="WAY", help=", ".join(WAYS))
     parser.add_argument("--url", help="an empty folder in an object store, as s3://bucket/folder; emptied in the end")
-    parser.add_argument("--sbatch", default="", help="its options: --sbatch='--gpus-per-node=0 --cpus-per-task=2'")
-    parser.add_argument("--kills", type=positive, default=1, help="times that each way is killed")
-    parser.add_argument("--seed", type=int, help="of the moments; default another each time")
+    parser.add_argument(
+        "--sbatch", default="", help="options for sbatch: --sbatch='--gpus-per-node=0 --cpus-per-task=2'"
+    )
+    parser.add_argument("--kills", type=positive_int, default=1, help="number of times that each way is killed")
+    parser.add_argument("--seed", type=int, help="seed of the random moments; default: a new one each time")
     parser.set_defaults(mosaic=1)
     return parser
 
@@ -82,8 +84,8 @@ def build_values(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def missing(way: str, options: argparse.Namespace) -> str:
-    """Why this machine cannot do it; empty if it can."""
+def reason_to_skip(way: str, options: argparse.Namespace) -> str:
+    """Return why this machine cannot build in a way; empty if it can."""
     if "ray" in way.split("-") and find_spec("ray") is None:
         return "ray is not installed; run `pip install '.[ray]'`"
     if "store" in way and not options.url:
@@ -97,7 +99,7 @@ def missing(way: str, options: argparse.Namespace) -> str:
 
 
 def table(outcomes: dict[str, Outcome]) -> list[str]:
-    """As in docs/benchmarks.md, with the commands below."""
+    """Return the outcomes as a Markdown table, with the commands below it."""
     lines = [
         "| way | killed at | identity | equal files | seconds |",
         "| --- | --- | --- | --- | --- |",

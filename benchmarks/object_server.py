@@ -1,8 +1,8 @@
-"""As much of the S3 protocol as readers need, over a folder, on loopback: GET, ranges, HEAD and LIST, counted.
+"""Serve a folder on loopback by the part of S3 that readers use (GET, ranges, HEAD, LIST), counting requests and bytes.
 
-Test servers in Python that know all of S3 answer some 2,000 requests a second, and readers would be measured by that.
-This one knows little and answers several times as many: `python -m benchmarks.object_server FOLDER`. It checks no
-credentials, and listens on 127.0.0.1 alone. `--latency-ms` and `--connection-mb-per-s` make it as slow as a network.
+Test servers in Python that know all of S3 answer some 2,000 requests a second, which would limit the readers. This one
+knows little of S3 and answers several times as many: run `python -m benchmarks.object_server FOLDER`. It checks no
+credentials, and listens on 127.0.0.1 only. `--latency-ms` and `--connection-mb-per-s` make it as slow as a network.
 """
 
 import argparse
@@ -23,25 +23,25 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bench"
 COUNTS = "/-/counts"
-"""Answers requests and bytes since it was last asked."""
+"""Path that answers with the requests and bytes since the last call."""
 
 WRITTEN_BYTES = 256 << 10
-"""At a time: asyncio keeps a copy of what the connection does not take."""
+"""Bytes written at a time; asyncio keeps a copy of whatever the connection does not take."""
 
 MOST_WAITING = 1_024
-"""Connections that are not yet taken: readers open hundreds at once."""
+"""Most connections waiting to be accepted; readers open hundreds at once."""
 
 RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)", re.IGNORECASE)
 LONG_AGO = "Thu, 01 Jan 1970 00:00:00 GMT"
 
 
 class Network(NamedTuple):
-    """Which is imitated."""
+    """The network that the server imitates."""
 
     latency_ms: float = 0
-    """Until an answer begins."""
+    """Time until an answer begins."""
     connection_mb_per_s: float = 0
-    """Of one connection; 0: as fast as it goes."""
+    """Speed of one connection; 0: no limit."""
 
     def wait_s(self, num_bytes: int) -> float:
         return num_bytes / 1e6 / self.connection_mb_per_s if self.connection_mb_per_s else 0
@@ -50,12 +50,12 @@ class Network(NamedTuple):
 class Counts(NamedTuple):
     requests: int
     sent_bytes: int
-    """Of bodies."""
+    """Bytes of response bodies."""
 
 
 @contextmanager
 def serving(folder: Path, network: Network) -> Iterator[str]:
-    """Serve in a process of its own; gives its endpoint."""
+    """Serve the folder in a separate process; yield its endpoint."""
     slowly = [f"--latency-ms={network.latency_ms}", f"--connection-mb-per-s={network.connection_mb_per_s}"]
     command = [sys.executable, "-m", "benchmarks.object_server", str(folder), *slowly]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -67,12 +67,12 @@ def serving(folder: Path, network: Network) -> Iterator[str]:
 
 
 def take_counts(endpoint: str) -> Counts:
-    with urllib.request.urlopen(endpoint + COUNTS) as answer:  # an address of our own
+    with urllib.request.urlopen(endpoint + COUNTS) as answer:  # our own address
         return Counts(**json.load(answer))
 
 
 class Server(asyncio.Protocol):
-    """One connection; requests come one after the other."""
+    """One connection; requests come one after another."""
 
     requests = 0
     sent_bytes = 0
@@ -157,7 +157,7 @@ def head_of(status: str, length: int, content_range: str = "") -> bytes:
 
 
 def range_of(first: bytes, last: bytes, size: int) -> tuple[int, int]:
-    """The first and the last byte that are asked for."""
+    """Return the first and the last byte that a range asks for."""
     if not first:
         return max(0, size - int(last)), size - 1
     return int(first), min(int(last), size - 1) if last else size - 1
@@ -173,7 +173,7 @@ def mapped(root: Path, target: str) -> memoryview:
 
 
 def listing(root: Path, query: dict[str, list[str]]) -> bytes:
-    """All that lies under a prefix, up to a delimiter if one is given, in one page."""
+    """Return a one-page listing of everything under a prefix, up to a delimiter if one is given."""
     prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
     keys = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     keys = [key for key in keys if key.startswith(prefix)]
@@ -201,7 +201,9 @@ async def serve(root: Path, network: Network) -> None:
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency-ms", type=float, default=0, help="before each answer")
-    parser.add_argument("--connection-mb-per-s", type=float, default=0, help="of each connection; default: no limit")
+    parser.add_argument(
+        "--connection-mb-per-s", type=float, default=0, help="speed of each connection; default: no limit"
+    )
 
 
 def network_of(options: argparse.Namespace) -> Network:

@@ -1,9 +1,9 @@
-"""All that is to be measured on a GPU, in four commands of under ten minutes each, without a network.
+"""Measure everything that needs a GPU, in four commands of under ten minutes each, without a network.
 
     python -m benchmarks.on_gpu encode                     stock, folded, compiled, replayed; at 224 and 512
     python -m benchmarks.on_gpu builds --images photos     whole builds, by cores and workers
     python -m benchmarks.on_gpu checks --images photos     the canary's differences, an audit on the CPU, an estimate
-    python -m benchmarks.on_gpu tests                      what pytest marks with gpu
+    python -m benchmarks.on_gpu tests                      the tests marked with gpu
 
 Each prints JSON records, one a line; keep them in benchmarks/results. A CPU runs the same at toy size.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import encode
 from benchmarks.build import arguments, write_images
-from benchmarks.options import parser_with, positive
+from benchmarks.options import parser_with, positive_int
 from benchmarks.record import print_record
 from cache_store.program.command_line import parse_config
 from cache_store.program.running import run_program, usable_cores
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "diffusers", "numpy", "pillow", "encode-once")
 STEADY = 0.3
-"""Share of a build's images to skip before its rate is taken: workers have then started, compiled and captured."""
+"""Share of a build's images done before its rate is measured: workers have then started, compiled and captured."""
 ROOT = Path(__file__).parent.parent
 
 
@@ -60,13 +60,23 @@ def run(argv: Sequence[str]) -> int:
 def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, "images", "folder", "repeats", count=20_000, batch_size=32, vae="full", mosaic=1)
     parser.add_argument("step", choices=("encode", "builds", "checks", "tests"))
-    parser.add_argument("--sides", type=positive, nargs="+", default=[224, 512], help="of images, for encode")
-    parser.add_argument("--height", type=positive, default=224)
-    parser.add_argument("--width", type=positive, default=224)
-    parser.add_argument("--workers", type=positive, nargs="+", default=[1, 2, 4, 8], help="of builds")
-    parser.add_argument("--cores", type=positive, nargs="+", default=[4, 8, 16], help="of builds; those that are there")
+    parser.add_argument(
+        "--sides", type=positive_int, nargs="+", default=[224, 512], help="sides of the images, for encode"
+    )
+    parser.add_argument("--height", type=positive_int, default=224)
+    parser.add_argument("--width", type=positive_int, default=224)
+    parser.add_argument(
+        "--workers", type=positive_int, nargs="+", default=[1, 2, 4, 8], help="numbers of workers, for builds"
+    )
+    parser.add_argument(
+        "--cores",
+        type=positive_int,
+        nargs="+",
+        default=[4, 8, 16],
+        help="numbers of cores, for builds, as far as available",
+    )
     parser.add_argument("--compute-dtype", default="bfloat16")
-    parser.add_argument("--base-dim", type=positive, default=96, help="width of the model for encode")
+    parser.add_argument("--base-dim", type=positive_int, default=96, help="width of the model for encode")
     return parser
 
 
@@ -86,7 +96,7 @@ def config_in(folder: Path, options: argparse.Namespace) -> "BuildConfig":
 
 
 def builds(config: "BuildConfig", options: argparse.Namespace) -> dict[str, Any]:
-    """Images per second of whole builds, once all runs well, and what each part was busy."""
+    """Return images per second of whole builds after their start, and how long each part was busy."""
     found = {}
     for cores in sorted({min(cores, usable_cores()) for cores in options.cores}):
         for workers in options.workers:
@@ -148,7 +158,7 @@ def one_build(config: "BuildConfig", workers: int) -> dict[str, Any]:
 
 
 def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
-    """Images per second by the way that a build takes to the device, with nothing else to do."""
+    """Return images per second through a build's feed to the device, with nothing else running."""
     import numpy as np
 
     from precompute.encode.device_feed import feed_of
@@ -170,7 +180,7 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
 
 
 def checks(config: "BuildConfig", options: argparse.Namespace) -> dict[str, Any]:
-    """How far the device is from the reference by dtype, an audit of its cache on the CPU, what an estimate says."""
+    """Return the device's difference from the reference by dtype, an audit of its cache on the CPU, and an estimate."""
     from precompute.audit import audit
     from precompute.config import AuditConfig
     from precompute.estimate.config import EstimateConfig

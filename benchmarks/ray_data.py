@@ -1,7 +1,7 @@
-"""Images per second of a build by `run.engine: ray` against Ray Data's `map_batches`: the same images, recipe and
-encoder, on a Ray of this machine's cores; and whether both give the same samples.
+"""Measure images per second of a build with `run.engine: ray` against Ray Data's `map_batches`, on the same cores.
 
-Whole jobs, turn and turn about in one Ray: in each, workers start and load the encoder. Ray Data writes Parquet.
+Both get the same images, recipe and encoder; the record tells whether they give the same samples. Whole jobs take turns
+in one Ray; in each job, workers start and load the encoder. Ray Data writes Parquet.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def save_model(folder: Path, options: argparse.Namespace) -> None:
 
 
 def by_ray_data(ray: Any, config: BuildConfig, output: Path) -> None:
-    """Decode in tasks, encode in an actor, write rows as they come."""
+    """Decode in tasks, encode in actors, write rows as they come."""
     shutil.rmtree(output, ignore_errors=True)
     ray.data.DataContext.get_current().enable_progress_bars = False
     paths = sorted(Path(config.source.path).iterdir())
@@ -106,7 +106,7 @@ def decoded(item: dict[str, Any], config: BuildConfig) -> dict[str, Any]:
 
 
 class EncodeBatches:
-    """An actor of Ray Data's, with the encoder of a build's worker."""
+    """A Ray Data actor with the encoder of a build's worker."""
 
     def __init__(self, config: BuildConfig) -> None:
         import torch
@@ -128,10 +128,10 @@ class EncodeBatches:
 
 
 def equal_samples(cache: str, output: Path) -> str:
-    """How many of all have the same bytes in both."""
+    """Return how many samples have the same bytes in both, as `n of all`."""
     table = pq.read_table(output).sort_by("row")
     ours = open_cache(cache).read(np.arange(table.num_rows))
-    equal = [mine.tobytes() == theirs for mine, theirs in zip(ours, table["sample"].to_pylist(), strict=True)]
+    equal = [our.tobytes() == their for our, their in zip(ours, table["sample"].to_pylist(), strict=True)]
     return f"{sum(equal)} of {len(equal)}"
 
 

@@ -1,4 +1,4 @@
-"""One JSON record per benchmark run: figures never travel without their conditions."""
+"""One JSON record per benchmark run: its figures, and the conditions under which they were measured."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from typing import Any
 from cache_store.program.running import usable_cores
 
 ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
-"""Variables that change how fast a CPU computes."""
+"""Variables that change a CPU's speed."""
 
 
 def print_record(benchmark: str, packages: tuple[str, ...], **measured: Any) -> None:
-    """Print what was measured and where, as one line of JSON; the last line on stdout."""
+    """Print the figures and their conditions as one line of JSON, the last line on stdout."""
     conditions = {
         "benchmark": benchmark,
         "command": shlex.join(sys.orig_argv),
@@ -30,7 +30,7 @@ def print_record(benchmark: str, packages: tuple[str, ...], **measured: Any) -> 
 
 
 def hardware() -> dict[str, Any]:
-    """This host: processor, usable cores, memory, load by others, GPUs where torch is in use."""
+    """Describe this host: processor, usable cores, memory, load, and GPUs if torch is imported."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": cpu_name(),
@@ -57,7 +57,7 @@ def gpu_names() -> list[str]:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Python's version and those of the packages that are installed."""
+    """Return the versions of Python and of the packages."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -68,7 +68,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """The commit measured, with a `+` when files differ from it; None outside a checkout."""
+    """Return the commit, with a `+` if files differ from it; None outside a checkout."""
     folder = Path(__file__).parent
     command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     try:

@@ -1,16 +1,16 @@
-"""Shuffled samples per second out of an object store, nothing cached: `cache.read` against Lance, litdata and MDS.
+"""Measure shuffled samples per second from an object store, uncached: `cache.read` against Lance, litdata and MDS.
 
 Every side opens its data set at a URL and delivers one epoch of it in batches of float16 latents [256, 16, 28, 28], in
-one process, with no file of it on this machine yet. `cache.read`, of three batches at the same time as in the trainer,
-and Lance take samples of the whole set at random and ask for their ranges. The others shuffle in larger parts:
-`LatentStream` in blocks of 16 samples, 256 of them at a time; litdata and MDS fetch whole files of 64 MB and shuffle
-among a few of them. Ours check every sample's crc32c; the others check nothing. Lance runs twice: as it comes, and
-"hurried", without its own limit of requests and with three batches at the same time.
+one process, with no file of it on this machine yet. `cache.read` and Lance take single samples from anywhere in the set
+and request their ranges; `cache.read` reads three batches at a time, as the trainer does. The others shuffle larger
+parts: `LatentStream` in blocks of 16 samples, 256 of them at a time; litdata and MDS fetch whole files of 64 MB and
+shuffle among a few of them. Our programs check every sample's crc32c; the others check nothing. Lance runs twice: with
+its defaults, and "hurried": without its own limit on requests, three batches at a time.
 
-The store is a server on loopback that knows only what readers ask for (`benchmarks/object_server.py`) and counts it. So
-the speeds are those of programs, not of networks, unless `--latency-ms` and `--connection-mb-per-s` imitate one;
-requests and bytes a sample are the same anywhere. Two bounds stand beside the sides: the same ranges fetched by
-obstore, whose bytes nobody looks at, one by one in as many requests, and the files of the cache, whole.
+The store is a minimal server on loopback (`benchmarks/object_server.py`), which counts requests and bytes. So the
+speeds are those of programs, not of networks, unless `--latency-ms` and `--connection-mb-per-s` imitate a network;
+requests and bytes per sample are the same anywhere. Two bounds are shown: obstore fetching the same number of ranges,
+one request each, without looking at the bytes; and obstore fetching the cache's files whole.
 """
 
 import argparse
@@ -47,15 +47,15 @@ BLOCK = 16
 """Neighbours that are shuffled together: 0.4 MB."""
 BOUND_RANGES, BOUND_FILES = "obstore, a range a sample", "obstore, whole files"
 IN_FLIGHT = 20
-"""Threads of the first bound, a batch each, of which obstore fetches ten ranges at a time."""
+"""Threads of the first bound; each fetches a batch, of which obstore fetches ten ranges at a time."""
 PACKAGES = ("numpy", "obstore", "pylance", "litdata", "mosaicml-streaming", "torch", "encode-once")
 
 Pass = Callable[[int], int]
-"""Of a seed: one epoch, from nothing; returns the samples delivered."""
+"""Reads one epoch in the order of a seed, with nothing cached; returns the number of samples."""
 
 
 class Traffic(NamedTuple):
-    """What one pass asked of the server."""
+    """Requests and bytes per sample that one pass took from the server."""
 
     requests_a_sample: float
     bytes_a_sample: float
@@ -109,14 +109,14 @@ def option_parser() -> argparse.ArgumentParser:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """By which every side finds the server; its keys are not looked at."""
+    """Return the environment by which every side finds the server, which ignores the keys."""
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     region = dict.fromkeys(("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1")
     return {**keys, **region, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
 
 
 def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[str, Pass]:
-    """Write every form into the folder that is served; what reads each."""
+    """Write every form into the folder that is served; return a pass that reads each."""
     size, rng = options.batch_size, np.random.default_rng(0)
     latents = rng.standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
     make_cache(folder / "cache", latents, samples_per_shard=options.samples_per_shard)
@@ -124,7 +124,7 @@ def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[st
     sides: dict[str, Batches] = {OURS: partial(cache_batches, url, size), OURS_IN_BLOCKS: partial(blocks, url, size)}
     for name, make in installed_peers().items():
         sides[name] = make(folder / name, f"s3://{BUCKET}/{name}", latents, size, endpoint)
-    passes: dict[str, Pass] = {name: partial(delivered, each, size) for name, each in sides.items()}
+    passes: dict[str, Pass] = {name: partial(read_epoch, each, size) for name, each in sides.items()}
     files = sorted(path.relative_to(folder).as_posix() for path in (folder / "cache/latents/c").glob("*/0/0/0"))
     passes[BOUND_RANGES] = partial(fetch_ranges, files, options)
     passes[BOUND_FILES] = partial(fetch_files, files, options)
@@ -142,8 +142,8 @@ def blocks(url: str, batch_size: int, seed: int) -> Iterator[Latents]:
         yield batch["latents"].numpy()
 
 
-def delivered(batches: Batches, batch_size: int, seed: int) -> int:
-    """One epoch; every batch must be what a training step would take."""
+def read_epoch(batches: Batches, batch_size: int, seed: int) -> int:
+    """Read one epoch, and check that every batch suits a training step; return the number of samples."""
     seen = 0
     for batch in batches(seed):
         assert batch.shape == (batch_size, *SHAPE), batch.shape
@@ -153,7 +153,7 @@ def delivered(batches: Batches, batch_size: int, seed: int) -> int:
 
 
 def fetch_ranges(files: Sequence[str], options: argparse.Namespace, seed: int) -> int:
-    """As many ranges of a sample's size at random places, a request each."""
+    """Fetch as many ranges of a sample's size, at random places, with one request each."""
     from obstore.store import S3Store
 
     store, rng, batches = S3Store(BUCKET), np.random.default_rng(seed), options.samples // options.batch_size

@@ -1,4 +1,4 @@
-"""How others store samples and read them shuffled from an object store: Lance, litdata and MDS, as each advises."""
+"""Lance, litdata and MDS: store samples, and read them shuffled from an object store, as each documentation advises."""
 
 import os
 import tempfile
@@ -19,23 +19,23 @@ from trainer.run.session import FETCHING_THREADS
 
 Latents = NDArray[np.float16]
 Batches = Callable[[int], Iterator[Latents]]
-"""Of a seed: whole batches of samples in an order of that seed, from nothing on this machine's disk."""
+"""Yields whole batches in the order of a seed, with nothing on this machine's disk at the start."""
 
 PART_BYTES = 64 << 20
-"""Of a chunk or shard: the size that litdata and MDS take by default."""
+"""Bytes of a chunk or shard; the default of litdata and MDS."""
 
 UNLIMITED = {
     "lance_aimd_initial_rate": "1000000",
     "lance_aimd_max_rate": "0",
     "lance_aimd_burst_capacity": "10000",
 }
-"""By itself Lance begins with 2,000 requests a second, which clouds bear; none of the other sides holds itself back."""
+"""Options that remove Lance's own limit, at first 2,000 requests a second, which suits clouds; others have none."""
 
 
 def read_at_random(
     read: Callable[[NDArray[np.int64]], Latents], count: int, size: int, seed: int, threads: int = FETCHING_THREADS
 ) -> Iterator[Latents]:
-    """Batches of `size` out of `count` samples, several read at the same time, as the trainer does."""
+    """Yield shuffled batches of `size` out of `count` samples, reading several at a time, as the trainer does."""
     order = np.random.default_rng(seed).permutation(count)
     parts = (order[start : start + size] for start in range(0, count - size + 1, size))
     with closing(prefetched(read, parts, threads)) as batches:
@@ -43,9 +43,9 @@ def read_at_random(
 
 
 def lance_batches(hurried: bool, folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
-    """Rows at random from its own format, a column of fixed-size lists; nothing is kept.
+    """Write Lance's own format, a column of fixed-size lists; return a reader of random rows, which keeps nothing.
 
-    As it comes, batch after batch; hurried, without its limit and several batches at a time, as ours.
+    By default it reads batch after batch; `hurried` removes its limit and reads several batches at a time, as ours.
     """
     import lance
     import pyarrow as pa
@@ -70,12 +70,12 @@ def lance_batches(hurried: bool, folder: Path, url: str, latents: Latents, batch
 
 
 def litdata_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
-    """Whole chunks are fetched ahead and kept; samples are shuffled among chunks and within each."""
+    """Write chunks; return a reader that fetches whole ones ahead, keeps them, and shuffles among and within them."""
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
     from litdata.streaming.writer import BinaryWriter
 
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # no option of its own lets it speak plain HTTP
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # litdata has no option for plain HTTP
     writer = BinaryWriter(str(folder), chunk_bytes=PART_BYTES)
     for row, sample in enumerate(latents):
         writer[row] = sample
@@ -93,7 +93,7 @@ def litdata_batches(folder: Path, url: str, latents: Latents, batch_size: int, e
 
 
 def mds_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
-    """Whole shards are fetched ahead and kept; samples are shuffled in blocks of some shards."""
+    """Write shards; return a reader that fetches whole ones ahead, keeps them, and shuffles in blocks of a few."""
     from streaming import MDSWriter, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
@@ -120,7 +120,7 @@ PEERS: dict[str, tuple[str, Callable[..., Batches]]] = {
     "litdata": ("litdata", litdata_batches),
     "MDS": ("streaming", mds_batches),
 }
-"""Each peer's module, and what writes its form of the latents into a folder and reads it at a URL."""
+"""Each peer's module, and the function that writes latents in its form and returns a reader for a URL."""
 
 
 def installed_peers() -> dict[str, Callable[..., Any]]:

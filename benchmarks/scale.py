@@ -1,8 +1,8 @@
-"""Time and peak memory of what a cache costs beside its latents, by the number of samples.
+"""Measure the time and peak memory that a cache costs besides its latents, by the number of samples.
 
-The caches are simulated: plan, records, samples tables and seal are real, shard files are holes. Every step runs in a
-process of its own, whose greatest resident size (VmHWM) counts; its imports are not timed, but their memory counts.
-The table shows processor time, which other work on the machine lengthens least; the record has both.
+The caches are simulated: plan, records, samples tables and seal are real, shard files are sparse. Every step runs in
+its own process. Memory is that process's peak resident size (VmHWM), imports included; time excludes imports. The table
+shows processor time, which other work on the machine changes least; the record also has wall time.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.options import parser_with, positive
+from benchmarks.options import parser_with, positive_int
 from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     parser = option_parser()
     options = parser.parse_args(argv)
     if options.step and not options.folder:
-        parser.error("--step measures a cache that lies in --folder; name it")
+        parser.error("--step measures a cache in --folder; name it")
     if options.step:
         print(json.dumps(measured(options.step, Path(options.folder))))
         return 0
@@ -63,14 +63,21 @@ def run(argv: Sequence[str]) -> int:
 
 def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, "folder")
-    parser.add_argument("--samples", type=positive, nargs="+", default=[10**5, 10**6], help="one cache of each size")
-    parser.add_argument("--planned", type=int, default=10**7, help="larger caches have no plan: only the other steps")
-    parser.add_argument("--step", choices=STEPS, help="measure one step of a cache that lies in the folder")
+    parser.add_argument(
+        "--samples", type=positive_int, nargs="+", default=[10**5, 10**6], help="one cache of each size"
+    )
+    parser.add_argument(
+        "--planned",
+        type=int,
+        default=10**7,
+        help="caches larger than this get no plan; only steps that need none are measured",
+    )
+    parser.add_argument("--step", choices=STEPS, help="measure one step of the cache in --folder")
     return parser
 
 
 def steps_of(folder: Path, samples: int, *, planned: bool) -> dict[str, dict[str, float]]:
-    """Measure every step, each in a process of its own, in the order in which a cache comes to be."""
+    """Measure every step, each in its own process, in the order of a cache's making."""
     results, cache = {}, folder / "cache"
     if planned:
         write_parquet(folder / "list.parquet", samples)
@@ -109,9 +116,9 @@ def measured(step: str, folder: Path) -> dict[str, float]:
 
 
 def peak_mib() -> float:
-    """Of this process, in its own program: what `ru_maxrss` says may be its parent's.
+    """Return this process's own peak resident size in MiB; `ru_maxrss` may be that of its parent.
 
-    With pages of mapped files, 64 KiB around each place that was read, which the system drops when it wants memory.
+    It includes pages of mapped files, 64 KiB around each place read, which the system drops when it needs memory.
     """
     return status_mib("VmHWM")
 
@@ -163,7 +170,7 @@ def map_all(cache: Cache) -> None:
 
 
 def reading(folder: Path) -> Callable[[], object]:
-    """Read random batches; the time is of twenty, once all shards were looked up and twenty have shown how to read."""
+    """Read twenty random batches, after all shards were looked up and twenty other batches were read."""
     cache, rng = open_cache(folder / "cache"), np.random.default_rng(0)
     map_all(cache)
 
@@ -180,7 +187,7 @@ def verifying(folder: Path) -> Callable[[], object]:
 
 
 def rerunning(folder: Path) -> Callable[[], object]:
-    """Decide what to do, as a build that goes on, of a source that is as it was."""
+    """Decide what to build, as a rerun with an unchanged source does."""
     store, request = LocalStore(folder / "cache"), BuildRequest()
     source = open_source(SourceConfig(kind="folder", path=str(folder / "cache")))
 
@@ -196,7 +203,7 @@ def rerunning(folder: Path) -> Callable[[], object]:
 
 
 def running_again_as_rank(folder: Path) -> Callable[[], object]:
-    """Decide what is left of the plan, as each rank does, which lists nothing."""
+    """Decide what is left of the plan, as each rank does; it lists no source."""
     cache = folder / "cache"
     return lambda: decide_planned(planned_facts(survey_without_reading_plan(cache), RECIPE), BuildRequest())
 
@@ -213,7 +220,7 @@ STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {
     "rerun-half": rerunning,
     "rank-half": running_again_as_rank,
 }
-"""What prepares each step, outside its time, and returns it."""
+"""For each step, the function that prepares it and returns the work to time."""
 
 
 def print_table(results: dict[int, dict[str, dict[str, float]]]) -> None:

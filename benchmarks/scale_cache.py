@@ -1,4 +1,4 @@
-"""Simulated caches and sample lists of any size: records, tables and plan are real, shard files are holes."""
+"""Simulated caches and sample lists of any size: records, tables and plan are real, shard files sparse and empty."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ from tests.make_cache import make_array, make_encoder
 
 PER_SHARD = 4_096
 SHAPE_CHW = (16, 4, 4)
-"""Small, since what is measured does not depend on it: the holes take no disk, but pages that are read take memory."""
+"""Small, since the figures do not depend on it: sparse files take no disk, but pages that are read take memory."""
 
 ARRAY = make_array(SHAPE_CHW, "float16", "none", make_encoder(32, [0.0] * 16, [1.0] * 16))
 RECIPE = schema.Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
@@ -33,7 +33,7 @@ SHARD_BYTES = PER_SHARD * PAYLOAD + 16 * PER_SHARD + 4
 
 
 def write_lines(path: Path, count: int) -> None:
-    """Write JSON Lines of LLaVA's form; all name one image, which lies beside them."""
+    """Write JSON Lines in LLaVA's form, which all name one image beside them."""
     (path.parent / "a.jpg").write_bytes(b"\xff\xd8")
     turns = '[{"from": "human", "value": "<image>\\nDescribe it."}, {"from": "gpt", "value": "%s"}]'
     line = '{"id": "%09d", "image": "a.jpg", "conversations": ' + turns + "}\n"
@@ -57,7 +57,7 @@ def text_of(number: int) -> str:
 
 
 def write_records(cache: Path, count: int) -> None:
-    """Write all but the seal, of the plan that lies there or, where none does, of one that nobody asks for."""
+    """Write everything but the seal, for the plan in the folder, or else with dummy plan digests."""
     store = LocalStore(cache)
     digests = open_plan(store).digests() if store.has(PLAN_FILE) else None
     spec = RECIPE.spec(count, digests.whole if digests else "0" * 64)
@@ -72,7 +72,7 @@ def write_records(cache: Path, count: int) -> None:
 
 
 def listed_in(store: LocalStore, plan: PlanDigests) -> schema.Listed:
-    """Make what a build keeps of its list, of a source that nobody looks at here."""
+    """Make the record that a build keeps of its source's list; the source itself is never read here."""
     sha256 = file_record(store, PLAN_FILE).sha256
     return schema.Listed(source="", plan_sha256=sha256, plan_digest=plan.whole, shard_digests=plan.shards)
 
@@ -96,7 +96,7 @@ def write_shard(cache: Path, spec: schema.Spec, shard: int, plan_digest: str) ->
 
 
 def samples_table(rows: range) -> pa.Table:
-    """Make the table of a shard all of whose samples are cached."""
+    """Make the samples table of a shard without rejected samples."""
     count = len(rows)
     columns = {
         "row": rows,
@@ -138,12 +138,12 @@ def content_of(spec: schema.Spec, shard: int, plan_digest: str, files: dict[str,
 
 
 def sha256_of(path: Path) -> str:
-    """Hash a table; of shard files, which are not read here, any digest will do."""
+    """Hash a samples table; a shard file gets a dummy digest, which is never checked here."""
     return file_sha256(path) if path.suffix else "0" * 64
 
 
 def drop_half(cache: Path) -> None:
-    """Leave what a build that was killed halfway leaves: no seal, and half of the records."""
+    """Delete the seal and half of the records, as if the build had been killed halfway."""
     (cache / SEAL_FILE).unlink()
     records = sorted((cache / COMMITS).iterdir())
     for record in records[len(records) // 2 :]:

@@ -1,7 +1,7 @@
-"""What each switch of training does to a step: `trainer compare` of every pair of configs/compare, as a table.
+"""Measure what each switch of training does to a step: `trainer compare` of every pair of configs/compare, as a table.
 
-The cache, a Gemma 3 of random weights and texts of different lengths are made for it. Each pair is a process a side,
-which take turns on the same batches; parallel runs on two ranks. With `--pairs` some of them alone.
+The cache, a Gemma 3 of random weights and texts of different lengths are made for it. The sides of a pair take turns on
+the same batches, each in a process of its own; parallel runs on two ranks. `--pairs` chooses among the pairs.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from benchmarks.options import parser_with, positive
+from benchmarks.options import parser_with, positive_int
 from benchmarks.record import print_record
-from benchmarks.train_step import WORDS, save_model, say
+from benchmarks.train_step import WORDS, conversation, save_model
 from cache_store.program.running import run_program
 from tests.make_cache import make_cache
 from trainer.insight.compare import Comparison, read_config, take_turns
@@ -41,10 +41,10 @@ PAIRS = {
 """Files of configs/compare, A and B."""
 
 RANKS = {"parallel": 2}
-"""Of pairs that need more than one."""
+"""Ranks of the pairs that need more than one."""
 
 COMPILED = ("compile: layers", "compile: whole")
-"""Left out where no pair is named: they take minutes."""
+"""Pairs left out unless they are named: they take minutes."""
 
 PACKAGES = ("torch", "transformers", "encode-once")
 
@@ -56,11 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: Sequence[str]) -> int:
     parser = parser_with(__doc__, batch_size=8, height=64, width=64)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=[each for each in PAIRS if each not in COMPILED])
-    parser.add_argument("--model-width", type=positive, default=256)
-    parser.add_argument("--layers", type=positive, default=6)
-    parser.add_argument("--vocabulary", type=positive, default=8_192)
-    parser.add_argument("--samples", type=positive, default=512)
-    parser.add_argument("--steps", type=positive, default=50, help="of each side, in five turns")
+    parser.add_argument("--model-width", type=positive_int, default=256)
+    parser.add_argument("--layers", type=positive_int, default=6)
+    parser.add_argument("--vocabulary", type=positive_int, default=8_192)
+    parser.add_argument("--samples", type=positive_int, default=512)
+    parser.add_argument("--steps", type=positive_int, default=50, help="steps of each side, in five turns")
     options = parser.parse_args(argv)
     found = {}
     print(
@@ -78,14 +78,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def make_inputs(folder: Path, options: argparse.Namespace) -> Path:
-    """Write cache, language model and the config that all sides are read over; return the config's file."""
+    """Write cache, language model and the config that all sides are read over; return that config's path."""
     save_model(folder / "lm", options.model_width, options.layers, options.vocabulary)
     cells = (options.height // 8, options.width // 8)
     rng = np.random.default_rng(0)
     latents = rng.standard_normal((options.samples, 16, *cells), np.float32)
-    spoken = [" ".join([WORDS] * 4).split()[: 4 + int(each)] for each in rng.integers(0, 50, options.samples)]
-    said = [say(" ".join(words)) for words in spoken]
-    make_cache(folder / "cache", latents, conversations=said, samples_per_shard=64)
+    texts = [" ".join([WORDS] * 4).split()[: 4 + int(each)] for each in rng.integers(0, 50, options.samples)]
+    conversations = [conversation(" ".join(words)) for words in texts]
+    make_cache(folder / "cache", latents, conversations=conversations, samples_per_shard=64)
     config = {
         "cache": str(folder / "cache"),
         "model": {"language_model": str(folder / "lm")},

@@ -1,4 +1,4 @@
-"""Time rivals side by side: turn and turn about, so that other load on the machine falls on each alike."""
+"""Time rivals in turns, so that other load on the machine affects all of them equally."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 def interleaved_seconds(
     rivals: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of every run, by rival, after one run each to warm up; a rival returns when its work is done."""
+    """Return the seconds of every run, by rival, after one warm-up run each; a rival returns when its work is done."""
     for run in rivals.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
@@ -22,7 +22,7 @@ def interleaved_seconds(
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Median and range, to so many decimal places."""
+    """Return median, minimum and maximum, rounded to `digits` decimal places."""
     return {
         "median": round(median(values), digits),
         "min": round(min(values), digits),
@@ -36,5 +36,5 @@ def rates(amount: float, seconds: Sequence[float]) -> list[float]:
 
 
 def speedups(baseline: Sequence[float], ours: Sequence[float]) -> list[float]:
-    """How many times faster, round by round."""
+    """Return how many times faster than the baseline ours is, round by round."""
     return [theirs / mine for theirs, mine in zip(baseline, ours, strict=True)]

@@ -1,4 +1,4 @@
-"""A training step from the cache, over the same step from memory, and over the loop that people have, in one run.
+"""Measure a training step from the cache against the same step from memory, and against the usual loop, in one run.
 
 Three sides take turns, step by step, with the same frozen language model and the same projector:
 
@@ -6,10 +6,9 @@ Three sides take turns, step by step, with the same frozen language model and th
     memory    the same batches, made before and held on the device
     loop      JPEGs decoded and encoded with diffusers' own encode in the step; logits at every position
 
-The loop joins each fifth turn. A cached step is meant to cost at most 1.02 of one from memory: the interval of 95 % of
-their ratio confirms that, refutes it, or is too wide to tell. At each of several widths of the language model the
-encoder has another share of the loop. Where time went is that of the loop's parts, and what the cached step waits for
-its batch.
+The loop joins each fifth turn. A cached step should cost at most 1.02 of a step from memory: the interval of 95 % of
+their ratio confirms that, refutes it, or is too wide to tell. Several widths of the language model give the encoder
+different shares of the loop. The record also has the loop's time by part, and the cached step's wait for its batch.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks.decode import jpeg, smooth_noise
-from benchmarks.options import parser_with, positive
+from benchmarks.options import parser_with, positive_int
 from benchmarks.record import print_record
 from benchmarks.timing import spread
 from cache_store.program.running import run_program
@@ -61,7 +60,7 @@ WARM_UP = 2
 WORDS = "a red square and blue circle it is a green ring left and right"
 
 LOOP_EVERY = 5
-"""Turns of which one has the loop; odd, so that each of the others is first after it as often."""
+"""Every so many turns include the loop; odd, so that each other side comes first after it equally often."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,16 +81,18 @@ def run(argv: Sequence[str]) -> int:
 def option_parser() -> argparse.ArgumentParser:
     own = {"repeats": 40, "batch_size": 8, "height": 64, "width": 64}
     parser = parser_with(__doc__, **own)
-    parser.add_argument("--widths", type=positive, nargs="+", default=[128, 256, 512], help="of the language model")
-    parser.add_argument("--layers", type=positive, default=6)
-    parser.add_argument("--vocabulary", type=positive, default=32_768)
-    parser.add_argument("--samples", type=positive, default=256)
+    parser.add_argument(
+        "--widths", type=positive_int, nargs="+", default=[128, 256, 512], help="widths of the language model"
+    )
+    parser.add_argument("--layers", type=positive_int, default=6)
+    parser.add_argument("--vocabulary", type=positive_int, default=32_768)
+    parser.add_argument("--samples", type=positive_int, default=256)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
     return parser
 
 
 def measure(folder: Path, width: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Time the three sides in turns; a record of one width."""
+    """Time the three sides in turns; return the record of one width."""
     session = make_session(folder, width, options)
     steps = WARM_UP + options.repeats
     memory = [on_device(session, session.loader(step)) for step in range(steps)]
@@ -106,11 +107,11 @@ def measure(folder: Path, width: int, options: argparse.Namespace) -> dict[str, 
                 began = time.perf_counter()
                 batch = next(batches)
                 waits.append(time.perf_counter() - began)
-                return updated(updaters["cache"], batch, step)
+                return do_step(updaters["cache"], batch, step)
 
             sides: dict[str, Callable[[], float]] = {
                 "cache": cached,
-                "memory": partial(updated, updaters["memory"], memory[step], step),
+                "memory": partial(do_step, updaters["memory"], memory[step], step),
                 "loop": partial(loop, memory[step]),
             }
             for name in order_of(step):
@@ -133,16 +134,16 @@ def measure(folder: Path, width: int, options: argparse.Namespace) -> dict[str, 
 
 
 def order_of(step: int) -> list[str]:
-    """Order the sides of a turn such that cache and memory go first, and come after the loop, as often as the other.
+    """Order the sides of a turn: cache and memory each come first, and after the loop, equally often.
 
-    What comes after the loop finds less of the language model in the processor's caches: in a fixed rotation, in which
-    one side always came after it, that side seemed slower by a seventh.
+    The side after the loop finds less of the language model in the processor's caches: in a fixed rotation, the side
+    that always came after it seemed slower by a seventh.
     """
     pair = ["cache", "memory"] if step % 2 else ["memory", "cache"]
     return ["loop", *pair] if step == 0 or step % LOOP_EVERY == WARM_UP else pair
 
 
-def updated(updater: Updater, batch: StepBatch, step: int) -> float:
+def do_step(updater: Updater, batch: StepBatch, step: int) -> float:
     """Do a step and return its loss."""
     return float(updater(batch, step).metrics["loss"])
 
@@ -154,11 +155,11 @@ def verdict(ratio: float, low: float, high: float) -> str:
 
 
 def make_session(folder: Path, width: int, options: argparse.Namespace) -> Session:
-    """A cache of random latents beside a language model of random weights."""
+    """Make a cache of random latents and a language model of random weights, and open a session on them."""
     save_model(folder / "lm", width, options.layers, options.vocabulary)
     cells = (options.height // 8, options.width // 8)
     latents = np.random.default_rng(0).standard_normal((options.samples, 16, *cells), np.float32)
-    make_cache(folder / "cache", latents, conversations=[say(WORDS)] * options.samples, samples_per_shard=64)
+    make_cache(folder / "cache", latents, conversations=[conversation(WORDS)] * options.samples, samples_per_shard=64)
     config = TrainConfig(
         cache=str(folder / "cache"),
         model=ModelConfig(language_model=str(folder / "lm")),
@@ -172,7 +173,7 @@ def make_session(folder: Path, width: int, options: argparse.Namespace) -> Sessi
 
 
 def save_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:
-    """A Gemma 3 of random weights, and a tokenizer of words."""
+    """Save a Gemma 3 of random weights, and a tokenizer of words."""
     save_language_model(
         folder, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
         layer_types=["full_attention"] * layers, num_attention_heads=4, num_key_value_heads=2,
@@ -180,7 +181,7 @@ def save_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:
     )  # fmt: skip
 
 
-def say(words: str) -> list[dict[str, str]]:
+def conversation(words: str) -> list[dict[str, str]]:
     return [{"from": "human", "value": "<image>\nwhat is this"}, {"from": "gpt", "value": words}]
 
 
@@ -191,7 +192,7 @@ def on_device(session: Session, batch: StepBatch) -> StepBatch:
 
 @dataclass
 class Loop:
-    """The loop that people have: everything in the step."""
+    """The usual loop, with everything in the step."""
 
     session: Session
     options: argparse.Namespace
@@ -204,7 +205,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=0.0)
 
     def __call__(self, batch: StepBatch) -> float:
-        """Do a step whose latents come from images; its rate is 0, so the projector stays as the others have it."""
+        """Do a step from images and return its loss; its learning rate is 0, so the projector stays the same."""
         marks = [time.perf_counter()]
         pixels = self.decode()
         marks.append(self.now())
@@ -247,7 +248,7 @@ class Loop:
 
 
 def lines(width: int, found: dict[str, Any]) -> list[str]:
-    """One width for people."""
+    """Return the lines that show one width."""
     (over, low, high), (loop, *_) = found["cache_over_memory"], found["loop_over_cache"]
     parts = ", ".join(f"{name} {each['median']:.4f}" for name, each in found["loop_parts_s"].items())
     times = ", ".join(f"{name} {each['median']:.4f}" for name, each in found["seconds"].items())

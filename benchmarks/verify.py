@@ -1,8 +1,8 @@
-"""Bytes a second of verification, full and deep, against `sha256sum` of the same files, by one thread and by two.
+"""Measure bytes per second of verification, full and deep, with one thread and two, against `sha256sum` of the files.
 
-From the page cache, where the files were just written. Next to coreutils' `sha256sum` stands OpenSSL's SHA-256 from
-Python, in as many threads, since the one may lack the processor's SHA instructions: no verification that hashes every
-byte can be faster than that. Of the compressed codec the bytes on disk count, not the decoded ones.
+Files are read from the page cache, where they were just written. The second baseline is OpenSSL's SHA-256 from Python,
+in as many threads, since coreutils' `sha256sum` may lack the processor's SHA instructions: no verification that hashes
+every byte can be faster. For the compressed codec, bytes on disk are counted, not decoded bytes.
 """
 
 import argparse
@@ -70,12 +70,12 @@ def run(argv: Sequence[str]) -> int:
 
 def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, "samples_per_shard", "repeats", "folder", samples=40_960)
-    parser.add_argument("--quick-shards", type=int, default=2_000, help="tiny shards of the cache for level quick")
+    parser.add_argument("--quick-shards", type=int, default=2_000, help="tiny shards in the cache for level quick")
     return parser
 
 
 def make_caches(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """A cache of the same noise in every form, by its name."""
+    """Write a cache of the same noise in every form; return their paths by name."""
     latent_NCHW = np.random.default_rng(0).standard_normal((options.samples, *SHAPE), np.float32)
     caches = {}
     for store_format, codec in FORMS:
@@ -118,14 +118,14 @@ def verify_soundly(cache: Path, level: Level, jobs: int) -> None:
 
 
 def quick_seconds(path: Path, options: argparse.Namespace) -> list[float]:
-    """Level quick of a cache of many tiny shards: what it costs does not depend on their size."""
+    """Time level quick on a cache of many tiny shards; its cost does not depend on their size."""
     latent_NCHW = np.random.default_rng(0).standard_normal((options.quick_shards, 16, 4, 4), np.float32)
     cache = make_cache(path, latent_NCHW, samples_per_shard=1, batch_size=1)
     return interleaved_seconds({"quick": partial(verify_soundly, cache, "quick", 1)}, options.repeats)["quick"]
 
 
 def ratios_of(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
-    """How many times as fast as either baseline, on the same files in the same round."""
+    """Return how many times as fast as each baseline every level is, round by round."""
     ratios = {}
     for work, taken in seconds.items():
         form, name = work.split(": ")

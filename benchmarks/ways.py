@@ -32,7 +32,7 @@ SBATCH = f"sbatch --wait --array=0-1 --job-name={JOB} --output=LOG --open-mode=a
 RAY = ((f"{BUILD} --run.engine ray",),)
 
 Steps = tuple[tuple[str, ...], ...]
-"""Command lines one after another; those of a step run at the same time."""
+"""Steps run one after another; the command lines of a step run at the same time."""
 
 WAYS: dict[str, Steps] = {
     "one-process": ((BUILD,),),
@@ -49,7 +49,7 @@ WAYS: dict[str, Steps] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a way."""
+    """The result of one way to build."""
 
     identity: str
     equal_files: str
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class Trial:
-    """Builds of one config in a folder and below a URL, compared with one that nothing disturbs."""
+    """Builds of one config, in a folder and below a URL, compared with an undisturbed build."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self._folder, self._options = folder, options
@@ -67,7 +67,7 @@ class Trial:
         self._random = random.Random(options.seed)
         self._caches: list[str] = []
         self._log = folder / "log.txt"
-        # The programs as they are typed, of this environment and this clone.
+        # Commands run as typed, with this environment's programs and this clone's code.
         places = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
         self._environment = {
             **os.environ,
@@ -94,7 +94,7 @@ class Trial:
                 store.delete(name)
 
     def outcome_of(self, way: str) -> Outcome:
-        """Build it, killed and run again."""
+        """Build in this way: kill it, run it again, and compare the result."""
         start = time.monotonic()
         cache = f"{self._options.url}/{JOB}/{way}" if way.startswith("store") else way
         self._caches.append(cache)
@@ -123,7 +123,10 @@ class Trial:
         return tuple(tuple(map(filled, step)) for step in steps)
 
     def _killed(self, steps: Steps, store: Store) -> str:
-        """Run until a random moment of a random shard; that of the first begins with the programs."""
+        """Run the steps until a random moment of a random shard, kill them, and return how far they came.
+
+        The time of the first shard begins with the programs.
+        """
         shards = self._random.randrange(self._shards)
         longer = self._random.uniform(0, self._shard_s if shards else self._first_s)
         reached = [float("inf")]
@@ -137,7 +140,10 @@ class Trial:
         return "ended first" if ended else f"{len(store.list('commits'))} of {self._shards} shards"
 
     def _run(self, steps: Steps, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Run the steps, or kill them once it is over; whether they ended. EncodeOnceError where one fails."""
+        """Run the steps, or kill them once `is_over` returns True; return whether they ended by themselves.
+
+        Raise EncodeOnceError if a step fails.
+        """
         for step in steps:
             with self._log.open("ab") as log:
                 processes = [
@@ -156,18 +162,20 @@ class Trial:
             for command, process in zip(step, processes, strict=True):
                 if process.returncode:
                     print(self._log.read_text()[-4_000:], file=sys.stderr)
-                    raise EncodeOnceError(f"`{command}` exited with {process.returncode}; its last words are above")
+                    raise EncodeOnceError(
+                        f"`{command}` exited with {process.returncode}; the end of its output is above"
+                    )
         return True
 
 
 def kill(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Those that still run, with all that they have started, and the Slurm jobs that they wait for."""
+    """Kill the processes that still run, all that they have started, and the Slurm jobs that they wait for."""
     running = [each for each in processes if each.poll() is None]
     for number in with_children([each.pid for each in running]):
         with suppress(ProcessLookupError):  # it has ended
             os.kill(number, SIGKILL)
     if any("sbatch" in str(each.args) for each in running):
-        # In place of KILL, Slurm would send TERM first; USR2 ends all that does not ask for it as hard.
+        # Slurm sends TERM before KILL; USR2 ends every process that does not handle it just as abruptly.
         for options in ("--signal=USR2", "--state=PENDING"):
             subprocess.run(["scancel", options, f"--name={JOB}"], check=False)
         while subprocess.run(["squeue", "-h", f"--name={JOB}"], capture_output=True, check=True).stdout.strip():
@@ -177,7 +185,7 @@ def kill(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 def with_children(parents: Sequence[int]) -> list[int]:
-    """Numbers of processes, and of all that they or their children have started."""
+    """Return the ids of processes and of all their descendants."""
     lines = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     pairs = [(int(number), int(parent)) for number, parent in map(str.split, lines.splitlines())]
     found, new = [*parents], set(parents)
@@ -187,7 +195,7 @@ def with_children(parents: Sequence[int]) -> list[int]:
 
 
 def found_in(store: Store) -> tuple[str, dict[str, str]]:
-    """A cache's identity, and the SHA-256 of every file but commit records, which tell when and by whom."""
+    """Return a cache's identity, and the SHA-256 of every file but commit records, which tell when and where."""
     names = (name for name in names_in(store) if not name.startswith(("commits/", ".claim")))
     return read_seal(store).identity, {name: hashlib.sha256(store.read(name)).hexdigest() for name in names}
 

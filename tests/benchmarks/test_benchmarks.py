@@ -168,7 +168,7 @@ def test_actors_and_ray_data_give_the_same_samples(capsys, tmp_path):
 def test_scale_measures_every_step_in_a_process_of_its_own(capsys, tmp_path, monkeypatch):
     """Two sizes, of which the larger has no plan; here, the steps run in this process."""
     assert scale.main(["--step=plan-lines"]) == 2
-    assert "--step measures a cache that lies in --folder; name it" in capsys.readouterr().err
+    assert "--step measures a cache in --folder; name it" in capsys.readouterr().err
     monkeypatch.setattr(scale, "in_process", scale.measured)
     assert scale.main(["--samples", "5000", "9000", "--planned=5000", f"--folder={tmp_path}"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
