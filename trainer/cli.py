@@ -17,7 +17,7 @@ EXAMPLES = """\
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
   trainer profile --config my.yaml --steps 10             where the time goes
   trainer compare a.yaml b.yaml --base my.yaml            is b faster?
-  trainer generate runs/mine --rows 7,3                   what it says about these rows
+  trainer generate runs/mine --rows 7,3                   answers about rows
   trainer generate runs/mine --image photo.jpg --prompt "What is this?"
   trainer export runs/mine exported                       with a model card
 """

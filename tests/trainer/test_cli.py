@@ -72,7 +72,7 @@ LEAVING_NOTHING = [
     (2, {"batch_size": 9, "accumulate": 2}, "data.batch_size 9 is the global batch and must divide"),
     (2, {"max_steps": 6, "warmup_steps": 100}, "optim.warmup_steps 100 must be less than the run's steps, 6"),
     (2, {"max_text_tokens": 10_000}, "knows 256 positions: set data.max_text_tokens to 248 or less, or"),
-    (2, lambda home: {"text_dir": f"{home}/run/"}, "/run/ is run.output; name a folder in it"),
+    (2, lambda home: {"text_dir": f"{home}/run/"}, "/run/ is run.output; name a folder inside it"),
     (2, lambda home: {"cache": home, "output": f"{home}/run"}, "/run lies in the cache"),
     (2, lambda home: {"cache": described_cache(home / "it", 16), "text_dir": f"{home}/it/text"}, "lies in the cache"),
     (2, lambda home: {"cache": ["a", "b"], "output": "b/run"}, "b/run lies in the cache b"),
@@ -139,7 +139,7 @@ def test_a_missing_model_is_one_message_without_a_network(configured, refusal, m
         ("model.chat_template", ["nothing", "file/deeper", "folder"], "model.chat_template cannot be read"),
         ("data.text_dir", ["file", "file/deeper"], "name another data.text_dir"),
         ("run.output", ["file", "file/deeper"], "run.output: {file} is not a folder"),
-        ("run.resume", ["nothing", "file", "file/deeper", "folder"], "{path} is no checkpoint"),
+        ("run.resume", ["nothing", "file", "file/deeper", "folder"], "{path} is not a checkpoint"),
     ],
 )
 def test_a_path_where_another_kind_of_thing_is_is_wrong_usage(configured, refusal, tmp_path, option, paths, message):
@@ -268,7 +268,7 @@ def test_a_run_whose_cache_was_extended_is_told_what_to_do(configured, refusal, 
     for words in ("cache identity", "the cache was extended", "--run.output NEW"):
         assert words in error
     assert main(command(config, "eval")) == 0
-    assert "holds out, by id as in training\n" in capsys.readouterr().out
+    assert "holds out of this one, by id as in training\n" in capsys.readouterr().out
 
 
 def other_cache(path: Path, **changes: Any) -> Path:

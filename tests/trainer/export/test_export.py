@@ -109,7 +109,7 @@ def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, monk
     assert "folder: s3://bucket/new is a URL; name a path on this machine" in refused(capsys, 2, run, "s3://bucket/new")
     assert "lies in the cache" in refused(capsys, 2, run, Path(trained.cache) / "exported")
     assert "is not a run's folder" in refused(capsys, 2, tmp_path / "none", new)
-    assert "--private is for --push-to-hub" in refused(capsys, 2, run, new, "--private")
+    assert "--private needs --push-to-hub" in refused(capsys, 2, run, new, "--private")
     assert "push-to-hub: Repo id must" in refused(capsys, 2, run, new, "--push-to-hub=a/b/c")
     assert "push-to-hub: HF_HUB_OFFLINE is set; unset it" in refused(capsys, 2, run, new, "--push-to-hub=me/mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

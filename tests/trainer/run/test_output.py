@@ -107,7 +107,7 @@ def test_resume_takes_the_newest_or_the_named_and_mixes_no_runs(tmp_path):
         with pytest.raises(ConfigError, match="already holds step 10"):
             find_checkpoint(folder, resume)
     newest.rename(folder.path(15))
-    with pytest.raises(CacheError, match="step-00000015 holds step 10: it was renamed, or copied there"):
+    with pytest.raises(CacheError, match="step-00000015 holds step 10: it was renamed or copied"):
         find_checkpoint(folder, "auto")
 
 
