@@ -1,4 +1,4 @@
-"""The table of identities, at toy size: those of its ways that no other test starts for real."""
+"""The benchmark of identities at toy size, for the ways that no other test starts for real."""
 
 import json
 
@@ -16,7 +16,7 @@ def url(tmp_path_factory, monkeypatch):
         yield f"s3://{server.new_bucket()}"
 
 
-def test_torchrun_and_ray_in_a_store_are_killed_and_end_alike(capsys, tmp_path, url):
+def test_torchrun_and_ray_in_a_store_give_the_same_after_a_kill(capsys, tmp_path, url):
     for extra in ("ray", "obstore"):
         pytest.importorskip(extra, reason="needs the extras ray and object-stores")
     toy = ["--count=4", "--batch-size=2", "--height=16", "--width=24", f"--folder={tmp_path}", f"--url={url}"]
@@ -25,22 +25,22 @@ def test_torchrun_and_ray_in_a_store_are_killed_and_end_alike(capsys, tmp_path, 
     record = json.loads(last)
     assert record["skipped"] == {}
     assert [each["equal_files"] for each in record["ways"].values()] == ["all", "all"]
-    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--ways", "store-one-process"], "nothing to compare: store-one-process: no --url names an object store"),
         (["--kills=-1"], "argument --kills: must be a whole number of at least 1, got -1"),
     ],
 )
-def test_what_compares_nothing_is_refused(capsys, options, said):
+def test_a_comparison_of_nothing_is_refused(capsys, options, message):
     assert identities.main(options) == 2
-    assert capsys.readouterr().err.startswith(f"benchmarks.identities: error: {said}\n")
+    assert capsys.readouterr().err.startswith(f"benchmarks.identities: error: {message}\n")
 
 
-def test_a_wrong_option_names_the_command_as_it_is_typed(capsys, monkeypatch):
+def test_a_wrong_option_names_the_command_as_typed(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/clone/benchmarks/identities.py"])
     assert identities.main(["--nope"]) == 2
     assert capsys.readouterr().err.endswith(

@@ -1,4 +1,4 @@
-"""Tiny models, made here and loaded through the ordinary path: a Gemma 3 text model and a word-level tokenizer."""
+"""Tiny models, made here and loaded as any other: a Gemma 3 text model and a word-level tokenizer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +35,7 @@ TINY = {
 
 
 def make_tokenizer(template: str | None = GEMMA_TEMPLATE) -> PreTrainedTokenizerFast:
-    """Of words, cut at spaces, and line ends."""
+    """Make a tokenizer of words, cut at spaces, and line ends."""
     tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
     cuts = [pre_tokenizers.Split(Regex(" +"), "removed"), pre_tokenizers.Split(Regex("\n"), "isolated")]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
@@ -59,7 +59,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def describe(row: int) -> list[dict[str, str]]:
-    """One or two turns; lengths differ between samples."""
+    """Return one or two turns; lengths differ between samples."""
     colour, shape = ("red", "green", "blue")[row % 3], ("square", "circle", "ring")[row // 3 % 3]
     turns = [("human", "<image>\nwhat is this"), ("gpt", " ".join(["a", colour, shape, "and", "it"][: 3 + row % 3]))]
     if row % 4 == 0:
@@ -68,7 +68,7 @@ def describe(row: int) -> list[dict[str, str]]:
 
 
 def described_cache(path: Path, rows: int, **options: Any) -> Path:
-    """A small cache; more `rows` only add to it."""
+    """Make a small cache; more `rows` only add to it."""
     latents = np.random.default_rng(0).standard_normal((rows, 4, 2, 2), np.float32)
     return make_cache(path, **{"latents": latents, "conversations": [describe(row) for row in range(rows)], **options})
 
@@ -88,19 +88,19 @@ def cache_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def configured(cache_path: Path, language_model: Path, tmp_path: Path) -> MakeConfig:
-    """The config of a run in the test's own folder, where its text lies too."""
+    """Make the config of a run whose output and text lie in the test's own folder."""
     return partial(make_config, tmp_path, cache=cache_path, language_model=language_model)
 
 
 @pytest.fixture(scope="module")
 def configured_here(cache_path: Path, language_model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
-    """The config of a run that stands beside others of its module and shares their tokenised text."""
+    """Make the config of a run that shares folder and tokenised text with others of its module."""
     return partial(make_config, tmp_path_factory.mktemp("runs"), cache=cache_path, language_model=language_model)
 
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a program that must end with that code; what its user reads of it."""
+    """Run a command that must end with a code; return its message."""
 
     def run(code: int, config: TrainConfig, program: str = "train", *options: str) -> str:
         assert main([*command(config, program), *options]) == code

@@ -50,7 +50,7 @@ LLAVA_TEMPLATE = (
     "{% else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-"""LLaVA 1.5's, in short: nothing ends a turn."""
+"""LLaVA 1.5's template in short: nothing ends a turn."""
 
 
 def configured(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict[str, Any]:

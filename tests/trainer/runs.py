@@ -1,7 +1,8 @@
-"""Small training runs: their configs, their losses, and runs in processes of their own."""
+"""Small training runs: their configs and figures, in this process and in processes of their own."""
 
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -14,9 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from cache_store import open_joined
+from cache_store.errors import Interrupted
 from tests.forked import FORKED
 from trainer.cli import main
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
@@ -31,9 +34,10 @@ from trainer.run.loop import TrainingLoop
 from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, make_loader, open_session
+from trainer.train import train
 
 PATIENCE_S = 300
-"""Longest wait for a process that hangs; none that is only slow takes so long."""
+"""Longest wait for a process: only one that hangs takes so long."""
 Caches = Mapping[str, str]
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
@@ -46,9 +50,9 @@ def make_config(
     language_model: Path | str,
     **changes: Any,
 ) -> TrainConfig:
-    """Twelve steps of 8 of about 30 samples; `changes` go to whichever section has the field.
+    """Make the config of twelve steps of 8 of about 30 samples; `changes` go to the section that has the field.
 
-    `cache` may be a mapping: each tower's; or a list: the views.
+    `cache` may be a mapping of each tower's cache, or a list of views.
     """
     sections = {
         "model": ModelConfig(language_model=str(language_model)),
@@ -59,8 +63,8 @@ def make_config(
         ),
     }
     for key, section in sections.items():
-        mine = {field.name for field in fields(section)} & set(changes)
-        sections[key] = replace(section, **{field: changes.pop(field) for field in mine})
+        own = {field.name for field in fields(section)} & set(changes)
+        sections[key] = replace(section, **{field: changes.pop(field) for field in own})
     assert not changes
     named = {"caches": dict(cache)} if isinstance(cache, Mapping) else {"cache": str(cache)}
     if isinstance(cache, list):
@@ -72,6 +76,12 @@ def command(config: TrainConfig, name: str = "train") -> list[str]:
     return [name, *options_of(asdict(config))]
 
 
+def named_fields(error: str) -> set[str]:
+    """Return the first column of the table in a message."""
+    rows = [line.strip().split("  ") for line in error.splitlines() if line.startswith("  ")]
+    return {row[0] for row in rows if len(row) > 1} - {"field"}
+
+
 def metrics(output: Path, key: str = "loss") -> dict[int, Any]:
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert len({line["step"] for line in lines}) == len(lines)
@@ -79,14 +89,25 @@ def metrics(output: Path, key: str = "loss") -> dict[int, Any]:
 
 
 def assert_same_run(config: TrainConfig, other: TrainConfig) -> None:
-    """Every figure of both logs and both projectors are equal, bit for bit."""
+    """Assert that all figures of both logs and both projectors are equal, bit for bit."""
     for key in ("loss", "grad_norm", "val_loss", "val_loss_shuffled", "val_accuracy"):
         assert metrics(config.run.folder, key) == metrics(other.run.folder, key)
     assert (config.run.folder / PROJECTOR_FILE).read_bytes() == (other.run.folder / PROJECTOR_FILE).read_bytes()
 
 
+def assert_near_run(config: TrainConfig, other: TrainConfig, *keys: str, after: int = 0) -> None:
+    """Assert that the logs' figures, by default the losses, differ by rounding alone in the steps after `after`."""
+    for key in keys or ("loss",):
+        expected = {step: value for step, value in metrics(other.run.folder, key).items() if step > after}
+        assert metrics(config.run.folder, key) == pytest.approx(expected, rel=1e-4)
+
+
+def checkpoint(config: TrainConfig, step: int) -> str:
+    return str(checkpoints_of(config.run).path(step))
+
+
 def damages(path: Path) -> Iterator[None]:
-    """Flip a bit of the file, many times another, then cut it short, then delete it; at the end it is whole again."""
+    """Flip one bit of the file, 60 times another; cut the file short; delete it. Make it whole at the end."""
     sound = path.read_bytes()
     for place in np.random.default_rng(0).integers(0, 8 * len(sound), 60).tolist():
         flipped = bytearray(sound)
@@ -101,7 +122,7 @@ def damages(path: Path) -> Iterator[None]:
 
 
 def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> SimpleNamespace:
-    """The caches; calls `at_read(count, latents)` on each read: one calibrates, then each step reads once."""
+    """Open the caches; `at_read(count, latents)` is called at each read: one calibrates, then each step reads once."""
     cache, reads = open_joined(config.towers), count(1)
 
     def read(numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -110,6 +131,19 @@ def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> 
         return samples
 
     return SimpleNamespace(read=read)
+
+
+def train_alone(config: TrainConfig, source: Any = None) -> TrainConfig:
+    """Train in this process, with no other rank; return the config."""
+    train(config, ALONE, source)
+    return config
+
+
+def train_until(config: TrainConfig, stop: int) -> None:
+    """Train until a signal comes during read number `stop`, counted as `watched` does."""
+    source = watched(config, lambda read, _: read == stop and os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="run the same command to go on"):
+        train_alone(config, source)
 
 
 def open_alone(config: TrainConfig) -> Session:
@@ -124,14 +158,14 @@ def rank_loaders(session: Session, world_size: int, accumulate: int) -> list[Ste
 
 
 def make_loop(session: Session, captioner: Captioner | None = None, *observers: Observer) -> TrainingLoop:
-    """Logged, and shown, as `train` has it; `observers` follow."""
+    """Make a loop with the log and the console of `train`; `observers` follow."""
     loop = TrainingLoop(session, checkpoints_of(session.config.run), captioner)
     loop.observers += [StepLog(session.config), Console(loop.total_steps), *observers]
     return loop
 
 
 def meeting_of_two() -> dict[str, str]:
-    """Where two ranks are to meet, as torchrun tells them."""
+    """Return the environment in which torchrun tells two ranks where to meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -142,12 +176,12 @@ Prepare = Callable[[], None] | None
 
 
 class ForkedTrainer:
-    """The trainer in a process of its own; `prepare` is called in it first."""
+    """The trainer in a process of its own, which calls `prepare` first."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], prepare: Prepare = None) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as stream:
-            self.said = Path(stream.name)
-        given = arguments, dict(environment), self.said, prepare
+            self.errors = Path(stream.name)
+        given = arguments, dict(environment), self.errors, prepare
         self.process = FORKED.Process(target=run_forked, args=given, daemon=True)
         self.process.start()
 
@@ -157,26 +191,26 @@ class ForkedTrainer:
     def until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not reached():
-            assert self.process.is_alive(), self.said.read_text()
+            assert self.process.is_alive(), self.errors.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def until_it_says(self, words: str) -> None:
-        self.until(lambda: words in self.said.read_text())
+        self.until(lambda: words in self.errors.read_text())
 
     def end(self) -> tuple[int | None, str]:
-        """Its exit code, and what it said on standard error; one that hangs is killed."""
+        """Return its exit code and its standard error; a process that hangs is killed."""
         self.process.join(PATIENCE_S)
         self.process.kill()
         self.process.join()
-        said = self.said.read_text()
-        self.said.unlink()
-        return self.process.exitcode, said
+        errors = self.errors.read_text()
+        self.errors.unlink()
+        return self.process.exitcode, errors
 
 
-def run_forked(arguments: Sequence[str], environment: Mapping[str, str], said: Path, prepare: Prepare) -> None:
+def run_forked(arguments: Sequence[str], environment: Mapping[str, str], errors: Path, prepare: Prepare) -> None:
     os.environ |= environment
-    with said.open("w") as stream, Path(os.devnull).open("w") as nowhere:
+    with errors.open("w") as stream, Path(os.devnull).open("w") as nowhere:
         os.dup2(stream.fileno(), 2)
         os.dup2(nowhere.fileno(), 1)
     if prepare is not None:
@@ -191,6 +225,12 @@ def fork_ranks(config: TrainConfig, *prepare: Prepare, **environment: str) -> li
 
 def fork_rank(config: TrainConfig, rank: int, meeting: Mapping[str, str], prepare: Prepare = None) -> ForkedTrainer:
     return ForkedTrainer(command(config), {**meeting, "RANK": str(rank), "LOCAL_RANK": "0"}, prepare)
+
+
+def train_on_two_ranks(config: TrainConfig, *prepare: Prepare) -> TrainConfig:
+    """Train on two ranks, each in a process of its own; return the config."""
+    end_well(*fork_ranks(config, *prepare))
+    return config
 
 
 def end_well(*ranks: ForkedTrainer) -> None:

@@ -1,4 +1,4 @@
-"""The two commands as their users meet them: what they print and write, and what they refuse before they write."""
+"""The commands `train` and `eval`: their output, their files, and their refusals before they write."""
 
 import json
 import shutil
@@ -12,12 +12,12 @@ from huggingface_hub import constants
 
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MEAN, STD, TINY, MakeConfig, described_cache, save_language_model
-from tests.trainer.runs import ForkedTrainer, command, metrics
+from tests.trainer.runs import ForkedTrainer, command, metrics, named_fields
 from trainer.cli import main
 
 
-def test_a_config_file_trains_goes_on_and_is_evaluated(cache_path, language_model, tmp_path, monkeypatch, capsys):
-    """Its paths may begin at home, and options go before it."""
+def test_a_config_file_is_trained_resumed_and_evaluated(cache_path, language_model, tmp_path, monkeypatch, capsys):
+    """Its paths may begin with ~, and options override it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "lm").symlink_to(language_model)
     (tmp_path / "train.yaml").write_text(
@@ -26,9 +26,9 @@ def test_a_config_file_trains_goes_on_and_is_evaluated(cache_path, language_mode
         "run: {output: ~/run, precision: fp32, save_every: 1, max_steps: 9}\n"
     )
     assert main(["train", f"--config={tmp_path}/train.yaml", "--run.max_steps=2", "--data.batch_size=32"]) == 0
-    said = capsys.readouterr().out
-    assert "samples: 30 to train on, 7 held out" in said
-    assert "data.batch_size 32 is larger than the training set: every batch repeats samples" in said
+    shown = capsys.readouterr().out
+    assert "samples: 30 to train on, 7 held out" in shown
+    assert "data.batch_size 32 is larger than the training set: every batch repeats samples" in shown
     resolved = f"--config={tmp_path}/run/config.yaml"
     assert main(["train", resolved]) == 0
     assert "resuming after step 2 of 2" in capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_a_config_file_trains_goes_on_and_is_evaluated(cache_path, language_mode
 
 
 def changed_model(home: Path, file: str, text: str | None) -> dict[str, Path]:
-    """A model one of whose files holds this text, or that lacks it; a refusal names its folder at least."""
+    """Save a model with one file changed to this text, or deleted."""
     for path in save_language_model(home / "lm").glob(file):
         path.unlink() if text is None else path.write_text(text)
     return {"language_model": home / "lm"}
@@ -112,7 +112,7 @@ LEAVING_ITS_TEXT = [
 
 
 @pytest.mark.parametrize(("code", "change", "message"), LEAVING_NOTHING + LEAVING_ITS_TEXT)
-def test_a_run_that_cannot_be_is_one_message(configured, refusal, tmp_path, code, change, message):
+def test_an_impossible_run_is_one_message(configured, refusal, tmp_path, code, change, message):
     changes = change(tmp_path) if callable(change) else change
     before = sorted(tmp_path.rglob("*"))
     error = refusal(code, configured(**changes))
@@ -142,7 +142,7 @@ def test_a_missing_model_is_one_message_without_a_network(configured, refusal, m
         ("run.resume", ["nothing", "file", "file/deeper", "folder"], "{path} is not a checkpoint"),
     ],
 )
-def test_a_path_where_another_kind_of_thing_is_is_wrong_usage(configured, refusal, tmp_path, option, paths, message):
+def test_a_path_to_another_kind_of_file_is_wrong_usage(configured, refusal, tmp_path, option, paths, message):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for path in paths:
@@ -165,7 +165,7 @@ def test_a_host_without_a_compiler_is_told_before_the_first_step(configured, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_what_every_run_needs_is_listed(capsys):
+def test_missing_fields_are_listed(capsys):
     assert main(["train"]) == 2
     needed = "missing: cache or caches or data.views, model.language_model, run.output\n"
     assert needed in capsys.readouterr().err
@@ -203,7 +203,7 @@ OUTPUTS = [("train", "run.output"), ("train", "data.text_dir"), ("train", "data.
 
 
 @pytest.mark.parametrize(("program", "key"), OUTPUTS)
-def test_what_is_written_lies_on_this_machine(configured, refusal, tmp_path, monkeypatch, program, key):
+def test_an_output_at_a_url_is_refused(configured, refusal, tmp_path, monkeypatch, program, key):
     monkeypatch.chdir(tmp_path)
     config, url = configured(), "s3://bucket/it"
     error = f"trainer: error: {key}: {url} is a URL; name a path on this machine\n"
@@ -219,12 +219,6 @@ def one_step(configured_here: MakeConfig) -> Path:
     return config.run.folder
 
 
-def named_fields(error: str) -> set[str]:
-    """Of the table in a message: what stands before two spaces in each of its rows."""
-    rows = [line.strip().split("  ") for line in error.splitlines() if line.startswith("  ")]
-    return {row[0] for row in rows if len(row) > 1} - {"field"}
-
-
 MUST_MATCH = {
     "data.batch_size": {"batch_size": 4},
     "data.seed": {"seed": 5},
@@ -235,12 +229,12 @@ MUST_MATCH = {
     "tokenised text": {"max_text_tokens": 48},
     "language model": {},
 }
-"""What decides the batches or the projector, and a change of it; the first three decide training alone."""
+"""Fields that decide the batches or the projector, and a change of each; the first three decide training alone."""
 
 
 @pytest.mark.parametrize("field", MUST_MATCH)
 def test_a_run_of_other_batches_or_another_projector_is_refused(field, configured, refusal, one_step, tmp_path):
-    """An evaluation minds no batches, nor that one would not divide."""
+    """An evaluation accepts other batches, even one that does not divide."""
     changes = {**MUST_MATCH[field], "text_dir": str(tmp_path / "text")}
     if field == "language model":
         changes["language_model"] = save_language_model(tmp_path / "other", rms_norm_eps=1e-5)
@@ -259,7 +253,7 @@ def test_a_run_of_other_batches_or_another_projector_is_refused(field, configure
     assert not (tmp_path / "text").exists()
 
 
-def test_a_run_whose_cache_was_extended_is_told_what_to_do(configured, refusal, tmp_path, capsys):
+def test_a_run_with_an_extended_cache_is_refused_with_a_remedy_and_evaluated(configured, refusal, tmp_path, capsys):
     cache = described_cache(tmp_path / "cache", 16, dtype="bfloat16")
     assert main(command(configured(cache=cache, max_steps=1))) == 0
     shutil.rmtree(cache)
@@ -272,20 +266,20 @@ def test_a_run_whose_cache_was_extended_is_told_what_to_do(configured, refusal, 
 
 
 def other_cache(path: Path, **changes: Any) -> Path:
-    """Ten samples like those of `cache_path`, in another form and dtype, with other encoder batches."""
+    """Make a cache of ten samples like those of `cache_path`, in another form and dtype, with other encoder batches."""
     options = {"latents_mean": MEAN, "latents_std": STD, "batch_size": 2, **changes}
     latents = np.random.default_rng(1).standard_normal((10, 4, 3, 2), np.float32)
     return described_cache(path, 10, latents=latents, store_format="webdataset", **options)
 
 
-def test_an_evaluation_on_another_cache_says_what_it_evaluates(one_step, configured, refusal, tmp_path, capsys):
+def test_an_evaluation_on_another_cache_tells_its_samples(one_step, configured, refusal, tmp_path, capsys):
     other = {"cache": other_cache(tmp_path / "other"), "val_fraction": 1.0, "text_dir": None}
     assert main(command(configured(one_step, **other), "eval")) == 0
-    said = capsys.readouterr().out
-    assert "samples: 10 held out\n" in said
-    assert "evaluating the 10 samples that data.val_fraction 1.0 holds out of this one" in said
-    assert "training held out 0.2: ids of both may have been trained on" in said
-    assert json.loads(said.splitlines()[-1])["samples"] == 10
+    shown = capsys.readouterr().out
+    assert "samples: 10 held out\n" in shown
+    assert "evaluating the 10 samples that data.val_fraction 1.0 holds out of this one" in shown
+    assert "training held out 0.2: ids of both may have been trained on" in shown
+    assert json.loads(shown.splitlines()[-1])["samples"] == 10
     assert "leaves no sample to train on" in refusal(1, configured(**other))
     inside = other["cache"] / "seal.json"
     assert f"report: {inside} lies in the cache" in refusal(2, configured(**other), "eval", f"--report={inside}")

@@ -1,4 +1,4 @@
-"""Captions of held-out samples while a run goes on: what `generate` says, and not a bit of the run is another."""
+"""Captions of held-out samples during a run: they are those of `generate`, and change no bit of the run."""
 
 import json
 import os
@@ -14,43 +14,38 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cache_store.errors import Interrupted
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import (
-    ALONE,
     ForkedTrainer,
+    assert_near_run,
     assert_same_run,
     command,
-    end_well,
-    fork_ranks,
     make_loop,
     metrics,
     open_alone,
+    train_alone,
+    train_on_two_ranks,
 )
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions
 from trainer.run.observers import Caption, caption_lines, caption_text
-from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
 
 @pytest.fixture(scope="module")
 def silent(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("silent", eval_batch_size=2)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("silent", eval_batch_size=2))
 
 
 @pytest.fixture(scope="module")
 def captioned(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("captioned", sample_captions=3, eval_batch_size=2)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("captioned", sample_captions=3, eval_batch_size=2))
 
 
 def test_captions_change_no_bit_of_a_run(configured_here, silent, captioned):
     assert_same_run(captioned, silent)
-    recomputed = configured_here("recomputed", sample_captions=3, eval_batch_size=2, gradient_checkpointing="full")
-    train(recomputed, ALONE)
+    options = {"sample_captions": 3, "eval_batch_size": 2, "gradient_checkpointing": "full"}
+    recomputed = train_alone(configured_here("recomputed", **options))
     assert_same_run(recomputed, silent)
     assert metrics(recomputed.run.folder, "captions") == metrics(captioned.run.folder, "captions")
 
@@ -66,24 +61,22 @@ def test_generating_leaves_the_model_as_it_was(configured):
     assert [module.training for module in session.whole.modules()] == training
 
 
-def test_captions_are_what_generate_says_of_the_same_rows(captioned, tmp_path):
-    said = metrics(captioned.run.folder, "captions")
-    assert list(said) == [5, 10, 12]
-    rows = [[caption["row"] for caption in captions] for captions in said.values()]
+def test_captions_are_the_answers_of_generate_to_the_same_rows(captioned, tmp_path):
+    by_step = metrics(captioned.run.folder, "captions")
+    assert list(by_step) == [5, 10, 12]
+    rows = [[caption["row"] for caption in captions] for captions in by_step.values()]
     assert rows[0] == rows[1] == rows[2]
-    options = [f"--rows={','.join(map(str, rows[0]))}", f"--report={tmp_path}/said.json", "--batch_size=1"]
+    options = [f"--rows={','.join(map(str, rows[0]))}", f"--report={tmp_path}/answers.json", "--batch_size=1"]
     assert main(["generate", str(captioned.run.folder), *options, "--max_tokens=60"]) == 0
-    answers = json.loads((tmp_path / "said.json").read_text())["answers"]
-    for caption, answer in zip(said[12], answers, strict=True):
+    answers = json.loads((tmp_path / "answers.json").read_text())["answers"]
+    for caption, answer in zip(by_step[12], answers, strict=True):
         assert answer["held_out"]
         assert answer["answer"].startswith(caption["text"])
         assert caption["text"]
-        assert [caption[key] for key in ("id", "prompt", "reference")] == [
-            answer[key] for key in ("id", "prompt", "reference")
-        ]
+        assert all(caption[key] == answer[key] for key in ("id", "prompt", "reference"))
 
 
-def test_an_empty_answer_is_shown_as_one():
+def test_an_empty_or_cut_answer_is_shown_as_such():
     caption = Caption(row=3, id="a", prompt="b", text="", is_whole=True, reference=None, preview=None)
     assert [*caption_lines(caption)] == ["row 3, a", "  answer     (nothing)"]
     assert caption.record["text"] == ""
@@ -91,52 +84,49 @@ def test_an_empty_answer_is_shown_as_one():
     assert caption_text(replace(caption, text="a cat", is_whole=False)) == "a cat […]"
 
 
-def test_a_run_stopped_while_it_captions_goes_on_to_the_same(configured_here, captioned, capsys):
+def test_a_run_stopped_while_it_captions_resumes_to_the_same(configured_here, captioned, capsys):
     config = configured_here("stopped", sample_captions=3, eval_batch_size=2)
     session = open_alone(config)
-    speak = HeldOutCaptions(session)
+    captioner = HeldOutCaptions(session)
 
     def be_stopped(stopped: Callable[[], bool]) -> list[Caption]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return speak(stopped)
+        return captioner(stopped)
 
     with pytest.raises(Interrupted):
         make_loop(session, be_stopped).run()
     assert metrics(config.run.folder, "captions") == {}
-    train(config, ALONE)
-    assert_same_run(config, captioned)
+    assert_same_run(train_alone(config), captioned)
     assert metrics(config.run.folder, "captions") == metrics(captioned.run.folder, "captions")
     first = metrics(config.run.folder, "captions")[5][0]
-    said = capsys.readouterr().out
-    assert f"row {first['row']}, {first['id']}\n  answer" in said
-    assert f"  reference  {first['reference']}\n" in said
+    shown = capsys.readouterr().out
+    assert f"row {first['row']}, {first['id']}\n  answer" in shown
+    assert f"  reference  {first['reference']}\n" in shown
 
 
 def die_at_the_second_captions() -> None:
-    speak, calls = HeldOutCaptions.__call__, count(1)
+    caption, calls = HeldOutCaptions.__call__, count(1)
 
     def die(captions: HeldOutCaptions, stopped: Callable[[], bool]) -> list[Caption]:
         if next(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return speak(captions, stopped)
+        return caption(captions, stopped)
 
     HeldOutCaptions.__call__ = die  # type: ignore[method-assign]
 
 
-def test_a_run_killed_while_it_captions_goes_on_to_the_same(configured_here, captioned):
+def test_a_run_killed_while_it_captions_resumes_to_the_same(configured_here, captioned):
     config = configured_here("killed", sample_captions=3, eval_batch_size=2)
     code, _ = ForkedTrainer(command(config), {}, die_at_the_second_captions).end()
     assert (code, list(metrics(config.run.folder, "captions"))) == (-signal.SIGKILL, [5])
-    train(config, ALONE)
-    assert_same_run(config, captioned)
+    assert_same_run(train_alone(config), captioned)
     assert metrics(config.run.folder, "captions") == metrics(captioned.run.folder, "captions")
 
 
 def test_rank_0_captions_while_the_others_wait(configured_here, silent):
-    config = configured_here("two-ranks", sample_captions=2)
-    end_well(*fork_ranks(config))
+    config = train_on_two_ranks(configured_here("two-ranks", sample_captions=2))
     assert list(metrics(config.run.folder, "captions")) == [5, 10, 12]
-    assert metrics(config.run.folder) == pytest.approx(metrics(silent.run.folder), rel=1e-4)
+    assert_near_run(config, silent)
 
 
 def test_tensorboard_shows_each_caption_beside_its_preview(captioned):
@@ -152,7 +142,7 @@ def test_tensorboard_shows_each_caption_beside_its_preview(captioned):
         assert {(image.width, image.height) for image in events.Images(f"{tag}/preview")} == {(150, 225)}
 
 
-def test_a_model_that_cannot_generate_is_said_once_and_trained(configured, capsys):
+def test_a_model_that_cannot_generate_is_reported_once_and_trained(configured, capsys):
     session = open_alone(configured(sample_captions=2))
     session.whole.forward = None
     captioner = HeldOutCaptions(session)

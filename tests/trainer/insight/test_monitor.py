@@ -1,4 +1,4 @@
-"""A run is followed from outside until it ends, whatever becomes of its folder meanwhile."""
+"""A run is shown from outside until it ends, even if its folder disappears meanwhile."""
 
 import io
 import json
@@ -22,9 +22,9 @@ def make_run(folder: Path, steps: int, **last: object) -> None:
     (folder / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_run_is_shown_until_it_ends_also_while_its_folder_is_away(tmp_path):
+def test_a_run_is_shown_until_it_ends_even_while_its_folder_is_away(tmp_path):
     run, away = tmp_path / "run", tmp_path / "away"
-    make_run(run, 3, alerts=["plateau: said"])
+    make_run(run, 3, alerts=["plateau: found"])
     held = claim_folder(run)
     held.__enter__()
     stages = iter([lambda: run.rename(away), run.mkdir, run.rmdir, lambda: away.rename(run), lambda: make_run(run, 8)])
@@ -43,12 +43,12 @@ def test_a_run_is_shown_until_it_ends_also_while_its_folder_is_away(tmp_path):
         "waiting for the folder, which has disappeared",
         "3 of 8",
         "8 of 8",
-        "step 3: plateau: said",
+        "step 3: plateau: found",
     ):
         assert words in shown.getvalue()
 
 
-def test_how_a_run_ended_is_said_and_another_folder_refused(tmp_path):
+def test_the_end_of_a_run_is_shown_and_another_folder_refused(tmp_path):
     make_run(tmp_path / "run", 3, nonfinite={"loss": "nan"})
     assert monitor(tmp_path / "run").state == "diverged"
     (tmp_path / "run" / ".claim").write_text("process 999999999 on " + os.uname().nodename + "\n")

@@ -1,4 +1,4 @@
-"""A profile accounts for all of a step's time, once, under names that a reader knows."""
+"""A profile accounts for all of a step's time once, under known names."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from trainer.insight.profile import profile
 from trainer.insight.profile_report import advice, facts_of
 
 
-def test_the_parts_of_a_step_are_all_of_it_and_none_twice(configured: MakeConfig, tmp_path):
+def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path):
     config = configured(gradient_checkpointing="full", accumulate=2)
     found = profile(config, ALONE, 2, tmp_path / "out", live_encoder=False)
     assert sum(part.host_s for part in found.parts) == pytest.approx(found.step_s * found.steps, rel=0.02)
@@ -23,7 +23,7 @@ def test_the_parts_of_a_step_are_all_of_it_and_none_twice(configured: MakeConfig
     assert ("logits and loss", "backward") in named
     assert found.flops > 0
     assert found.memory["language model"] > found.memory["projector"] > 0
-    assert any(said.startswith("recomputed ") for said in advice(found))
+    assert any(each.startswith("recomputed ") for each in advice(found))
     pages = {name: (tmp_path / "out" / name).read_text() for name in ("profile.md", "profile.html", "profile.json")}
     assert all("attention" in page and "aten::mm" in page for page in pages.values())
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
@@ -35,7 +35,7 @@ def test_the_parts_of_a_step_are_all_of_it_and_none_twice(configured: MakeConfig
     assert costs[-0.2] == "1 s; 0.8 s while recorded (the cost of recording is not measurable)"
 
 
-def test_a_live_encoder_takes_its_part_of_the_step(configured: MakeConfig, tmp_path):
+def test_a_live_encoder_is_a_part_of_the_step(configured: MakeConfig, tmp_path):
     cache = run_build(tmp_path, write_source(tmp_path / "source", range(12)), make_vae(tmp_path))
     found = profile(configured(cache=cache), ALONE, 2, tmp_path / "out", live_encoder=True)
     assert {"image decoding", "live encoder"} <= {part.phase for part in found.parts}

@@ -1,19 +1,16 @@
-"""The page of a run: all of it, whatever stopped it, and nothing from elsewhere."""
+"""The page of a run shows all of its steps, whatever stopped it, and loads nothing from elsewhere."""
 
 import base64
-import os
 import re
-import signal
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from cache_store.errors import Interrupted
 from cache_store.gallery.page import LIGHT
 from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched
+from tests.trainer.runs import make_loop, metrics, open_alone, train_alone, train_until
 from trainer.config import TrainConfig
 from trainer.insight.report import (
     REPORT_FILE,
@@ -26,14 +23,11 @@ from trainer.insight.report import (
     write_report,
 )
 from trainer.run.folder import checkpoints_of, read_records
-from trainer.train import train
 
 
 @pytest.fixture(scope="module")
 def reported(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("reported", sample_captions=2)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("reported", sample_captions=2))
 
 
 def test_the_page_shows_every_curve_and_caption_by_itself(reported):
@@ -64,17 +58,12 @@ def test_a_page_is_written_at_each_validation_and_the_end(configured):
     assert steps == [(5, 5), (10, 10), (12, 12)]
 
 
-def stop_this() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_resumed_runs_page_is_the_whole_runs(configured_here, reported):
-    """Stopped between validations and within one; nothing is shown twice."""
+    """The run is stopped between validations and within one; nothing is shown twice."""
     config = configured_here("resumed", sample_captions=2)
     for stop in (8, 12):
-        with pytest.raises(Interrupted):
-            train(config, ALONE, watched(config, lambda read, _, stop=stop: read == stop and stop_this()))
-    train(config, ALONE)
+        train_until(config, stop)
+    train_alone(config)
     pages = [open_alone(each) for each in (config, reported)]
     resumed, whole = (
         [vars(each) for each in captioned_samples(page, read_records(page.config.run.folder))] for page in pages
@@ -90,8 +79,7 @@ def test_untrusted_words_are_shown_and_never_run(configured, tmp_path):
     words = "<script>alert(1)</script>"
     latents = np.random.default_rng(0).standard_normal((30, 4, 2, 2), np.float32)
     cache = make_cache(tmp_path / "cache", latents, conversations=[caption(words)] * 30)
-    config = configured(cache=cache, sample_captions=1, max_steps=1)
-    train(config, ALONE)
+    config = train_alone(configured(cache=cache, sample_captions=1, max_steps=1))
     page = (config.run.folder / REPORT_FILE).read_text()
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page

@@ -1,4 +1,4 @@
-"""Where a run's figures go besides its own log."""
+"""Trackers get a run's figures besides its own log."""
 
 import json
 import re
@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.runs import ALONE, metrics
-from trainer.train import train
+from tests.trainer.runs import metrics, train_alone
 
 
-def test_a_run_reports_to_what_its_config_names(configured, refusal):
-    config = configured(max_steps=1, report_to=[])
-    train(config, ALONE)
+def test_a_run_reports_to_the_trackers_of_its_config(configured, refusal):
+    config = train_alone(configured(max_steps=1, report_to=[]))
     assert not (config.run.folder / "tensorboard").exists()
     error = refusal(2, configured("other"), "train", "--run.report_to=[pigeon]")
     assert "run.report_to must be a list, each one of tensorboard, wandb, trackio, got [pigeon]" in error
@@ -35,7 +33,7 @@ BLOCK, HEADER = 32_768, 7
 
 
 def log_records(log: bytes) -> Iterator[bytes]:
-    """Cut W&B's file, a LevelDB log after a header, into its records: crc, length, and whether it begins or ends."""
+    """Cut W&B's file, a LevelDB log after a header, into records; a block's head has crc, length and kind."""
     place, record = HEADER, b""
     while place + HEADER <= len(log):
         if BLOCK - place % BLOCK < HEADER:
@@ -50,18 +48,18 @@ def log_records(log: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.filterwarnings("default")
-def test_wandb_holds_every_step_and_caption_and_goes_on(configured, monkeypatch, capsys):
-    """In its offline mode, as `wandb sync` would read it; skipped where the extra is not installed."""
+def test_wandb_holds_every_step_and_caption_of_a_resumed_run(configured, monkeypatch, capsys):
+    """Reads the offline files as `wandb sync` does; skipped unless the extra is installed."""
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     options = {"report_to": ["wandb"], "sample_captions": 2, "save_every": 1, "schedule": "constant"}
     for steps in (2, 3):
-        train(configured(**options, max_steps=steps), ALONE)
+        train_alone(configured(**options, max_steps=steps))
     folder = configured().run.folder
-    said = re.findall(r"^wandb: offline; to upload it: wandb sync (.*)$", capsys.readouterr().out, re.MULTILINE)
-    assert [*map(Path, said)] == sorted(folder.glob("wandb/offline-run-*"))
+    named = re.findall(r"^wandb: offline; to upload it: wandb sync (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [*map(Path, named)] == sorted(folder.glob("wandb/offline-run-*"))
     logged: dict[int, dict[str, object]] = {}
     runs = set()
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
@@ -83,15 +81,15 @@ def test_wandb_holds_every_step_and_caption_and_goes_on(configured, monkeypatch,
 
 
 @pytest.mark.filterwarnings("default")
-def test_trackio_holds_every_step_and_caption_and_goes_on(configured, monkeypatch, tmp_path):
-    """In its store on this machine; skipped where the extra is not installed."""
+def test_trackio_holds_every_step_and_caption_of_a_resumed_run(configured, monkeypatch, tmp_path):
+    """Reads Trackio's store on this machine; skipped unless the extra is installed."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
     options = {"report_to": ["trackio"], "sample_captions": 2, "save_every": 1, "schedule": "constant"}
     for steps in (2, 3):
-        train(configured(**options, max_steps=steps), ALONE)
+        train_alone(configured(**options, max_steps=steps))
     folder = configured().run.folder
     (run,) = SQLiteStorage.get_runs("encode-once")
     logged: dict[str, dict[int, object]] = {}

@@ -1,4 +1,4 @@
-"""Pages of runs have no curves here: drawing them is five sixths of a small run, and tests/trainer/insight has it."""
+"""Runs draw no curves here: they take five sixths of a small run, and tests/trainer/insight tests them."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A run from its first step to its last: what it learns and logs, and that it is one run however it was cut up."""
+"""A run from its first step to its last: it learns, logs every step, and is the same however it was cut up."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from cache_store import open_cache
-from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
+from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
@@ -31,14 +31,17 @@ from tests.precompute.conftest import image_bytes, make_vae, run_build, write_so
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.models import make_projector
 from tests.trainer.runs import (
-    ALONE,
+    assert_near_run,
     assert_same_run,
-    end_well,
+    checkpoint,
     fork_ranks,
     make_loop,
     metrics,
     open_alone,
     rank_loaders,
+    train_alone,
+    train_on_two_ranks,
+    train_until,
     watched,
 )
 from trainer.config import DataConfig, OptimConfig, TrainConfig
@@ -49,14 +52,11 @@ from trainer.run.memory import fit_memory
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session, make_loader
 from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
-from trainer.train import train
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("uninterrupted")
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("uninterrupted"))
 
 
 def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
@@ -74,29 +74,23 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
 
 @pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (5, 6, 7, 8, 16, 17, 18, 19)]], ids=str)
 def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterrupted, stops):
-    """Or once; around the steps that are due a validation, the 5th, 10th and last, and within validations."""
+    """Or once; around the steps with a validation, the 5th, 10th and last, and within validations."""
     config = configured_here(f"stopped-{stops}")
     for stop in stops:
-        source = watched(config, lambda read, _, stop=stop: read == stop and os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Interrupted, match="run the same command to go on"):
-            train(config, ALONE, source)
-    train(config, ALONE)
-    assert_same_run(config, uninterrupted)
+        train_until(config, stop)
+    assert_same_run(train_alone(config), uninterrupted)
 
 
 @pytest.mark.parametrize("order", [{"shuffle_block": 4}, {"group_lengths": 3}], ids=str)
 def test_a_run_in_another_order_that_is_stopped_is_the_run_never_stopped(configured_here, order):
-    """All of an epoch's samples are one window here, read after those that calibrate."""
+    """Here an epoch's samples are one window, which is read after the samples that calibrate."""
     whole, stopped = (configured_here(f"{name}-{order}", **order) for name in ("ordered", "ordered-stopped"))
-    train(whole, ALONE)
-    with pytest.raises(Interrupted):
-        train(stopped, ALONE, watched(stopped, lambda read, _: read == 3 and os.kill(os.getpid(), signal.SIGTERM)))
-    train(stopped, ALONE)
-    assert_same_run(stopped, whole)
+    train_until(stopped, 3)
+    assert_same_run(train_alone(stopped), train_alone(whole))
 
 
 def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, uninterrupted):
-    """Steps after the last checkpoint are done again."""
+    """Steps after the last checkpoint run again."""
     config = configured_here("not-finite")
 
     def spoil(read: int, latents: np.ndarray) -> None:
@@ -104,15 +98,14 @@ def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, un
             latents[0] = np.nan
 
     with pytest.raises(EncodeOnceError, match=r"^step 9 diverged: loss nan.*from step 5.*\n  samples  sample-0000"):
-        train(config, ALONE, watched(config, spoil))
+        train_alone(config, watched(config, spoil))
     assert list(metrics(config.run.folder)) == [*range(1, 10)]
     assert metrics(config.run.folder, "nonfinite")[9].items() >= {"loss": "nan", "grad_norm": "nan"}.items()
-    train(config, ALONE)
-    assert_same_run(config, uninterrupted)
+    assert_same_run(train_alone(config), uninterrupted)
 
 
-def test_steps_that_are_not_finite_are_skipped_where_that_is_asked_for(configured_here):
-    """One leaves the projector as it was, and its samples are logged; ten in a row stop the run, which can go on."""
+def test_steps_that_are_not_finite_are_skipped_if_the_config_says_so(configured_here):
+    """One skipped step leaves the projector as it was and logs its samples; ten in a row stop the run, for a rerun."""
     once, always = (
         configured_here(name, nonfinite="skip", val_fraction=0.0, max_steps=12) for name in ("once", "always")
     )
@@ -120,25 +113,25 @@ def test_steps_that_are_not_finite_are_skipped_where_that_is_asked_for(configure
     def spoil(first: int, last: int) -> Callable[[int, np.ndarray], None]:
         return lambda read, latents: latents.fill(np.nan) if first <= read <= last else None
 
-    train(once, ALONE, watched(once, spoil(5, 5)))
+    train_alone(once, watched(once, spoil(5, 5)))
     assert list(metrics(once.run.folder, "nonfinite")) == [4]
     assert re.fullmatch(
         r"skipped: loss nan, gradient norm nan; samples sample-.*", metrics(once.run.folder, "alerts")[4][0]
     )
     assert list(metrics(once.run.folder, "param_norm")) == [1, 2, 3, *range(5, 13)]
     with pytest.raises(EncodeOnceError, match="step 11: 10 steps in a row were skipped"):
-        train(always, ALONE, watched(always, spoil(3, 99)))
+        train_alone(always, watched(always, spoil(3, 99)))
     assert checkpoints_of(always.run).steps()[-1] == 11
-    train(always, ALONE)
+    train_alone(always)
     assert list(metrics(always.run.folder, "param_norm")) == [1, 12]
 
 
 def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, refusal):
-    """Its log stays JSON, whose numbers are finite, and its report is drawn."""
+    """Its log stays JSON with finite numbers, and its report is drawn."""
     config = configured_here("diverged", lr=1000.0, max_grad_norm=None, max_steps=100)
     for _ in range(2):
-        *_, said, samples = refusal(1, config).splitlines()
-        assert re.fullmatch(r"trainer: error: step \d+ diverged: .*; try a lower optim.lr.*", said), said
+        *_, error, samples = refusal(1, config).splitlines()
+        assert re.fullmatch(r"trainer: error: step \d+ diverged: .*; try a lower optim.lr.*", error), error
         assert samples.startswith("  samples  sample-")
         lines = (config.run.folder / "metrics.jsonl").read_text().splitlines()
         *_, last = [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -146,20 +139,20 @@ def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, 
         assert " diverged: " in (config.run.folder / "report.html").read_text()
 
 
-def test_two_ranks_train_as_one_which_can_go_on_after_them(configured_here, uninterrupted):
-    config = configured_here("two-ranks")
-    end_well(*fork_ranks(config))
-    for key in ("loss", "val_loss", "val_accuracy"):
-        expected = metrics(uninterrupted.run.folder, key)
-        assert metrics(config.run.folder, key) == pytest.approx(expected, rel=1e-4)
-    alone = configured_here("one-after-two", resume=str(checkpoints_of(config.run).path(5)))
-    train(alone, ALONE)
-    expected = {step: loss for step, loss in metrics(uninterrupted.run.folder).items() if step > 5}
-    assert metrics(alone.run.folder) == pytest.approx(expected, rel=1e-4)
+def test_two_ranks_train_as_one_rank_which_resumes_their_run(configured_here, uninterrupted):
+    config = train_on_two_ranks(configured_here("two-ranks"))
+    assert_near_run(config, uninterrupted, "loss", "val_loss", "val_accuracy")
+    alone = train_alone(configured_here("one-after-two", resume=checkpoint(config, 5)))
+    assert_near_run(alone, uninterrupted, after=5)
 
 
-def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here):
-    config = configured_here("signalled", max_steps=100_000)
+CAPTIONING_IN_STEP = {"parallel": "fsdp2", "sample_captions": 8, "eval_every": 1}
+"""Nearly all time goes into validation and captions, which no rank may leave alone."""
+
+
+@pytest.mark.parametrize("changes", [{}, CAPTIONING_IN_STEP], ids=["ddp", "fsdp2"])
+def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here, changes):
+    config = configured_here(f"signalled-{len(changes)}", max_steps=100_000, **changes)
     log, ranks = config.run.folder / "metrics.jsonl", fork_ranks(config)
     ranks[0].until(lambda: log.exists() and log.read_bytes().count(b"\n") >= 3)
     ranks[1].send_signal(signal.SIGTERM)
@@ -198,9 +191,8 @@ def test_cached_training_is_training_with_a_live_encoder(configured, tmp_path):
         return np.stack([encode(row) for row in open_cache(cache).samples(numbers, ["row"])["row"].to_pylist()])
 
     cached, live = (configured(name, cache=cache, epochs=3.5) for name in ("cached", "live"))
-    train(cached, ALONE)
-    train(live, ALONE, SimpleNamespace(read=lambda numbers: {"world": read(numbers)}))
-    assert_same_run(cached, live)
+    train_alone(live, SimpleNamespace(read=lambda numbers: {"world": read(numbers)}))
+    assert_same_run(train_alone(cached), live)
     assert len(metrics(cached.run.folder)) == 6
 
 
@@ -238,14 +230,13 @@ def test_training_moves_the_float32_projector_and_nothing_else(configured_here):
     ],
     ids=str,
 )
-def test_what_saves_memory_changes_no_loss(configured_here, uninterrupted, changes, tolerance):
-    config = configured_here("-".join(changes), **changes)
-    train(config, ALONE)
+def test_a_switch_that_saves_memory_changes_no_loss(configured_here, uninterrupted, changes, tolerance):
+    config = train_alone(configured_here("-".join(changes), **changes))
     assert metrics(config.run.folder) == pytest.approx(metrics(uninterrupted.run.folder), rel=tolerance, abs=0)
 
 
 def fit_in_little_memory(config: TrainConfig, found: Path) -> None:
-    """With as much memory as this process has, and half a gigabyte."""
+    """Fit the passes into half a gigabyte more than this process has."""
     session = open_alone(config)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + 500 * 2**20
@@ -253,7 +244,7 @@ def fit_in_little_memory(config: TrainConfig, found: Path) -> None:
     found.write_text(str(fit_memory(session).loader.accumulate))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a process may be given less memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit a process's memory")
 def test_as_few_passes_are_made_as_fit_into_memory(configured, tmp_path):
     """A pass over 4,096 samples keeps 0.9 GB, 0.2 MB a sample."""
     config, found = configured(batch_size=4_096, max_steps=1, val_fraction=0.0), tmp_path / "passes"
@@ -261,7 +252,7 @@ def test_as_few_passes_are_made_as_fit_into_memory(configured, tmp_path):
     process.start()
     process.join(120)
     assert found.read_text() in ("2", "4", "8")
-    train(replace(config, run=replace(config.run, fit_memory=True), data=replace(config.data, batch_size=8)), ALONE)
+    train_alone(replace(config, run=replace(config.run, fit_memory=True), data=replace(config.data, batch_size=8)))
     assert metrics(config.run.folder, "passes") == {1: 1}
 
 
@@ -326,17 +317,17 @@ def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_
     assert before.verdict.startswith("no sign")
     assert after.verdict.startswith("the model uses the image")
     assert after.own < before.own
-    right = [token for sample in session.split.validation for token in likeliest(session, sample)]
+    right = [token for sample in session.split.validation for token in predicted(session, sample)]
     assert after.own_accuracy == pytest.approx(np.mean(right))
     assert after.own_accuracy > after.shuffled_accuracy
 
 
-def likeliest(session: Session, sample: int) -> list[bool]:
-    """Of each label token of one sample: whether it is the model's likeliest, from its whole logits."""
+def predicted(session: Session, sample: int) -> list[bool]:
+    """Return for each label token of a sample whether the model's whole logits predict it."""
     batch, model = session.loader.load(np.array([sample]), np.array([sample])), session.model
     logits_1TV = model.language.logits(model.hidden(batch.latents, batch.tokens_NT))
-    said_T = logits_1TV[0].argmax(-1)[model.projectors.num_tokens - 1 :]
-    return [bool(said_T[column] == batch.tokens_NT[0, column]) for column in batch.column_L]
+    predicted_T = logits_1TV[0].argmax(-1)[model.projectors.num_tokens - 1 :]
+    return [bool(predicted_T[column] == batch.tokens_NT[0, column]) for column in batch.column_L]
 
 
 def test_a_difference_within_the_noise_is_not_claimed():

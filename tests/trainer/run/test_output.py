@@ -1,4 +1,4 @@
-"""What a run writes: whole checkpoints, one log and nobody else's files, whatever kills it or fills its disk."""
+"""A run writes whole checkpoints and one log, whatever kills it or fills its disk, and touches no other files."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.forked import FORKED
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.models import make_latents, make_projector
-from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command, damages
+from tests.trainer.runs import ForkedTrainer, assert_same_run, command, damages, train_alone
 from trainer.cli import main
 from trainer.config import OptimConfig, TrainConfig
 from trainer.insight.log import MetricsLog
@@ -34,7 +34,6 @@ from trainer.run.checkpoint import (
 from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 from trainer.run.loop import TrainingLoop
 from trainer.run.optim import make_optimizer
-from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
@@ -129,7 +128,7 @@ def fill(folder: Path, files: dict[str, str]) -> None:
     ],
 )
 def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusal, tmp_path, name, text):
-    """A run's text may lie there; it is no other file."""
+    """A run's text may lie there: it does not count as another file."""
     run = tmp_path / "run"
     fill(run, {name: text, "made/text/.claim": ""})
     named = f"run.output: {run} holds {name.partition('/')[0]!r} but no run; name an empty or a new folder"
@@ -153,7 +152,7 @@ def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, tmp_path):
 
 
 def write_steps(folder: Path, completed: int, last: int) -> list[Any]:
-    """Log the steps after those completed; the steps in the log."""
+    """Log the steps after `completed`; return all steps in the log."""
     log = MetricsLog(folder, completed, [EventFile(folder / "tensorboard", purge_step=completed + 1)])
     for step in range(completed + 1, last + 1):
         log.write({"step": step, "loss": 1.5})
@@ -182,9 +181,7 @@ def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here(save_every=1, max_steps=6)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here(save_every=1, max_steps=6))
 
 
 def die_before_the_projector() -> None:
@@ -192,7 +189,7 @@ def die_before_the_projector() -> None:
 
 
 def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undisturbed, capsys):
-    """So does one whose projector is another; a run that is done and whole changes nothing when rerun."""
+    """A projector that differs is replaced too; a complete run changes nothing when rerun."""
     config = configured(save_every=1, max_steps=6)
     projector = config.run.folder / PROJECTOR_FILE
     code, _ = ForkedTrainer(command(config), {}, die_before_the_projector).end()
@@ -204,7 +201,7 @@ def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undis
     assert main(command(config)) == 0
     assert "nothing to do: 6 steps are done, and the run has 6" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in config.run.folder.rglob("*.*")} == before
-    projector.write_bytes(b"of an earlier end of this run")
+    projector.write_bytes(b"from an earlier end of this run")
     assert main(command(config)) == 0
     assert_same_run(config, undisturbed)
 
@@ -219,7 +216,7 @@ def in_one_line(error: str) -> str:
 def test_a_file_that_does_not_fit_is_named_and_nothing_left(configured, undisturbed, refusal, tmp_path, file):
     config = configured(save_every=1, max_steps=6)
     size = next(undisturbed.run.folder.parent.glob(file)).stat().st_size
-    with largest_file(size - 16):  # the first checkpoint says fewer samples, in fewer bytes
+    with largest_file(size - 16):  # the first checkpoint is smaller, since it names fewer samples
         line = in_one_line(refusal(1, config))
     assert line.startswith(f"trainer: error: File too large: {tmp_path}/")
     named = Path(line.rpartition(": ")[2])
@@ -231,7 +228,7 @@ def test_a_file_that_does_not_fit_is_named_and_nothing_left(configured, undistur
 
 @pytest.mark.parametrize("size", ["8k", "12k", "20k", "96k"])
 def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, size):
-    """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one."""
+    """The disk is full at TensorBoard's events, at the log, at the first checkpoint, or at a later one."""
     with mounted_disk(tmp_path / "disk", size) as disk:
         config = configured("disk/run", save_every=1, max_steps=6)
         line = in_one_line(refusal(1, config))

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own: whatever ends one of them ends all, in one line each."""
+"""Ranks in processes of their own: if one ends, all end, each with one line."""
 
 import os
 import re
@@ -57,7 +57,7 @@ def test_an_error_of_rank_0_is_told_once_and_ends_the_others(configured, tmp_pat
     ],
 )
 def test_ranks_that_cannot_meet_are_an_error(configured, refusal, monkeypatch, environment, code, message):
-    """In an environment that no launcher made, or where the other rank never comes."""
+    """The environment is one that no launcher makes, or the other rank never comes."""
     monkeypatch.setattr(parallel, "START_UP_TIMEOUT", timedelta(seconds=2))
     for name, value in {**meeting_of_two(), **environment}.items():
         monkeypatch.setenv(name, value)
@@ -65,7 +65,7 @@ def test_ranks_that_cannot_meet_are_an_error(configured, refusal, monkeypatch, e
 
 
 TIMEOUT = timedelta(seconds=8)
-"""What a slow and busy machine needs between two steps, and more."""
+"""Longer than a slow and busy machine needs between two steps."""
 
 
 def shorten_waits() -> None:
@@ -99,17 +99,17 @@ def test_a_rank_that_hangs_ends_the_others(configured):
 GLOO = """\
 [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:19343. This is \
 typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF!"""
-"""In a rank that was halted until the others had given it up."""
+"""The error in a rank that was halted until the others had given it up."""
 
 
-def test_of_what_gloo_says_one_sentence_is_told():
+def test_gloos_error_is_told_in_one_sentence():
     with pytest.raises(parallel.OtherRankError) as told, parallel.collective():
         raise RuntimeError(GLOO)
     assert str(told.value) == "another rank ended: its message says why (Connection closed by peer [::1]:19343)"
 
 
-def test_who_waits_for_rank_0_learns_that_it_ended(configured):
-    """As under torchrun, the store is another process's; rank 0 ends before it has anything to do for the others."""
+def test_a_rank_that_waits_for_rank_0_learns_that_it_ended(configured):
+    """The store is another process's, as under torchrun; rank 0 ends at its claim of the output."""
     config, store = configured(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with claim_folder(config.run.folder):
         ranks = fork_ranks(config, MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")
@@ -119,12 +119,12 @@ def test_who_waits_for_rank_0_learns_that_it_ended(configured):
 
 
 def be_impatient() -> None:
-    """Tell at once of waiting for the others."""
+    """Report at once that this rank waits for the others."""
     parallel.UNREPORTED_WAIT_S = 0.0
 
 
 def test_a_rank_that_comes_late_is_waited_for(configured):
-    """Rank 1 in a fresh run, whose text is still to be made; rank 0 where the run goes on."""
+    """Rank 1 is late in a new run, whose text is yet to be made; rank 0 is late when the run resumes."""
     for late, max_steps in ((1, 2), (0, 4)):
         config, meeting = configured(max_steps=max_steps, schedule="constant"), meeting_of_two()
         early = fork_rank(config, 1 - late, meeting, be_impatient)

@@ -1,31 +1,35 @@
-"""The auxiliary loss: at every k-th step and no other, exact over resumes, and nothing where it has no weight."""
-
-import os
-import signal
+"""The auxiliary loss: at every k-th step and no other, exact over resumes, and absent without a weight."""
 
 import pytest
 import torch
 
-from cache_store.errors import ConfigError, Interrupted
+from cache_store.errors import ConfigError
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone, watched
+from tests.trainer.runs import (
+    assert_near_run,
+    assert_same_run,
+    checkpoint,
+    make_loop,
+    metrics,
+    open_alone,
+    train_alone,
+    train_on_two_ranks,
+    train_until,
+)
 from trainer.config import ReconstructionConfig, TrainConfig
 from trainer.run.checkpoint import HEADS_FILE
 from trainer.run.folder import checkpoints_of
-from trainer.train import train
 
 EVERY_THIRD = ReconstructionConfig(weight=1.0, every=3)
 
 
 @pytest.fixture(scope="module")
 def reconstructed(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("reconstructed", reconstruction=EVERY_THIRD)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("reconstructed", reconstruction=EVERY_THIRD))
 
 
 @pytest.mark.parametrize("kind", ["cosine", "mse"])
-def test_it_is_computed_at_every_kth_step_alone_and_falls(configured, kind):
+def test_the_loss_is_computed_at_every_kth_step_only_and_falls(configured, kind):
     config = configured(reconstruction=ReconstructionConfig(weight=1.0, every=3, kind=kind), max_steps=60, lr=1e-2)
     session = open_alone(config)
     calls, steps = [], []
@@ -41,24 +45,20 @@ def test_it_is_computed_at_every_kth_step_alone_and_falls(configured, kind):
     assert list(metrics(config.run.folder, "grad_norm.reconstruction.matrices")) == list(losses)
 
 
-def test_the_text_is_learned_as_before_where_it_has_no_weight(configured_here):
-    plain, without = configured_here("plain"), configured_here("without", reconstruction=ReconstructionConfig(every=1))
-    for config in (plain, without):
-        train(config, ALONE)
+def test_a_loss_without_weight_changes_no_run(configured_here):
+    plain = train_alone(configured_here("plain"))
+    without = train_alone(configured_here("without", reconstruction=ReconstructionConfig(every=1)))
     assert_same_run(plain, without)
     assert not metrics(without.run.folder, "reconstruction_loss")
     assert not list(without.run.folder.rglob(HEADS_FILE))
 
 
-def test_a_run_with_it_that_was_stopped_twice_is_the_run_never_stopped(configured_here, reconstructed):
-    """Before its first time, and between two of them."""
+def test_a_run_with_the_loss_that_was_stopped_twice_is_the_run_never_stopped(configured_here, reconstructed):
+    """Stopped before the loss is first computed, and between two computations."""
     config = configured_here("stopped", reconstruction=EVERY_THIRD)
     for stop in (3, 4):
-        source = watched(config, lambda read, _, stop=stop: read == stop and os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Interrupted):
-            train(config, ALONE, source)
-    train(config, ALONE)
-    assert_same_run(config, reconstructed)
+        train_until(config, stop)
+    assert_same_run(train_alone(config), reconstructed)
     losses = metrics(reconstructed.run.folder, "reconstruction_loss")
     assert metrics(config.run.folder, "reconstruction_loss") == losses
     newest = [checkpoints_of(each.run).newest() / HEADS_FILE for each in (config, reconstructed)]
@@ -66,28 +66,23 @@ def test_a_run_with_it_that_was_stopped_twice_is_the_run_never_stopped(configure
 
 
 def test_two_ranks_and_passes_compute_the_same(configured_here, reconstructed):
-    config = configured_here("ranks", reconstruction=EVERY_THIRD, accumulate=2)
-    end_well(*fork_ranks(config))
-    for key in ("loss", "reconstruction_loss", "val_loss"):
-        assert metrics(config.run.folder, key) == pytest.approx(metrics(reconstructed.run.folder, key), rel=1e-4)
+    config = train_on_two_ranks(configured_here("ranks", reconstruction=EVERY_THIRD, accumulate=2))
+    assert_near_run(config, reconstructed, "loss", "reconstruction_loss", "val_loss")
 
 
-def test_a_run_goes_on_with_it_and_without(configured_here, reconstructed, capfd):
-    """Its head begins anew, or is left out."""
-    plain = configured_here("plain-first", max_steps=5, schedule="constant", warmup_steps=0)
-    train(plain, ALONE)
+def test_a_run_resumes_with_the_loss_and_without(configured_here, reconstructed, capfd):
+    """The head starts with new weights, or is left out."""
+    plain = train_alone(configured_here("plain-first", max_steps=5, schedule="constant", warmup_steps=0))
     start = str(checkpoints_of(plain.run).newest())
-    joined = configured_here("joined", reconstruction=EVERY_THIRD, resume=start)
-    train(joined, ALONE)
+    joined = train_alone(configured_here("joined", reconstruction=EVERY_THIRD, resume=start))
     assert list(metrics(joined.run.folder, "reconstruction_loss")) == [6, 9, 12]
     assert "reconstruction.heads.world.weight 4x32" in capfd.readouterr().out
-    left = configured_here("left", resume=str(checkpoints_of(reconstructed.run).path(5)))
-    train(left, ALONE)
+    left = train_alone(configured_here("left", resume=checkpoint(reconstructed, 5)))
     assert list(metrics(left.run.folder)) == list(range(6, 13))
 
 
 def test_the_latent_at_a_world_token_is_predicted_from_the_state_there(configured):
-    """With hidden states that are the standardised latents themselves, a head that copies them has no loss."""
+    """If hidden states are the standardised latents, a head that copies them has no loss."""
     session = open_alone(configured(reconstruction=ReconstructionConfig(weight=1.0, kind="mse")))
     model, batch = session.model, session.loader(0).micro_batches[0]
     features_NSF = model.projectors["world"].features(batch.latents["world"])
@@ -100,7 +95,7 @@ def test_the_latent_at_a_world_token_is_predicted_from_the_state_there(configure
     assert model.reconstruction(hidden_NTD, batch.latents, model.projectors).abs().max() == 0
 
 
-def test_what_cannot_be_is_refused_in_one_line():
+def test_an_impossible_weight_or_period_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="optim.reconstruction.weight must be in"):
         ReconstructionConfig(weight=-1)
     with pytest.raises(ConfigError, match="optim.reconstruction.every must be in"):

@@ -1,6 +1,5 @@
-"""Ranks that share the frozen language model: what they hold, and that they train as one that holds all of it."""
+"""Ranks that divide the frozen language model: each holds its part, and they train as one rank that holds all."""
 
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,67 +8,65 @@ import pytest
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.multimodal import FEATURES, PATCHES, save_gemma
-from tests.trainer.runs import ALONE, end_well, fork_ranks, make_config, metrics
+from tests.trainer.runs import (
+    assert_near_run,
+    checkpoint,
+    fork_ranks,
+    make_config,
+    metrics,
+    train_alone,
+    train_on_two_ranks,
+)
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
 from trainer.model.config import TowerConfig
 from trainer.model.language_model import LanguageModel
 from trainer.run import inputs
-from trainer.run.folder import checkpoints_of
-from trainer.train import train
 
 SHARDED = {"parallel": "fsdp2", "eval_batch_size": 3, "loss_chunk": 5, "gradient_checkpointing": "selective"}
-"""Shares of validation make three passes on one rank and two on the other, as do chunks of labels."""
+"""Validation and chunks of labels take three passes on one rank and two on the other."""
 
 
 @pytest.fixture(scope="module")
 def whole(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("whole", sample_captions=3)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("whole", sample_captions=3))
 
 
 def note_parts() -> None:
-    """Write down beside a rank's run how many bytes of each weight it holds, and how many there are."""
+    """Write the bytes of each weight that the rank holds, and the weight's bytes in all, into a file."""
     load = inputs.load_sharded
 
     def noted(*given):
         model, full = load(*given)
         weights = list(model.named_parameters())
-        said = "\n".join(f"{name} {held_bytes(each)} {each.numel() * each.element_size()}" for name, each in weights)
-        Path(f"held-{given[-1].rank}").write_text(said)
+        lines = (f"{name} {held_bytes(each)} {each.numel() * each.element_size()}" for name, each in weights)
+        Path(f"held-{given[-1].rank}").write_text("\n".join(lines))
         return model, full
 
     inputs.load_sharded = noted
 
 
-def test_two_ranks_that_share_the_language_model_train_as_one_that_holds_it(
+def test_two_ranks_with_parts_of_the_language_model_train_as_one_with_all_of_it(
     configured_here, whole, tmp_path, monkeypatch
 ):
-    """Validated, captioned, and each going on from the other's checkpoint."""
+    """They validate and caption, and each run resumes from the other's checkpoint."""
     monkeypatch.chdir(tmp_path)
     config = configured_here("shared", sample_captions=3, **SHARDED)
-    end_well(*fork_ranks(config, note_parts, note_parts))
-    for key in ("loss", "val_loss", "val_loss_shuffled", "val_accuracy"):
-        expected = metrics(whole.run.folder, key)
-        assert metrics(config.run.folder, key) == pytest.approx(expected, rel=1e-4)
+    train_on_two_ranks(config, note_parts, note_parts)
+    assert_near_run(config, whole, "loss", "val_loss", "val_loss_shuffled", "val_accuracy")
     assert metrics(config.run.folder, "captions") == metrics(whole.run.folder, "captions")
     held = [[line.split() for line in (tmp_path / f"held-{rank}").read_text().splitlines()] for rank in (0, 1)]
-    for (name, *mine), (_, *other) in zip(*held, strict=True):
-        (first, of), (second, _) = map(int, mine), map(int, other)
-        assert first + second == of, name
-        assert max(first, second) <= of / 2 + 128, name  # an odd row more, at most
-    alone = configured_here("alone-after-shared", resume=str(checkpoints_of(config.run).path(5)))
-    train(alone, ALONE)
-    again = configured_here("shared-after-alone", resume=str(checkpoints_of(whole.run).path(5)), **SHARDED)
-    end_well(*fork_ranks(again))
-    expected = {step: loss for step, loss in metrics(whole.run.folder).items() if step > 5}
-    for run in (alone, again):
-        assert metrics(run.run.folder) == pytest.approx(expected, rel=1e-4)
+    for (name, first, whole_bytes), (_, second, _) in zip(*held, strict=True):
+        assert int(first) + int(second) == int(whole_bytes), name
+        assert max(int(first), int(second)) <= int(whole_bytes) / 2 + 128, name  # at most an odd row more
+    alone = train_alone(configured_here("alone-after-shared", resume=checkpoint(config, 5)))
+    assert_near_run(alone, whole, after=5)
+    again = train_on_two_ranks(configured_here("shared-after-alone", resume=checkpoint(whole, 5), **SHARDED))
+    assert_near_run(again, whole, after=5)
 
 
-def test_ranks_share_a_multimodal_checkpoint_and_each_has_its_projector(configured_here, tmp_path):
-    """Rank 0 alone has read the projector; the tower of pretrained weights has embeddings of the checkpoint around."""
+def test_ranks_divide_a_multimodal_checkpoint_and_each_has_its_projector(configured_here, tmp_path):
+    """Rank 0 alone has read the projector; the pretrained tower has the checkpoint's embeddings around it."""
     tokens = np.random.default_rng(1).standard_normal((24, PATCHES, FEATURES), np.float32)
     cache = make_cache(tmp_path / "cache", tokens, conversations=[describe(row) for row in range(24)])
     towers = {"siglip": TowerConfig(projector="pretrained", trained=True)}
@@ -81,35 +78,21 @@ def test_ranks_share_a_multimodal_checkpoint_and_each_has_its_projector(configur
         )
         for name in ("ddp", "fsdp2")
     )  # fmt: skip
-    train(alone, ALONE)
-    end_well(*fork_ranks(shared))
-    for key in ("loss", "val_loss"):
-        assert metrics(shared.run.folder, key) == pytest.approx(metrics(alone.run.folder, key), rel=1e-4)
+    train_alone(alone)
+    assert_near_run(train_on_two_ranks(shared), alone, "loss", "val_loss")
 
 
-def test_one_rank_has_nothing_to_share(configured_here, whole, capfd):
-    config = configured_here("one-rank", parallel="fsdp2", sample_captions=0)
-    train(config, ALONE)
+def test_one_rank_trains_as_without_fsdp(configured_here, whole, capfd):
+    config = train_alone(configured_here("one-rank", parallel="fsdp2", sample_captions=0))
     assert metrics(config.run.folder) == metrics(whole.run.folder)
     assert "fsdp2: one rank, which holds the language model" in capfd.readouterr().out
-
-
-def test_a_signal_to_one_rank_stops_all_that_share_the_model(configured_here):
-    """Nearly all of its time goes into validation and captions, where no rank may stop without the others."""
-    config = configured_here("stopped", sample_captions=8, eval_every=1, max_steps=100_000, parallel="fsdp2")
-    log, ranks = config.run.folder / "metrics.jsonl", fork_ranks(config)
-    ranks[0].until(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2)
-    ranks[1].send_signal(signal.SIGTERM)
-    for code, errors in [rank.end() for rank in ranks]:
-        assert code == 3, errors
-        assert "trainer: stopped: after step" in errors
 
 
 def show_no_layers() -> None:
     LanguageModel.layers = lambda _: []
 
 
-def test_a_model_without_layers_to_share_is_refused_in_one_line(configured_here):
+def test_a_model_without_known_layers_is_refused_in_one_line(configured_here):
     ended = [rank.end() for rank in fork_ranks(configured_here("none", parallel="fsdp2"), *[show_no_layers] * 2)]
     for _, error in ended:
         assert "Traceback" not in error
@@ -123,6 +106,6 @@ def test_a_model_without_layers_to_share_is_refused_in_one_line(configured_here)
         ({"compile": "whole"}, "run.compile must be none or layers with run.parallel: fsdp2"),
     ],
 )
-def test_what_ranks_that_share_a_model_cannot_do_is_refused(configured_here, changes, message):
+def test_switches_that_ranks_with_parts_cannot_have_are_refused(configured_here, changes, message):
     with pytest.raises(inputs.ConfigError, match=message):
         configured_here("refused", parallel="fsdp2", **changes)

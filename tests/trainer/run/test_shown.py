@@ -1,4 +1,4 @@
-"""What training shows of a sample: a pure function of its position, whoever asks, and validation shows none of it."""
+"""The view and the draw that training shows depend on a sample's position alone; validation shows neither."""
 
 import json
 from pathlib import Path
@@ -11,21 +11,28 @@ import torch
 from cache_store import open_cache
 from cache_store.errors import ConfigError
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
-from tests.trainer.runs import ALONE, assert_same_run, command, end_well, fork_ranks, metrics, open_alone, rank_loaders
-from tests.trainer.test_cli import named_fields
+from tests.trainer.runs import (
+    assert_same_run,
+    command,
+    metrics,
+    named_fields,
+    open_alone,
+    rank_loaders,
+    train_alone,
+    train_on_two_ranks,
+)
 from trainer import LatentStream, sample_posterior
 from trainer.cli import main
 from trainer.config import DataConfig, TrainConfig
-from trainer.train import train
 
 ROWS = 40
 REJECTS = ([3], [3, 11])
 STEADY = {"schedule": "constant", "warmup_steps": 0, "max_steps": 12}
-"""Twelve steps whose learning rate does not tell how many there are."""
+"""Twelve steps whose learning rate does not depend on their number."""
 
 
 def save_views(home: Path, posterior: str) -> list[str]:
-    """A plain and a flipped view, of 4 means of 3x2 cells each, and of as many log-variances if asked."""
+    """Save a plain and a flipped view of 4 means of 3x2 cells, with as many log-variances if asked."""
     shape = (2, ROWS, 8 if posterior == "moments" else 4, 3, 2)
     options: dict[str, Any] = {"posterior": posterior, "latents_mean": MEAN, "latents_std": STD}
     for place, latents in enumerate(np.random.default_rng(0).standard_normal(shape, np.float32)):
@@ -36,7 +43,7 @@ def save_views(home: Path, posterior: str) -> list[str]:
 
 @pytest.fixture(scope="module", params=["draws", "views", "draws of views"])
 def caches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | list[str]:
-    """What is shown as only training shows it: one cache, or views."""
+    """One cache or two views, which training shows in its own way."""
     paths = save_views(tmp_path_factory.mktemp("caches"), "moments" if "draws" in request.param else "mean")
     return paths if "views" in request.param else paths[0]
 
@@ -45,26 +52,24 @@ def caches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def make_shown(
     caches: str | list[str], language_model: Path, tmp_path_factory: pytest.TempPathFactory, configured_here: MakeConfig
 ) -> MakeConfig:
-    """The config of a run from them."""
+    """Make the config of a run from these caches."""
     home = tmp_path_factory.mktemp("runs")
     return lambda name, **changes: configured_here(home / name, **{"cache": caches, **STEADY, **changes})
 
 
 @pytest.fixture(scope="module")
 def whole(make_shown: MakeConfig) -> TrainConfig:
-    config = make_shown("whole")
-    train(config, ALONE)
-    return config
+    return train_alone(make_shown("whole"))
 
 
 def test_a_run_shows_the_same_however_it_is_cut_up(make_shown, whole):
-    """Between steps; and on one rank, then on two, then on one."""
+    """Cut between steps; and trained on one rank, then on two, then on one."""
     for steps in (5, 10, 12):
-        train(cut := make_shown("cut", max_steps=steps), ALONE)
+        cut = train_alone(make_shown("cut", max_steps=steps))
     assert_same_run(cut, whole)
-    train(make_shown("ranks", max_steps=2), ALONE)
-    end_well(*fork_ranks(make_shown("ranks", max_steps=7, accumulate=2)))
-    train(last := make_shown("ranks"), ALONE)
+    train_alone(make_shown("ranks", max_steps=2))
+    train_on_two_ranks(make_shown("ranks", max_steps=7, accumulate=2))
+    last = train_alone(make_shown("ranks"))
     for key in ("loss", "val_loss"):
         found, expected = (metrics(each.run.folder, key) for each in (last, whole))
         assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
@@ -98,7 +103,7 @@ def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
 
 
 def test_validation_reads_the_first_view_and_the_mean(make_shown, whole, capsys):
-    """And so do evaluations, however they are configured."""
+    """Evaluations do so too, however they are configured."""
     for posterior in ("mean", None):
         assert main(command(make_shown("whole", posterior=posterior), "eval")) == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["own"] == metrics(whole.run.folder, "val_loss")[12]
@@ -114,15 +119,14 @@ def test_validation_reads_the_first_view_and_the_mean(make_shown, whole, capsys)
     assert main(["generate", str(whole.run.folder), f"--rows={row}", "--max_tokens=2"]) == 0
 
 
-def test_a_run_goes_on_with_what_it_showed(make_shown, whole, caches, refusal):
-    """Not with its views in another order, nor with means where it drew."""
+def test_a_run_resumes_only_with_its_views_in_order_and_its_posterior(make_shown, whole, caches, refusal):
     if isinstance(caches, list):
         error = refusal(1, make_shown("whole", cache=caches[::-1]))
         assert {"cache identity", "data.views.1", "data.views.2"} <= named_fields(error)
         assert "to resume from it, name the caches that it was trained from, unchanged and in the same order" in error
     if "data.posterior" in open_alone(whole).must_match:
         assert "data.posterior  sample             mean" in refusal(1, make_shown("whole", posterior="mean"))
-        train(mean := make_shown("mean", posterior="mean", max_steps=1), ALONE)
+        mean = train_alone(make_shown("mean", posterior="mean", max_steps=1))
         assert metrics(mean.run.folder)[1] != metrics(whole.run.folder)[1]
         assert "data.posterior  mean               sample" in refusal(1, make_shown("mean"))
 
@@ -139,11 +143,11 @@ def test_views_are_of_one_plan_and_named_once(configured, cache_path, refusal, t
 
 
 def test_views_of_two_towers_are_shown_together(configured, tmp_path):
-    """Of one tower both views may be the same cache."""
+    """The two views of one tower may be the same cache."""
     tokens = np.random.default_rng(1).standard_normal((ROWS, 3, 8), np.float32)
     tower = str(described_cache(tmp_path / "tower", ROWS, latents=tokens))
     views = save_views(tmp_path, "mean")
-    train(config := configured(cache=[{"world": each, "other": tower} for each in views], max_steps=2), ALONE)
+    config = train_alone(configured(cache=[{"world": each, "other": tower} for each in views], max_steps=2))
     session = open_alone(config)
     (batch,) = (loaded := session.loader(1)).micro_batches
     assert {name: tuple(each.shape) for name, each in batch.latents.items()} == {

@@ -1,4 +1,4 @@
-"""A run of two ranks under a real Slurm, by the script that we ship."""
+"""A run of two ranks under a real Slurm, by the shipped script."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ HERE = ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2", "--gpus-per-node=0", "
 """In place of the script's two nodes of eight GPUs."""
 
 
-def test_a_job_told_to_stop_goes_on_when_submitted_again(configured, tmp_path):
+def test_a_job_told_to_stop_resumes_when_submitted_again(configured, tmp_path):
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": programs, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
     whole, stopped = (configured(name, max_steps=200, save_every=1_000, eval_every=1_000) for name in ("a", "b"))
@@ -21,10 +21,9 @@ def test_a_job_told_to_stop_goes_on_when_submitted_again(configured, tmp_path):
 
         def submit(config):
             _, *options = command(config)
-            said = f"--output={tmp_path}/said"
-            return slurm.submit(*HERE, said, SCRIPT, *options, **environment)
+            return slurm.submit(*HERE, f"--output={tmp_path}/output", SCRIPT, *options, **environment)
 
-        assert slurm.until_ended(submit(whole)) == ("COMPLETED", 0), (tmp_path / "said").read_text()
+        assert slurm.until_ended(submit(whole)) == ("COMPLETED", 0), (tmp_path / "output").read_text()
         job = submit(stopped)
         until_step(stopped.run.folder, 5)
         slurm.signal(job, "TERM")

@@ -1,9 +1,7 @@
-"""A run from two caches of one plan: latents of a VAE and tokens of a vision tower, read one after the other."""
+"""A run from two caches of one plan: a VAE's latents and a vision tower's tokens, read one after the other."""
 
 import json
-import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,22 +11,22 @@ import pytest
 import torch
 
 from cache_store import open_cache, open_joined
-from cache_store.errors import Interrupted
 from cache_store.format.array import TextRecipe
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import (
-    ALONE,
     Caches,
+    assert_near_run,
     assert_same_run,
+    checkpoint,
     command,
-    end_well,
-    fork_ranks,
     metrics,
+    named_fields,
     open_alone,
-    watched,
+    train_alone,
+    train_on_two_ranks,
+    train_until,
 )
-from tests.trainer.test_cli import named_fields
 from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
@@ -39,14 +37,13 @@ from trainer.model.projector_file import CONFIG_FILE
 from trainer.model.towers import describe_samples
 from trainer.run.checkpoint import read_state
 from trainer.run.folder import checkpoints_of
-from trainer.train import train
 
 ROWS = 40
 TOWERS = {"siglip": TowerConfig(projector="linear", ends="none")}
 
 
 def tower_cache(path: Path, rows: int = ROWS, rejected: tuple[int, ...] = (5, 17)) -> Path:
-    """Six tokens of twelve features, far from standard normal."""
+    """Write a cache of six tokens of twelve features, far from standard normal."""
     tokens = 3 * np.random.default_rng(1).standard_normal((rows, 6, 12), np.float32) + 1
     return make_cache(
         path, tokens, conversations=[describe(row) for row in range(rows)], rejected=rejected, samples_per_shard=16
@@ -55,18 +52,16 @@ def tower_cache(path: Path, rows: int = ROWS, rejected: tuple[int, ...] = (5, 17
 
 @pytest.fixture(scope="module")
 def caches(cache_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Caches:
-    """Of 40 rows, in shards of different sizes; 3, 5, 17 and 39 are rejected in one or both."""
+    """Two caches of 40 rows, in shards of different sizes; 3, 5, 17 and 39 are rejected in one or both."""
     return {"world": str(cache_path), "siglip": str(tower_cache(tmp_path_factory.mktemp("tower") / "cache"))}
 
 
 @pytest.fixture(scope="module")
 def two(configured_here: MakeConfig, caches: Caches) -> TrainConfig:
-    config = configured_here("two", cache=caches, towers=TOWERS, sample_captions=2)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("two", cache=caches, towers=TOWERS, sample_captions=2))
 
 
-def test_both_towers_learn_and_say_what_they_read(two, caches):
+def test_both_towers_learn_and_describe_what_they_read(two, caches):
     session = open_alone(two)
     before, after = session.model.projectors, load_projector(two.run.folder)
     assert after.names == ("world", "siglip")
@@ -95,7 +90,7 @@ TEXT = TextRecipe(source="caption", template="{}", max_tokens=6, drop=0, padding
 
 
 def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_path):
-    """It is said what it read, and another text recipe is no tower of the run."""
+    """The projector file tells what the tower read, its text recipe too."""
     tokens = np.random.default_rng(1).standard_normal((ROWS, 6, 12), np.float32)
     talk = [describe(row) for row in range(ROWS)]
     text = make_cache(tmp_path / "text", tokens, conversations=talk, text=TEXT)
@@ -105,7 +100,7 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_p
         towers={"text": TOWERS["siglip"]},
         max_steps=2,
     )
-    train(config, ALONE)
+    train_alone(config)
     assert load_projector(config.run.folder).names == ("world", "text")
     _, tower = json.loads((config.run.folder / CONFIG_FILE).read_text())["towers"]
     assert (tower["tokens"], tower["array"]["text"]["max_tokens"], "image" in tower["array"]) == (6, 6, False)
@@ -117,25 +112,17 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_p
 def test_a_run_of_two_towers_resumes_to_the_same(configured_here, two, caches, stop):
     """Within training, within a validation, and after the last step."""
     config = configured_here(f"stopped-{stop}", cache=caches, towers=TOWERS, sample_captions=2)
-    source = watched(config, lambda read, _: read == stop and os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted):
-        train(config, ALONE, source)
-    train(config, ALONE)
-    assert_same_run(config, two)
+    train_until(config, stop)
+    assert_same_run(train_alone(config), two)
     assert metrics(config.run.folder, "captions") == metrics(two.run.folder, "captions")
 
 
 def test_two_ranks_train_two_towers_as_one_rank_does(configured_here, two, caches):
-    config = configured_here("two-ranks", cache=caches, towers=TOWERS)
-    end_well(*fork_ranks(config))
-    for key in ("loss", "val_loss", "val_loss_shuffled"):
-        assert metrics(config.run.folder, key) == pytest.approx(metrics(two.run.folder, key), rel=1e-4)
-    resume = str(checkpoints_of(config.run).path(5))
-    alone = configured_here("one-after-two", cache=caches, towers=TOWERS, resume=resume)
-    train(alone, ALONE)
-    assert metrics(alone.run.folder) == pytest.approx(
-        {step: loss for step, loss in metrics(two.run.folder).items() if step > 5}, rel=1e-4
-    )
+    config = train_on_two_ranks(configured_here("two-ranks", cache=caches, towers=TOWERS))
+    assert_near_run(config, two, "loss", "val_loss", "val_loss_shuffled")
+    resume = checkpoint(config, 5)
+    alone = train_alone(configured_here("one-after-two", cache=caches, towers=TOWERS, resume=resume))
+    assert_near_run(alone, two, after=5)
 
 
 def test_towers_keep_their_order_and_are_shuffled_together(two, configured_here, caches):
@@ -156,9 +143,8 @@ def answers(tmp_path: Path, place: Path, *options: str) -> list[str]:
 
 
 def test_rows_of_two_caches_are_answered_and_evaluated(two, caches, tmp_path, capsys):
-    said = answers(tmp_path, two.run.folder, "--rows=1,8")
-    named = f"--caches={json.dumps(caches)}"
-    assert answers(tmp_path, two.run.folder / "projector.safetensors", "--rows=1,8", named) == said
+    named, file = f"--caches={json.dumps(caches)}", two.run.folder / "projector.safetensors"
+    assert answers(tmp_path, file, "--rows=1,8", named) == answers(tmp_path, two.run.folder, "--rows=1,8")
     assert main(command(two, "eval")) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed["own"] == pytest.approx(metrics(two.run.folder, "val_loss")[11], rel=1e-5)
@@ -180,12 +166,10 @@ def test_the_card_of_two_towers_holds_code_that_runs(two, caches, tmp_path, monk
 
 
 def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal, capsys):
-    first = configured_here("first", cache=caches["world"], max_steps=2)
-    train(first, ALONE)
+    first = train_alone(configured_here("first", cache=caches["world"], max_steps=2))
     options = {"cache": caches, "init_projector": str(first.run.folder), "max_steps": 2}
     frozen = {**TOWERS, "world": TowerConfig(trained=False)}
-    second = configured_here("second", **options, towers=frozen)
-    train(second, ALONE)
+    second = train_alone(configured_here("second", **options, towers=frozen))
     assert "projector: has no tower siglip, which starts with new weights\n" in capsys.readouterr().out
     start, end = load_projector(first.run.folder), load_projector(second.run.folder)
     for name, value in start["world"].state_dict().items():

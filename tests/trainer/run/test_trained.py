@@ -1,4 +1,4 @@
-"""What a run leaves is used without it: the projector's file says all that has to be known."""
+"""A trained projector is used without its run: its file describes everything that is needed."""
 
 import hashlib
 import json
@@ -15,31 +15,34 @@ from safetensors.torch import save_file
 from cache_store import open_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, NewerFormatError
 from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, MakeConfig, described_cache, save_language_model
-from tests.trainer.runs import ALONE, damages, end_well, fork_ranks, metrics, open_alone
-from tests.trainer.test_cli import named_fields
+from tests.trainer.runs import (
+    assert_near_run,
+    damages,
+    metrics,
+    named_fields,
+    open_alone,
+    train_alone,
+    train_on_two_ranks,
+)
 from trainer import load_projector
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.projector_file import CONFIG_FILE, METADATA_KEY, PROJECTOR_FILE
 from trainer.run.checkpoint import restore_projectors
 from trainer.run.folder import checkpoints_of
-from trainer.train import train
 
 
 @pytest.fixture(scope="module")
 def trained(configured_here: MakeConfig) -> TrainConfig:
     """A run of two steps, with a checkpoint of each."""
-    config = configured_here("trained", max_steps=2, save_every=1)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("trained", max_steps=2, save_every=1))
 
 
 @pytest.mark.parametrize("layout", ["spatial", "channel"])
 @pytest.mark.parametrize("shape", ["linear", "mlp", "mlp_gelu"])
 def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_path):
-    """From its file alone, which says what it was trained on and for; `config.json` repeats it."""
-    config = configured(max_steps=1, layout=layout, projector=shape, precision="bf16")
-    train(config, ALONE)
+    """Its file alone tells what it was trained on and for; `config.json` repeats that."""
+    config = train_alone(configured(max_steps=1, layout=layout, projector=shape, precision="bf16"))
     session = open_alone(config)
     restore_projectors(config.run.folder, session.model.projectors)
     latents = as_tensor(session.cache.first.read(np.arange(5)))
@@ -47,23 +50,21 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     assert torch.equal(projector(latents), session.model.projectors(latents))
     assert projector(latents).shape == (5, projector.config.tower.tokens, 32)
     assert not any(each.requires_grad for each in projector.parameters())
-    said = json.loads((config.run.folder / CONFIG_FILE).read_text())
-    assert said == json.loads(msgspec.json.encode(projector.config))
-    (tower,) = said["towers"]
+    described = json.loads((config.run.folder / CONFIG_FILE).read_text())
+    assert described == json.loads(msgspec.json.encode(projector.config))
+    (tower,) = described["towers"]
     assert (tower["name"], tower["projector"], tower["layout"], tower["ends"]) == ("world", shape, layout, True)
     assert (tower["tokens"], tower["features"]) == {"spatial": (8, 4), "channel": (6, 6)}[layout]
     assert tower["cache_identity"] == session.cache.identity
     assert tower["array"] == json.loads(msgspec.json.encode(session.cache.first.spec.array))
     language = session.must_match["language model"]
-    assert said["language_model"] == {
+    assert described["language_model"] == {
         "name": config.model.language_model, "identity": language, "width": 32, "precision": "bf16"
     }  # fmt: skip
     text = {"begins_with_bos": True, "chat_template": GEMMA_TEMPLATE, "end_of_turn": "<end_of_turn>"}
-    assert (said["text"], said["training"]) == (
-        text,
-        {"steps": 1, "samples": 8, "val_fraction": 0.2, "started_from": None},
-    )
-    assert said["versions"]["torch"] == torch.__version__
+    training = {"steps": 1, "samples": 8, "val_fraction": 0.2, "started_from": None}
+    assert (described["text"], described["training"]) == (text, training)
+    assert described["versions"]["torch"] == torch.__version__
 
 
 def test_the_newest_checkpoint_is_loaded_or_the_one_named(trained, tmp_path):
@@ -77,7 +78,7 @@ def test_the_newest_checkpoint_is_loaded_or_the_one_named(trained, tmp_path):
         assert {name.partition(".")[0] for name in file.keys()} == {"world"}  # noqa: SIM118
 
 
-def test_what_is_no_projector_is_one_message(trained, tmp_path):
+def test_a_place_or_file_without_a_projector_is_one_message(trained, tmp_path):
     for place, message in [
         (tmp_path / "nothing", "is not a run's folder and not a projector file"),
         (tmp_path, "holds no projector: no projector.safetensors and no checkpoint; run `trainer train` first"),
@@ -88,20 +89,20 @@ def test_what_is_no_projector_is_one_message(trained, tmp_path):
     file = Path(shutil.copy(trained.run.folder / PROJECTOR_FILE, tmp_path))
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        said = json.loads(opened.metadata()[METADATA_KEY])
-    tower = said["towers"][0]
+        own = json.loads(opened.metadata()[METADATA_KEY])
+    tower = own["towers"][0]
     without = {name: tensor for name, tensor in tensors.items() if name != "world.ends"}
     cases = [
         (tensors, None, ConfigError, "is no projector of this program"),
-        (tensors, {**said, "format_version": 2, "more": 1}, NewerFormatError, "has format version 2; this program re"),
-        (tensors, {**said, "more": 1}, CacheError, "is not a valid record: it has an unknown field, more"),
-        (tensors, {**said, "towers": [tower, tower]}, CacheError, "names its towers"),
-        (tensors, {**said, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "does not know|knows: qformer"),
-        (tensors, {**said, "towers": [{**tower, "layout": "channel"}]}, CacheError, r"layers.0.weight should be"),
-        (without, said, CacheError, r"world.ends should be float32 \(2, 32\), is absent"),
-        ({**tensors, "world.mean": torch.zeros(())}, said, CacheError, "does not hold the tensors of its projector"),
-        ({**tensors, "world.ends": torch.zeros(2, 32).half()}, said, CacheError, r", is float16 \(2, 32\)"),
-        (tensors, {**said, "language_model": {**said["language_model"], "width": 2**20}}, CacheError, "should be floa"),
+        (tensors, {**own, "format_version": 2, "more": 1}, NewerFormatError, "has format version 2; this program re"),
+        (tensors, {**own, "more": 1}, CacheError, "is not a valid record: it has an unknown field, more"),
+        (tensors, {**own, "towers": [tower, tower]}, CacheError, "names its towers"),
+        (tensors, {**own, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "does not know|knows: qformer"),
+        (tensors, {**own, "towers": [{**tower, "layout": "channel"}]}, CacheError, r"layers.0.weight should be"),
+        (without, own, CacheError, r"world.ends should be float32 \(2, 32\), is absent"),
+        ({**tensors, "world.mean": torch.zeros(())}, own, CacheError, "does not hold the tensors of its projector"),
+        ({**tensors, "world.ends": torch.zeros(2, 32).half()}, own, CacheError, r", is float16 \(2, 32\)"),
+        (tensors, {**own, "language_model": {**own["language_model"], "width": 2**20}}, CacheError, "should be floa"),
     ]
     for changed, config, error, message in cases:
         save_file(changed, file, {METADATA_KEY: json.dumps(config)} if config else None)
@@ -110,8 +111,7 @@ def test_what_is_no_projector_is_one_message(trained, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_not_used(configured):
-    config = configured(max_steps=1)
-    train(config, ALONE)
+    config = train_alone(configured(max_steps=1))
     for _ in damages(checkpoints_of(config.run).path(1) / PROJECTOR_FILE):
         with pytest.raises(CacheError, match="is damaged"):
             load_projector(config.run.folder)
@@ -123,8 +123,8 @@ def tensors_of(place: Path) -> dict[str, torch.Tensor]:
 
 
 def same_tensors(one: Path, other: Path) -> bool:
-    mine, others = tensors_of(one), tensors_of(other)
-    return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
+    first, second = tensors_of(one), tensors_of(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def started_from(run: Path) -> str | None:
@@ -132,41 +132,35 @@ def started_from(run: Path) -> str | None:
 
 
 def test_a_run_starts_where_a_trained_projector_ended(trained, configured, capsys):
-    """At the very losses that it ends with; its statistics come with it. Its own checkpoint is where it resumes."""
+    """It starts with the losses and statistics of that projector, but resumes from its own checkpoint."""
     run, ended = trained.run.folder, metrics(trained.run.folder, "val_loss")[2]
-    first = configured("first", init_projector=str(run), max_steps=1, lr=1e-12)
-    train(first, ALONE)
+    first = train_alone(configured("first", init_projector=str(run), max_steps=1, lr=1e-12))
     newest = checkpoints_of(trained.run).path(2) / PROJECTOR_FILE
     assert f"projector: starts from {newest}, 2 steps of training\n" in capsys.readouterr().out
     assert metrics(first.run.folder, "val_loss")[1] == pytest.approx(ended, rel=1e-6)
     assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
     assert started_from(run) is None
-    gone = configured("first", init_projector=str(run / "gone"), max_steps=2, val_fraction=0.2)
-    train(gone, ALONE)
+    train_alone(configured("first", init_projector=str(run / "gone"), max_steps=2, val_fraction=0.2))
     assert f"changed since then: model.init_projector: {run} → {run}/gone" in capsys.readouterr().out
     assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
     assert not same_tensors(first.run.folder, run)
 
 
-def test_a_grown_and_another_cache_are_trained_on_further(configured, tmp_path, capsys):
-    first = configured("first", cache=described_cache(tmp_path / "cache", 16), max_steps=2)
-    train(first, ALONE)
+def test_a_projector_is_trained_further_on_a_grown_and_on_another_cache(configured, tmp_path, capsys):
+    first = train_alone(configured("first", cache=described_cache(tmp_path / "cache", 16), max_steps=2))
     shutil.rmtree(tmp_path / "cache")
     other = {"dtype": "float32", "image": {"flip": True, "max_pixels": 9, "decode": "reduced"}}
     for cache in described_cache(tmp_path / "cache", 24), described_cache(tmp_path / "other", 9, **other):
         changes = {"cache": cache, "init_projector": str(first.run.folder), "max_steps": 1, "val_fraction": 0.3}
-        config = configured(f"on-{cache.name}", **changes)
-        train(config, ALONE)
+        config = train_alone(configured(f"on-{cache.name}", **changes))
         assert "; it held out 0.2: samples held out here may be among its training samples\n" in capsys.readouterr().out
         assert started_from(config.run.folder) == load_projector(first.run.folder).sha256
         assert load_projector(config.run.folder).config.tower.cache_identity == open_cache(cache).identity
 
 
 def test_ranks_start_from_the_same_projector(trained, configured):
-    config, alone = (configured(name, init_projector=str(trained.run.folder), max_steps=2) for name in ("two", "one"))
-    end_well(*fork_ranks(config))
-    train(alone, ALONE)
-    assert metrics(config.run.folder) == pytest.approx(metrics(alone.run.folder), rel=1e-4)
+    two, one = (configured(name, init_projector=str(trained.run.folder), max_steps=2) for name in ("two", "one"))
+    assert_near_run(train_on_two_ranks(two), train_alone(one))
 
 
 @pytest.mark.parametrize("field", ["model.layout", "model.projector", "language model", "encoder.latents_std"])
