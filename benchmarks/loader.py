@@ -1,13 +1,12 @@
-"""Shuffled samples per second into batches, one process: `cache.read` against the formats people use today.
+"""Measure shuffled samples per second in one process: `cache.read` against the formats that people use today.
 
-Every side delivers the same thing: batches of 256 float16 latents [256, 16, 28, 28] as one numpy array, in a new random
-order each pass, from the page cache. webdataset shuffles in a buffer, the others globally. Zarr's own readers check
-each sample's crc32c, the other rivals nothing; `cache.read` is timed with and without its crc32c. Sides named "in
-order" read the batches in row order.
+Every side delivers the same: batches of 256 float16 latents [256, 16, 28, 28] as one numpy array, in a new random order
+each pass, from the page cache. webdataset shuffles in a buffer, the others globally. Zarr's own readers check each
+sample's crc32c, the other rivals nothing; `cache.read` is timed with and without its crc32c. Sides named "in order"
+read the batches in row order.
 
-A data set of Hugging Face's datasets is read in every way that its users do, the last being Arrow's own gather with its
-buffer taken as the batch. A bound stands beside the rivals: numpy's gather from an array in memory, which is one memcpy
-a sample in C.
+Hugging Face's datasets is read in every way that its users read it; the last is Arrow's own gather, whose buffer is
+used as the batch. numpy's gather from an array in memory, one memcpy per sample in C, is shown as a bound.
 """
 
 import argparse
@@ -65,8 +64,7 @@ PASSES = {
     **{f"{name}{IN_ORDER}": 1 if name == "zarr-python" else 5 for name in READERS},
     f"cache.read checked{IN_ORDER}": 10,
 }
-"""Each side, and its passes in a round: the fast ones work for about as long as the slow ones, so that none is timed in
-a blink."""
+"""Passes of each side in a round. Fast sides get more passes, so that every round is long enough to time."""
 SHUFFLED = tuple(name for name in PASSES if not name.endswith(IN_ORDER))
 OURS = tuple(name for name in SHUFFLED if name.startswith("cache.read"))
 BOUND = "gather in memory"
@@ -114,12 +112,12 @@ def run(argv: Sequence[str]) -> int:
 
 def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, "samples_per_shard", "repeats", "folder", samples=20_000, batch_size=256)
-    parser.add_argument("--latents", help=".npy of real latents [N, C, y, x] to cut samples from; else noise")
+    parser.add_argument("--latents", help=".npy of real latents [N, C, y, x] to cut samples from; default: noise")
     return parser
 
 
 def make_latents(options: argparse.Namespace) -> Latents:
-    """[N, C, H, W] of real latents cut at random places, or of noise; noise does not compress."""
+    """Return latents [N, C, H, W], cut from real ones at random places, or noise. Noise does not compress."""
     rng = np.random.default_rng(0)
     if options.latents is None:
         return rng.standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
@@ -137,7 +135,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: int) -> dict[str, Batches]:
-    """Write every format; a loader of each."""
+    """Write every format; return a loader for each."""
     plain, packed = (
         open_cache(make_cache(folder / codec, latents, codec=codec, samples_per_shard=samples_per_shard))
         for codec in CODECS
@@ -162,7 +160,7 @@ def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: 
 
 
 def run_passes(loader: Batches, count: int, options: argparse.Namespace, number: int) -> None:
-    """Passes over the whole batches; every batch must be what a training step would take."""
+    """Do `number` passes over all whole batches, and check that every batch is what a training step would take."""
     for seed in range(number):
         seen = 0
         for batch in loader(np.random.default_rng(seed)):
@@ -190,12 +188,12 @@ def by_batch(order: Callable[[np.random.Generator], Iterator[Any]], read: Callab
 
 
 def as_batch(values: Any) -> Latents:
-    """Bytes of whole samples, uncopied."""
+    """View the bytes of whole samples as a batch, without a copy."""
     return np.frombuffer(values, np.float16).reshape(-1, *SHAPE)
 
 
 def buffered_loader(order: Order, batch_size: int, read: Callable[..., Latents]) -> Batches:
-    """One buffer for every batch, as `out` is for."""
+    """Return a loader that reads every batch into one buffer, given as `out`."""
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
         out = np.empty((batch_size, *SHAPE), np.float16)
@@ -205,7 +203,7 @@ def buffered_loader(order: Order, batch_size: int, read: Callable[..., Latents])
 
 
 def webdataset_loader(folder: Path, latents: Latents, batch_size: int) -> Batches:
-    """Tars of 1,000 samples, as webdataset's own pipeline reads, shuffles, decodes and batches them."""
+    """Write tars of 1,000 samples; return a loader by webdataset's own pipeline."""
     folder.mkdir()
     with webdataset.ShardWriter(str(folder / "%06d.tar"), maxcount=1_000, verbose=0) as sink:
         for row, sample in enumerate(latents):
@@ -221,24 +219,24 @@ def webdataset_loader(folder: Path, latents: Latents, batch_size: int) -> Batche
 
 
 def datasets_loaders(folder: Path, latents: Latents, order: Order) -> dict[str, Batches]:
-    """Map-style over Arrow: lists of float16 in the library's numpy format, and binary values in four ways."""
+    """Return map-style loaders over Arrow: lists of float16 in numpy format, binary values in four ways."""
     flat = datasets.List(datasets.Value("float16"), length=int(np.prod(SHAPE)))
     lists = store_dataset(folder / "hf-lists", flat, (sample.reshape(-1) for sample in latents)).with_format("numpy")
     stored = store_dataset(folder / "hf-bytes", datasets.Value("binary"), (sample.tobytes() for sample in latents))
     table = stored.with_format("arrow")
 
     def loaded(rng: np.random.Generator) -> Iterator[Latents]:
-        """In this process; PyTorch asks such a data set for whole batches (`__getitems__`)."""
+        """Load in this process; PyTorch asks such a data set for whole batches (`__getitems__`)."""
         numbers = [each.tolist() for each in order(rng)]
         return iter(torch.utils.data.DataLoader(stored, batch_sampler=numbers, collate_fn=collate))
 
     def gathered(numbers: NDArray[np.int64]) -> Latents:
-        """The buffer of values is the batch, since all are of one length."""
+        """Use Arrow's buffer of values as the batch; all values have one length."""
         _, _, values = table[numbers]["latent"].combine_chunks().buffers()
         return as_batch(values)
 
     def rounded(numbers: NDArray[np.int64]) -> Latents:
-        """The format gives float32."""
+        """Convert to float16: the format gives float32."""
         batch: Latents = lists[numbers]["latent"].astype(np.float16).reshape(-1, *SHAPE)
         return batch
 
@@ -256,7 +254,7 @@ def collate(items: list[dict[str, bytes]]) -> Latents:
 
 
 def store_dataset(file: Path, kind: Any, values: Iterable[Any]) -> datasets.Dataset:
-    """Through the library's writer to disk and back, so that it is read by mmap as users have it."""
+    """Write values with the library's own writer and open the file, memory-mapped as for users."""
     with ArrowWriter(path=str(file), features=datasets.Features({"latent": kind})) as writer:
         for value in values:
             writer.write({"latent": value})
@@ -285,7 +283,7 @@ def print_table(speeds: dict[str, list[float]]) -> None:
 
 
 def print_ratios(ratios: dict[str, dict[str, float]], rivals: Sequence[str]) -> None:
-    """Rivals down, our ways of reading across: how many times faster ours is."""
+    """Print how many times faster ours is: a row for each rival, a column for each of our ways to read."""
     print(f"{'':<28}" + "".join(f"{ours:>26}" for ours in OURS))
     for rival in (*rivals, BOUND):
         row = [ratios[f"{ours} over {rival}"] for ours in OURS]

@@ -1,6 +1,6 @@
-"""Zarr's own readers over the array of a cache, as their documents say: zarr-python, zarrs in it, and TensorStore.
+"""Zarr's own readers of a cache's array, used as documented: zarr-python, zarr-python with zarrs, and TensorStore.
 
-Each checks every sample's crc32c, since that is a codec of the array.
+Each checks every sample's crc32c, which is a codec of the array.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Read = Callable[[Any], NDArray[np.float16]]
 
 
 def by_zarr_python(array: Path) -> Read:
-    """Orthogonal selection of sorted numbers, which takes half as long as unsorted ones."""
+    """Read by orthogonal selection of sorted numbers, which takes half as long as of unsorted ones."""
     import zarr
 
     stored: Any = zarr.open_array(str(array), mode="r")
@@ -24,7 +24,7 @@ def by_zarr_python(array: Path) -> Read:
 
 
 def by_zarrs(array: Path) -> Read:
-    """zarr-python with the codec pipeline of zarrs, in Rust."""
+    """Read by zarr-python with the codec pipeline of zarrs, in Rust."""
     import zarr
 
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
@@ -32,7 +32,7 @@ def by_zarrs(array: Path) -> Read:
 
 
 def by_tensorstore(array: Path) -> Read:
-    """The driver zarr3 with its own threads, without a look whether metadata and shards have changed."""
+    """Read by the driver zarr3 with its own threads, without checking whether metadata and shards have changed."""
     import tensorstore
 
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(array)}}
@@ -45,7 +45,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Read]]] = {
     "zarr-python with zarrs": ("zarrs", by_zarrs),
     "TensorStore": ("tensorstore", by_tensorstore),
 }
-"""Each reader's package, and what opens an array with it."""
+"""Each reader's package, and the function that opens an array with it."""
 
 MISSING = {
     name: f"{package} is not installed; run `pip install 'encode-once[dev]'`"
@@ -55,5 +55,5 @@ MISSING = {
 
 
 def installed_readers(array: Path) -> dict[str, Read]:
-    """Open the array with each reader that is installed; its import names a package that is broken."""
+    """Open the array with each installed reader; a broken package is named by its import error."""
     return {name: opened(array) for name, (_, opened) in READERS.items() if name not in MISSING}

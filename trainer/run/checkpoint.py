@@ -220,7 +220,7 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
             remedies.insert(0, restore)
         if any(of_the_cache):
             towers = state.must_match.get(TOWERS)  # in their order, which the config does not keep
-            option = each_with("caches", towers.split(", ")) if towers else "--cache"
+            option = spell_option("caches", towers.split(", ")) if towers else "--cache"
             held = ", ".join(views_of_run(state.config)[0].values())
             remedies.insert(0, f"to evaluate it, name samples such as those that {held} held, with {option}")
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")

@@ -73,7 +73,7 @@ class TrainingLoop:
     @property
     def projector_config(self) -> ProjectorConfig:
         """The description of the projector in its current state."""
-        return self.session.projector_config.trained(self.completed, self.position, self.started_from)
+        return self.session.projector_config.with_training(self.completed, self.position, self.started_from)
 
     @property
     def projector_bytes(self) -> bytes:

@@ -63,7 +63,7 @@ def projector_facts(config: ProjectorConfig, towers: Sequence[str]) -> dict[str,
     # START and END may start from the checkpoint's embeddings, and a tower may be frozen or trained.
     compared = [msgspec.structs.replace(tower, ends_from="learned", trained=True) for tower in described]
     prefix = len(towers) > 1
-    facts = {f"{each.name}." * prefix + key: value for each in compared for key, value in what_tower_is(each).items()}
+    facts = {f"{each.name}." * prefix + key: value for each in compared for key, value in describe_tower(each).items()}
     return {**facts, LANGUAGE_MODEL: config.language_model.identity}
 
 
