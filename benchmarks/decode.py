@@ -53,11 +53,11 @@ def run(argv: Sequence[str]) -> int:
         "bicubic": ImageConfig(**size, resample="bicubic").recipe,
     }
     works: dict[str, Callable[[], object]] = {"Pillow alone": partial(by_pillow, files, recipes["full"])}
-    works |= {name: partial(fitted, files, recipes[name]) for name in ("full", "reduced")}
+    works |= {name: partial(by_build, files, recipes[name]) for name in ("full", "reduced")}
     seconds = interleaved_seconds(works, options.repeats, time.thread_time)
     speeds = {name: rates(len(files), each) for name, each in seconds.items()}
     ratios = {f"{ours} over {theirs}": speedups(seconds[theirs], seconds[ours]) for ours, theirs in DUELS}
-    pixels = {name: fitted(files, recipe) for name, recipe in recipes.items()}
+    pixels = {name: by_build(files, recipe) for name, recipe in recipes.items()}
     differences = {f"pixels, {name}": levels_apart(pixels["full"], pixels[name]) for name in ("reduced", "bicubic")}
     differences |= latents_apart(pixels, options)
     is_reduced = [decode_image(data, recipes["reduced"]).reduction > 1 for data in files]
@@ -139,7 +139,7 @@ def by_pillow(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
     return np.stack([np.asarray(image.resize(size, filter_)) for image in rgb])
 
 
-def fitted(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
+def by_build(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
     """Decode and fit as a build does: uint8 [N, Y, X, 3]."""
     return np.stack([to_pixels(fit_image(decode_image(data, recipe), recipe)) for data in files])
 

@@ -85,7 +85,7 @@ def by_ray_data(ray: Any, config: BuildConfig, output: Path) -> None:
     paths = sorted(Path(config.source.path).iterdir())
     (
         ray.data.from_items([{"row": row, "path": str(path)} for row, path in enumerate(paths)])
-        .map(partial(decoded, config=config))
+        .map(partial(decode_row, config=config))
         .map_batches(
             EncodeBatches,
             fn_constructor_args=(config,),
@@ -97,7 +97,7 @@ def by_ray_data(ray: Any, config: BuildConfig, output: Path) -> None:
     )
 
 
-def decoded(item: dict[str, Any], config: BuildConfig) -> dict[str, Any]:
+def decode_row(item: dict[str, Any], config: BuildConfig) -> dict[str, Any]:
     from precompute.images.decode import decode_image
     from precompute.images.fit import fit_image, to_pixels
 

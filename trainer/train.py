@@ -17,7 +17,7 @@ from trainer.run.checkpoint import find_checkpoint, refuse_other_run
 from trainer.run.folder import checkpoints_of, refuse_foreign_output
 from trainer.run.inputs import Inputs, open_inputs
 from trainer.run.loop import TrainingLoop
-from trainer.run.memory import fitted
+from trainer.run.memory import fit_memory
 from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
@@ -36,7 +36,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         announce_other_vision_tower(inputs)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
-        session = fitted(session)
+        session = fit_memory(session)
         loop = TrainingLoop(session, checkpoints, make_captioner(session))
         loop.observers += make_observers(session, loop.total_steps) if world.is_main else []
         announce_warmup(session, loop.total_steps)

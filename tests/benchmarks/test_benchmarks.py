@@ -104,7 +104,7 @@ def test_decode_measures_speed_over_pillow_and_differences(measure, tmp_path):
     assert 0 < apart["latents, reduced"]["rms"] < 0.2
     files = decode.jpegs_of(decode.option_parser().parse_args(toy))
     recipe = ImageConfig(height=32, width=40).recipe
-    assert np.array_equal(decode.by_pillow(files, recipe), decode.fitted(files, recipe)), "the same work"
+    assert np.array_equal(decode.by_pillow(files, recipe), decode.by_build(files, recipe)), "the same work"
 
 
 def test_photographs_are_only_the_images_of_a_folder(refused, tmp_path):

@@ -21,7 +21,7 @@ from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import CACHE_IDENTITY, ORDER_KEYS
 from trainer.run.inputs import open_inputs
-from trainer.run.memory import fitted, peak_memory_bytes
+from trainer.run.memory import fit_memory, peak_memory_bytes
 from trainer.run.parallel import World, join_world
 from trainer.run.session import open_session
 from trainer.run.update import Updater
@@ -61,7 +61,7 @@ def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[
     run, optim = replace(config.run, max_steps=steps), replace(config.optim, warmup_steps=None)
     with redirect_stdout(io.StringIO()) as announced:
         inputs = open_inputs(replace(config, run=run, optim=optim), world)
-        session = fitted(open_session(inputs))
+        session = fit_memory(open_session(inputs))
     yield {
         "announced": announced.getvalue().splitlines(),
         "batches": {key: inputs.must_match.get(key) for key in BATCH_KEYS},

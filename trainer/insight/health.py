@@ -75,8 +75,8 @@ class Watch:
             "plateau": lambda: plateau(values(steps, "loss")),
             "throughput": lambda: self._slowdown(values(steps, "samples_per_s")),
             "waiting": lambda: waiting(values(steps, "data_wait_share")),
-            "compilation": lambda: recompiled(values(steps, "compiled_graphs")),
-            "memory": lambda: near_full(metrics.get("peak_memory_bytes", 0), self._memory),
+            "compilation": lambda: recompilation(values(steps, "compiled_graphs")),
+            "memory": lambda: full_memory(metrics.get("peak_memory_bytes", 0), self._memory),
         }
         new = (name for name in checks if name not in self._reported)
         found = {name: problem for name in new if (problem := checks[name]())}
@@ -130,13 +130,13 @@ def waiting(shares: Sequence[float]) -> str | None:
     return f"steps wait for data {share:.0%} of their time: see `trainer profile`"
 
 
-def recompiled(graphs: Sequence[float]) -> str | None:
+def recompilation(graphs: Sequence[float]) -> str | None:
     if len(graphs) <= COMPILE_STEPS or graphs[-1] == graphs[-2]:
         return None
     return f"compiled again: {graphs[-1]:.0f} graphs, {graphs[-1] - graphs[-2]:.0f} more than after the step before"
 
 
-def near_full(peak: float, memory: int | None) -> str | None:
+def full_memory(peak: float, memory: int | None) -> str | None:
     if memory is None or peak <= MOST_MEMORY * memory:
         return None
     return (

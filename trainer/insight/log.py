@@ -112,10 +112,10 @@ class MetricsLog:
 def as_json(record: Mapping[str, Any], captions: Sequence[Caption]) -> str:
     """Return one line of the log, which is valid JSON even if the run has diverged."""
     captioned = {CAPTIONS: [caption.record for caption in captions]} if captions else {}
-    return json.dumps({**nullified(record), **captioned}, allow_nan=False)
+    return json.dumps({**without_nonfinite(record), **captioned}, allow_nan=False)
 
 
-def nullified(record: Mapping[str, Any]) -> dict[str, Any]:
+def without_nonfinite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Replace numbers that are not finite by null, and name them under NONFINITE."""
     broken = {name: value for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
     if not broken:

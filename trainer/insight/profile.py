@@ -24,7 +24,7 @@ from trainer.insight.profile_steps import Profile, profile_steps
 from trainer.model.phases import phase
 from trainer.model.towers import encoder_model
 from trainer.run.inputs import open_inputs
-from trainer.run.memory import fitted
+from trainer.run.memory import fit_memory
 from trainer.run.parallel import World
 from trainer.run.session import open_session
 
@@ -71,7 +71,7 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
         refuse_inside("out", folder, cache)
     inputs = open_inputs(replace(config, run=replace(config.run, max_steps=None)), world)
     source: LatentSource | None = LiveEncoder(inputs.cache, world.device) if live_encoder else None
-    session = fitted(open_session(inputs, source))
+    session = fit_memory(open_session(inputs, source))
     make_folder(folder)
     measured = profile_steps(session, steps, folder, live_encoder=live_encoder)
     write_profile(measured, folder, str(folder))

@@ -78,26 +78,12 @@ class Profile:
 
 def profile_steps(session: Session, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
     """Do the steps, and write the trace into `folder`; batches are read ahead unless `live_encoder` makes them."""
-    total = WAIT + WARM_UP + 2 * steps + 2
-    updater = Updater(session, total)
-    batches = batches_of(session, total, ahead=not live_encoder)
-    device, traced = session.world.device, list[Any]()
-
-    def take(profiler: Any) -> None:
-        traced.extend(profiler.events())
-        profiler.export_chrome_trace(str(folder / TRACE_FILE))
-
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    plan = schedule(wait=WAIT, warmup=WARM_UP, active=steps, repeat=1)
-    seen, took = list[StepBatch](), list[float]()
-    with closing(batches), decoder_phases(session.model):
-        with profile(activities=activities, schedule=plan, on_trace_ready=take, record_shapes=True) as profiler:
-            for step in range(WAIT + WARM_UP + steps):
-                seen.append(one_step(updater, batches, step)[0])
-                profiler.step()
+    traced_steps, total = WAIT + WARM_UP + steps, WAIT + WARM_UP + 2 * steps + 2
+    updater, device = Updater(session, total), session.world.device
+    with closing(batches_of(session, total, ahead=not live_encoder)) as batches, decoder_phases(session.model):
+        traced, seen = trace_steps(updater, batches, steps, folder / TRACE_FILE)
         peak_memory_bytes(device)
-        for step in range(WAIT + WARM_UP + steps, total - 2):
-            took.append(one_step(updater, batches, step)[1])
+        took = [one_step(updater, batches, step)[1] for step in range(traced_steps, total - 2)]
         peak = peak_memory_bytes(device) if device.type == "cuda" else None
         memory = memory_of(session, updater, next(batches))
         flops = flops_of(updater, next(batches))
@@ -105,7 +91,7 @@ def profile_steps(session: Session, steps: int, folder: Path, *, live_encoder: b
     threads = {event.thread for event in recorded}
     of_steps = [event for event in traced if device.type == "cuda" or event.thread in threads]
     step_s = sum(event.time_range.elapsed_us() for event in recorded) / 1e6 / max(1, len(recorded))
-    tokens = [tokens_of(session, batch) for batch in seen]
+    tokens, padded = (sum(each) for each in zip(*(tokens_of(session, batch) for batch in seen), strict=True))
     return Profile(
         device=device_name(device),
         steps=steps,
@@ -115,14 +101,34 @@ def profile_steps(session: Session, steps: int, folder: Path, *, live_encoder: b
         operations=operations_of(of_steps),
         idle_s=None if device.type != "cuda" else max(0.0, step_s - busy_s(traced) / steps),
         samples=len(seen[0].numbers),
-        tokens=round(sum(real for real, _ in tokens) / len(tokens)),
-        padding=1 - sum(real for real, _ in tokens) / sum(padded for _, padded in tokens),
+        tokens=round(tokens / len(seen)),
+        padding=1 - tokens / padded,
         flops=flops,
         peak_flops=peak_flops(session.model.language.dtype, device),
         memory=memory,
         peak_bytes=peak,
         live_encoder=live_encoder,
     )
+
+
+def trace_steps(
+    updater: Updater, batches: Iterator[StepBatch], steps: int, file: Path
+) -> tuple[list[Any], list[StepBatch]]:
+    """Wait, warm up and record steps; return the profiler's events and all batches, and write the trace."""
+    events = list[Any]()
+
+    def take(profiler: Any) -> None:
+        events.extend(profiler.events())
+        profiler.export_chrome_trace(str(file))
+
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (updater.world.device.type == "cuda")
+    plan = schedule(wait=WAIT, warmup=WARM_UP, active=steps, repeat=1)
+    seen = list[StepBatch]()
+    with profile(activities=activities, schedule=plan, on_trace_ready=take, record_shapes=True) as profiler:
+        for step in range(WAIT + WARM_UP + steps):
+            seen.append(one_step(updater, batches, step)[0])
+            profiler.step()
+    return events, seen
 
 
 def batches_of(session: Session, steps: int, *, ahead: bool) -> Generator[StepBatch]:

@@ -189,13 +189,13 @@ def curves(records: Sequence[Record]) -> list[Curve]:
         "samples_per_s": ("Samples per second", partial(steady, "samples_per_s")),
     }
     return [
-        Curve(title, drawn_once(partial(figure, partial(draw, records))))
+        Curve(title, draw_both_schemes(partial(figure, partial(draw, records))))
         for key, (title, draw) in every.items()
         if any(key in record for record in records)
     ]
 
 
-def drawn_once(draw: Callable[[Scheme], Figure]) -> Plot:
+def draw_both_schemes(draw: Callable[[Scheme], Figure]) -> Plot:
     """Draw a plot for the light page and recolour it for the dark one: drawing takes nearly all of a page's time."""
     light = svg_uri(draw, LIGHT)
     svg = base64.b64decode(light.partition(",")[2]).decode()

@@ -140,7 +140,7 @@ class TrainingLoop:
         alerts = []
         if self.skipped and not diverged:
             alerts = [f"skipped: {update.figures}; samples {sample_names(self.session, batch.numbers)}"]
-        done = self.tell(metrics, validation or Validation(), batch.numbers, alerts, diverged=diverged)
+        done = self.notify(metrics, validation or Validation(), batch.numbers, alerts, diverged=diverged)
         if diverged:
             raise self.divergence(update, batch)
         self.save_if_due()
@@ -169,7 +169,7 @@ class TrainingLoop:
             "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }
 
-    def tell(
+    def notify(
         self,
         metrics: Metrics,
         validation: Validation,
@@ -208,7 +208,7 @@ class TrainingLoop:
         validation = self.validate()
         if validation is None:
             raise self.interrupted()
-        done = self.tell({}, validation, np.empty(0, np.int64))
+        done = self.notify({}, validation, np.empty(0, np.int64))
         for observer in self.observers:
             observer.after_save(done)
 

@@ -42,13 +42,10 @@ NO_MEMORY = ("out of memory", "can't allocate memory")
 """Parts of torch's messages, on a GPU or a CPU."""
 
 
-def fitted(session: Session) -> Session:
-    """Cut passes to fit into memory if `run.fit_memory` is set."""
-    return fit_memory(session) if session.config.run.fit_memory else session
-
-
 def fit_memory(session: Session) -> Session:
-    """Cut each rank's share into as few passes as fit; EncodeOnceError if not even one sample a pass does."""
+    """Cut each rank's share into as few passes as fit if run.fit_memory is set; EncodeOnceError if one sample does not."""
+    if not session.config.run.fit_memory:
+        return session
     share = session.config.data.batch_size // session.world.size
     by_length = session.split.train[np.argsort(session.text.lengths(session.split.train), kind="stable")]
     for passes in (count for count in range(1, share + 1) if share % count == 0):

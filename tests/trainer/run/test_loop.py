@@ -247,12 +247,12 @@ def fit_in_little_memory(config: TrainConfig, found: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit a process's memory")
 def test_as_few_passes_are_made_as_fit_into_memory(configured, tmp_path):
     """A pass over 4,096 samples keeps 0.9 GB, 0.2 MB a sample."""
-    config, found = configured(batch_size=4_096, max_steps=1, val_fraction=0.0), tmp_path / "passes"
+    config, found = configured(batch_size=4_096, max_steps=1, val_fraction=0.0, fit_memory=True), tmp_path / "passes"
     process = FORKED.Process(target=fit_in_little_memory, args=(config, found), daemon=True)
     process.start()
     process.join(120)
     assert found.read_text() in ("2", "4", "8")
-    train_alone(replace(config, run=replace(config.run, fit_memory=True), data=replace(config.data, batch_size=8)))
+    train_alone(replace(config, data=replace(config.data, batch_size=8)))
     assert metrics(config.run.folder, "passes") == {1: 1}
 
 
