@@ -137,7 +137,7 @@ class Batch:
         return self.planned.slice(self.start, self.stop - self.start)
 
     def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
-        """Start decoding; `wait` until it is done."""
+        """Start decoding."""
         prefetch_of(source)(names := self.samples["uri"].to_pylist())
         uris = list(enumerate(names))
         size = pool.piece_images(len(uris))

@@ -21,7 +21,7 @@ from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError, _imagi
 from PIL.JpegImagePlugin import JpegImageFile
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import ImageRecipe
+from cache_store.format.array import ImageRecipe
 from precompute.images.fit import EDGE, Decoded, find_fit, reduction, unreduced
 from precompute.images.netpbm import NETPBM, decode_netpbm
 from precompute.images.not_images import describe_file

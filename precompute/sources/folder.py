@@ -41,7 +41,7 @@ class FolderSource:
             yield from map(self._conversation, texts)
             return
         for block in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
-            yield from in_flight(self._conversation, block)
+            yield from map_concurrently(self._conversation, block)
 
     def _conversation(self, text: str | None) -> Conversation:
         return [] if text is None else conversation_of(read_text(f"caption {text}", partial(self.read, text)))

@@ -105,7 +105,7 @@ def read_list(file: File) -> Iterator[ChatRecord]:
 def record_texts(file: File, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     """Yield the JSON of each record; raise ValueError if the file is not a list of objects or one is too large."""
     find_end, text, before = json.JSONDecoder().raw_decode, "", BEFORE_FIRST
-    with file.again() as stream:
+    with file.reopen() as stream:
         blocks = iter(lambda: stream.read(block_bytes), b"")
         for block in codecs.iterdecode(blocks, "utf-8-sig"):
             text, place = text + block, 0
@@ -126,7 +126,7 @@ def record_texts(file: File, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
 
 def read_lines(file: File) -> Iterator[ChatRecord]:
     """Yield the record of each line that is not blank."""
-    with file.again() as stream:
+    with file.reopen() as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
             where = f"source.path: {file}: line {number}"
             if len(line) > MAX_LINE_BYTES:

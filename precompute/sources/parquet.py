@@ -60,7 +60,7 @@ class ImageTable:
 
     def __init__(self, file: File, fields: FieldNames) -> None:
         self._where = str(file)
-        self._file = as_source_error(lambda: TableFile(file.again, str(file)))
+        self._file = as_source_error(lambda: TableFile(file.reopen, str(file)))
         self._columns = {name: self._column(name, getattr(fields, name)) for name in USUAL_NAMES}
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")

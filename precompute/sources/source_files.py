@@ -53,7 +53,7 @@ class SourceFiles:
         digest, names = hashlib.sha256(), iter(self.names)
         try:
             for block in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
-                stamps = wait_together(self.store, self._stamp, block)
+                stamps = map_calls(self.store, self._stamp, block)
                 digest.update(ascii([*zip(block, stamps, strict=True)]).encode())
         except FileNotFoundError:
             return None
@@ -163,11 +163,11 @@ def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -
 def expand_pattern(store: Store, pattern: str, shown: str) -> list[str]:
     """Return the files that a pattern matches, each once; raise MissingPathError if one that it spells out is gone."""
     names, wanted = set[str](), islice(expand_braces(pattern), MAX_FILES + 1)
-    find = partial(find_names, store, listed_once(store))
+    find = partial(find_names, store, with_listing(store))
     for number, block in enumerate(iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], [])):
         if number * ASKED_AT_ONCE + len(block) > MAX_FILES:
             raise ConfigError(f"source.path: {shown} names more than {MAX_FILES:,} files")
-        for name, found in zip(block, wait_together(store, find, block), strict=True):
+        for name, found in zip(block, map_calls(store, find, block), strict=True):
             if not found:
                 raise MissingPathError(f"source.path: {shown.removesuffix(pattern)}{name} does not exist")
             names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))

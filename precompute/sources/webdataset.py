@@ -59,7 +59,7 @@ class WebDatasetSource:
         self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._places = {name: place for place, name in enumerate(files.names)}
-        self._tars = Ahead(self._open_tar, TARS_HELD)
+        self._tars = SharedResults(self._open_tar, TARS_HELD)
         self._tars.get(files.names[0])  # report an unusable tar before a model is loaded
 
     def samples(self) -> Samples:

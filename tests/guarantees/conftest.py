@@ -10,10 +10,10 @@ from cache_store.format.schema import StoreFormat
 from tests.command_runs import make_scene, quick_loading, run
 from tests.guarantees.programs import Program, die_at
 from tests.object_stores.faults import Proxy
-from tests.places import Folder, Place
+from tests.places import Folder, Objects, Place
 from tests.precompute.conftest import Project, built, built_once, foreign, vae_path, write_source
 
-__all__ = ["built", "built_once", "foreign", "vae_path"]  # fixtures
+__all__ = ["built", "built_once", "foreign", "quick_loading", "run", "vae_path"]  # fixtures
 
 
 @pytest.fixture(params=["folder", "bucket"])

@@ -1,4 +1,4 @@
-"""A cache of any encoder family can be built, verified, audited, shown, joined and normalised."""
+"""Caches of VAEs and vision towers go the whole way: build, verify, repair, convert, audit, look, join."""
 
 import io
 from collections.abc import Callable
@@ -51,8 +51,18 @@ def test_a_vaes_cache_verifies_audits_and_is_shown_decoded(project, class_name, 
         assert np.array_equal(read, normalize(cache.read(np.arange(3)), cache.spec.array.encoder))
 
 
-def test_a_clip_prepares_images_by_itself_beside_a_vae(project: Project):
-    """A second cache of the plan takes the image recipe from its model's processor, and records the values."""
+SQUARE = {"image__height": SIDE, "image__width": SIDE}
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("Gemma3ForConditionalGeneration", tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture
+def tower(project: Project, gemma: Path) -> Project:
+    """A project with a cache of Gemma 3's tower."""
+    project.vae, project.settings = gemma, SQUARE
     project.build()
     return project
 

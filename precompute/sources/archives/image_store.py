@@ -82,7 +82,7 @@ class ImageFolder:
         self._store, self._known = store, with_listing(store)
         self._gone = set[str]()
         """Names that were listed but missing when they were read."""
-        reads = Expected(self._read)
+        reads = AnnouncedResults(self._read)
         self.read: Callable[[str], bytes] = reads.get if store.is_remote else self._read
         self.expect: Expect = reads.expect if store.is_remote else skip_prefetch
 

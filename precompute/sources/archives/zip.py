@@ -223,7 +223,7 @@ def find_table(tail: bytes, file_size: int) -> TableLocation | None:
 def read_entries(file: File, location: TableLocation) -> Iterator[tuple[str, bytes]]:
     """Yield each member's name and packed ROW, except folders; raise BadZipFile if the table is damaged."""
     left = location.size
-    with file.again() as stream:
+    with file.reopen() as stream:
         stream.seek(location.start)
         while left > 0:
             entry = stream.read(min(ENTRY.size, left))
