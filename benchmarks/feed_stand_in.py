@@ -35,7 +35,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Family, PixelRange
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.registry import ENTRIES, Entry
-from precompute.images.fit import whole
+from precompute.images.fit import unreduced
 
 CLASS_NAME = "SleepingEncoder"
 FACTOR, CHANNELS = 8, 16
@@ -249,7 +249,7 @@ def replace_decoder(stand_in: StandIn) -> None:
     vars(pipeline)["feed_of"] = SleepingEncoder.feed
     if stand_in.is_stubbed:
         vars(batches).update(
-            decode_image=lambda data, recipe: whole(stand_in.image), fit_image=lambda decoded, recipe: decoded.rgb
+            decode_image=lambda data, recipe: unreduced(stand_in.image), fit_image=lambda decoded, recipe: decoded.rgb
         )
 
 

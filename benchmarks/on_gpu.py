@@ -163,11 +163,11 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
 
     from precompute.encode.device_feed import feed_of
     from precompute.encoders.registry import load_encoder
-    from precompute.rerun.decide import possible_spec
+    from precompute.rerun.decide import make_spec
     from precompute.rerun.facts import recipe_of
 
     encoder = load_encoder(config.encoder, config.image.range)
-    feed = feed_of(encoder, possible_spec(recipe_of(config, encoder), 1, "0" * 64).array)
+    feed = feed_of(encoder, make_spec(recipe_of(config, encoder), 1, "0" * 64).array)
     shape = (config.encoder.batch_size, config.image.height, config.image.width, 3)
     pixels_NYX3 = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     feed.encode(pixels_NYX3, len(pixels_NYX3)).samples()

@@ -29,7 +29,7 @@ from cache_store.format.tables import CACHED
 from cache_store.refusal import differences_between, refuse
 from cache_store.storage.store import Address
 from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
-from precompute.config import AuditConfig, BuildConfig, where_remembered
+from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
 from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches
 from precompute.encode.pipeline import library_versions
 from precompute.encode.tolerance import device_class, feature_scale, root_mean_square, tolerances
@@ -60,7 +60,7 @@ def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn
     if not len(cache):
         raise CacheError(f"{cache.store} holds no cached sample; there is nothing to audit")
     built = BuildConfig.of_cache(cache.store)
-    with where_remembered(cache.store):
+    with advising_on_moved_paths(cache.store):
         source = open_source(built.source)
         encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
     refuse_changed_encoder(cache, built, encoder)

@@ -18,7 +18,7 @@ from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, Re
 from precompute.encoders.registry import help_lines
 from precompute.estimate.config import EstimateConfig
 from precompute.rerun.rank import find_rank
-from precompute.rerun.request import BuildRequest, without_options
+from precompute.rerun.request import BuildRequest, drop_options
 
 EXAMPLES = """\
   precompute estimate --config my.yaml                hours, bytes, does it pay?
@@ -26,29 +26,28 @@ EXAMPLES = """\
   precompute build --config my.yaml                   run again to resume
   precompute build --config my.yaml --store.codec zstd --cache data/cc3m-zstd
   precompute build --config my.yaml --extend          the sample list has grown
-  precompute build --config my.yaml --retry-rejected  images are back, or mended
-  precompute build --config my.yaml --check-sources   are they those encoded?
-  precompute plan --config my.yaml                    for many machines: first,
-  srun precompute build --config my.yaml              then every rank,
-  precompute seal --config my.yaml                    and at last
-  precompute repair data/cc3m --report report.json    what verify has named
+  precompute build --config my.yaml --retry-rejected  images are back or fixed
+  precompute build --config my.yaml --check-sources   did any image change?
+  precompute plan --config my.yaml                    on many machines: 1. plan
+  srun precompute build --config my.yaml              2. run every rank
+  precompute seal --config my.yaml                    3. seal
+  precompute repair data/cc3m --report report.json    rebuild damaged shards
   precompute audit data/cc3m --seconds 600            encode some again, compare
   precompute gallery data/cc3m --decode               look at it
 """
 
 
 ONCE = {
-    "--extend": "Add the samples that the source's list has gained; of the shards, only a partly filled last one is "
-    "written again.",
-    "--retry-rejected": "Try rejected samples again; shards in which one can be read now are built again.",
-    "--check-sources": "Read every image again and compare it with what was encoded, not only those that look changed.",
+    "--extend": "Add samples that are new in the source; only a partly filled last shard is written again.",
+    "--retry-rejected": "Try rejected samples again; rebuild the shards in which one can be decoded now.",
+    "--check-sources": "Read every image again, not only those that look changed, and compare it with the encoded one.",
 }
-"""Flags of one run of `build` or `plan`, which no config holds."""
+"""Flags for a single run of `build` or `plan`; they are not config fields."""
 
 RANKS = {
-    "--rank R": "Be number R, from 0, of N processes that build one planned cache: build its shards alone, and do not "
-    "seal. By default as torchrun, srun or a Slurm array says.",
-    "--world-size N": "How many these are, N; 1 is a build alone, also under torchrun or Slurm.",
+    "--rank R": "Number of this process, from 0, among N that build one planned cache: it builds only its own shards "
+    "and does not seal. Default: as torchrun, srun or a Slurm array says.",
+    "--world-size N": "Number of processes, N; 1 means a single-process build, also under torchrun or Slurm.",
 }
 
 
@@ -58,8 +57,8 @@ def build_command(arguments: Any) -> int:
     rank = find_rank(arguments.rank, arguments.world_size, os.environ)
     if rank is not None and config.run.engine == "ray":
         raise ConfigError(
-            f"run.engine ray is not for {rank}, since Ray finds its own workers: leave out --rank and --world-size "
-            "(under a launcher, name --rank 0 --world-size 1), or name --run.engine local"
+            f"run.engine ray starts its own workers, so it cannot run as {rank}: leave out --rank and --world-size "
+            "(under a launcher, give --rank 0 --world-size 1), or use --run.engine local"
         )
     refuse_unfit_size(config)
     if rank is None:
@@ -68,13 +67,13 @@ def build_command(arguments: Any) -> int:
         show(build(config, request_of(arguments)), config.cache)
         return 0
     for option in (name for name in ONCE if getattr(arguments, name.removeprefix("--").replace("-", "_"))):
-        raise ConfigError(f"{option} is for `precompute plan`, before its ranks build; this is {rank}")
+        raise ConfigError(f"{option} belongs to `precompute plan`, before the ranks build; this process is {rank}")
     from precompute.rerun.steps import build_rank
 
     request = step_request(arguments)
     encoded = build_rank(config, request, rank)
-    print(f"{rank} {encoded}" if encoded.shards else f"{rank}: nothing to encode, its shards are committed and fit")
-    print(f"next, once every rank has ended: {request.other_command('seal')}")
+    print(f"{rank} {encoded}" if encoded.shards else f"{rank}: nothing to encode; all its shards are committed")
+    print(f"next, when all ranks have finished: {request.other_command('seal')}")
     return 0
 
 
@@ -90,12 +89,12 @@ def plan_command(arguments: Any) -> int:
     if work.to_build:
         print(f"next: {steps.other_command('build')} --rank R --world-size N, for each R from 0 to N - 1")
     else:
-        print(f"nothing to encode: every shard is committed and fits; next: {steps.other_command('seal')}")
+        print(f"nothing to encode: all shards are committed; next: {steps.other_command('seal')}")
     return 0
 
 
 def seal_command(arguments: Any) -> int:
-    """Seal a cache that ranks have built; exits 1, and names them, while shards are missing."""
+    """Seal a cache that ranks have built; if shards are missing, name them and exit 1."""
     config = arguments.config.prepared()
     from precompute.rerun.steps import seal_after_ranks
 
@@ -111,7 +110,7 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
 
 
 def request_of(arguments: Any) -> BuildRequest:
-    """What is asked of a build, or of a plan."""
+    """Make the request for a `build` or a `plan`."""
     return BuildRequest(
         new_samples="append" if arguments.extend else "refuse",
         retry_rejected=arguments.retry_rejected,
@@ -121,13 +120,13 @@ def request_of(arguments: Any) -> BuildRequest:
 
 
 def step_request(arguments: Any) -> BuildRequest:
-    """What is asked of a rank or a seal, whose messages name the `plan` of the same config: it decides the rest."""
-    options = without_options(arguments.argv[1:], ("--rank", "--world-size"), ONCE)
+    """Make the request for a rank or a `seal`; its messages suggest `precompute plan` with the same config."""
+    options = drop_options(arguments.argv[1:], ("--rank", "--world-size"), ONCE)
     return BuildRequest(command=("precompute", "plan", *options))
 
 
 def estimate_command(arguments: Any) -> int:
-    """Measure what a build would take here, and when its cache would pay; exits 1 if it would not fit."""
+    """Measure how long a build would take here and when its cache pays off; exit 1 if it would not fit."""
     config = arguments.config.prepared()
     refuse_unfit_size(config)
     from precompute.estimate.estimate import estimate
@@ -139,7 +138,7 @@ def estimate_command(arguments: Any) -> int:
 
 
 def repair_command(arguments: Any) -> int:
-    """Build damaged shards again, to the same bytes, and reseal; exits 1 while a stray of the report is there."""
+    """Rebuild damaged shards to the same bytes, and reseal; exit 1 while a stray file of the report is there."""
     from precompute.rerun.steps import refuse_strays, repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
@@ -148,7 +147,7 @@ def repair_command(arguments: Any) -> int:
 
 
 def audit_command(arguments: Any) -> int:
-    """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
+    """Encode a random draw of a cache's samples again and compare; exit 1 if any differs or its image changed."""
     from precompute.audit import audit
     from precompute.audit_report import AuditBar, report_lines
 
@@ -163,7 +162,7 @@ def audit_command(arguments: Any) -> int:
             report = audit(arguments.cache, config, stop, bar)
         left = None
         if stop.is_set() and len(report.drawn) < report.asked:
-            left = f"{len(report.drawn)} of {report.asked} samples drawn; --seed repeats them from the start"
+            left = f"{len(report.drawn)} of {report.asked} samples compared; --seed repeats the same draw"
         out.result = report.as_dict(left)
         print(*report_lines(report), sep="\n")
     if left is not None:
@@ -172,7 +171,7 @@ def audit_command(arguments: Any) -> int:
 
 
 def gallery_command(arguments: Any) -> int:
-    """Show rows of a cache on one HTML page; with --decode, beside what the VAE makes of them."""
+    """Show rows of a cache on one HTML page; with --decode, beside the images that the VAE decodes."""
     from precompute.gallery import gallery
 
     print_gallery(gallery(arguments.cache, arguments.config))
@@ -180,10 +179,10 @@ def gallery_command(arguments: Any) -> int:
 
 
 def show(summary: Any, cache: str) -> None:
-    """The build's last words: what there is now and what to do with it."""
+    """Print the build's summary: counts, cache identity and the next command."""
     seal, console = summary.seal, Console(highlight=False, soft_wrap=True)
     encoded = summary.encoded
-    console.print(str(encoded) if encoded.shards else "nothing to encode: every shard is committed and fits")
+    console.print(str(encoded) if encoded.shards else "nothing to encode: all shards are committed")
     if summary.num_retried:
         console.print(f"recovered {summary.recovered:,} of {summary.num_retried:,} rejected samples tried again")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
@@ -197,7 +196,7 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 
-CLASSES = "\n".join(["families of encoder.model, each by the first of its classes:", *help_lines()])
+CLASSES = "\n".join(["families of encoder.model, each named by its first class:", *help_lines()])
 
 COMMANDS = {
     "estimate": Command(estimate_command, EstimateConfig, epilog=CLASSES),

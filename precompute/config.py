@@ -1,6 +1,6 @@
-"""What each command of `precompute` is told, by YAML or on the command line.
+"""The config of each `precompute` command, from YAML or the command line.
 
-The commands' own sections stand together here, without torch, so that `--help` and a config error take no time.
+This module does not import torch, so that `--help` and config errors are fast.
 """
 
 from collections.abc import Iterator
@@ -25,16 +25,17 @@ from precompute.sources import SourceConfig, recorded_section
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """How latents rest on disk."""
+    """How latents are stored on disk."""
 
     format: StoreFormat = "zarr"
     """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard, which webdataset,
-    Hugging Face datasets and Megatron-Energon open as it is."""
+    Hugging Face datasets and Megatron-Energon read directly."""
     dtype: StoreDtype = "float16"
-    """float16 holds every bfloat16 latent exactly; a latent that overflows it is rejected, never made infinite.
-    zarr-python and xarray do not read bfloat16."""
+    """float16 stores bfloat16 latents of ordinary size exactly; a latent that overflows it is rejected, never made
+    infinite. zarr-python and xarray do not read bfloat16."""
     codec: CodecName = "none"
-    """none reads fastest; zstd saves a third of the disk on real latents; lz4 saves a little less and reads faster."""
+    """none reads fastest; zstd saves a third of the disk space of real latents; lz4 saves a little less and reads
+    faster."""
     samples_per_shard: int = 4_096
     """Unit of work and of resume; 4,096 float16 latents of 16 x 28 x 28 are 103 MB."""
 
@@ -48,42 +49,39 @@ class StoreConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How the work is done; nothing here changes a cache's bytes."""
+    """How a build runs; nothing here changes a cache's bytes."""
 
     engine: Literal["local", "ray"] = "local"
-    """local: worker processes on this machine. ray: workers on every node of a Ray cluster, that of RAY_ADDRESS or one
-    that runs here; without either, a Ray of this machine alone is started."""
+    """local: worker processes on this machine. ray: workers on every node of the Ray cluster at RAY_ADDRESS, or of one
+    that runs here; without either, Ray is started on this machine only."""
     workers: int | Literal["auto"] = "auto"
-    """Processes, each with its own encoder; auto is as many as keep each GPU busy, up to four, by its cores and memory,
-    or one for every two cores of a CPU. On Ray a number is the most that there will be, and auto takes all that the
-    cluster has or gains."""
+    """Processes, each with its own encoder. auto: up to four per GPU, by its cores and memory, or one for every two CPU
+    cores. With Ray, a number is the maximum, and auto uses all nodes that the cluster has or gains."""
     decode_threads: int | Literal["auto"] = "auto"
-    """Threads that decode images in each worker; auto shares the machine's cores among the workers."""
+    """Decode threads in each worker; auto shares the machine's cores among the workers."""
     max_reject_fraction: float = 0.01
-    """The build fails when more than this fraction of all samples is rejected: often of a wrong folder or a lost mount.
-    """
+    """The build fails if more than this fraction is rejected; the usual cause is a wrong folder or a lost mount."""
     check_space: bool = True
-    """Refuse a new cache of codec none that is larger than the free space at its place."""
+    """Refuse to start a new uncompressed cache (codec none) that is larger than the free space."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "decode_threads"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"run.{name} must be at least 1 or auto, got {getattr(self, name)}")
         if self.engine == "ray" and find_spec("ray") is None:
-            missing = f"ray is not installed; run {install('ray')}"
-            raise ConfigError(f"run.engine: {missing}")
+            raise ConfigError(f"run.engine: ray is not installed; run {install('ray')}")
         if not 0.0 <= self.max_reject_fraction <= 1.0:
             raise ConfigError(f"run.max_reject_fraction must be in [0, 1], got {self.max_reject_fraction}")
 
     def threads(self, workers: int) -> int:
-        """Decode threads of one worker out of `workers`."""
+        """Return the decode threads of each of `workers` workers."""
         if self.decode_threads != "auto":
             return self.decode_threads
         return max(1, usable_cores() // workers)
 
 
 SECTIONS = {"source": SourceConfig, "encoder": EncoderConfig, "image": ImageConfig, "store": StoreConfig}
-"""What a cache remembers of its build."""
+"""Config sections that a cache records about its build."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,7 @@ class BuildConfig:
     """Encode every image of a source once, into a sealed cache; run again to resume."""
 
     cache: str
-    """Where the cache lies: a folder, made if need be, or a URL: s3://BUCKET/FOLDER, gs://…, az://…"""
+    """The cache's folder, created if needed, or its URL: s3://BUCKET/FOLDER, gs://…, az://…"""
     source: SourceConfig
     encoder: EncoderConfig
     image: ImageConfig = field(default_factory=ImageConfig)
@@ -102,16 +100,14 @@ class BuildConfig:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
         self._refuse_other_inputs()
-        folder = self._folder  # a URL of another kind is refused here, whatever the source
+        folder = self._folder  # refuses a URL of another kind, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
         if self.run.engine == "ray" and self.encoder.device not in ("auto", "cpu", "cuda"):
-            raise ConfigError(
-                f"encoder.device: Ray says which GPU is whose; use auto, cpu or cuda, not {self.encoder.device}"
-            )
+            raise ConfigError(f"encoder.device: Ray assigns the GPUs; use auto, cpu or cuda, not {self.encoder.device}")
 
     def _refuse_other_inputs(self) -> None:
-        """Raise ConfigError where source, recipe and encoder are not all for images, or all for texts."""
+        """Raise ConfigError unless source, recipe and encoder are all for images, or all for texts."""
         if self.encoder.reads_text and self.source.text is None:
             raise ConfigError("encoder.max_tokens is for a text encoder, which reads texts; set source.text: caption")
         if self.source.text is not None and not self.encoder.reads_text:
@@ -119,12 +115,12 @@ class BuildConfig:
                 f"source.text: {self.source.text} is for a text encoder; set encoder.max_tokens too, 512 say, or leave "
                 "it out"
             )
-        told = [each.name for each in fields(ImageConfig) if getattr(self.image, each.name) != each.default]
-        if self.encoder.reads_text and told:
-            raise ConfigError(f"image.{told[0]} means nothing to a text encoder; leave image: out")
+        changed = [each.name for each in fields(ImageConfig) if getattr(self.image, each.name) != each.default]
+        if self.encoder.reads_text and changed:
+            raise ConfigError(f"image.{changed[0]} has no effect on a text encoder; leave image: out")
 
     def prepared(self) -> Self:
-        """With the values of `image:` that its model's own files say, where they are to; these may be downloaded."""
+        """Return the config with `image:` filled from the model's files if it asks for that; may download them."""
         if not self.image.from_model:
             return self
         from precompute.encoders.preprocessing import as_model_prepares  # needs huggingface_hub, as `--help` does not
@@ -133,8 +129,8 @@ class BuildConfig:
         return replace(self, image=replace(chosen, **as_model_prepares(self.encoder.model)))
 
     @property
-    def own_encoder(self) -> EncoderConfig:
-        """As the process that plans loads it, to know it: on Ray, all GPUs may be elsewhere."""
+    def planning_encoder(self) -> EncoderConfig:
+        """The planning process's encoder config; with Ray it uses the CPU, because all GPUs may be elsewhere."""
         return replace(self.encoder, device="cpu") if self.run.engine == "ray" else self.encoder
 
     @property
@@ -142,28 +138,26 @@ class BuildConfig:
         return Path(str(open_store(self.cache))).resolve()
 
     @property
-    def overlap(self) -> str | None:
-        """What to say of a cache that lies in the folder of its images."""
+    def overlap_warning(self) -> str | None:
+        """A warning if the cache lies in its own image folder; None otherwise."""
         images = Path(self.source.images or self.source.path).expanduser()
         inside = self._folder.is_relative_to(images.resolve())
         if self.source.kind == "cache" or is_url(self.cache) or not (inside and images.is_dir()):
             return None
-        return (
-            f"the cache lies in its source's folder {images}, all of which every build lists; a place beside is better"
-        )
+        return f"the cache lies in its source's folder {images}, and every build will list it too; put it outside"
 
     @classmethod
     def of_cache(cls, cache: Address) -> Self:
-        """The config of an existing cache, from what `recorded` kept; CacheError where this version reads it not."""
+        """Read the config of an existing cache, as `recorded` wrote it; raise CacheError if this version cannot."""
         store = open_store(cache)
         made: dict[str, Any] = {name: recorded_section(store, name, kind) for name, kind in SECTIONS.items()}
-        # What was rejected once has been accepted: the same shards reject the same samples again.
+        # No limit: these rejects were accepted once, and rebuilt shards reject the same samples.
         return cls(cache=str(store), run=RunConfig(max_reject_fraction=1.0), **made)
 
     def recorded(self) -> dict[str, Any]:
-        """What a cache keeps of it: all that names the inputs, nothing of where and how the run was made.
+        """Return the part that a cache records: everything that names the inputs, but not `cache` and `run`.
 
-        Paths are absolute there: a later program may run in any folder.
+        Paths become absolute, because a later program may run in any folder.
         """
         record = {name: values for name, values in asdict(self).items() if name not in ("cache", "run")}
         for section, name in (("source", "path"), ("source", "images"), ("encoder", "model")):
@@ -175,58 +169,57 @@ class BuildConfig:
 
 
 @contextmanager
-def where_remembered(cache: Address) -> Iterator[None]:
-    """Around the opening of sources and encoder that only `build.json` names: says what to do where they have moved.
+def advising_on_moved_paths(cache: Address) -> Iterator[None]:
+    """Add advice to errors about a moved source or encoder whose path comes from `build.json`.
 
-    That they have is no wrong usage, as it is of the config that first named them.
+    A moved path is not a usage error here, so MissingPathError becomes SourceError.
     """
     try:
         yield
     except (SourceError, ModelError, MissingPathError) as error:
         kind = SourceError if isinstance(error, MissingPathError) else type(error)
         raise kind(
-            f"{error}. So {open_store(cache).where(BUILD_FILE)} remembers it; if it has moved, run the "
-            "`precompute build` of this cache with its new place: nothing that fits is encoded again, and the new "
-            "place is remembered"
+            f"{error}. The path comes from {open_store(cache).where(BUILD_FILE)}; if it has moved, run the "
+            "`precompute build` of this cache with the new path: committed shards are kept, and the new path is "
+            "recorded"
         ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepairConfig:
-    """Build damaged shards again, to the same bytes, and reseal."""
+    """Rebuild damaged shards to the same bytes, and reseal."""
 
     report: str | None = None
-    """A report that `cache-store verify --report` wrote; every shard it names is built again."""
+    """A report of `cache-store verify --report`; every shard that it names is rebuilt."""
     shards: int | list[int] | None = None
-    """Shards to build again, by number, with or without a report: 17, or [3, 17]."""
+    """Shards to rebuild, by number, with or without a report: 17, or [3, 17]."""
 
     def __post_init__(self) -> None:
         if self.report is None and self.shards in (None, []):
             raise ConfigError("name what to repair: --report FILE (from `cache-store verify --report`) or --shards")
 
     @property
-    def named(self) -> list[int]:
-        """Shards asked for by number."""
+    def shard_numbers(self) -> list[int]:
         return [self.shards] if isinstance(self.shards, int) else self.shards or []
 
 
 SAMPLES_DRAWN = 300
-"""By an audit that is told neither a number nor a time; 299 without a fault bound the faulty share below 1 %."""
+"""Samples that an audit draws by default; 299 samples without a fault bound the faulty share below 1 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
-    """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
+    """Encode a random draw of a cache's samples again and compare; exit 1 if any differs or its image changed."""
 
     samples: int | None = None
-    """Samples to draw, each with its whole planned batch. By default 300, unless a time is given: where none of them
-    differs, less than 1 % of all do."""
+    """Samples to draw; each is encoded with its whole planned batch. Default: 300, unless a time is given; if none of
+    300 differs, fewer than 1 % of all samples do (95 % confidence)."""
     seconds: float | None = None
-    """Draw for so long, or until all samples are drawn; with a number of samples too, whichever ends first."""
+    """Stop after this many seconds, or when all samples are drawn; with --samples too, whichever comes first."""
     seed: int | None = None
-    """Repeats a draw; chosen at random, and shown, when not given."""
+    """Seed of the draw, to repeat it; chosen at random and printed if not given."""
     device: str | None = None
-    """Where to encode: auto, cpu, cuda or cuda:N; by default as the cache's build was configured."""
+    """Where to encode: auto, cpu, cuda or cuda:N; default: as in the cache's build."""
     report: str | None = None
     """Also write the result to this JSON file, in the shape of `cache-store verify --report`."""
 
@@ -239,7 +232,7 @@ class AuditConfig:
 
     @property
     def num_samples(self) -> int | None:
-        """How many to draw, where time is not all that ends the draw."""
+        """Number of samples to draw; None if only time limits the draw."""
         return SAMPLES_DRAWN if self.samples is None and self.seconds is None else self.samples
 
 
@@ -250,11 +243,11 @@ class DecodedGalleryConfig(GalleryConfig):
     decode: bool = field(default=False, metadata={"option": "--decode"})
     """Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."""
     model: str | None = None
-    """Where the VAE is now, if not where the build found it: a hub id or a folder."""
+    """The VAE's hub id or folder, if it is not where the build found it."""
     device: str = "auto"
     """Where to decode: auto (a GPU if there is one), cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.decode and (self.model is not None or self.device != "auto"):
-            raise ConfigError("--model and --device are for --decode; add it or leave them out")
+            raise ConfigError("--model and --device need --decode; add --decode or leave them out")

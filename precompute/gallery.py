@@ -13,7 +13,7 @@ from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import Gallery
 from cache_store.refusal import Difference, refuse
 from cache_store.storage.store import Address
-from precompute.config import BuildConfig, DecodedGalleryConfig, where_remembered
+from precompute.config import BuildConfig, DecodedGalleryConfig, advising_on_moved_paths
 from precompute.encoders.registry import load_decoder
 
 # Axes: N images, C latent channels, H W latent cells, Y X pixels, 3 RGB.
@@ -32,7 +32,7 @@ def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
     identity = open_cache(cache).spec.array.encoder
     recorded = BuildConfig.of_cache(cache).encoder
     encoder = replace(recorded, model=config.model or recorded.model, device=config.device)
-    with where_remembered(cache) if config.model is None else nullcontext():
+    with advising_on_moved_paths(cache) if config.model is None else nullcontext():
         decode, weights_sha256 = load_decoder(encoder)
     if weights_sha256 != identity.weights_sha256:
         difference = Difference("sha256 of the encode path", identity.weights_sha256, weights_sha256)

@@ -110,7 +110,7 @@ def test_help_fits_the_terminal_without_python_types_or_repeats(program, command
         ("precompute", "build", "--encoder.fold {true,false} Fold"),
         ("precompute", "build", "(default: true)"),
         ("precompute", "build", "--run.workers N|auto Processes"),
-        ("precompute", "build", "--cache CACHE Where the cache lies: a folder, made if need be, or a URL: s3://"),
+        ("precompute", "build", "--cache CACHE The cache's folder, created if needed, or its URL: s3://"),
         ("precompute", "repair", "usage: precompute repair CACHE [options]"),
         ("precompute", "repair", "--shards N|[N,…] Shards"),
         ("trainer", "train", "--optim.max_grad_norm NUMBER Gradients are scaled down to this norm; null: never."),

@@ -29,7 +29,7 @@ from precompute.images.fit import MID_GREY, fit_image
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import Images, expecting
+from precompute.sources.archives.image_store import Images, prefetch_of
 from precompute.sources.fields import answer_of
 
 # Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB, T tokens of a text.
@@ -138,7 +138,7 @@ class Batch:
 
     def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
         """Start decoding."""
-        expecting(source)(names := self.samples["uri"].to_pylist())
+        prefetch_of(source)(names := self.samples["uri"].to_pylist())
         uris = list(enumerate(names))
         size = pool.piece_images(len(uris))
         for start in range(0, len(uris), size):

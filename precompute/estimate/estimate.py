@@ -26,7 +26,7 @@ from precompute.estimate.costs import MeasuredStep, Prices, Training, read_step
 from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
 from precompute.images.decode import silence_decoders
-from precompute.rerun.decide import possible_spec
+from precompute.rerun.decide import make_spec
 from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
 
@@ -112,7 +112,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     drawn = draw_samples(source, config)
-    spec = possible_spec(recipe_of(config, encoder), drawn.count, NO_PLAN)
+    spec = make_spec(recipe_of(config, encoder), drawn.count, NO_PLAN)
     planned = [as_plan(batch) for batch in drawn.batches(config.encoder.batch_size)]
     with encoder_threads():
         threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
@@ -142,7 +142,7 @@ def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
         drawn = draw(counted(), config.encoder.batch_size)
     if not drawn.count:
         raise SourceError(
-            "; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", samples.passed_over]))
+            "; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", samples.skipped_note]))
         )
     return drawn
 

@@ -1,4 +1,4 @@
-"""Counting the parts of JPEG 2000 and AVIF files, which are made of boxes, before their decoders walk them.
+"""Count the parts of JPEG 2000 and AVIF files, which are made of boxes, before their decoders walk them.
 
 OpenJPEG allocates memory for every tile, precinct and code block, and a file of one kilobyte can declare millions. So a
 file with smaller parts than any encoder writes is refused. If a file ends between two tiles, OpenJPEG would leave the
@@ -35,8 +35,8 @@ MAX_TABLE_BYTES = 2**16
 """Size of each table of an AVIF's items; a grid of 512 tiles needs 10 KB."""
 ITEM_TABLES = frozenset({b"iinf", b"iloc", b"iref", b"ipma"})
 
-FRAMES = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
-"""The number of frames that a track declares."""
+AVIF_FRAME_COUNT = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
+"""Matches the number of frames that a track declares."""
 
 
 def avif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
@@ -48,7 +48,7 @@ def avif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
         if kind == b"meta":
             yield from avif_items(data, begin + 4, end)
         elif kind == b"moov":
-            yield from (int.from_bytes(match[1], "big") for match in FRAMES.finditer(data, begin, end))
+            yield from (int.from_bytes(match[1], "big") for match in AVIF_FRAME_COUNT.finditer(data, begin, end))
 
 
 def avif_items(data: bytes, begin: int, end: int) -> Iterator[int]:
@@ -139,7 +139,7 @@ def tile_parts(data: bytes, position: int) -> Iterator[int]:
 
 
 def tiles_of(siz: bytes, size: bytes | None) -> int:
-    """Compute the number of tiles; Rejected where they are far too many for their image."""
+    """Compute the number of tiles; raise Rejected if they are far too many for their image."""
     right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = SIZ_CONTENT.unpack_from(siz)
     width, height = right - left, bottom - top
     if width <= 0 or height <= 0 or not (tile_width and tile_height) or components > MAX_COMPONENTS:
@@ -153,7 +153,7 @@ def tiles_of(siz: bytes, size: bytes | None) -> int:
 
 
 def refuse_small_blocks(marker: int, segment: bytes) -> None:
-    """Raise Rejected where COD or COC cut the image into far too many layers, code blocks or precincts."""
+    """Raise Rejected if COD or COC cuts the image into far too many layers, code blocks or precincts."""
     if marker == COD:
         style, layers, coding = segment[:1], int.from_bytes(segment[2:4], "big"), segment[5:]
     elif marker == COC:

@@ -1,4 +1,4 @@
-"""From an image file's bytes to upright RGB.
+"""Decode an image file's bytes to upright RGB.
 
 Image files are untrusted: formats are allow-listed, the pixel count and the number of parts that a decoder would walk
 are limited before anything is decoded, and a truncated file fails instead of ending in grey. Only the first frame is
@@ -22,10 +22,10 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import ImageRecipe
-from precompute.images.fit import EDGE, Decoded, find_fit, reduction, whole
+from precompute.images.fit import EDGE, Decoded, find_fit, reduction, unreduced
 from precompute.images.netpbm import NETPBM, decode_netpbm
-from precompute.images.not_images import what_it_is
-from precompute.images.parts import MAX_EXIF_BYTES, is_of_cosines, refuse_costly
+from precompute.images.not_images import describe_file
+from precompute.images.parts import MAX_EXIF_BYTES, is_dct_jpeg, refuse_costly
 from precompute.images.pixels import to_rgb, with_true_levels
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
@@ -75,7 +75,7 @@ MEMORY_AT_LEAST = 64 * 2**20
 """Bytes that an image may take however small it is: parts of its file as Python objects, decoders' buffers."""
 
 
-class Turn(NamedTuple):
+class Orientation(NamedTuple):
     """The transform that an EXIF orientation asks for."""
 
     method: Image.Transpose | None = None
@@ -86,17 +86,17 @@ class Turn(NamedTuple):
 
 
 ORIENTATIONS = {
-    2: Turn(Image.Transpose.FLIP_LEFT_RIGHT, False, (True, False)),
-    3: Turn(Image.Transpose.ROTATE_180, False, (True, True)),
-    4: Turn(Image.Transpose.FLIP_TOP_BOTTOM, False, (False, True)),
-    5: Turn(Image.Transpose.TRANSPOSE, True, (False, False)),
-    6: Turn(Image.Transpose.ROTATE_270, True, (True, False)),
-    7: Turn(Image.Transpose.TRANSVERSE, True, (True, True)),
-    8: Turn(Image.Transpose.ROTATE_90, True, (False, True)),
+    2: Orientation(Image.Transpose.FLIP_LEFT_RIGHT, False, (True, False)),
+    3: Orientation(Image.Transpose.ROTATE_180, False, (True, True)),
+    4: Orientation(Image.Transpose.FLIP_TOP_BOTTOM, False, (False, True)),
+    5: Orientation(Image.Transpose.TRANSPOSE, True, (False, False)),
+    6: Orientation(Image.Transpose.ROTATE_270, True, (True, False)),
+    7: Orientation(Image.Transpose.TRANSVERSE, True, (True, True)),
+    8: Orientation(Image.Transpose.ROTATE_90, True, (False, True)),
 }
-"""By EXIF's number."""
+"""Transforms by EXIF's number."""
 
-UNREADABLE = Turn(is_readable=False)
+UNREADABLE_EXIF = Orientation(is_readable=False)
 
 ORIENTING = frozenset({"exif", "xmp"})
 """Segments of a JPEG that may say its orientation."""
@@ -107,7 +107,7 @@ build, such as a MemoryError.
 """
 
 AVIF_EXIF_ITEM = re.compile(rb"(infe\x02.{7})Exif", re.DOTALL)
-"""An AVIF's entry for EXIF, up to its type."""
+"""Matches an AVIF's entry for EXIF, up to its type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +115,18 @@ class ImageConfig:
     """The steps from an image to pixels; every field changes the latents, so changing one means a new cache."""
 
     height: int = 224
-    """Pixels; a multiple of a VAE's spatial factor (8 for Cosmos), a vision tower's own size."""
+    """Pixels; a multiple of a VAE's spatial factor (8 for Cosmos), or a vision tower's own size."""
     width: int = 224
     """Pixels; a multiple of the same factor as the height."""
     fit: str = "squash"
-    """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey;
-    edge N: scale the shorter side to N, then cut the middle out, as processors of CLIP and DINO do.
+    """squash: scale both sides, ignoring the aspect; crop: fill, keep the middle; pad: fit, add a grey border; edge N:
+    scale the shorter side to N, keep the middle, as processors of CLIP and DINO do.
     """
     resample: Literal["bilinear", "bicubic", "lanczos", "box"] = "bilinear"
-    """Pillow's filter of that name; all of them average when they shrink."""
+    """Pillow's filter of that name; all average when they shrink."""
     range: Literal["signed", "theworld", "clip", "imagenet", "unit"] = "signed"
-    """RGB as the encoder is fed: signed is in [-1, 1], as VAEs and SigLIP expect; clip and imagenet, for vision towers,
-    are standardised as CLIP's and DINO's are; unit is in [0, 1]; theworld, for a VAE, is in [0, 255].
+    """Range of RGB at the encoder's input. signed: [-1, 1], as VAEs and SigLIP expect; clip, imagenet: standardised for
+    vision towers as CLIP and DINO do; unit: [0, 1]; theworld: [0, 255], for a VAE.
     """
     max_pixels: int = 100_000_000
     """Larger images are rejected from their header, before decoding; 100 million take up to 3.2 GB to decode."""
@@ -138,7 +138,7 @@ class ImageConfig:
     """Mirror left and right after fitting: a second view of the same samples, to store in a separate cache."""
 
     from_model: bool = False
-    """Take height, width, fit, resample and range as a vision tower's preprocessor_config.json has them."""
+    """Take height, width, fit, resample and range from a vision tower's preprocessor_config.json."""
 
     def __post_init__(self) -> None:
         if find_fit(self.fit) is None:
@@ -148,7 +148,9 @@ class ImageConfig:
                 f"image.fit: {self.fit} leaves too little for {self.height}x{self.width}; the shorter side must be at "
                 f"least {max(self.height, self.width)}"
             )
-        if self.from_model and any(getattr(self, name) != default for name, default in of_model(type(self)).items()):
+        if self.from_model and any(
+            getattr(self, name) != default for name, default in model_defaults(type(self)).items()
+        ):
             raise ConfigError("image.from_model says height, width, fit, resample and range; leave them out")
         for name in ("height", "width", "max_pixels"):
             if getattr(self, name) < 1:
@@ -160,42 +162,43 @@ class ImageConfig:
         return ImageRecipe(**{name: value for name, value in asdict(self).items() if name != "from_model"})
 
 
-def of_model(config: type) -> dict[str, Any]:
-    """Defaults of the fields that a model's own preprocessing says."""
+def model_defaults(config: type) -> dict[str, Any]:
+    """Return the defaults of the fields that `from_model` sets."""
     names = ("height", "width", "fit", "resample", "range")
     return {field.name: field.default for field in fields(config) if field.name in names}
 
 
 def content_sha256(data: bytes) -> str:
-    """Compute what a cache records of an image file: SHA-256 over its bytes, as read."""
+    """Compute the SHA-256 of an image file's bytes, as caches record it."""
     return hashlib.sha256(data).hexdigest()
 
 
 def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
-    """Decode to upright RGB of up to the recipe's `max_pixels`; Rejected where that is not possible."""
+    """Decode to upright RGB of up to the recipe's `max_pixels`; raise Rejected if that is impossible."""
     max_pixels = recipe.max_pixels
     if NETPBM.match(data):
-        return whole(to_rgb(decode_netpbm(data, max_pixels)))
+        return unreduced(to_rgb(decode_netpbm(data, max_pixels)))
     refuse_costly(data, max_pixels)
     try:
         image, has_sound_exif = open_image(data)
         with image:
             refuse_many_pixels(*image.size, max_pixels)
-            if recipe.decode == "reduced" and isinstance(image, JpegImageFile) and is_of_cosines(data):
+            if recipe.decode == "reduced" and isinstance(image, JpegImageFile) and is_dct_jpeg(data):
                 return decode_reduced(image, recipe)
             image.load()
             if is_plain(image):
-                return whole(image)
-            turn = turn_of(image)
-            return whole(to_rgb(upright(with_true_levels(image, data), turn)), turn.is_readable and has_sound_exif)
+                return unreduced(image)
+            turn = orientation_of(image)
+            rgb = to_rgb(turn_upright(with_true_levels(image, data), turn))
+            return unreduced(rgb, turn.is_readable and has_sound_exif)
     except UnidentifiedImageError:
-        raise Rejected("cannot decode", what_it_is(data)) from None
+        raise Rejected("cannot decode", describe_file(data)) from None
     except (*DECODER_ERRORS, struct.error) as error:
         raise Rejected("cannot decode", f"{type(error).__name__}: {str(error).strip() or 'no details'}") from None
 
 
 def open_image(data: bytes) -> tuple[Image.Image, bool]:
-    """Open an image file; False with an AVIF that libavif opens only without its EXIF, which is broken."""
+    """Open an image file; the second result is False for an AVIF that opens only without its broken EXIF."""
     formats = ("TGA",) if TGA.match(data) else WITH_MAGIC
     try:
         return Image.open(io.BytesIO(data), formats=formats), True
@@ -208,27 +211,27 @@ def open_image(data: bytes) -> tuple[Image.Image, bool]:
 
 def decode_reduced(image: JpegImageFile, recipe: ImageRecipe) -> Decoded:
     """Let libjpeg reduce an image as far as the recipe allows."""
-    (width, height), turn = image.size, turn_of(image)
+    (width, height), turn = image.size, orientation_of(image)
     size = (height, width) if turn.exchanges_sides else (width, height)
     factor = reduction(size, recipe)
     if factor > 1:
         image.draft(None, (width // factor, height // factor))
     image.load()
-    rgb = to_rgb(upright(image, turn))
+    rgb = to_rgb(turn_upright(image, turn))
     outside = (pixels - side / factor for pixels, side in zip(rgb.size, size, strict=True))
     origin_x, origin_y = (part * mirrored for part, mirrored in zip(outside, turn.mirrors, strict=True))
     return Decoded(rgb=rgb, size=size, reduction=factor, origin=(origin_x, origin_y), exif_is_readable=turn.is_readable)
 
 
-def turn_of(image: Image.Image) -> Turn:
-    """Return the orientation of EXIF, else of XMP; `UNREADABLE` if the EXIF is broken, although the pixels are not."""
+def orientation_of(image: Image.Image) -> Orientation:
+    """Return the orientation of EXIF, else of XMP; `UNREADABLE_EXIF` if the EXIF is broken."""
     if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
         raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
     try:
-        Image.Exif().load(image.info.get("exif", b""))  # Pillow has read a JPEG's, and forgets what it raised then
-        return ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), Turn())
+        Image.Exif().load(image.info.get("exif", b""))  # Pillow has read a JPEG's and forgotten its error
+        return ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), Orientation())
     except (*DECODER_ERRORS, struct.error):
-        return UNREADABLE
+        return UNREADABLE_EXIF
 
 
 def is_plain(image: Image.Image) -> bool:
@@ -236,6 +239,6 @@ def is_plain(image: Image.Image) -> bool:
     return isinstance(image, JpegImageFile) and image.mode == "RGB" and ORIENTING.isdisjoint(image.info)
 
 
-def upright(image: Image.Image, turn: Turn) -> Image.Image:
+def turn_upright(image: Image.Image, turn: Orientation) -> Image.Image:
     """Turn an image; unlike Pillow's `exif_transpose`, without a copy and without changing EXIF."""
     return image if turn.method is None else image.transpose(turn.method)

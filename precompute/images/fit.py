@@ -37,10 +37,10 @@ class Decoded:
     origin: tuple[float, float] = (0.0, 0.0)
     """Start of the image in `rgb`; above 0 if EXIF mirrors it, because its partial last pixel then comes first."""
     exif_is_readable: bool = True
-    """False where the image may be stored turned, and its EXIF cannot tell."""
+    """False if the image may be stored turned, and its EXIF cannot tell."""
 
 
-def whole(rgb: Image.Image, exif_is_readable: bool = True) -> Decoded:
+def unreduced(rgb: Image.Image, exif_is_readable: bool = True) -> Decoded:
     return Decoded(rgb=rgb, size=rgb.size, exif_is_readable=exif_is_readable)
 
 
@@ -66,22 +66,22 @@ def pad(size: Size, target: Size) -> tuple[Box, Size]:
 
 
 def shorter_side(size: Size, side: int) -> tuple[Box, Size]:
-    """The whole image, its shorter side of so many pixels; computed as by transformers' image processors."""
+    """Select the whole image, its shorter side scaled to `side` pixels, as transformers' image processors do."""
     longer = int(side * max(size) / min(size))
     return (0, 0, *size), (side, longer) if size[0] <= size[1] else (longer, side)
 
 
 Fit = Callable[[Size, Size], tuple[Box, Size]]
-"""From an image's size and the recipe's: the part that is seen and the size it becomes; the excess is cut."""
+"""Maps an image's size and the recipe's to the part that is seen and the size it becomes; the excess is cut."""
 
 FITS: dict[str, Fit] = {"squash": squash, "crop": crop, "pad": pad}
 
 EDGE = re.compile(r"edge ([1-9][0-9]{0,4})")
-"""A fit that scales the shorter side to so many pixels, then cuts the middle out."""
+"""A fit that scales the shorter side to this many pixels, then keeps the middle."""
 
 
 def find_fit(name: str) -> Fit | None:
-    """The fit of that name; None where there is none."""
+    """Return the fit of that name; None if there is none."""
     if edge := EDGE.fullmatch(name):
         return lambda size, target: shorter_side(size, int(edge[1]))
     return FITS.get(name)
@@ -93,8 +93,8 @@ def fit_of(recipe: ImageRecipe) -> Fit:
     return fit
 
 
-def place_of(size: int, target: int) -> int:
-    """Return the fitted image's start on one axis: a border is rounded as in Pillow's `ImageOps.pad`, a cut down."""
+def fitted_start(size: int, target: int) -> int:
+    """Return the fitted image's start on one axis: a border is rounded as by Pillow's `ImageOps.pad`, a cut down."""
     return -((size - target) // 2) if size > target else round((target - size) * 0.5)
 
 
@@ -118,7 +118,7 @@ def fit_image(image: Decoded, recipe: ImageRecipe) -> Image.Image:
         fitted = Image.new("RGB", target, (MID_GREY,) * 3)
         if min(size) > 0:
             inner = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
-            fitted.paste(inner, (place_of(size[0], target[0]), place_of(size[1], target[1])))
+            fitted.paste(inner, (fitted_start(size[0], target[0]), fitted_start(size[1], target[1])))
     return fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if recipe.flip else fitted
 
 

@@ -18,7 +18,7 @@ BLANK = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
 NETPBM = re.compile(rb"P[1-6][ \t-\r#]")
 SIZE = rb"P[1-6]" + BLANK + rb"(\d{1,9})" + BLANK + rb"(\d{1,9})"
 HEADERS = {True: re.compile(SIZE + rb"[ \t-\r]"), False: re.compile(SIZE + BLANK + rb"(\d{1,5})[ \t-\r]")}
-"""By whether the image is bilevel; only other headers have a maximum. One blank comes before the pixels."""
+"""Patterns by whether the image is bilevel; only other headers have a maximum. One blank comes before the pixels."""
 
 COMMENT = re.compile(rb"#[^\r\n]*+")
 LONG_VALUE = re.compile(rb"\d{10}")
@@ -26,7 +26,7 @@ BLANKS, DIGITS = b" \t\n\v\f\r", b"0123456789"
 
 
 def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:
-    """Decode the first image, bilevel, grey or RGB; Rejected where it is broken."""
+    """Decode the first image, bilevel, grey or RGB; raise Rejected if it is broken."""
     kind = data[1] - ord("0")
     is_bilevel, is_plain, channels = kind in (1, 4), kind <= 3, 3 if kind in (3, 6) else 1
     header = HEADERS[is_bilevel].match(data, 0, MAX_HEADER_BYTES)
@@ -43,7 +43,7 @@ def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:
     values = plain_values(body, count, is_bilevel) if is_plain else binary_values(body, count, maximum)
     if values.max() > maximum:
         raise Rejected("cannot decode", f"it has values above its maximum, {maximum}")
-    levels = levels_of(maximum)[1 - values if is_bilevel else values]  # of PBM, 1 is black
+    levels = levels_of(maximum)[1 - values if is_bilevel else values]  # in PBM, 1 is black
     return Image.fromarray(levels.reshape((height, width, 3) if channels == 3 else (height, width)))
 
 
@@ -62,7 +62,7 @@ def plain_values(body: memoryview, count: int, is_bilevel: bool) -> np.ndarray:
     """Read the first `count` numbers; a PBM's are single digits, which need no blanks between them."""
     text = COMMENT.sub(b" ", body)
     if text.translate(None, BLANKS + DIGITS) or (not is_bilevel and LONG_VALUE.search(text)):
-        raise Rejected("cannot decode", "it has values that are no small numbers")
+        raise Rejected("cannot decode", "it has values that are not small numbers")
     if is_bilevel:
         text = text.translate(None, BLANKS)
         refuse_short(text, count)

@@ -7,7 +7,7 @@ from precompute.images.box_parts import AVIF_BRANDS, HEIF_BRANDS
 
 CONVERT = "convert it to PNG or JPEG"
 CUT = "but its header is damaged or cut short"
-NOT_READ = "but its header is damaged or of a kind that is not read"
+NOT_READ = "but its header is damaged or of an unsupported kind"
 
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
 
@@ -39,7 +39,7 @@ BY_MAGIC = {
 """Files found among images, by first bytes."""
 
 TEXT_BYTES = 4_096
-"""Enough to tell what a text is."""
+"""Bytes that are enough to tell what a text is."""
 
 BY_TEXT = {
     r"\s*<(!doctype\s+html|html|head|body)[\s>]": "is text (HTML page), not an image",
@@ -52,7 +52,7 @@ BY_TEXT = {
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-def what_it_is(data: bytes) -> str:
+def describe_file(data: bytes) -> str:
     """Complete the sentence "the file …": is empty, is SVG, is a video."""
     if not data:
         return "is empty"
@@ -60,11 +60,11 @@ def what_it_is(data: bytes) -> str:
         return "holds only zero bytes"
     if data[4:8] == b"ftyp":
         return name_by_brands(data)
-    return by_magic(data, BY_MAGIC) or name_by_text(data[:TEXT_BYTES]) or "is in no image format that is read here"
+    return name_by_magic(data, BY_MAGIC) or name_by_text(data[:TEXT_BYTES]) or "is not in a supported image format"
 
 
-def by_magic(data: bytes, names: Mapping[bytes, str]) -> str | None:
-    """Look up what a file is by its first bytes; None where no table entry fits."""
+def name_by_magic(data: bytes, names: Mapping[bytes, str]) -> str | None:
+    """Look up what a file is by its first bytes; None if no entry fits."""
     return next((name for magic, name in names.items() if data.startswith(magic)), None)
 
 
@@ -75,12 +75,12 @@ def name_by_brands(data: bytes) -> str:
     if brands & AVIF_BRANDS:
         return f"begins as an AVIF, {NOT_READ}"
     if brands & HEIC_BRANDS:
-        return f"is HEIC: {CONVERT}, with pillow-heif for one"
-    return f"is HEIF: {CONVERT}" if brands & HEIF_BRANDS else "is a video (MP4 or QuickTime), or of their family"
+        return f"is HEIC: {CONVERT}, for example with pillow-heif"
+    return f"is HEIF: {CONVERT}" if brands & HEIF_BRANDS else "is a video (MP4, QuickTime or related)"
 
 
 def name_by_text(head: bytes) -> str | None:
-    """Name the kind of text; None where it is not text. The last character may be cut."""
+    """Name the kind of text; None if it is not text. The last character may be cut."""
     text = head.decode("utf-8-sig", errors="ignore")
     if len(text.encode()) < len(head) - 6 or CONTROL.search(text):
         return None

@@ -1,4 +1,4 @@
-"""Counting the parts of an image file before Pillow walks them in Python.
+"""Count the parts of an image file before Pillow walks them in Python.
 
 A pixel count does not bound the work in a file: empty chunks, comments and strip offsets cost a decoder a microsecond
 and hundreds of bytes of memory each, every scan of a JPEG goes over the whole image once more, and a TIFF's tile may be
@@ -29,9 +29,9 @@ JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
 UNSIZED = frozenset({SOI, EOI, TEM})
 
-FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-FRAMES_OF_COSINES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
-"""Sequential and progressive, with either entropy code."""
+JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+DCT_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
+"""Sequential and progressive frames, with either entropy code."""
 SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1, 0xC9})
 FRAME_COMPONENTS, SCAN_COMPONENTS = 7, 2
 """Offsets of the component count in a segment, from its length field on."""
@@ -40,7 +40,7 @@ GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B
 
 BMP_COMPRESSION, BMP_RUN_LENGTHS = slice(30, 34), frozenset({b"\1\0\0\0", b"\2\0\0\0"})
 BMP_PART_BYTES = 160
-"""100,000 of them are 16 MB, which take Pillow 6 s."""
+"""Bytes in run lengths that cost as much as one part; 100,000 parts are 16 MB, which take Pillow 6 s."""
 
 TIFF_BYTE_LIKE = frozenset({1, 2, 7})
 """BYTE, ASCII, UNDEFINED: kept as bytes, not as a tuple of numbers."""
@@ -85,7 +85,7 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
             if marker == EOI:
                 return
             continue
-        if marker in FRAMES:
+        if marker in JPEG_FRAMES:
             is_sequential = marker in SEQUENTIAL_FRAMES
             frames.append(byte_at(data, position + FRAME_COMPONENTS) if is_sequential else b"")
         elif marker == SOS:
@@ -104,17 +104,17 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def byte_at(data: bytes, place: int) -> bytes:
-    """Return the byte at `place`; empty behind the file's end."""
+    """Return the byte at `place`; empty beyond the file's end."""
     return data[place : place + 1]
 
 
-def is_of_cosines(data: bytes) -> bool:
+def is_dct_jpeg(data: bytes) -> bool:
     """Return whether libjpeg can reduce a JPEG: it cannot reduce a lossless one."""
     position = len(JPEG_MAGIC)
     while match := JPEG_MARKER.search(data, position):
         marker, position = data[match.end() - 1], match.end()
-        if marker in FRAMES:
-            return marker in FRAMES_OF_COSINES
+        if marker in JPEG_FRAMES:
+            return marker in DCT_FRAMES
         position += int.from_bytes(data[position : position + 2], "big")
     return False
 
@@ -142,7 +142,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
 def gif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
     """Count the blocks before the first frame; blocks of pixels are read in C."""
     flags = int.from_bytes(data[10:11], "big")
-    position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # behind the palette
+    position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # after the palette
     while position + 1 < len(data) and data[position] not in (GIF_IMAGE, GIF_END):
         yield 1
         if data[position] != GIF_EXTENSION:
@@ -187,7 +187,7 @@ def tiff_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def tiff_entries(data: bytes, offset: int, order: str, is_big: bool) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield tag, type, number of values, and the value or its place; struct.error where the file ends before it."""
+    """Yield tag, type, number of values, and the value or its offset; raise struct.error if the file ends before it."""
     head, entry = ("Q", "HHQ8s") if is_big else ("H", "HHL4s")
     (count,) = struct.unpack_from(order + head, data, min(offset, len(data)))
     step = struct.calcsize(order + entry)
@@ -200,7 +200,7 @@ def tiff_entries(data: bytes, offset: int, order: str, is_big: bool) -> Iterator
 
 
 def tiff_number(order: str, kind: int, count: int, value: bytes) -> int | None:
-    """Read the entry's value, where it is one whole number."""
+    """Return the entry's value if it is one whole number, else None."""
     form = f"{order}{TIFF_NUMBERS.get(kind, 's')}"
     if count != 1 or kind not in TIFF_NUMBERS or struct.calcsize(form) > len(value):
         return None

@@ -14,7 +14,7 @@ from precompute.images.parts import png_chunks
 from precompute.images.rejected import Rejected
 
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
-"""Unsigned, of any byte order: those of PNG and TIFF."""
+"""Unsigned modes of PNG and TIFF, in any byte order."""
 
 WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
 """Modes whose files do not say which number is black and which is white."""
@@ -39,7 +39,7 @@ def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
     if isinstance(image, PngImagePlugin.PngImageFile) and "transparency" in image.info:
         bits = data[PNG_BITS]
         if image.mode == "RGB" and bits == 16:
-            raise Rejected("unsupported pixels", "a transparent colour of 16 bits, of which 8 are read")
+            raise Rejected("unsupported pixels", "a 16-bit transparent colour; only 8 bits per channel are read")
         if image.mode in ("1", "L"):
             image.info["transparency"] = png_transparent_level(data) % 2**bits * (255 // (2**bits - 1))
     elif isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode == "I;16":
@@ -56,11 +56,11 @@ def png_transparent_level(data: bytes) -> int:
     return int.from_bytes(data[begin : begin + 2], "big")
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, strip_pixels: int = STRIP_PIXELS) -> Image.Image:
     """Convert any mode of Pillow to RGB: 16-bit grey by its high byte, alpha over white, CMYK as Pillow converts it."""
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
-    rgb, rows = Image.new("RGB", image.size), max(1, STRIP_PIXELS // image.width)
+    rgb, rows = Image.new("RGB", image.size), max(1, strip_pixels // image.width)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
         rgb.paste(strip_to_rgb(strip), (0, top))
@@ -107,7 +107,7 @@ def write_pixels_by_pillow(image: Image.Image, pixels_YX3: Bands, preview_hw3: B
 def write_pixels_in_c(image: Image.Image, pixels_YX3: Bands, preview_hw3: Bands | None) -> None:
     try:
         _, lent = image.__arrow_c_array__()
-    except ValueError:  # it is larger than one of Pillow's blocks of memory, 16 MiB
+    except ValueError:  # it is larger than one of Pillow's memory blocks, 16 MiB
         write_pixels_by_pillow(image, pixels_YX3, preview_hw3)
         return
     copy_pixels(lent, pixels_YX3)

@@ -8,7 +8,7 @@ seal. Every step is idempotent.
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from posixpath import commonpath, dirname
 
 from cache_store.cache.commit import make_seal, refuse_non_canonical, withdraw, write_seal
@@ -25,29 +25,41 @@ from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
 from precompute.encode.engines import ENGINES
 from precompute.encode.job import EncodeJob
-from precompute.encode.progress import BuildProgress
+from precompute.encode.progress import BuildProgress, Encoded
 from precompute.images.rejected import TooManyRejectsError
 from precompute.rerun.decide import Work
-from precompute.rerun.facts import Facts, Inputs
+from precompute.rerun.facts import BuildInputs, Facts
 from precompute.rerun.images import refuse_rejected, sample_changes
 from precompute.rerun.refusals import refuse_mismatched_shards
 
 
-def write_metadata(inputs: Inputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The result of a build: its seal and its counts."""
+
+    seal: Seal
+    encoded: Encoded
+    num_retried: int
+    """Rejected samples that were tried again."""
+    recovered: int
+    """Retried samples that are cached now."""
+
+
+def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
     """Write metadata that is missing, damaged or changed, and print notes; return the work without the plan.
 
     The notes come before the encoding, which can take days. The only shard records that it deletes are that of a partly
     filled last shard, when the cache grows, and `for_ranks` those of retried shards.
     """
     survey, store, config = facts.survey, inputs.store, inputs.config
-    overlap = None if survey.has_cache else config.overlap
+    overlap = None if survey.has_cache else config.overlap_warning
     for note in filter(None, (*work.notes, facts.skipped_note, overlap)):
         log_info(printable(note))
     if work.plan_file is None:
         write_plan(store, map(work.plan_rows, range(work.spec.num_shards)))
     plan_file = work.plan_file or file_record(store, PLAN_FILE)
     retried = work.recovered if for_ranks else ()
-    if work.grows or retried:
+    if work.is_extension or retried:
         store.delete(SEAL_FILE)  # before anything that it covers changes
         for shard in (*retried, *work.open_shards):
             withdraw(store, shard)
@@ -91,7 +103,7 @@ def delete_shard_files(store: Store, spec: Spec, shards: Collection[int]) -> Non
                 store.delete(name)
 
 
-def build_shards(inputs: Inputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
+def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
     """Build these shards, alone or (`shared`) beside other ranks; return the progress.
 
     Only a single-process build replaces files.
@@ -112,7 +124,7 @@ def build_shards(inputs: Inputs, work: Work, shards: Sequence[int], *, shared: b
             progress.refuse_too_many_rejects()
             if shards:
                 # Keep the seal while shards must match its digests, so that an interrupted repair loses nothing.
-                if not shared and (work.samples_differ or not work.allowed_digests):
+                if not shared and (work.has_other_samples or not work.allowed_digests):
                     store.delete(SEAL_FILE)
                 encode(inputs, encode_job(inputs, work, shards, shared), progress)
         except TooManyRejectsError as error:
@@ -124,7 +136,7 @@ def build_shards(inputs: Inputs, work: Work, shards: Sequence[int], *, shared: b
     return progress
 
 
-def encode_job(inputs: Inputs, work: Work, shards: Sequence[int], shared: bool) -> EncodeJob:
+def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: bool) -> EncodeJob:
     """Make the engine's job.
 
     No file of a new shard is replaced where another program may be writing it: in a store that no claim guards, and on
@@ -147,7 +159,7 @@ def encode_job(inputs: Inputs, work: Work, shards: Sequence[int], shared: bool) 
     )
 
 
-def encode(inputs: Inputs, job: EncodeJob, progress: BuildProgress) -> None:
+def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None:
     """Build the job's shards; raise StaleError if one has the wrong bytes, Interrupted after a signal."""
     stop = threading.Event()
     # Worker threads and processes must be told to stop; elsewhere a signal unwinds the stack.
@@ -160,7 +172,7 @@ def encode(inputs: Inputs, job: EncodeJob, progress: BuildProgress) -> None:
         raise Interrupted("every shard is committed; run the same command again to seal the cache")
 
 
-def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Seal:
+def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     """Delete leftovers of dead builds and seal the cache; every shard must be committed."""
     clear_leftovers(store, work.spec)
     records = {**work.kept, **progress.built}
@@ -168,13 +180,10 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Seal:
     refuse_non_canonical(store, contents)
     assert work.plan_file is not None
     seal = write_seal(store, make_seal(work.spec, contents, work.plan_file), work.earlier_seal)
-    announce_identity(work, seal)
-    return seal
-
-
-def announce_identity(work: Work, seal: Seal) -> None:
-    """Print a notice if the cache's identity changed."""
-    if work.earlier_seal is None or work.earlier_seal.identity == seal.identity:
-        return
-    why = "its samples changed; restart training" if work.samples_differ else "the old seal did not match these shards"
-    log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
+    if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
+        is_asked = work.has_other_samples
+        why = "its samples changed; restart training" if is_asked else "the old seal did not match these shards"
+        log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
+    left = sum(progress.built[shard].content.rejected for shard in work.recovered)
+    recovered = sum(work.recovered.values()) - left
+    return Summary(seal=seal, encoded=progress.encoded, num_retried=work.num_retried, recovered=recovered)

@@ -68,24 +68,24 @@ class Work:
     """Shards with rejected samples that succeed now, and how many each had rejected."""
 
     @property
-    def grows(self) -> bool:
+    def is_extension(self) -> bool:
         return 0 < self.rows_before < self.spec.rows
 
     @property
-    def samples_differ(self) -> bool:
+    def has_other_samples(self) -> bool:
         """Whether this work changes the cache's samples, and so its identity, on purpose."""
-        return self.grows or bool(self.recovered)
+        return self.is_extension or bool(self.recovered)
 
     @property
     def open_shards(self) -> frozenset[int]:
         """The partly filled last shard, if new rows are added to it; else none."""
         full, open_rows = divmod(self.rows_before, self.spec.samples_per_shard)
-        return frozenset([full] if self.grows and open_rows else [])
+        return frozenset([full] if self.is_extension and open_rows else [])
 
     @property
-    def reuses_plan(self) -> bool:
+    def is_plan_reused(self) -> bool:
         """Whether this run uses the cache's plan instead of listing the source, because the source is unchanged."""
-        return self.plan is not None and self.plan.on_disk
+        return self.plan is not None and self.plan.is_on_disk
 
     @property
     def to_build(self) -> list[int]:
@@ -108,14 +108,14 @@ class Work:
         """Shards to build that were never there; in a store that no claim guards, their files replace none."""
         return frozenset(self.unfinished) - self.open_shards - self.withdrawn
 
-    def planned(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
+    def source_rows(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read a shard's rows, as the source has them now."""
         assert self.plan is not None
         return self.plan.shard(shard, columns)
 
     def plan_rows(self, shard: int) -> pa.Table:
         """Return a shard's rows, with the fingerprints that the images had when they were encoded."""
-        rows = self.planned(shard)
+        rows = self.source_rows(shard)
         before = self.trusted.shard(shard, ["fingerprint"])["fingerprint"].chunks if self.trusted else []
         new = rows["fingerprint"].slice(sum(map(len, before)))
         fingerprints = pa.chunked_array([*before, *new.chunks], pa.string()).combine_chunks()
@@ -125,7 +125,7 @@ class Work:
         """Drop the plan once it is on disk, so that memory does not grow with the data set."""
         return replace(self, plan=None, trusted=None)
 
-    def recovering(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
+    def with_recovered(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
         """Add these shards to the build, and allow them any content."""
         return replace(
             self,
@@ -141,7 +141,7 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
     survey, found = facts.survey, facts.found
     assert found is not None
     if not survey.has_cache:
-        spec = possible_spec(facts.recipe, len(found), found.digests.whole)
+        spec = make_spec(facts.recipe, len(found), found.digests.whole)
         return Work(spec=spec, plan=found, source_version=facts.source_version)
     survey.raise_unreadable()
     refuse_other_report(survey, request.report)
@@ -152,7 +152,7 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
     samples, num_left_out = wanted_samples(facts, request)
     planned, trusted = facts.planned, trusted_rows(facts)
     assert planned is not None
-    spec = possible_spec(recipe, len(samples), samples.digests.whole)
+    spec = make_spec(recipe, len(samples), samples.digests.whole)
     if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
         raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
     keeps_plan = trusted is not None and not facts.has_begun_to_grow and spec.rows == len(planned)
@@ -188,7 +188,7 @@ def decide_planned(facts: Facts, request: BuildRequest) -> Work:
     return work
 
 
-def possible_spec(recipe: Recipe, rows: int, plan_digest: str) -> Spec:
+def make_spec(recipe: Recipe, rows: int, plan_digest: str) -> Spec:
     """Make the spec of a cache of this plan; raise ConfigError if no cache can have it."""
     spec = recipe.spec(rows, plan_digest)
     if problems := spec_problems(spec):
@@ -203,10 +203,10 @@ def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
     if planned is None:
         refuse_lost_list(facts.survey, found.digests, facts.difference)
     lists = (len(planned), len(found), facts.difference)
-    if not facts.continues:
+    if not facts.is_continuation:
         refuse_other_list(store, *lists, request, has_grown=False)
     num_new = len(found) - len(planned)
-    if not num_new or request.new_samples == "append" or facts.ends_as_begun:
+    if not num_new or request.new_samples == "append" or facts.has_begun_whole:
         return found, 0
     if request.new_samples == "refuse":
         refuse_other_list(store, *lists, request, has_grown=True)
@@ -216,7 +216,7 @@ def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
 def trusted_rows(facts: Facts) -> Rows | None:
     """Return the rows planned before if the plan file is the sealed one, or none is sealed, or an extension began."""
     plan, seal, planned = facts.survey.plan.value, facts.survey.seal.value, facts.planned
-    if plan is None or planned is None or not planned.on_disk:
+    if plan is None or planned is None or not planned.is_on_disk:
         return None
     is_sealed = seal is not None and seal.spec_digest == planned.spec(facts.recipe).digest
     if seal is not None and is_sealed and not facts.has_begun_to_grow and seal.plan_file != plan.file:
@@ -231,7 +231,7 @@ def metadata_notes(facts: Facts, work: Work, num_left_out: int) -> Iterator[str]
         yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
     if survey.seal.problem:
         yield f"damage found, the seal is made again from the records: {survey.seal.problem}"
-    if work.grows:
+    if work.is_extension:
         before, full = work.rows_before, work.rows_before // work.spec.samples_per_shard
         kept = f"; shards [0, {full:,}) are full and kept" if full else ""
         again = "".join(f"; shard {shard}, partly filled so far, is written again" for shard in work.open_shards)

@@ -17,7 +17,7 @@ from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import BuildRecord, Recipe
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
-from precompute.rerun.order import NO_DIFFERENCE, PlanDifference, compare_plans, in_order_of
+from precompute.rerun.order import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import NO_IDS, SHOWN_IDS, Rows, SomeIds, hashes_of, rows_on_disk
 from precompute.rerun.source_plan import SourceList, list_source
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class BuildInputs:
     """One build's config and request, with its opened store, source and encoder."""
 
     config: BuildConfig
@@ -53,13 +53,13 @@ class Facts:
     """The source's samples, in the cache's rows as far as it has them; None if ranks find no whole plan."""
     planned: Rows | None = None
     """The samples that the cache was planned with; None for a new cache, and if they are lost."""
-    continues: bool = False
+    is_continuation: bool = False
     """Whether `found` begins with all of `planned`."""
     difference: PlanDifference = NO_DIFFERENCE
     """How `found` differs from `planned`."""
     has_begun_to_grow: bool = False
     """Whether the plan file is already that of an extension, though the spec is not."""
-    ends_as_begun: bool = False
+    has_begun_whole: bool = False
     """Whether that extension's plan file has all samples of the source."""
     source_version: str | None = None
     """The source's version from before the listing; None if every build must list it."""
@@ -88,14 +88,14 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
     )
 
 
-def read_facts(inputs: Inputs) -> Facts:
+def read_facts(inputs: BuildInputs) -> Facts:
     """Read the cache, and list the source unless the cache's plan still is its list.
 
     Listing takes as long as planning, while that check only looks at each source file and each cache record.
     """
     config, store, version = inputs.config, inputs.store, inputs.source.version()
     build = survey_build(store)
-    is_unchanged = not inputs.request.asks_for_more and is_source_unchanged(build.value, config, version)
+    is_unchanged = not inputs.request.has_extra_work and is_source_unchanged(build.value, config, version)
     source_list = None if is_unchanged else list_source(inputs.source, config)
     surveyed = survey(store, known_plans(build.value, source_list), build)
     if is_unchanged and (rows := unchanged_rows(surveyed)):
@@ -107,7 +107,7 @@ def read_facts(inputs: Inputs) -> Facts:
     return replace(facts, source_version=version, free_bytes=store.free_bytes())
 
 
-def read_planned_facts(inputs: Inputs, *, as_stated: bool = False) -> Facts:
+def read_planned_facts(inputs: BuildInputs, *, as_stated: bool = False) -> Facts:
     """Read the cache for ranks, or for the seal after them: the plan on disk counts, whatever the source has now.
 
     A rank takes the plan's rows `as_stated` by the records, and reads only those of its own shards.
@@ -160,21 +160,21 @@ def compare_lists(surveyed: Survey, recipe: Recipe, found: Rows) -> Facts:
     if planned is None:
         gone = sorted({*surveyed.ids.values()}.difference(restored.ids()))
         return replace(facts, found=restored, difference=PlanDifference(removed=SomeIds(len(gone), gone[:SHOWN_IDS])))
-    in_rows = found if found.begins_with(planned) else in_order_of(found, planned.id_hashes())
+    in_rows = found if found.begins_with(planned) else reorder_by_ids(found, planned.id_hashes())
     if not in_rows.begins_with(planned):
         return replace(facts, planned=planned, difference=compare_plans(planned, found))
     is_longer = len(in_rows) > len(planned)
     added = in_rows.ids_where(np.arange(len(in_rows)) >= len(planned)) if is_longer else NO_IDS
-    file = surveyed.plan.value.plan if surveyed.plan.value and planned.on_disk else planned.plan
-    has_begun = planned.on_disk and file.num_rows > len(planned)
+    file = surveyed.plan.value.plan if surveyed.plan.value and planned.is_on_disk else planned.plan
+    has_begun = planned.is_on_disk and file.num_rows > len(planned)
     return replace(
         facts,
         found=in_rows,
         planned=planned,
-        continues=True,
+        is_continuation=True,
         difference=PlanDifference(added=added),
         has_begun_to_grow=has_begun,
-        ends_as_begun=has_begun and is_longer and file.digests() == in_rows.digests,
+        has_begun_whole=has_begun and is_longer and file.digests() == in_rows.digests,
     )
 
 
@@ -224,7 +224,7 @@ def source_in_rows(surveyed: Survey, num_planned: int, found: Rows) -> Rows:
     taken = set(known)
     left = (name for name in found.ids() if name not in taken)
     named = [name if name is not None else next(left, None) for name in known]
-    return in_order_of(found, hashes_of(name for name in named if name is not None)).first(rows)
+    return reorder_by_ids(found, hashes_of(name for name in named if name is not None)).first(rows)
 
 
 def count_planned(surveyed: Survey, samples_per_shard: int) -> int:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from precompute.images.rejected import Rejected
 from precompute.rerun.decide import Work
 from precompute.rerun.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import abridged
+from precompute.rerun.rows import Rows, abridge
 from precompute.sources import Source
 
 LATENT_REASON = "latent "
@@ -38,7 +39,7 @@ class ImageChange:
     """A sample whose image changed since its shard was built."""
 
     shard: int
-    rejected: bool
+    is_rejected: bool
     """Whether the sample was rejected; then no latent depends on the image, and a retry may succeed."""
     difference: Difference
     """The sample's id, and before and now: its content SHA-256, ABSENT, or why it cannot be read."""
@@ -60,26 +61,21 @@ def compare_images(survey: Survey, work: Work, source: Source, request: BuildReq
     It reads images whose fingerprint (a file's size and time, a zip member's CRC) differs from the planned one, and all
     images of shards that are rebuilt, because a new latent would hide a changed image.
     """
-    compared, changes, unknown = 0, list[ImageChange](), list[int]()
-    before, size = None if request.check_sources else work.trusted, work.spec.samples_per_shard
+    compared, changes, unknown, size = 0, list[ImageChange](), list[int](), work.spec.samples_per_shard
     rows = {shard: min(size, work.rows_before - shard * size) for shard in shards_to_check(survey, work)}
+    before = None if request.check_sources else work.trusted
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
         progress_bar(total=sum(rows.values()), desc="check images", unit="image", delay=0.5) as bar,
     ):
         for shard, count in rows.items():
-            now = work.planned(shard, ["fingerprint"]).slice(0, count)
-            trusted = before.shard(shard, ["fingerprint"]) if before and shard in work.kept else None
-            suspects = changed_places(now["fingerprint"], trusted and trusted["fingerprint"])
-            samples = encoded_samples(survey, work, shard, now.num_rows) if suspects else None
-            if samples is not None:
-                chosen = [samples[place] for place in suspects]
-                found = pool.map(lambda sample: compare_image(source, shard, sample), chosen)  # noqa: B023 (used at once)
-                changes += filter(None, found)
-                compared += len(chosen)
-            elif suspects:
+            suspects = suspects_of(survey, work, shard, count, before if shard in work.kept else None)
+            if suspects is None:
                 unknown.append(shard)
-            bar.update(now.num_rows)
+            else:
+                changes += filter(None, pool.map(partial(compare_image, source, shard), suspects))
+                compared += len(suspects)
+            bar.update(count)
     return ImageFacts(num_compared=compared, changes=tuple(changes), unknown=tuple(unknown))
 
 
@@ -87,7 +83,16 @@ def shards_to_check(survey: Survey, work: Work) -> list[int]:
     """List the planned shards to check; skip shards never built, and kept ones whose source is unchanged."""
     planned = range(-(-work.rows_before // work.spec.samples_per_shard))
     built = survey.shards if survey.seal.is_absent else planned
-    return [shard for shard in planned if shard in built and not (work.reuses_plan and shard in work.kept)]
+    return [shard for shard in planned if shard in built and not (work.is_plan_reused and shard in work.kept)]
+
+
+def suspects_of(survey: Survey, work: Work, shard: int, count: int, before: Rows | None) -> list[dict[str, Any]] | None:
+    """Return the encoded samples whose fingerprints changed since `before`; None if no trusted table has them."""
+    now = work.source_rows(shard, ["fingerprint"])["fingerprint"].slice(0, count)
+    trusted = None if before is None else before.shard(shard, ["fingerprint"])["fingerprint"]
+    places = changed_places(now, trusted)
+    samples = encoded_samples(survey, work, shard, count) if places else []
+    return None if samples is None else [samples[place] for place in places]
 
 
 def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:
@@ -106,7 +111,7 @@ def encoded_samples(survey: Survey, work: Work, shard: int, count: int) -> list[
     if record is None or (allowed is not None and record.content.digest not in allowed):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
-    planned = work.planned(shard, ["id", "uri"]).slice(0, count)
+    planned = work.source_rows(shard, ["id", "uri"]).slice(0, count)
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
     rows: list[dict[str, Any]] = samples.append_column("uri", planned["uri"]).to_pylist()
@@ -136,21 +141,21 @@ def compare_image(source: Source, shard: int, sample: dict[str, Any]) -> ImageCh
     if now == before or (before is None and not readable):
         return None
     difference = Difference(sample["id"], before or ABSENT, now)
-    return ImageChange(shard=shard, rejected=sample["status"] == REJECTED, difference=difference)
+    return ImageChange(shard=shard, is_rejected=sample["status"] == REJECTED, difference=difference)
 
 
-def settle_images(store: Store, work: Work, images: ImageFacts, request: BuildRequest) -> Work:
+def judge_images(store: Store, work: Work, images: ImageFacts, request: BuildRequest) -> Work:
     """Raise StaleError naming changed images; rejected images count only in shards that must keep their bytes.
 
     Returns the work with notes on changed rejected images; unless they are retried, every build lists the source.
     """
-    changes = [each.difference for each in images.changes if not each.rejected]
+    changes = [each.difference for each in images.changes if not each.is_rejected]
     refuse_changed_images(store, work.rows_before, changes, request)
     notes = list[str]()
     if request.check_sources:
         refuse_unknown_images(store, images.unknown)
         notes.append(f"{counted(images.num_compared, 'image')} read again; every encoded image is unchanged")
-    rejected = [each for each in images.changes if each.rejected and not request.retry_rejected]
+    rejected = [each for each in images.changes if each.is_rejected and not request.retry_rejected]
     held = [each.difference for each in rejected if each.shard not in {*work.kept, *work.open_shards}]
     refuse_changed_rejects(store, held, request)
     notes += changed_reject_notes(rejected, work.open_shards, request)
@@ -163,7 +168,7 @@ def changed_reject_notes(
 ) -> Iterator[str]:
     """Report rejected samples that may succeed now; an extension retries those of its open shard anyway."""
     if tried := [each.difference.field for each in changes if each.shard in rewritten]:
-        count = f"{len(tried):,} ({abridged(tried)})"
+        count = f"{len(tried):,} ({abridge(tried)})"
         yield f"rejected images that have changed, in the shard that is written again: {count}"
     rest = [each.difference for each in changes if each.shard not in rewritten]
     back = [each.field for each in rest if each.before == ABSENT]
@@ -171,7 +176,7 @@ def changed_reject_notes(
     for ids, what in ((back, "were missing and are there now"), (changed, "were rejected and have changed")):
         if ids:
             flag = request.with_options("--retry-rejected")
-            yield f"images that {what}: {len(ids):,} ({abridged(ids)}); they stay rejected, unless you run {flag}"
+            yield f"images that {what}: {len(ids):,} ({abridge(ids)}); they stay rejected, unless you run {flag}"
 
 
 def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Work:
@@ -189,17 +194,17 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
             samples = recorded_samples(store, work.kept[shard], ["status"])
             if samples is None:
                 continue  # damaged; `cache-store verify` reports it
-            planned = work.planned(shard, ["uri"]).slice(0, samples.num_rows)
+            planned = work.source_rows(shard, ["uri"]).slice(0, samples.num_rows)
             rejected = planned.filter(pc.equal(samples["status"], REJECTED))["uri"].to_pylist()
-            outcomes = list(pool.map(lambda uri: gives_pixels(source, uri, recipe), rejected))
+            outcomes = list(pool.map(lambda uri: is_decodable(source, uri, recipe), rejected))
             tried += len(outcomes)
             if any(outcomes):
                 again[shard] = count
             bar.update(len(outcomes))
-    return work.recovering(tried, again)
+    return work.with_recovered(tried, again)
 
 
-def gives_pixels(source: Source, uri: str, recipe: ImageRecipe) -> bool:
+def is_decodable(source: Source, uri: str, recipe: ImageRecipe) -> bool:
     try:
         fit_image(decode_image(source.read(uri), recipe), recipe)
     except Rejected:

@@ -8,12 +8,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.plan import PlanFile
-from precompute.rerun.rows import NO_IDS, Hashes, Rows, SomeIds, hashes_of, numbered, rows_in_scratch, slices_of
+from precompute.rerun.rows import NO_IDS, Hashes, Rows, SomeIds, hashes_of, number_rows, rows_in_scratch, slices_of
 
 Places = NDArray[np.int64]
 
 ROWS_HELD = 2**18
-"""Rows reordered at a time, about 200 MB; if the list's order is very different, each time reads the whole list."""
+"""Rows reorder at a time, about 200 MB; if the list's order is very different, each time reads the whole list."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ def content_hashes(rows: Rows) -> Hashes:
     return np.concatenate([np.empty(0, np.int64), *(hashes_of(map(repr, shard)) for shard in pairs)])
 
 
-def in_order_of(found: Rows, ids: Hashes) -> Rows:
+def reorder_by_ids(found: Rows, ids: Hashes, rows_held: int = ROWS_HELD) -> Rows:
     """Reorder `found`: first the samples that `ids` name, in that order, then the others, in their own order."""
     order = order_of(found.id_hashes(), ids)
     if len(order) == len(found) and (order[1:] > order[:-1]).all():
         return found
     size = found.samples_per_shard
-    return rows_in_scratch(numbered(reordered(found.plan, size, order, size, ROWS_HELD)), size)
+    return rows_in_scratch(number_rows(reorder(found.plan, size, order, size, rows_held)), size)
 
 
 def order_of(found: Hashes, wanted: Hashes) -> Places:
@@ -81,17 +81,17 @@ def places_of(found: Hashes, wanted: Hashes) -> tuple[Places, NDArray[np.bool_]]
     return places, found[places] == wanted
 
 
-def reordered(
+def reorder(
     found: PlanFile, page_rows: int, order: Places, samples_per_shard: int, rows_held: int
 ) -> Iterator[pa.Table]:
     """Yield shards of the rows of `found` at the places in `order`; pages of `found` have `page_rows` rows."""
     block = max(1, rows_held // samples_per_shard) * samples_per_shard
     for first in range(0, len(order), block):
-        rows = rows_at(found, page_rows, order[first : first + block])
+        rows = read_rows(found, page_rows, order[first : first + block])
         yield from (each.combine_chunks() for each in slices_of(rows, samples_per_shard))
 
 
-def rows_at(found: PlanFile, page_rows: int, places: Places) -> pa.Table:
+def read_rows(found: PlanFile, page_rows: int, places: Places) -> pa.Table:
     """Read the rows at these places, each page only once."""
     in_order = np.argsort(places, kind="stable")
     rising = places[in_order]

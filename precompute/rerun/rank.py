@@ -21,7 +21,7 @@ class Rank:
     index: int
     world_size: int
     local: int | None = None
-    """Its number on its node if a launcher started several ranks there; each then uses one GPU."""
+    """Number on its node, if a launcher started several ranks there; each then uses one GPU."""
 
     def __str__(self) -> str:
         return f"rank {self.index} of {self.world_size}"
@@ -106,7 +106,7 @@ def read_number(name: str, values: Mapping[str, str | None], default: int | None
 
 
 def read_rank(index_name: str, size_name: str, values: Mapping[str, str | None], local: int | None = None) -> Rank:
-    """Read a rank; raise ConfigError if its number is not less than that of all."""
+    """Read a rank; raise ConfigError unless its number is less than the number of ranks."""
     index, world_size = read_number(index_name, values), read_number(size_name, values)
     if not index < world_size:
         raise ConfigError(f"{index_name} must be in [0, {size_name}), got {index} of {world_size}")

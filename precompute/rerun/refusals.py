@@ -15,7 +15,7 @@ from cache_store.verify.findings import Finding, Report
 from precompute.encode.job import MismatchedShard
 from precompute.rerun.order import PlanDifference
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import abridged
+from precompute.rerun.rows import abridge
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
 
@@ -32,14 +32,14 @@ def shown_bytes(count: float) -> str:
     return f"{count:,.0f} bytes"
 
 
-def abridged_shards(shards: Collection[int]) -> str:
-    return abridged(list(map(str, sorted(shards))))
+def abridge_shards(shards: Collection[int]) -> str:
+    return abridge(list(map(str, sorted(shards))))
 
 
 def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
     """Raise StaleError naming every field of recipe, encoder and store that differs."""
     if differences := recipe_differences(held, asked):
-        refuse(f"{store} was made from other inputs; it is untouched", differences, keep_both(request))
+        refuse(f"{store} was made from other inputs; it is untouched", differences, remedies_to_keep_both(request))
 
 
 def refuse_other_report(survey: Survey, report: Report | None) -> None:
@@ -63,7 +63,7 @@ def refuse_lost_recipe(survey: Survey) -> NoReturn:
     )
 
 
-def keep_both(request: BuildRequest) -> list[str]:
+def remedies_to_keep_both(request: BuildRequest) -> list[str]:
     return [
         f"to keep both, build another cache: {request.with_options('--cache', 'NEW')}",
         "to continue with this one, restore its original inputs and run the same command again",
@@ -74,7 +74,7 @@ def refuse_other_list(
     store: Store, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest, *, has_grown: bool
 ) -> NoReturn:
     """Raise StaleError for a list that has lost samples or changed some, or that has only grown."""
-    summary, remedies = f"from another sample list: {difference}", keep_both(request)
+    summary, remedies = f"from another sample list: {difference}", remedies_to_keep_both(request)
     if has_grown:
         summary = "from fewer samples than the source has now"
         remedies = [f"to add them and keep everything encoded so far: {request.with_options('--extend')}"]
@@ -127,7 +127,7 @@ def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request:
 def refuse_images(store: Store, changes: Sequence[Difference], what: str, remedies: Sequence[str]) -> None:
     """Raise StaleError for changes, if there are any; their fields are sample ids."""
     if changes:
-        ids = abridged([change.field for change in changes])
+        ids = abridge([change.field for change in changes])
         rows = [change._replace(field=f"image of {change.field}") for change in changes]
         refuse(f"{store}: {what}: {ids}; the cache is untouched", rows, remedies)
 
@@ -159,10 +159,10 @@ def refuse_mismatched_shards(
     if all(changes.values()):
         culprits = "samples changed since they were encoded"
     names = [SEAL_FILE, *map(commit_file, sorted(mismatched))]
-    vouching = abridged([name for name in names if store.has(name)])
+    vouching = abridge([name for name in names if store.has(name)])
     refuse(
         f"{store}: {counted(len(mismatched), 'shard')} came out differently when rebuilt, so nothing was replaced: "
-        f"{abridged_shards(mismatched)}",
+        f"{abridge_shards(mismatched)}",
         differences,
         [
             f"{culprits}: restore that and run the same command again",
@@ -195,7 +195,7 @@ def refuse_mending(store: Store, shards: Collection[int], request: BuildRequest)
     """Raise CacheError if existing shards must be rebuilt to the same bytes; only a single-process build does that."""
     if shards:
         raise CacheError(
-            f"{store}: {counted(len(shards), 'shard')} ({abridged_shards(shards)}) lost or damaged; only a "
+            f"{store}: {counted(len(shards), 'shard')} ({abridge_shards(shards)}) lost or damaged; only a "
             f"single-process build mends them; run: {request.single_process_command}"
         )
 
@@ -204,6 +204,6 @@ def refuse_missing_shards(store: Store, shards: Collection[int], num_shards: int
     """Raise CacheError if shards are not committed, so that the cache cannot be sealed."""
     if shards:
         raise CacheError(
-            f"{store} is not sealed: {len(shards):,} of {num_shards:,} shards not committed: {abridged_shards(shards)}"
+            f"{store} is not sealed: {len(shards):,} of {num_shards:,} shards not committed: {abridge_shards(shards)}"
             "; run their ranks again, then seal"
         )

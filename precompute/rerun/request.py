@@ -1,4 +1,4 @@
-"""The flags of one build run, and what a verification's report asks of a repair; they are not part of the cache."""
+"""The flags of one build run, and the report that a repair goes by; neither is part of the cache."""
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
@@ -30,7 +30,7 @@ class BuildRequest:
     """The command typed, so that messages can suggest a command that fits."""
 
     @property
-    def asks_for_more(self) -> bool:
+    def has_extra_work(self) -> bool:
         """Whether this run has to do more than resume the build."""
         return self.new_samples != "refuse" or bool(
             self.retry_rejected or self.check_sources or self.rebuild or self.report
@@ -39,7 +39,7 @@ class BuildRequest:
     def with_options(self, *options: str) -> str:
         """Return the command typed, with this flag, or this option and value, added or replaced."""
         valued, flags = (options[:1], ()) if len(options) > 1 else ((), options)
-        return shlex.join([*without_options(self.command, valued, flags), *options])
+        return shlex.join([*drop_options(self.command, valued, flags), *options])
 
     def other_command(self, command: str) -> str:
         """Return another `precompute` command with the same options."""
@@ -51,8 +51,8 @@ class BuildRequest:
         return f"{self.other_command('build')} --rank 0 --world-size 1"
 
 
-def without_options(typed: Sequence[str], valued: Collection[str], flags: Collection[str]) -> Iterator[str]:
-    """Yield the words typed without these options; options in `valued` lose their value too."""
+def drop_options(typed: Sequence[str], valued: Collection[str], flags: Collection[str]) -> Iterator[str]:
+    """Yield the words typed, without these options and the values of those in `valued`."""
     words = iter(typed)
     for word in words:
         if word in valued:
@@ -62,7 +62,7 @@ def without_options(typed: Sequence[str], valued: Collection[str], flags: Collec
 
 
 def read_report(path: Path) -> Report:
-    """Read the report of a verification; raise ConfigError if it is none, or of one that failed."""
+    """Read the report of a verification; raise ConfigError if it is not one, or that verification failed."""
     try:
         report = msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

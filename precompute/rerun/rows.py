@@ -41,7 +41,7 @@ class SomeIds(NamedTuple):
     first: Sequence[str]
 
     def __str__(self) -> str:
-        return abridged(self.first, self.total)
+        return abridge(self.first, self.total)
 
 
 NO_IDS = SomeIds(0, ())
@@ -52,7 +52,7 @@ def hashes_of(values: Iterable[object]) -> Hashes:
     return np.fromiter(map(hash, values), np.int64)
 
 
-def abridged(names: Sequence[str], count: int | None = None) -> str:
+def abridge(names: Sequence[str], count: int | None = None) -> str:
     """Format the first SHOWN_IDS of `count` names and the number of the rest; `names` may hold only the first ones."""
     count = len(names) if count is None else count
     shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN_IDS]]  # one line, whatever they hold
@@ -69,7 +69,7 @@ class Rows:
     samples_per_shard: int
     digests: PlanDigests
     """Digests of these rows."""
-    on_disk: bool = False
+    is_on_disk: bool = False
     """Whether these rows come from the cache's plan file; otherwise they come from the source."""
     file_sha256: str | None = None
     """SHA-256 of a temporary file of exactly these rows; a plan file with the same SHA-256 has the same rows."""
@@ -140,8 +140,8 @@ class Rows:
 
 
 def rows_on_disk(plan: PlanFile, samples_per_shard: int, count: int, digests: PlanDigests) -> Rows:
-    """The first `count` rows of a cache's plan file."""
-    return Rows(plan=plan, count=count, samples_per_shard=samples_per_shard, digests=digests, on_disk=True)
+    """Take the first `count` rows of a cache's plan file."""
+    return Rows(plan=plan, count=count, samples_per_shard=samples_per_shard, digests=digests, is_on_disk=True)
 
 
 def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
@@ -168,7 +168,7 @@ def plan_in_scratch(tables: Iterable[pa.Table]) -> "tuple[PlanFile, ScratchFile]
     return PlanFile(TableFile(file.stream, "the list of samples")), file
 
 
-def numbered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Number the samples' rows from 0."""
     first = 0
     for table in tables:

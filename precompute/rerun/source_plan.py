@@ -19,15 +19,15 @@ from cache_store.errors import SourceError
 from cache_store.refusal import counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
-from precompute.rerun.order import reordered
+from precompute.rerun.order import reorder
 from precompute.rerun.rows import (
     LISTED,
     Hashes,
     Rows,
-    abridged,
+    abridge,
     hashes_of,
     listed_table,
-    numbered,
+    number_rows,
     plan_in_scratch,
     rows_in_scratch,
     slices_of,
@@ -65,7 +65,7 @@ def list_source(source: Source, config: BuildConfig) -> SourceList:
     rows = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
     refuse_missing = refuse_missing_texts if config.source.text else refuse_missing_images
     num_missing = refuse_missing(rows, config.source, config.run.max_reject_fraction)
-    return SourceList(rows=rows, num_missing=num_missing, skipped_note=samples.passed_over)
+    return SourceList(rows=rows, num_missing=num_missing, skipped_note=samples.skipped_note)
 
 
 def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
@@ -82,27 +82,29 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
             hashes.append(hashes_of(shard["id"].to_pylist()))
             yield shard
 
-    plan = rows_in_scratch(numbered(hashed()), samples_per_shard)
+    plan = rows_in_scratch(number_rows(hashed()), samples_per_shard)
     if not len(plan):
-        raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.passed_over])))
+        raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.skipped_note])))
     refuse_duplicates(plan, np.concatenate(hashes), source)
     return plan
 
 
-def sorted_by_id(samples: Iterator[dict[str, object]], samples_per_shard: int) -> Iterator[pa.Table]:
+def sorted_by_id(
+    samples: Iterator[dict[str, object]], samples_per_shard: int, run_rows: int = RUN_ROWS, page_rows: int = PAGE_ROWS
+) -> Iterator[pa.Table]:
     """Sort all samples by id; yield them as shards."""
     ids = list[pa.Array]()
 
     def pages() -> Iterator[pa.Table]:
-        while (run := listed_table(islice(samples, RUN_ROWS)).sort_by("id").combine_chunks()).num_rows:
+        while (run := listed_table(islice(samples, run_rows)).sort_by("id").combine_chunks()).num_rows:
             ids.extend(run["id"].cast(pa.large_string()).chunks)
-            yield from slices_of(run, PAGE_ROWS)
+            yield from slices_of(run, page_rows)
             del run  # before the next one is made
 
-    runs, _ = plan_in_scratch(numbered(pages()))
+    runs, _ = plan_in_scratch(number_rows(pages()))
     order = pc.sort_indices(pa.chunked_array(ids, pa.large_string())).to_numpy()
     ids.clear()
-    return reordered(runs, PAGE_ROWS, order, samples_per_shard, RUN_ROWS)
+    return reorder(runs, page_rows, order, samples_per_shard, run_rows)
 
 
 def refuse_long_ids(shard: pa.Table, source: str) -> None:
@@ -110,7 +112,7 @@ def refuse_long_ids(shard: pa.Table, source: str) -> None:
     if (longest := pc.max(lengths).as_py() or 0) > MAX_ID_BYTES:
         begins = shard["id"][pc.index(lengths, longest).as_py()].as_py()[:20]
         raise SourceError(
-            f"{source}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridged([begins])}"
+            f"{source}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridge([begins])}"
         )
 
 
@@ -129,8 +131,8 @@ def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:
                 uris[sample["id"]].append(sample["uri"] or "none")
     if names := sorted(name for name, images in uris.items() if len(images) > 1):
         raise SourceError(
-            f"{source}: {counted(len(names), 'sample id')} came more than once: {abridged(names)} (first with "
-            f"the images {abridged(uris[names[0]])}); give each sample an id of its own, or leave out all but one"
+            f"{source}: {counted(len(names), 'sample id')} came more than once: {abridge(names)} (first with "
+            f"the images {abridge(uris[names[0]])}); give each sample an id of its own, or leave out all but one"
         )
 
 
@@ -157,7 +159,7 @@ def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> i
     without = [name for pair in pairs for name, turns in pair if not answer_of(turns)]
     if len(without) > allowed * len(found):
         raise SourceError(
-            f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridged(without)}. "
+            f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridge(without)}. "
             f"That is more than run.max_reject_fraction {allowed:g} allows; nothing was encoded. "
             f"{WHERE_TEXTS_ARE[source.kind]}"
         )
@@ -176,11 +178,11 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
             below = None if is_url(where) else folder_below(Path(where), named[0].as_py())
             mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
         outside = [name for name in named.to_pylist() if is_unsafe(name)]
-        why = f"; not a name inside it: {abridged(outside)}" if outside else ""
-        yield f"{abridged(named.to_pylist())}; looked in {shown}{why}", mend
+        why = f"; not a name inside it: {abridge(outside)}" if outside else ""
+        yield f"{abridge(named.to_pylist())}; looked in {shown}{why}", mend
     if len(unnamed):
         yield (
-            f"{counted(len(unnamed), 'record')} without an image name: {abridged(unnamed.to_pylist())}",
+            f"{counted(len(unnamed), 'record')} without an image name: {abridge(unnamed.to_pylist())}",
             f"Give each such record an `image`, or leave it out of {source.path}",
         )
 

@@ -7,42 +7,29 @@ the same shard write the same bytes, and a dead rank is run again, under the sam
 """
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cache_store.cache.metadata import refuse_foreign_place, refuse_no_cache
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.layout import SPEC_FILE
-from cache_store.format.schema import Seal
 from cache_store.refusal import counted, printable
 from cache_store.storage.store import Address, Store, is_url, open_store
 from cache_store.verify.findings import SHOWN
-from precompute.config import BuildConfig, RepairConfig, where_remembered
+from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
 from precompute.encode.engines import refuse_no_engine
 from precompute.encode.local_engine import worker_encoder
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
-from precompute.rerun.act import build_shards, make_way_for_ranks, seal_cache, write_metadata
+from precompute.rerun.act import Summary, build_shards, make_way_for_ranks, seal_cache, write_metadata
 from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
-from precompute.rerun.facts import Facts, Inputs, read_facts, read_planned_facts
-from precompute.rerun.images import compare_images, retry_rejected, settle_images
+from precompute.rerun.facts import BuildInputs, Facts, read_facts, read_planned_facts
+from precompute.rerun.images import compare_images, judge_images, retry_rejected
 from precompute.rerun.rank import Rank
 from precompute.rerun.refusals import refuse_little_space, refuse_mending, refuse_missing_shards
 from precompute.rerun.request import BuildRequest, damaged_shards, read_report
 from precompute.sources import open_source
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """The result of a build: its seal and its counts."""
-
-    seal: Seal
-    encoded: Encoded
-    num_retried: int
-    """Rejected samples that were tried again."""
-    recovered: int
-    """Retried samples that are cached now."""
 
 
 def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
@@ -52,16 +39,12 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     encoding; EncodeOnceError if too many samples are rejected.
     """
     refuse_no_engine(config)
-    inputs = open_inputs(config, request or BuildRequest())
+    inputs = open_build_inputs(config, request or BuildRequest())
     with inputs.store.claim():
         facts = read_facts(inputs)
         work = write_metadata(inputs, facts, decide_all(inputs, facts))
         del facts  # the list's temporary file too: from here on, nothing grows with the data set
-        progress = build_shards(inputs, work, work.to_build)
-        sealed = seal_cache(inputs.store, work, progress)
-    left = sum(progress.built[shard].content.rejected for shard in work.recovered)
-    recovered = sum(work.recovered.values()) - left
-    return Summary(seal=sealed, encoded=progress.encoded, num_retried=work.num_retried, recovered=recovered)
+        return seal_cache(inputs.store, work, build_shards(inputs, work, work.to_build))
 
 
 def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
@@ -70,7 +53,7 @@ def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
     Run it again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
     CacheError if shards need mending.
     """
-    inputs = open_inputs(config, request)
+    inputs = open_build_inputs(config, request)
     with inputs.store.claim():
         facts = read_facts(inputs)
         work = decide_all(inputs, facts)
@@ -84,7 +67,7 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
     """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
     refuse_unplanned(open_store(config.cache), request)
     refuse_no_engine(config)
-    inputs = open_inputs(with_own_gpu(config, rank), request)
+    inputs = open_build_inputs(with_own_gpu(config, rank), request)
     with inputs.store.claim(shared=True):
         work = decide_planned(read_planned_facts(inputs, as_stated=True), request).without_plan()
         return build_shards(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
@@ -93,26 +76,24 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
 def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
     """Seal a cache; raise CacheError naming the shards that are not committed."""
     refuse_unplanned(open_store(config.cache), request)
-    inputs = open_inputs(config, request)
+    inputs = open_build_inputs(config, request)
     with inputs.store.claim():
         work = decide_planned(read_planned_facts(inputs), request).without_plan()
         refuse_missing_shards(inputs.store, work.to_build, work.spec.num_shards)
-        progress = build_shards(inputs, work, [])
-        sealed = seal_cache(inputs.store, work, progress)
-    return Summary(seal=sealed, encoded=progress.encoded, num_retried=0, recovered=0)
+        return seal_cache(inputs.store, work, build_shards(inputs, work, []))
 
 
-def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
+def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs:
     silence_decoders()
     config = config.prepared()
     store = open_store(config.cache)
     refuse_foreign_place(store, "cache")
     source = open_source(config.source)
-    encoder = load_encoder(config.own_encoder, config.image.range)
-    return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
+    encoder = load_encoder(config.planning_encoder, config.image.range)
+    return BuildInputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
-def decide_all(inputs: Inputs, facts: Facts) -> Work:
+def decide_all(inputs: BuildInputs, facts: Facts) -> Work:
     """Decide by the facts, and then by the images that this decision concerns; write nothing.
 
     Raises StaleError if an encoded image changed. Texts are in the plan, so a digest has compared them already.
@@ -122,7 +103,7 @@ def decide_all(inputs: Inputs, facts: Facts) -> Work:
     if facts.survey.has_cache and work.spec.array.text is None:
         if request.retry_rejected:
             work = retry_rejected(store, work, source, threads)
-        work = settle_images(store, work, compare_images(facts.survey, work, source, request, threads), request)
+        work = judge_images(store, work, compare_images(facts.survey, work, source, request, threads), request)
     if config.run.check_space:
         refuse_little_space(store, certain_bytes(work, config.run.max_reject_fraction), facts.free_bytes)
     return work
@@ -147,9 +128,9 @@ def repair(cache: Address, config: RepairConfig) -> Summary:
     """
     refuse_no_cache(open_store(cache))
     report = read_report(Path(config.report).expanduser()) if config.report else None
-    rebuild = {*config.named, *(damaged_shards(report) if report else ())}
+    rebuild = {*config.shard_numbers, *(damaged_shards(report) if report else ())}
     build_config = BuildConfig.of_cache(cache)
-    with where_remembered(cache):
+    with advising_on_moved_paths(cache):
         return build(build_config, BuildRequest(rebuild=rebuild, new_samples="leave out", report=report))
 
 

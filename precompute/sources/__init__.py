@@ -1,4 +1,4 @@
-"""Where samples come from."""
+"""Opens the source of a build's samples: a list, a folder, tars, Parquet files or another cache."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -46,54 +46,54 @@ WHERE_TEXTS_ARE = {
 }
 
 USED_FIELDS = {"webdataset": {"image"}, "parquet": {"image", "id", "caption", "conversations"}}
-"""Of FieldNames."""
+"""The fields of FieldNames that each kind uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """Where the images and their texts are."""
+    """The source of images and their texts."""
 
     kind: Literal["llava", "folder", "webdataset", "parquet", "cache"]
-    """llava: a chat.json of id, image, conversations, or JSON Lines of such. folder: a tree of images, captions in
-    name.txt beside them. webdataset: img2dataset's tars, of images with a .txt or .json each. parquet: rows of images
-    with texts, as Hugging Face datasets writes them. cache: the samples of another cache, in its rows, so that both can
-    be read together."""
+    """llava: a chat.json of id, image and conversations, or JSON Lines of such records. folder: a tree of images, with
+    captions in name.txt beside them. webdataset: img2dataset's tars, with a .txt or .json per image. parquet: rows of
+    images and texts, as Hugging Face datasets writes them. cache: the samples of another cache, in the same rows, so
+    that both can be read together."""
     path: str
-    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file,
-    a folder of them, or a pattern: 'shards/{00000..00099}.tar', 'data/train-*.parquet'. cache: the other cache. Each
-    may be at a URL: s3://BUCKET/…, gs://…, az://…, hf://datasets/OWNER/NAME/…, and is read there in place."""
+    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file, a
+    folder of files, or a pattern: 'shards/{00000..00099}.tar', 'data/train-*.parquet'. cache: the other cache. URLs are
+    read in place: s3://BUCKET/…, gs://…, az://…, hf://datasets/OWNER/NAME/…"""
     images: str | None = None
-    """llava: a folder, or a zip or uncompressed tar that is read in place, here or at such a URL; by default the folder
-    of the chat.json."""
+    """llava: a folder, or a zip or uncompressed tar that is read in place; or such a URL. Default: the chat.json's
+    folder."""
 
     text: Literal["caption"] | None = None
-    """For a text encoder: which text of a sample it reads. caption is the caption, or the first answer of a
+    """For a text encoder: the text of a sample that it reads. caption: the caption, or the first answer of the
     conversation; a sample without one is rejected."""
 
     fields: FieldNames = field(default_factory=FieldNames)
 
     def __post_init__(self) -> None:
         if self.kind != "llava" and self.images is not None:
-            raise ConfigError(f"source.images is for kind llava; of kind {self.kind}, {WHERE_IMAGES_ARE[self.kind]}")
+            raise ConfigError(f"source.images is for kind llava; with kind {self.kind}, {WHERE_IMAGES_ARE[self.kind]}")
         unused = {name for name, value in asdict(self.fields).items() if value} - USED_FIELDS.get(self.kind, set())
         if unused:
-            raise ConfigError(f"source.fields.{min(unused)} says nothing of kind {self.kind}; leave it out")
+            raise ConfigError(f"source.fields.{min(unused)} has no effect for kind {self.kind}; leave it out")
 
 
 class Source(Images, Protocol):
-    """Samples, and their images by uri; a new kind is such a class and a line in SOURCES."""
+    """A source of samples, and of images by uri; to add a kind, write such a class and add a line to SOURCES."""
 
     def samples(self) -> Samples:
-        """List every sample, and what was passed over."""
+        """List every sample, and count the files that are skipped."""
 
     def version(self) -> str | None:
-        """Return what changes when anything that it lists is written, added or taken away, without reading it; None
-        where each image would have to be looked at.
+        """Return a string that changes when any listed file is written, added or removed, without reading the files;
+        None if that takes a look at every image.
         """
 
 
 def open_source(config: SourceConfig) -> Source:
-    """The source that a config names; MissingPathError, SourceError or CacheError where it is not there."""
+    """Open the source that a config names; raise MissingPathError, SourceError or CacheError if it is not there."""
     return SOURCES[config.kind](config)
 
 
@@ -103,10 +103,10 @@ def open_llava(config: SourceConfig) -> Source:
         folder, name = split_url(config.path)
         store = open_store(folder)
     else:
-        if (path := existing("path", config.path)).is_dir():
+        if (path := require_path(config.path)).is_dir():
             raise ConfigError(f"source.path: {path} is a folder; kind llava reads a list, kind folder a tree of images")
         store, name = LocalStore(path.parent), path.name
-    open_list(store, name)  # that there is none is said before a model is loaded
+    open_list(store, name)  # report a missing list before a model is loaded
     return LlavaSource(partial(open_list, store, name), images or ImageFolder(store))
 
 
@@ -114,7 +114,7 @@ def open_list(store: Store, name: str) -> File:
     try:
         return store.open(name)
     except FileNotFoundError:
-        holds_files(store)  # a listing says that there is no bucket, which no answer of a file does
+        holds_files(store)  # a listing reports a missing bucket; a file request does not
         raise MissingPathError(f"source.path: {store.where(name)} does not exist") from None
     except NotAFileError as error:
         raise SourceError(f"source.path: {error}") from None
@@ -123,7 +123,7 @@ def open_list(store: Store, name: str) -> File:
 
 
 def open_tree(config: SourceConfig) -> Source:
-    return FolderSource(open_images(config.path, "path"), are_far=is_url(config.path))
+    return FolderSource(open_images(config.path, "path"), is_remote=is_url(config.path))
 
 
 def open_webdataset(config: SourceConfig) -> Source:
@@ -135,7 +135,7 @@ def open_parquet(config: SourceConfig) -> Source:
 
 
 def open_cache_source(config: SourceConfig) -> Source:
-    refuse_no_cache(store := open_store(config.path if is_url(config.path) else existing("path", config.path)))
+    refuse_no_cache(store := open_store(config.path if is_url(config.path) else require_path(config.path)))
     return CacheSource(store, open_source(recorded_section(store, "source", SourceConfig)))
 
 
@@ -149,7 +149,7 @@ SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
 
 
 def recorded_section(store: Store, section: str, kind: type[T]) -> T:
-    """A section of a cache's build.json; CacheError for fields, types or values that this version has not."""
+    """Read a section of a cache's build.json; raise CacheError for fields, types or values unknown to this version."""
     config = read_build(store).config
     try:
         made = msgspec.convert(config[section], kind, strict=True)
@@ -157,12 +157,12 @@ def recorded_section(store: Store, section: str, kind: type[T]) -> T:
     except (KeyError, msgspec.ValidationError, ConfigError) as error:
         problem = describe_mismatch(error) if isinstance(error, msgspec.ValidationError) else str(error)
     if problem:
-        raise CacheError(f"{store.where(BUILD_FILE)} holds no config of this version: {section}: {problem}")
+        raise CacheError(f"{store.where(BUILD_FILE)} cannot be read by this version: {section}: {problem}")
     return made
 
 
-def existing(field: str, value: str) -> Path:
+def require_path(value: str) -> Path:
     path = Path(value).expanduser()
     if not path.exists():
-        raise MissingPathError(f"source.{field}: {path} does not exist")
+        raise MissingPathError(f"source.path: {path} does not exist")
     return path

@@ -1,31 +1,31 @@
-"""Samples of another cache's plan, in its rows, with their images from where its build had them.
+"""Samples of another cache's plan, in the same rows, with images from that cache's source.
 
-So a second encoder, another size or a flipped view of the same images becomes a cache that joins the first by row.
+So a second encoder, another size or a flipped view becomes a new cache that joins the first one row by row.
 """
 
 from cache_store.cache.metadata import open_plan, read_spec
 from cache_store.errors import SourceError
 from cache_store.format.layout import PLAN_FILE
 from cache_store.storage.store import Store
-from precompute.sources.archives.image_store import Images, expecting
+from precompute.sources.archives.image_store import Images, prefetch_of
 from precompute.sources.archives.names import Samples
 
 ROWS_AT_ONCE = 4_096
-"""As Python objects."""
+"""Rows held as Python objects at a time."""
 
 
 class CacheSource:
-    """The plan of a cache, sealed or not; `images` are those of the source that it was built from."""
+    """The plan of a cache, sealed or not; `images` come from the cache's own source."""
 
     def __init__(self, store: Store, images: Images) -> None:
         self._store = store
-        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, expecting(images)
+        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, prefetch_of(images)
 
     def version(self) -> None:
-        """Its plan would have to be read to know that it is sound, as when it is listed."""
+        """Return None: only reading the whole plan, as a listing does, shows that it is sound."""
 
     def samples(self) -> Samples:
-        """In the rows of the plan; SourceError where the plan is not the one that the cache was made for."""
+        """List the samples in the plan's rows; raise SourceError if the plan is not the one of the cache's spec."""
         plan = open_plan(self._store)
         if plan.digests().whole != read_spec(self._store).plan_digest:
             raise SourceError(

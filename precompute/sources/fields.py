@@ -13,17 +13,17 @@ from precompute.images.rejected import Rejected
 
 @dataclass(frozen=True, kw_only=True)
 class FieldNames:
-    """Which part of a sample is what, where the usual names do not fit."""
+    """Names of a sample's fields, if they are not the usual ones."""
 
     image: str | None = None
-    """webdataset: the extension of the image, where a sample has several (jpg, seg.png). parquet: its column, image or
-    img by default, or a format's name."""
+    """webdataset: the image's extension, if a sample has several images (jpg, seg.png). parquet: the column; default:
+    image, img, or a format's name."""
     id: str | None = None
-    """parquet: the column, id, key or __key__ by default; without one, file and row."""
+    """parquet: the column; default: id, key or __key__; without one, the id is file and row."""
     caption: str | None = None
-    """parquet: the column, caption, text or txt by default; may be absent."""
+    """parquet: the column; default: caption, text or txt; may be absent."""
     conversations: str | None = None
-    """parquet: the column, conversations by default; where a row has them, its caption is not used."""
+    """parquet: the column; default: conversations; a row that has them does not use its caption."""
 
 
 Conversation = list[dict[str, str]]
@@ -34,8 +34,8 @@ class Turn(msgspec.Struct):
     value: str
 
 
-def text_of(where: str, read: Callable[[], bytes]) -> str:
-    """The text of a file, without the mark of some editors; SourceError where there is none, or it is not UTF-8."""
+def read_text(where: str, read: Callable[[], bytes]) -> str:
+    """Read a file's text without its byte order mark; raise SourceError if it is unreadable or not UTF-8."""
     try:
         return read().removeprefix(codecs.BOM_UTF8).decode()
     except Rejected as error:
@@ -46,12 +46,12 @@ def text_of(where: str, read: Callable[[], bytes]) -> str:
 
 
 def answer_of(conversation: Conversation | None) -> str:
-    """The first answer of a conversation, as a caption is; empty where nobody answers."""
+    """Return the first answer of a conversation, which is where a caption is; empty if there is none."""
     return next(iter(answers_of(conversation)), "").strip()
 
 
-def captioned(caption: str) -> Conversation:
-    """A caption as the answer to the image alone; no turns where it is blank."""
+def conversation_of(caption: str) -> Conversation:
+    """Make a conversation whose question is only the image and whose answer is the caption; empty if that is blank."""
     if not (caption := caption.strip()):
         return []
     return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": caption}]

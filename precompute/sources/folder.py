@@ -7,22 +7,22 @@ from itertools import islice
 
 from cache_store.storage.calls import map_concurrently
 from precompute.images.decode import SUFFIXES
-from precompute.sources.archives.image_store import ImageStore, expecting
+from precompute.sources.archives.image_store import ImageStore, prefetch_of
 from precompute.sources.archives.names import Names, Samples, counted_suffix, suffix_of
-from precompute.sources.fields import Conversation, captioned, text_of
+from precompute.sources.fields import Conversation, conversation_of, read_text
 
 CAPTION = ".txt"
 
 CAPTIONS_AT_ONCE = 1_024
-"""In memory, and as many requests at the same time as a process has, where the tree is at a URL."""
+"""Captions in memory at a time if the tree is at a URL; many of them are requested at the same time."""
 
 
 class FolderSource:
-    """Samples are the images found; a sample's id is its name in the tree."""
+    """The images found are the samples; a sample's id is its name in the tree."""
 
-    def __init__(self, images: ImageStore, *, are_far: bool = False) -> None:
-        self._images, self._are_far = images, are_far
-        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, expecting(images)
+    def __init__(self, images: ImageStore, *, is_remote: bool = False) -> None:
+        self._images, self._is_remote = images, is_remote
+        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, prefetch_of(images)
         self.version = images.version
 
     def samples(self) -> Samples:
@@ -33,22 +33,22 @@ class FolderSource:
 
     def _samples(self, names: Collection[str]) -> Iterator[dict[str, object]]:
         texts = (text if (text := caption_of(name)) in names else None for name in filter(is_image, names))
-        for name, said in zip(filter(is_image, names), self._said(texts), strict=True):
-            yield {"id": name, "uri": name, "conversations": said, "fingerprint": self.fingerprint(name)}
+        for name, turns in zip(filter(is_image, names), self._conversations(texts), strict=True):
+            yield {"id": name, "uri": name, "conversations": turns, "fingerprint": self.fingerprint(name)}
 
-    def _said(self, texts: Iterator[str | None]) -> Iterator[Conversation]:
-        if not self._are_far:
-            yield from map(self._conversations, texts)
+    def _conversations(self, texts: Iterator[str | None]) -> Iterator[Conversation]:
+        if not self._is_remote:
+            yield from map(self._conversation, texts)
             return
-        for some in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
-            yield from map_concurrently(self._conversations, some)
+        for block in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
+            yield from map_concurrently(self._conversation, block)
 
-    def _conversations(self, text: str | None) -> Conversation:
-        return [] if text is None else captioned(text_of(f"caption {text}", partial(self.read, text)))
+    def _conversation(self, text: str | None) -> Conversation:
+        return [] if text is None else conversation_of(read_text(f"caption {text}", partial(self.read, text)))
 
 
 def is_image(name: str) -> bool:
-    """Whether the name has an image's suffix; the content decides how the file is read."""
+    """Return whether a name has an image suffix; the content decides how the file is read."""
     return suffix_of(name).lower() in SUFFIXES
 
 

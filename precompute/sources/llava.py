@@ -1,6 +1,6 @@
 """LLaVA's `chat.json` (LLaVA-CC3M-Pretrain-595K and its relatives): a list of id, image and conversations.
 
-Or JSON Lines, a record a line: a file that begins with `{`. Of either, a few records at a time are in memory.
+A file that begins with `{` is JSON Lines, one record per line. Only a few records are in memory at a time.
 """
 
 import codecs
@@ -16,30 +16,30 @@ from cache_store.format.record import describe_mismatch
 from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore, expecting
+from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore, prefetch_of
 from precompute.sources.archives.names import Samples
 from precompute.sources.fields import Turn
 
 T = TypeVar("T")
 
 MAX_LINE_BYTES = 64 * 2**20
-"""Of a record in JSON Lines; a conversation takes a few kilobytes."""
+"""Largest record that is read; a conversation takes a few kilobytes."""
 
 BLOCK_BYTES = 4 * 2**20
-"""Of a list, read at a time."""
+"""Bytes of a list read at a time."""
 
 SPACE = "[ \\t\\n\\r]*"
 BEFORE_FIRST, BEFORE_NEXT = (re.compile(rf"{SPACE}{mark}{SPACE}(?={{)") for mark in (r"\[", ","))
-END, NO_RECORDS = re.compile(rf"{SPACE}\]{SPACE}"), re.compile(rf"{SPACE}\[{SPACE}\]{SPACE}")
+LIST_END, EMPTY_LIST = re.compile(rf"{SPACE}\]{SPACE}"), re.compile(rf"{SPACE}\[{SPACE}\]{SPACE}")
 
-RECORD = re.compile(r"^(it [a-z ]+, )?\[(\d+)\](?:\.|: )?")
-"""The place that `describe_mismatch` names in a list: which record."""
+RECORD_NUMBER = re.compile(r"^(it [a-z ]+, )?\[(\d+)\](?:\.|: )?")
+"""Matches the number of the record that `describe_mismatch` names."""
 
-EXPECTED = "expected LLaVA's list of records, or a record a line"
+EXPECTED = "expected LLaVA's list of records, or one record per line"
 
 
 class ChatRecord(msgspec.Struct):
-    """A record; fields that we do not use are ignored, as LLaVA's relatives add their own."""
+    """A record; other fields are ignored, because LLaVA's relatives add their own."""
 
     id: str | int
     conversations: list[Turn]
@@ -47,11 +47,11 @@ class ChatRecord(msgspec.Struct):
 
 
 class LlavaSource:
-    """Samples of a chat.json, which is opened when they are listed, with images in a folder, a zip or a tar."""
+    """Samples of a chat.json, which is opened at each listing, with images in a folder, a zip or a tar."""
 
     def __init__(self, open_list: Callable[[], File], images: ImageStore) -> None:
         self._open_list, self._images = open_list, images
-        self.fingerprint, self._expect = self._images.fingerprint, expecting(images)
+        self.fingerprint, self._expect = self._images.fingerprint, prefetch_of(images)
 
     def version(self) -> str | None:
         images = self._images.version()
@@ -88,44 +88,44 @@ def file_part(file: File, size: int) -> bytes:
 
 
 def read_list(file: File) -> Iterator[ChatRecord]:
-    """Every record of a list; SourceError naming the record, or the byte where the file is no JSON.
+    """Yield every record of a list; raise SourceError naming the bad record, or the byte where the JSON is invalid.
 
-    Where a record names a field twice, the last one counts, as in any reader of JSON.
+    If a record has a field twice, the last one counts, as in any reader of JSON.
     """
     count = 0
     try:
         for text in record_texts(file):
             yield msgspec.json.decode(text, type=ChatRecord)
             count += 1
-    except (msgspec.DecodeError, ValueError, RecursionError):  # all of it in memory tells what is wrong, and where
+    except (msgspec.DecodeError, ValueError, RecursionError):  # decode the whole file to find what is wrong, and where
         data = file_part(file, file.version.size)
-        yield from decoded(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {file}")[count:]
+        yield from decode_json(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {file}")[count:]
 
 
-def record_texts(file: File) -> Iterator[str]:
-    """The JSON of each record; ValueError where the file is no list of objects, or one is very large."""
+def record_texts(file: File, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
+    """Yield the JSON of each record; raise ValueError if the file is not a list of objects or one is too large."""
     find_end, text, before = json.JSONDecoder().raw_decode, "", BEFORE_FIRST
     with file.reopen() as stream:
-        blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
+        blocks = iter(lambda: stream.read(block_bytes), b"")
         for block in codecs.iterdecode(blocks, "utf-8-sig"):
             text, place = text + block, 0
             while found := before.match(text, place):
                 try:
                     _, end = find_end(text, found.end())
-                except json.JSONDecodeError:  # most often for want of the next block
+                except json.JSONDecodeError:  # mostly because the record goes on in the next block
                     break
                 yield text[found.end() : end]
                 place, before = end, BEFORE_NEXT
             text = text[place:]
             if len(text) > MAX_LINE_BYTES:
-                raise ValueError("a record is too large to be looked for its end")
+                raise ValueError("a record is too large")
         file.refuse_changed()
-    if not (END if before is BEFORE_NEXT else NO_RECORDS).fullmatch(text):
-        raise ValueError("the end is missing, or not the end")
+    if not (LIST_END if before is BEFORE_NEXT else EMPTY_LIST).fullmatch(text):
+        raise ValueError("the list's end is missing, or not at the file's end")
 
 
 def read_lines(file: File) -> Iterator[ChatRecord]:
-    """The record of each line that is not blank."""
+    """Yield the record of each line that is not blank."""
     with file.reopen() as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
             where = f"source.path: {file}: line {number}"
@@ -133,25 +133,27 @@ def read_lines(file: File) -> Iterator[ChatRecord]:
                 raise SourceError(f"{where} has more than {MAX_LINE_BYTES:,} bytes; {EXPECTED}")
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if text.strip():
-                yield decoded(text, ChatRecord, where)
+                yield decode_json(text, ChatRecord, where)
 
 
-def decoded(data: bytes, kind: type[T], where: str) -> T:
-    """What the JSON stands for; SourceError, naming the record of a list, where it is none or another kind."""
+def decode_json(data: bytes, kind: type[T], where: str) -> T:
+    """Decode JSON as `kind`; raise SourceError, naming the record of a list, if it is invalid or of another kind."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
         problem = "is nested too deeply"
     except UnicodeDecodeError:
-        problem = not_utf8(data)
+        problem = describe_bad_utf8(data)
     except msgspec.DecodeError as error:
         problem = (
-            RECORD.sub(r"record \2 (counted from 0): \1", describe_mismatch(error)) if data.strip() else "is empty"
+            RECORD_NUMBER.sub(r"record \2 (counted from 0): \1", describe_mismatch(error))
+            if data.strip()
+            else "is empty"
         )
     raise SourceError(f"{where}: {problem}; {EXPECTED}")
 
 
-def not_utf8(data: bytes) -> str:
+def describe_bad_utf8(data: bytes) -> str:
     try:
         data.decode()
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 """Parquet files of images, as Hugging Face datasets writes them: a row is a sample.
 
-Its image is a struct {bytes, path} or a binary column; a path in it is never followed. Only texts are read to plan, in
-the order of the rows, and a row group is read once for the images of its rows: neighbours of a plan lie in it.
+An image is a struct {bytes, path} or a binary column; its path is never followed. Planning reads only texts, in row
+order. A row group is read once for the images of all its rows, because neighbours in the plan lie in one row group.
 """
 
 import threading
@@ -20,7 +20,7 @@ from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING, refuse_large
 from precompute.sources.archives.names import Samples
-from precompute.sources.fields import Conversation, FieldNames, Turn, captioned
+from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of
 from precompute.sources.source_files import SourceFiles
 
 SUFFIX = ".parquet"
@@ -31,36 +31,36 @@ USUAL_NAMES = {
     "caption": ("caption", "text", "txt"),
     "conversations": ("conversations",),
 }
-"""Of columns; the first that a file has."""
+"""Usual column names; the first one in the file is used."""
 
 ROWS_AT_ONCE = 4_096
-"""Rows of texts as Python objects."""
+"""Rows of texts held as Python objects at a time."""
 
 FILES_HELD = 64
-"""Footers in memory."""
+"""Files whose footers are in memory."""
 
 GROUPS_HELD = 2
 """Row groups whose images are in memory: a batch may begin in one and end in the next."""
 
 MAX_HELD_BYTES = 640 * 2**20
-"""Images held in memory, unless a single row group has more. While a row group is read, a page of it is in memory too,
-packed and unpacked, and Arrow writes up to 1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
+"""Bytes of images in memory, unless a single row group has more. While a row group is read, one page is in memory too,
+packed and unpacked; Arrow writes up to 1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
 """
 
 MAX_IMAGE_BYTES_OF_FILE = 2**31 - 2**20
-"""Images of a row group that take at least half as much in the file, as encoded images do: no bomb. Reading takes four
-times as much. Nearly Arrow's own bound on a binary array."""
+"""Bytes of a row group's images, if these take at least half as much in the file, as encoded images do: it is no bomb.
+Reading takes four times as much memory. This is nearly Arrow's own limit of a binary array."""
 
 MAX_TEXT_BYTES = 256 * 2**20
-"""Texts of a row group, which are read at once and then take a few times as much."""
+"""Bytes of a row group's texts, which are read at once and then take a few times as much memory."""
 
 
 class ImageTable:
-    """A Parquet file of images; SourceError where it is none, or has not the columns."""
+    """A Parquet file of images; raises SourceError if it is not one or lacks the columns."""
 
     def __init__(self, file: File, fields: FieldNames) -> None:
         self._where = str(file)
-        self._file = reading(lambda: TableFile(file.reopen, str(file)))
+        self._file = as_source_error(lambda: TableFile(file.reopen, str(file)))
         self._columns = {name: self._column(name, getattr(fields, name)) for name in USUAL_NAMES}
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")
@@ -72,7 +72,7 @@ class ImageTable:
         self.fingerprint = str(file.version)
 
     def _column(self, field: str, configured: str | None) -> str | None:
-        """The column's name; None where there is none of the usual names."""
+        """Return the column's name; None if the file has none of the usual names."""
         names = self._file.schema.names
         name = configured or next((name for name in USUAL_NAMES[field] if name in names), None)
         if name is not None and (count := names.count(name)) != 1:
@@ -89,21 +89,21 @@ class ImageTable:
                 self._refuse(field, f"has a column {name} of type {kind}, expected {expected}")
 
     def samples(self) -> Iterator[tuple[str | None, Conversation]]:
-        """Each row's id, None where there is no such column, and what is said of its image."""
+        """Yield each row's id, None without an id column, and the conversation about its image."""
         for row, texts in enumerate(self._texts()):
             id_, caption, turns = (texts.get(self._columns[field]) for field in ("id", "caption", "conversations"))
             if id_ is None and self._columns["id"] is not None:
                 raise SourceError(f"{self._where}: row {row} has no {self._columns['id']}")
-            conversation = captioned(str(caption or "")) if turns is None else self._conversation(row, turns)
+            conversation = conversation_of(str(caption or "")) if turns is None else self._conversation(row, turns)
             yield (None if id_ is None else str(id_)), conversation
 
     def _texts(self) -> Iterator[dict[str | None, object]]:
-        """Each row's parts but the image, by column."""
+        """Yield each row's columns, except the image."""
         names = sorted({name for field, name in self._columns.items() if field != "image" and name is not None})
         for number in range(len(self._ends)):
             if names:
                 self._claimed("texts", number, names, MAX_TEXT_BYTES)
-                group = reading(lambda: self._file.row_group(number, names))  # noqa: B023 (used at once)
+                group = as_source_error(lambda: self._file.row_group(number, names))  # noqa: B023 (used at once)
                 for batch in group.to_batches(max_chunksize=ROWS_AT_ONCE):
                     yield from batch.to_pylist()
             else:
@@ -118,12 +118,12 @@ class ImageTable:
         return conversation
 
     def place(self, row: int) -> tuple[int, int]:
-        """The row group of a row, and its place there."""
+        """Return the row group of a row, and the row's place in it."""
         group = bisect_right(self._ends, row)
         return group, row - (self._ends[group - 1] if group else 0)
 
     def image_bytes(self, group: int) -> int:
-        """Return the bytes that a row group claims for its images; SourceError where that is too much."""
+        """Return the bytes that a row group claims for its images; raise SourceError if that is too much."""
         return self._claimed("images", group, [self._image], self._most_bytes(group))
 
     def _most_bytes(self, group: int) -> int:
@@ -182,7 +182,7 @@ TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "caption": (is_text, "text"),
     "conversations": (is_conversation, "lists of structs of from and value"),
 }
-"""Which types a field's column may have, and in words."""
+"""For each field, a test of its column's type, and the expected types in words."""
 
 
 class ParquetSource:
@@ -192,31 +192,25 @@ class ParquetSource:
         self._files, self._names, self._fields = files, frozenset(files.names), fields
         self.version = files.version
         self._lock = threading.Lock()
-        """So that threads which read neighbours wait for one row group, and do not read one each."""
+        """Makes threads that need the same row group wait for one read."""
         self._table = lru_cache(FILES_HELD)(self._open_table)
         self._held: dict[tuple[str, int], list[bytes | None]] = {}
-        """Images by file and row group, those read last at the end."""
-        self._table(files.names[0])  # what is no such file is said before a model is loaded
+        """Images by file and row group, the last used at the end."""
+        self._table(files.names[0])  # report an unusable file before a model is loaded
 
     def samples(self) -> Samples:
-        """In the order of the files' rows; without a column of ids, their uris are."""
+        """List the samples in row order; without an id column, the uris are the ids."""
         return Samples(self._samples(), self._files.listing, in_rows=True)
 
     def _samples(self) -> Iterator[dict[str, object]]:
         for name in self._files.names:
             table = self._table(name)
             for row, (id_, turns) in enumerate(table.samples()):
-                uri = f"{name}/{row}"
-                fingerprint = table.fingerprint
-                yield {
-                    "id": uri if id_ is None else id_,
-                    "uri": uri,
-                    "conversations": turns,
-                    "fingerprint": fingerprint,
-                }
+                uri, mark = f"{name}/{row}", table.fingerprint
+                yield {"id": uri if id_ is None else id_, "uri": uri, "conversations": turns, "fingerprint": mark}
 
     def fingerprint(self, uri: str) -> str:
-        """Of the whole file: its rows have no checksums of their own."""
+        """Return the version of the whole file, because rows have no checksums of their own."""
         with self._lock:
             name, row = self._find(uri)
             return self._table(name).fingerprint if name and row < self._table(name).num_rows else MISSING
@@ -225,7 +219,7 @@ class ParquetSource:
         with self._lock:
             name, row = self._find(uri)
             if not name or row >= self._table(name).num_rows:
-                raise Rejected(MISSING, f"{uri} is no row of the source")
+                raise Rejected(MISSING, f"{uri} is not a row of the source")
             group, place = (table := self._table(name)).place(row)
             if table.num_rows_of(group) == 1:
                 refuse_large(uri, table.image_bytes(group))  # before it is read
@@ -236,7 +230,7 @@ class ParquetSource:
         return image
 
     def _find(self, uri: str) -> tuple[str, int]:
-        """The file and row of a uri; an empty name where the source has no such file."""
+        """Return the file and row of a uri; an empty name if the source has no such file."""
         name, _, row = uri.rpartition("/")
         is_row = row.isascii() and row.isdecimal() and len(row) <= 18
         return (name, int(row)) if name in self._names and is_row else ("", 0)
@@ -256,7 +250,7 @@ class ParquetSource:
         return images
 
     def _make_room(self, size: int) -> None:
-        """Forget images, those first that were not asked for longest, until so many bytes of others may be held."""
+        """Evict the least recently used images, until there is room for `size` bytes of others."""
         while self._held and (len(self._held) >= GROUPS_HELD or size + self._held_bytes > MAX_HELD_BYTES):
             del self._held[next(iter(self._held))]
 
@@ -265,8 +259,8 @@ class ParquetSource:
         return sum(len(image or b"") for images in self._held.values() for image in images)
 
 
-def reading(read: Callable[[], pa.Table]) -> pa.Table:
-    """What `read` returns; SourceError in place of a CacheError."""
+def as_source_error(read: Callable[[], pa.Table]) -> pa.Table:
+    """Call `read`; turn a CacheError into a SourceError."""
     try:
         return read()
     except CacheError as error:

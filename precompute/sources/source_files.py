@@ -1,4 +1,4 @@
-"""Files that `source.path` names: one, all of a folder, or those of a pattern such as `shards/{00000..00099}.tar`."""
+"""Find the files that `source.path` names: one, a folder's, or a pattern's, such as `shards/{00000..00099}.tar`."""
 
 import hashlib
 import re
@@ -19,41 +19,42 @@ from precompute.sources.archives.image_store import ImageFolder, find_file, hold
 from precompute.sources.archives.names import Listing, no_listing
 
 BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
-"""`{00..12}` or `{a,b}`, with no other braces in it."""
+"""`{00..12}` or `{a,b}`, without other braces inside."""
 
 MAX_FILES = 1_000_000
 
 ASKED_AT_ONCE = 256
+"""Names looked up at the same time."""
 
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Files of a store, each in the version in which it was first seen."""
+    """Files of a store, each in the version that was first seen."""
 
     store: Store
-    """The folder, or that of the file, or the one before the first part of the pattern that is no name."""
+    """The folder, or the file's folder, or the part of the path before the first pattern."""
     names: list[str]
-    """In order, relative to it: so a name stays the same when other files are added."""
+    """File names, sorted and relative to the store, so that they stay the same when other files are added."""
     listing: Listing = field(default_factory=no_listing)
-    """What else a folder holds."""
+    """The listing of a folder; empty for a file or a pattern."""
     _versions: dict[str, Version] = field(default_factory=dict, repr=False)
 
     def where(self, name: str) -> str:
         return self.store.where(name)
 
     def open(self, name: str) -> File:
-        """Open a file as it was the first time; FileNotFoundError where it is gone, a ChangedError once it is read."""
+        """Open a file in its first version; FileNotFoundError if it is gone, ChangedError at a read if it changed."""
         file = self.store.open(name, self._versions.get(name))
         self._versions.setdefault(name, file.version)
         return file
 
     def version(self) -> str | None:
-        """Return a digest of the names and stamps of all; None where one is gone: listing names it."""
+        """Return a digest of all names and stamps; None if a file is gone, which a listing reports."""
         digest, names = hashlib.sha256(), iter(self.names)
         try:
-            for some in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
-                stamps = map_calls(self.store, self._stamp, some)
-                digest.update(ascii([*zip(some, stamps, strict=True)]).encode())
+            for block in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
+                stamps = map_calls(self.store, self._stamp, block)
+                digest.update(ascii([*zip(block, stamps, strict=True)]).encode())
         except FileNotFoundError:
             return None
         return digest.hexdigest()
@@ -66,7 +67,7 @@ class SourceFiles:
 
 
 def find_files(pattern: str, suffix: str) -> SourceFiles:
-    """Find the files; MissingPathError where there are none, or where one that is named is not there."""
+    """Find the files; raise MissingPathError if there are none, or if a named one is not there."""
     files = url_files(pattern, suffix) if is_url(pattern) else local_files(Path(pattern).expanduser(), suffix)
     if not files.names:
         raise MissingPathError(f"source.path: {pattern} holds no {suffix} file")
@@ -80,7 +81,7 @@ def local_files(path: Path, suffix: str) -> SourceFiles:
         return SourceFiles(LocalStore(path.parent), [path.name])
     first, rest = split_pattern(path.parts, lambda parts: Path(*parts).exists())
     store = LocalStore(Path(*first))
-    return SourceFiles(store, matching(store, "/".join(rest), str(path)))
+    return SourceFiles(store, expand_pattern(store, "/".join(rest), str(path)))
 
 
 def url_files(url: str, suffix: str) -> SourceFiles:
@@ -97,7 +98,7 @@ def url_files(url: str, suffix: str) -> SourceFiles:
         return all_files(open_store(url), suffix)
     first, rest = split_pattern(parts, is_there)
     store = open_store(f"{scheme}://{'/'.join(first)}")
-    return SourceFiles(store, matching(store, "/".join(rest), url))
+    return SourceFiles(store, expand_pattern(store, "/".join(rest), url))
 
 
 def all_files(store: Store, suffix: str) -> SourceFiles:
@@ -105,28 +106,28 @@ def all_files(store: Store, suffix: str) -> SourceFiles:
     return SourceFiles(store, sorted(name for name in listing.names if name.lower().endswith(suffix)), listing)
 
 
-def names_in(store: Store, listed: Store, name: str) -> list[str]:
-    """Return the files of a name, or of a pattern without braces; `listed` is the same store, to look at all names."""
+def find_names(store: Store, listed: Store, name: str) -> list[str]:
+    """Return the files of a name, or of a pattern without braces; `listed` is the same store with a kept listing."""
     if has_magic(name):
-        return [*dict.fromkeys(matches(listed, "", name.split("/")))]
+        return [*dict.fromkeys(find_matches(listed, "", name.split("/")))]
     return [name] if is_file(store, name) else []
 
 
-def matches(store: Store, folder: str, wanted: list[str]) -> Iterator[str]:
-    """Yield the files that a pattern names from a folder on: `*` stays within a part, `**` are any folders."""
+def find_matches(store: Store, folder: str, wanted: list[str]) -> Iterator[str]:
+    """Yield the files below a folder that match a pattern's parts; `**` matches any folders, `*` one part."""
     part, rest = wanted[0], wanted[1:]
     if part == "**":
         if rest:
-            yield from matches(store, folder, rest)
+            yield from find_matches(store, folder, rest)
         for entry in entries_of(store, folder):
             if entry.endswith("/"):
-                yield from matches(store, f"{folder}{entry}", wanted)
+                yield from find_matches(store, f"{folder}{entry}", wanted)
         return
     found = [entry.rstrip("/") for entry in entries_of(store, folder)] if has_magic(part) else [part]
     for name in found:
         if fnmatchcase(name, part) or not has_magic(part):
             if rest:
-                yield from matches(store, f"{folder}{name}/", rest)
+                yield from find_matches(store, f"{folder}{name}/", rest)
             elif is_file(store, f"{folder}{name}"):
                 yield f"{folder}{name}"
 
@@ -151,7 +152,7 @@ def is_pattern(part: str) -> bool:
 
 
 def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -> tuple[list[str], list[str]]:
-    """Split parts before the first that is a pattern, or before the last; a folder that is there is no pattern."""
+    """Split before the first pattern, or before the last part; if a folder has a pattern's exact name, it is used."""
     each = [*parts]
     for place, part in enumerate(each[:-1]):
         if is_pattern(part) and not is_there(each[: place + 1]):
@@ -159,22 +160,22 @@ def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -
     return each[:-1], each[-1:]
 
 
-def matching(store: Store, pattern: str, shown: str) -> list[str]:
-    """Return the names that a pattern stands for, each once; MissingPathError if one that it spells out is absent."""
-    names, wanted = set[str](), islice(expanded(pattern), MAX_FILES + 1)
-    find = partial(names_in, store, with_listing(store))
-    for number, some in enumerate(iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], [])):
-        if number * ASKED_AT_ONCE + len(some) > MAX_FILES:
+def expand_pattern(store: Store, pattern: str, shown: str) -> list[str]:
+    """Return the files that a pattern matches, each once; raise MissingPathError if one that it spells out is gone."""
+    names, wanted = set[str](), islice(expand_braces(pattern), MAX_FILES + 1)
+    find = partial(find_names, store, with_listing(store))
+    for number, block in enumerate(iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], [])):
+        if number * ASKED_AT_ONCE + len(block) > MAX_FILES:
             raise ConfigError(f"source.path: {shown} names more than {MAX_FILES:,} files")
-        for name, found in zip(some, map_calls(store, find, some), strict=True):
+        for name, found in zip(block, map_calls(store, find, block), strict=True):
             if not found:
                 raise MissingPathError(f"source.path: {shown.removesuffix(pattern)}{name} does not exist")
             names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))
     return sorted(names)
 
 
-def expanded(pattern: str) -> Iterator[str]:
-    """Yield what a shell makes of braces."""
+def expand_braces(pattern: str) -> Iterator[str]:
+    """Expand braces as a shell does."""
     if (found := BRACES.search(pattern)) is None:
         yield pattern
         return
@@ -182,4 +183,4 @@ def expanded(pattern: str) -> Iterator[str]:
     width = len(first) if words is None and first.startswith("0") else 0
     choices = words.split(",") if words else (f"{number:0{width}}" for number in range(int(first), int(last) + 1))
     for choice in choices:
-        yield from expanded(pattern[: found.start()] + choice + pattern[found.end() :])
+        yield from expand_braces(pattern[: found.start()] + choice + pattern[found.end() :])

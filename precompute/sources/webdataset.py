@@ -1,8 +1,8 @@
 """Tars in WebDataset's form, as img2dataset writes them: members of one key are a sample.
 
-`000000012.jpg`, `000000012.txt` and `000000012.json` have the key `000000012`, which is the sample's id. Only headers
-and texts are read to plan, in the order of the tars, and the index of a few tars at most is in memory: neighbours of a
-plan lie in one tar.
+`000000012.jpg`, `000000012.txt` and `000000012.json` have the key `000000012`, which is the sample's id. Planning reads
+only headers and texts, in the order of the tars. Only a few tars' indexes are in memory, because neighbours in the plan
+lie in one tar.
 """
 
 import re
@@ -24,35 +24,35 @@ from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
 from precompute.sources.archives.names import HIDDEN, OTHER_IMAGE, ChosenNames, Names, Samples, counted_suffix
 from precompute.sources.archives.tar import ImageTar
-from precompute.sources.fields import Conversation, FieldNames, Turn, captioned, text_of
+from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of, read_text
 from precompute.sources.folder import is_image
 from precompute.sources.source_files import SourceFiles
 
 SUFFIX = ".tar"
 
 TARS_HELD = 4
-"""Indexes in memory; that of 10,000 samples with a text and a JSON each takes about 2 MB, and their texts some 15 while
-they are planned. At a URL, as many are read at the same time.
+"""Tars whose indexes are in memory. For 10,000 samples with a text and a JSON each, an index takes about 2 MB, and the
+texts some 15 MB while they are planned. At a URL, this many indexes are read at the same time.
 """
 
 MAX_TEXT_BYTES = 16 * 2**20
-"""Of a `.txt` or `.json`; img2dataset's take a kilobyte."""
+"""Largest `.txt` or `.json` that is read; img2dataset's take about a kilobyte."""
 
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
-"""A member's key, up to the first dot of its last part, and its extension: WebDataset's own rule."""
+"""A member's key, up to the first dot of its last part, and its extension; this is WebDataset's own rule."""
 
-CAPTION, RECORD = "txt", "json"
+CAPTION_EXTENSION, RECORD_EXTENSION = "txt", "json"
 
 
 class TextRecord(msgspec.Struct):
-    """What is used of a `.json`."""
+    """The fields used of a `.json`."""
 
     conversations: list[Turn] | None = None
     caption: str | None = None
 
 
 class WebDatasetSource:
-    """Samples of tars; a uri is the tar's name and the member's."""
+    """Samples of tars; a uri is the tar's name and the member's name."""
 
     def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
         self._files = files
@@ -60,10 +60,10 @@ class WebDatasetSource:
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._places = {name: place for place, name in enumerate(files.names)}
         self._tars = SharedResults(self._open_tar, TARS_HELD)
-        self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
+        self._tars.get(files.names[0])  # report an unusable tar before a model is loaded
 
     def samples(self) -> Samples:
-        """In the order of the tars."""
+        """List the samples in the order of the tars."""
         others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
         listing = self._files.listing._replace(not_utf8=not_utf8)
         return Samples(self._samples(others, not_utf8), listing, others, in_rows=True)
@@ -78,18 +78,18 @@ class WebDatasetSource:
                 if image is None:
                     others.update(map(self._unused, members.values()))
                     continue
-                unused = {*members} - {image, CAPTION, RECORD}
+                unused = {*members} - {image, CAPTION_EXTENSION, RECORD_EXTENSION}
                 others.update(counted_suffix(members[each]) for each in unused if not is_image(members[each]))
                 yield {
                     "id": key,
                     "uri": f"{name}/{members[image]}",
-                    "conversations": conversations(name, tar, members),
+                    "conversations": read_conversation(name, tar, members),
                     "fingerprint": tar.fingerprint(members[image]),
                 }
             tar.drop_texts()
 
     def _image(self, sample: str, extensions: Iterable[str]) -> str | None:
-        """The image's extension; SourceError where it is not clear which."""
+        """Return the image's extension, None if there is no image; raise SourceError if there are several."""
         if self._extension is not None:
             return self._extension if self._extension in extensions else None
         images = [each for each in extensions if is_image(f"image.{each}")]
@@ -101,7 +101,7 @@ class WebDatasetSource:
         return images[0] if images else None
 
     def _unused(self, member: str) -> str:
-        """As it is counted, of a sample without the image to encode."""
+        """Return the kind under which to count a member of a sample without an image to encode."""
         return OTHER_IMAGE if self._extension is not None and is_image(member) else counted_suffix(member)
 
     def fingerprint(self, uri: str) -> str:
@@ -116,13 +116,13 @@ class WebDatasetSource:
         return tar.read(member)
 
     def _find(self, uri: str) -> tuple[ImageTar, str] | None:
-        """The tar of a uri, and the member's name in it."""
+        """Return the tar of a uri, and the member's name in it."""
         slashes = (place for place, letter in enumerate(uri) if letter == "/")
         found = next((place for place in slashes if uri[:place] in self._places), None)
         return None if found is None else (self._tar(uri[:found]), uri[found + 1 :])
 
     def _tar(self, name: str) -> ImageTar:
-        """Return a tar; the next one is begun where the one before it is here too, since they are read in order."""
+        """Return a tar; start reading the next one if the one before it is in memory, as in a read in order."""
         place = self._places[name]
         self._begin(place, place + 1)
         if place and self._files.names[place - 1] in self._tars:
@@ -140,12 +140,12 @@ class WebDatasetSource:
             where = self._files.where(name)
             raise SourceError(f"{where} is gone; restore it and run the same command again") from None
         if not isinstance(tar, ImageTar):
-            raise SourceError(f"{file} is no tar; kind webdataset reads uncompressed tars")
+            raise SourceError(f"{file} is not a tar; kind webdataset reads uncompressed tars")
         return tar
 
 
 def groups_of(members: ChosenNames, others: Counter[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each key, in the order of first members, with its members by extension; others, as `.a.jpg`, are counted."""
+    """Yield each key with its members by extension, in the order of first members; count the rest, such as `.a.jpg`."""
     with_key = array("I")
 
     def each_key() -> Iterator[str]:
@@ -168,22 +168,27 @@ def extension_of(member: str) -> str:
     return found[2].lower()
 
 
-def conversations(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conversation:
-    """Those of the `.json`, or else the caption of the `.txt`, or of the `.json`; none where there is no text."""
+def read_conversation(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conversation:
+    """Return the `.json`'s conversations, else the caption of the `.txt`, else of the `.json`; empty without text."""
     record = TextRecord()
-    if RECORD in members:
-        data = read_text(tar_name, tar, members[RECORD])
+    if RECORD_EXTENSION in members:
+        data = read_member_text(tar_name, tar, members[RECORD_EXTENSION])
         try:
             record = msgspec.json.decode(data, type=TextRecord)
         except (msgspec.DecodeError, RecursionError) as error:
             problem = "is nested too deeply" if isinstance(error, RecursionError) else describe_mismatch(error)
             expected = "expected an object with `caption` or `conversations`"
-            raise SourceError(f"{tar_name}/{members[RECORD]}: {problem}; {expected}") from None
+            raise SourceError(f"{tar_name}/{members[RECORD_EXTENSION]}: {problem}; {expected}") from None
     if record.conversations is not None:
         turns: Conversation = msgspec.to_builtins(record.conversations)
         return turns
-    return captioned(read_text(tar_name, tar, members[CAPTION]) if CAPTION in members else record.caption or "")
+    caption = (
+        read_member_text(tar_name, tar, members[CAPTION_EXTENSION])
+        if CAPTION_EXTENSION in members
+        else record.caption or ""
+    )
+    return conversation_of(caption)
 
 
-def read_text(tar_name: str, tar: ImageTar, member: str) -> str:
-    return text_of(f"{tar_name}/{member}", partial(tar.read, member, MAX_TEXT_BYTES))
+def read_member_text(tar_name: str, tar: ImageTar, member: str) -> str:
+    return read_text(f"{tar_name}/{member}", partial(tar.read, member, MAX_TEXT_BYTES))

@@ -11,10 +11,9 @@ from tests.command_runs import make_scene, quick_loading, run
 from tests.guarantees.programs import Program, die_at
 from tests.object_stores.faults import Proxy
 from tests.places import Folder, Objects, Place
-from tests.precompute.acts import make_foreign
-from tests.precompute.conftest import Project, built, built_once, vae_path, write_source
+from tests.precompute.conftest import Project, built, built_once, foreign, vae_path, write_source
 
-__all__ = ["built", "built_once", "quick_loading", "run", "vae_path"]  # fixtures
+__all__ = ["built", "built_once", "foreign", "quick_loading", "run", "vae_path"]  # fixtures
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -62,11 +61,6 @@ def dying(caches: Place, start: Start, request: pytest.FixtureRequest) -> Start:
 def scenes(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Callable[[StoreFormat], Path]:
     """Makes configs of small builds, and their caches in a folder, in a form."""
     return cache(lambda form: make_scene(tmp_path_factory.mktemp(form), vae_path, form))
-
-
-@pytest.fixture(scope="session")
-def foreign(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
-    return make_foreign(tmp_path_factory.mktemp("foreign"), vae_path)
 
 
 @pytest.fixture

@@ -36,14 +36,13 @@ OTHER_SHARD = [SHARD.replace("/1/", "/2/"), "samples/000002.parquet", "commits/0
 
 MENDED: dict[str, tuple[Act, list[int], list[str]]] = {
     "a shard, no seal": (lost(SHARD, "seal.json"), [1], [AGAIN]),
-    "a record, damaged": (flipped(RECORD), [1], [AGAIN]),
     "a foreign shard": (copied("images", *OTHER_SHARD), [2], ["is not the record that the cache was sealed with"]),
     "a swapped plan": (swapped_plan, [0, 1], [PLAN]),
     "a foreign seal": (copied("images", "seal.json"), [], [PLAN]),
     "spec and samples, beside it": (together(OTHER_SEAL, lost("zarr.json", TABLE)), [1], [AGAIN, SPEC_LOST]),
     "all metadata but the plan": (lost("zarr.json", "latents/zarr.json", "build.json"), [], ["zarr", "build.json"]),
 }
-"""Damage, the shards that are built again, and the messages; the table in `test_decide.py` has the other cases."""
+"""Damage, the shards that are rebuilt for it, and what is said; the table in `test_decide.py` has the rest."""
 
 
 @pytest.mark.parametrize("what", MENDED)

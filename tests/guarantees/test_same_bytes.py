@@ -94,7 +94,7 @@ def test_two_ranks_at_once_write_the_bytes_of_one_build(project, start):
     first, twin, second = at_once(start, project, 0, 0, 1, world_size=2)
     said = ended(second)
     assert "rank 1 of 2 encoded 11 images in 11 shards" in said
-    assert f"next, once every rank has ended: precompute seal --config {project.folder / 'cache.yaml'}" in said
+    assert f"next, when all ranks have finished: precompute seal --config {project.folder / 'cache.yaml'}" in said
     assert "\nrank 0 of 2" in ended(first)
     assert "\nrank 0 of 2" in ended(twin)
     assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in step(project, "seal")

@@ -1,24 +1,14 @@
-"""What may happen to a cache and its source between two builds, as functions of their project."""
+"""Changes to a cache or its source between two builds, as functions of the project."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.precompute.conftest import SAMPLES, Project, image_bytes, run_build, sample_name, write_source
+from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
 
 Act = Callable[[Project], object]
 
 SHARD, TABLE, RECORD = "latents/c/1/0/0/0", "samples/000001.parquet", "commits/000001.json"
 """Files of shard 1."""
-
-
-def make_foreign(folder: Path, vae: Path) -> Path:
-    """A folder of caches: of another image in each shard, of another recipe, and of other texts."""
-    source = write_source(folder / "source", **{f"sample_{each:03d}": image_bytes(90 + each) for each in (1, 9, 17)})
-    run_build(folder, source, vae).rename(folder / "images")
-    run_build(folder, source, vae, image__height=40).rename(folder / "recipe")
-    rewrite(write_source(source) / "chat.json", "Picture", "Drawing")
-    run_build(folder, source, vae).rename(folder / "texts")
-    return folder
 
 
 def rewrite(path: Path, before: str, now: str) -> None:
@@ -34,7 +24,7 @@ def flipped(name: str) -> Act:
 
 
 def copied(kind: str, *names: str) -> Act:
-    """Files of a foreign cache lie in place of the cache's own."""
+    """Replace files of the cache by a foreign cache's."""
 
     def act(project: Project) -> None:
         for name in names:
@@ -44,7 +34,7 @@ def copied(kind: str, *names: str) -> Act:
 
 
 def source(numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> Act:
-    """The source holds these samples now."""
+    """Give the source these samples."""
     return lambda project: project.has(numbers, **replaced)
 
 
@@ -57,14 +47,14 @@ def together(*acts: Act) -> Act:
 
 
 NOT_ENCODED = "1 of 22 images changed since they were encoded: "
-"""Said of images that changed."""
+"""The message about a changed image."""
 
 MISSING = 18
-"""A sample of the last shard; the broken ones lie in the others."""
+"""A sample of the last shard; the broken ones are in the other shards."""
 
 
 def build_with_a_missing_image(project: Project) -> Project:
-    """From a folder of images."""
+    """Build from a folder of images, of which one is missing."""
     project.unpack()
     image(project, MISSING).unlink()
     project.build()

@@ -1,4 +1,4 @@
-"""A small source and a small VAE, made here, loaded the ordinary way."""
+"""A small source and a small VAE, and builds of them."""
 
 import io
 import json
@@ -33,17 +33,17 @@ from tests.places import Folder, Place
 
 SAMPLES = 22
 BROKEN = (4, 13)
-"""Places of the samples whose image is no image."""
+"""Numbers of the samples whose image file is not an image."""
 GOOD = [number for number in range(SAMPLES) if number not in BROKEN]
 
 
 def plan_table(samples: Samples) -> pa.Table:
-    """The whole plan of a source's samples, in shards of four."""
+    """Plan a source's samples in shards of four, and return the whole plan."""
     return pa.concat_tables(make_plan(samples, 4).shards()).combine_chunks()
 
 
 def make_vae(path: Path, seed: int = 0) -> Path:
-    """A narrow Wan VAE with random weights."""
+    """Save a narrow Wan VAE with random weights."""
     torch.manual_seed(seed)
     AutoencoderKLWan(base_dim=8, num_res_blocks=1).save_pretrained(path / "vae")
     return path
@@ -56,7 +56,7 @@ def vae_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def image_bytes(number: int) -> bytes:
-    """A small picture that differs from all others."""
+    """Make a small PNG that differs from those of other numbers."""
     rng = np.random.default_rng(number)
     picture = Image.fromarray(rng.integers(0, 255, (6, 5, 3), np.uint8)).resize((50, 40), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
@@ -69,7 +69,7 @@ def sample_name(number: int) -> str:
 
 
 def write_source(folder: Path, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> Path:
-    """chat.json and images.zip; `replaced` gives other bytes for a sample by name (with _ for -)."""
+    """Write chat.json and images.zip; `replaced` gives other bytes for a sample by name (with _ for -)."""
     folder.mkdir(exist_ok=True)
     records = []
     with zipfile.ZipFile(folder / "images.zip", "w") as archive:
@@ -85,7 +85,7 @@ def write_source(folder: Path, numbers: range | list[int] = range(SAMPLES), **re
 
 
 def config_values(cache: Path | str, source: Path, vae: Path, **overrides: Any) -> dict[str, Any]:
-    """A build's YAML as a dict; overrides by dotted name with __ for the dot."""
+    """Return a build's YAML as a dict; overrides are dotted names with __ for the dot."""
     values: dict[str, Any] = {
         "cache": str(cache),
         "source": {"kind": "llava", "path": str(source / "chat.json"), "images": str(source / "images.zip")},
@@ -110,24 +110,24 @@ def write_config(path: Path, values: dict[str, Any]) -> Path:
 
 
 def run_build(folder: Path, source: Path, vae: Path, *flags: str, code: int = 0, **overrides: Any) -> Path:
-    """Build the cache in `folder`, whose config lies beside it; ends with that exit code."""
+    """Build the cache in `folder`, with its config beside it, and check the exit code."""
     values = config_values(folder / "cache", source, vae, **overrides)
     assert main(["build", "--config", str(write_config(folder / "build.yaml", values)), *flags]) == code
     return folder / "cache"
 
 
 def flip(path: Path) -> None:
-    """One bit in the middle of a file."""
+    """Flip a bit in the middle of a file."""
     Folder(path.parent).flip(path.name)
 
 
 def timeless_files(cache: Path) -> dict[str, bytes]:
-    """Every file that has no clock in it."""
+    """Read every file whose bytes do not depend on the time."""
     return Folder(cache).timeless()
 
 
 def places(cache: Path) -> dict[str, object]:
-    """Inode and modification time of every file."""
+    """Return inode and modification time of every file."""
     return Folder(cache).marks()
 
 
@@ -141,32 +141,32 @@ class Project:
         self.source, self.cache = folder / "source", folder / "cache"
         self.images = self.source / "images.zip"
         self.settings: dict[str, Any] = {}
-        """Of every build, by dotted name with __ for the dot."""
+        """Overrides for every build: dotted names with __ for the dot."""
 
     @property
     def place(self) -> Place:
-        """Of the cache."""
+        """The place of the cache."""
         return self.caches.below(self.cache.relative_to(self.folder).as_posix())
 
     def has(self, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> None:
-        """What the source holds from now on."""
+        """Give the source these samples."""
         write_source(self.source, numbers, **replaced)
 
     def unpack(self) -> None:
-        """The images are files of a folder from now on."""
+        """Unpack the images into a folder, which becomes the source."""
         self.images = self.source / "images"
         with zipfile.ZipFile(self.source / "images.zip") as archive:
             archive.extractall(self.images)
 
     def config(self, name: str | None = None, **overrides: Any) -> Path:
-        """The build of a cache of that name, as YAML."""
+        """Write the YAML of a build of the cache of this name."""
         name = name or self.cache.name
         values = config_values(self.caches.below(name).address, self.source, self.vae)
         values["source"]["images"] = str(self.images)
         return write_config(self.folder / f"{name}.yaml", override(values, {**self.settings, **overrides}))
 
     def run(self, program: Callable[[list[str]], int], *arguments: object, code: int = 0) -> str:
-        """What a program says, which ends with that code and without a traceback."""
+        """Run a program and return its output; check the exit code, and that there is no traceback."""
         self._capsys.readouterr()
         ended = program([str(each) for each in arguments])
         said = "".join(self._capsys.readouterr())
@@ -181,12 +181,12 @@ class Project:
         return self.run(main, "repair", self.place.address, *options, code=code)
 
     def do(self, command: str, code: int = 0) -> str:
-        """A `build` or `repair` of the cache, with options as one types them."""
+        """Run a `build` or `repair` of the cache, with options as typed."""
         name, *options = shlex.split(command)
         return {"build": self.build, "repair": self.repair}[name](*options, code=code)
 
     def report(self) -> Path:
-        """Of a full verification that finds damage."""
+        """Write the report of a full verification that finds damage."""
         path = self.folder / "my report.json"
         self.run(cache_store, "verify", self.place.address, "--level", "full", "--report", path, code=1)
         return path
@@ -198,12 +198,12 @@ class Project:
         self.place.lose(*names)
 
     def untouched(self) -> AbstractContextManager[None]:
-        """Nothing in the cache is written, renamed or deleted meanwhile."""
+        """Check that nothing in the cache is written, renamed or deleted inside the block."""
         return self.place.untouched()
 
     @contextmanager
     def same_in_the_end(self) -> Iterator[None]:
-        """Whatever happens to the cache, it ends sound and with the bytes that it has now."""
+        """Check that the cache ends sound and with its present bytes, whatever happens inside the block."""
         before = self.files()
         yield
         assert self.files() == before
@@ -218,14 +218,14 @@ def project(tmp_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture(scope="session")
 def built_once(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
-    """The cache of every `built`."""
+    """The cache that each `built` copies."""
     folder = tmp_path_factory.mktemp("built")
     return run_build(folder, write_source(folder / "source"), vae_path)
 
 
 @pytest.fixture
 def built(project: Project, built_once: Path) -> Project:
-    """With its cache, as a build in this place would have left it."""
+    """A project with its cache, as a build in this place would have left it."""
     project.place.mirror(Folder(built_once))
     build = read_build(built_once)
     config, listed = build.config, build.listed
@@ -235,14 +235,27 @@ def built(project: Project, built_once: Path) -> Project:
     return project
 
 
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """A folder of foreign caches: with another image in each shard, another recipe, and other texts."""
+    folder = tmp_path_factory.mktemp("foreign")
+    source = write_source(folder / "source", **{f"sample_{each:03d}": image_bytes(90 + each) for each in (1, 9, 17)})
+    run_build(folder, source, vae_path).rename(folder / "images")
+    run_build(folder, source, vae_path, image__height=40).rename(folder / "recipe")
+    chat = write_source(source) / "chat.json"
+    chat.write_text(chat.read_text().replace("Picture", "Drawing"))
+    run_build(folder, source, vae_path).rename(folder / "texts")
+    return folder
+
+
 Encode = Callable[[Tensor], Tensor]
 
 
 @pytest.fixture
 def encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Encode, Tensor], Tensor]], None]:
-    """Takes a function of the encoder's own `encode` and a batch; it stands in for that from then on."""
+    """Replace the encoder's `encode` by a function of the original `encode` and a batch."""
     encode = VaeEncoder.encode
-    monkeypatch.setattr(Canary, "begin", lambda *arguments: None)  # which would find it out
+    monkeypatch.setattr(Canary, "begin", lambda *arguments: None)  # it would notice
 
     def stand_in(function: Callable[[Encode, Tensor], Tensor]) -> None:
         monkeypatch.setattr(VaeEncoder, "encode", lambda self, image: function(partial(encode, self), image))

@@ -94,7 +94,7 @@ def test_a_finetuned_decoder_is_taken_and_no_half_or_other_one(built_once, vae_p
 
 MISTAKES = {
     "--decode --model=/nowhere": "encoder.model /nowhere is neither a folder here nor a hub id, which is owner/name",
-    "--model=x": "--model and --device are for --decode; add it or leave them out",
+    "--model=x": "--model and --device need --decode; add --decode or leave them out",
 }
 
 
@@ -127,10 +127,10 @@ def test_source_images_are_upright_and_fitted(tmp_path):
 
 OTHER_VERSIONS = {
     r"does not exist": recorded("/nowhere"),
-    r"build\.json holds no config of this version: .*source": {},
-    r"build\.json holds no config of this version: image: .*resample": recorded("/tmp", resample="nearest"),
-    r"build\.json holds no config of this version: image: .*height": recorded("/tmp", height="8"),
-    r"build\.json holds no config of this version: image: .*heigth": recorded("/tmp", heigth=8),
+    r"build\.json cannot be read by this version: .*source": {},
+    r"build\.json cannot be read by this version: image: .*resample": recorded("/tmp", resample="nearest"),
+    r"build\.json cannot be read by this version: image: .*height": recorded("/tmp", height="8"),
+    r"build\.json cannot be read by this version: image: .*heigth": recorded("/tmp", heigth=8),
 }
 
 

@@ -20,7 +20,7 @@ from tests.precompute.conftest import run_build, write_source
 ROOT = Path(__file__).parents[2]
 
 REACHED: list[tuple[str, str]] = []
-"""Files of the watched folders, and who asked the system for them."""
+"""Files of the watched folders, and the module that asked the system for each."""
 
 WATCHED: list[str] = []
 
@@ -32,11 +32,11 @@ def note(event: str, arguments: tuple[object, ...]) -> None:
         REACHED.append((str(arguments[0]), asker(sys._getframe())))
 
 
-sys.addaudithook(note)  # for good: it cannot be taken away
+sys.addaudithook(note)  # a hook cannot be removed
 
 
 def asker(frame: FrameType | None) -> str:
-    """The innermost of our own files on the way to a call."""
+    """Return the innermost file of this repository among the callers."""
     while frame and not (frame.f_code.co_filename.startswith(str(ROOT)) and frame.f_code.co_filename != __file__):
         frame = frame.f_back
     return frame.f_code.co_filename if frame else "nobody of ours"
@@ -57,11 +57,11 @@ FILE_CALLS += r"|rmdir|rmtree|scandir|stat|touch|unlink|write_bytes|write_text"
 ROOMS = [f"cache_store/{room}/**/*.py" for room in ("cache", "copy", "format", "verify")]
 ROOMS += ["precompute/audit*.py", "precompute/encode/**/*.py", "precompute/rerun/**/*.py"]
 OUTSIDE = {"request.py"}
-"""It reads a report, which is a file of a user's."""
+"""The module that reads a report, which is a user's file."""
 
 
 def test_no_code_that_works_on_caches_calls_for_files():
-    """Also where no test runs it; `open` is a store's own where a store is asked."""
+    """This holds for code that no test runs, too; only a store's own `open` is allowed."""
     found = [[*ROOT.glob(room)] for room in ROOMS]
     assert all(found)
     for path in (path for path in chain(*found) if path.name not in OUTSIDE):

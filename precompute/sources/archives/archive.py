@@ -1,9 +1,8 @@
-"""What zips and tars share: members found by name; a name never becomes a path.
+"""The common part of zips and tars: members are found by name, and a name never becomes a path.
 
 Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere. A member
 that is a symbolic link, occurs twice, or has a wrong size is rejected alone; an archive whose table of contents cannot
-be trusted is refused whole. An index takes some 90 bytes for each
-member.
+be trusted is refused whole. An index takes some 90 bytes per member.
 """
 
 from abc import abstractmethod
@@ -24,33 +23,33 @@ MAX_FILE_BYTES = 256 * 2**20
 MISSING = "missing"
 
 DAMAGED = "damaged archive member"
-"""Kind of reject for a member that does not hold what the archive says."""
+"""The kind of reject for a member that is not what the archive says."""
 
 MemberT = TypeVar("MemberT")
 
 TEXT_SUFFIXES = (".txt", ".json")
 
 KEPT_TEXT_BYTES = 64 * 2**10
-"""Largest text of a tar that is kept in memory until it is asked for; a sample's take a kilobyte."""
+"""Largest text of a tar that is kept in memory until it is read; a sample's text takes a kilobyte."""
 
 LAST_EXACT = 2**53
 """Integers up to here are exact as floating-point numbers."""
 
 
 class TarMember(NamedTuple):
-    """Where a tar's member lies, or why it cannot be read."""
+    """The location of a tar's member, or why it cannot be read."""
 
     offset: int
     size: int
     mtime: float
     problem: str | None
-    """Why it cannot be read."""
+    """Why it cannot be read; None if it can."""
     linked_to: str | None = None
-    """Of a hard link, the name of the member that holds the file's bytes."""
+    """For a hard link, the name of the member that holds the file's bytes."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether a ROW holds all of it."""
+        """Whether a ROW can hold it."""
         return self.problem is None and self.linked_to is None and -LAST_EXACT <= self.mtime <= LAST_EXACT
 
     def is_small_text(self, name: str) -> bool:
@@ -62,19 +61,19 @@ class ArchiveIndex(NamedTuple):
 
     names: NameColumns
     rows: NDArray[np.uint8]
-    """Bytes that say where each member lies, by its kind of archive."""
+    """A packed ROW per member, of the archive's kind."""
     is_listed: NDArray[np.bool_]
     is_misplaced: NDArray[np.bool_]
-    """Members of a zip that share bytes with others or lie outside of it; empty for a tar."""
+    """Whether a zip's member shares bytes with others or lies outside the zip; empty for a tar."""
     prefix: str
-    """The top folder that all share, which names may omit."""
+    """The top folder of all members, which names may omit."""
     not_utf8: list[int]
     others: dict[int, TarMember]
-    """Members of a tar that a row cannot hold, by number."""
+    """A tar's members that a ROW cannot hold, by number."""
 
 
 def index_of(members: Iterable[tuple[str, bytes]]) -> ArchiveIndex:
-    """Make the index of members, each a name and its row; what only zips or only tars have is left empty."""
+    """Make the index of members, given as name and ROW; leave empty what only zips or only tars have."""
     rows, metadata, not_utf8 = bytearray(), list[int](), list[int]()
 
     def kept() -> Iterator[str]:
@@ -103,24 +102,24 @@ def index_of(members: Iterable[tuple[str, bytes]]) -> ArchiveIndex:
 
 
 class Archive(Generic[MemberT]):
-    """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
+    """An archive's members by name; names may omit a common top folder; macOS metadata is ignored."""
 
     def __init__(self, file: File, index: ArchiveIndex) -> None:
         self._file, self._name = file, str(file).rpartition("/")[2]
-        self.go_by(index)
+        self.use_index(index)
 
-    def go_by(self, index: ArchiveIndex) -> None:
-        """Take an equal index, held elsewhere."""
+    def use_index(self, index: ArchiveIndex) -> None:
+        """Use this index, or an equal one in other memory."""
         self.index, self._names = index, Names(index.names)
 
     @property
     def not_utf8(self) -> list[str]:
-        """Names that cannot enter a table, in the archive's own order."""
+        """Names that are not UTF-8, in the archive's own order."""
         return [self._names[number] for number in self.index.not_utf8 if self._names.times[number]]
 
     @property
     def names(self) -> ChosenNames:
-        """Names that can, in the archive's own order."""
+        """Names that are UTF-8, in the archive's own order."""
         return ChosenNames(self._names, np.flatnonzero(self.index.is_listed))
 
     def listing(self) -> Listing:
@@ -132,33 +131,34 @@ class Archive(Generic[MemberT]):
 
     @abstractmethod
     def _member(self, number: int) -> MemberT:
-        """By the number of its name."""
-
-    def exact(self, name: str) -> MemberT | None:
-        """The member of this full name; None where there is none, or several."""
-        number = self._names.find(name)
-        return None if number is None or self._names.times[number] > 1 else self._member(number)
+        """Return the member with this number."""
 
     def find(self, name: str) -> MemberT | None:
-        """The member, or None where there is none, or several: a fingerprint then says that nothing can be read."""
-        number = self._found(name)
+        """Return the member; None if there is none or more than one, so that the fingerprint says MISSING."""
+        return self._single_member(self._find_number(name))
+
+    def find_exact(self, name: str) -> MemberT | None:
+        """Return the member with this full name; None if there is none or more than one."""
+        return self._single_member(self._names.find(name))
+
+    def _single_member(self, number: int | None) -> MemberT | None:
         return None if number is None or self._names.times[number] > 1 else self._member(number)
 
     def _number(self, name: str) -> int:
-        """The number of a member; Rejected where there is none, or where it is not clear which."""
-        if (number := self._found(name)) is None:
+        """Return a member's number; raise Rejected if there is none or more than one."""
+        if (number := self._find_number(name)) is None:
             raise Rejected(MISSING, f"{name} is not in {self._name}")
         if (times := self._names.times[number]) > 1:
             raise Rejected("ambiguous archive member", f"{name} occurs {times} times in {self._name}")
         return number
 
-    def _found(self, name: str) -> int | None:
+    def _find_number(self, name: str) -> int | None:
         numbers = (self._names.find(full) for full in (name, self.index.prefix + name))
         return next((number for number in numbers if number is not None), None)
 
 
 def common_top(names: Iterable[str]) -> str:
-    """Return the folder that all names begin with, and its slash; empty where there is none."""
+    """Return the top folder of all names, with its slash; empty if they have no common one."""
     top = ""
     for name in names:
         if not (top and name.startswith(top)):
@@ -170,11 +170,11 @@ def common_top(names: Iterable[str]) -> str:
 
 
 def is_mac_metadata(name: str) -> bool:
-    """Whether the file is metadata that macOS added.
+    """Return whether a file is macOS metadata.
 
     `._a.jpg` (AppleDouble) holds attributes of `a.jpg`, in zips below `__MACOSX`; `.DS_Store` holds a folder's view.
     """
-    if "._" not in name and "__MACOSX" not in name and ".DS_Store" not in name:  # nearly all: a tenth of the time
+    if "._" not in name and "__MACOSX" not in name and ".DS_Store" not in name:  # fast path for nearly all names
         return False
     *folders, last = PurePosixPath(name).parts or ("",)
     return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders

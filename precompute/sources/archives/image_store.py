@@ -1,6 +1,6 @@
 """A source's images: in a folder, or in a zip or tar that is read in place and never unpacked; here or at a URL.
 
-One file at most is in memory for each thread that reads, of MAX_FILE_BYTES at most, and those read ahead.
+Each reading thread has at most one file in memory, of at most MAX_FILE_BYTES, besides the files that are read ahead.
 """
 
 import errno
@@ -19,88 +19,88 @@ from cache_store.storage.files import CLAIM_FILE
 from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
 from cache_store.storage.verbs import File
-from precompute.images.not_images import COMPRESSED, by_magic
+from precompute.images.not_images import COMPRESSED, name_by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
-from precompute.sources.archives.image_zip import ImageZip
 from precompute.sources.archives.names import ChosenNames, Listing, Names, as_posix, is_utf8
 from precompute.sources.archives.shared_index import open_indexed
 from precompute.sources.archives.tar import ImageTar, is_tar
+from precompute.sources.archives.zip import ImageZip
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
 
 MAX_NAME_BYTES, MAX_PATH = 255, 4_000
-"""Linux's own bounds on a name and, nearly, a path."""
+"""Linux's bounds on a name and, nearly, on a path."""
 
 CACHE_FILES = frozenset({SPEC_FILE, PLAN_FILE})
-"""A folder that holds both is a cache."""
+"""A folder that has both files is a cache."""
 
 MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
-"""Errors of a disk that mean a missing file. Others (a failing disk or mount) are no fault of the sample: they stop the
-build, which resumes when it is run again.
+"""A local disk's errors that mean a missing file. Other errors, of a failing disk or mount, are not the sample's fault:
+they stop the build, and a rerun resumes it.
 """
 
 Expect = Callable[[Iterable[str]], None]
-"""Is told the names that will be read, once each and about in this order."""
+"""Receives the names that will be read, once each and roughly in this order."""
 
 
 class Images(Protocol):
     def fingerprint(self, name: str, /) -> str:
-        """Return what changes when an image file changes, without reading it; MISSING where there is none."""
+        """Return a string that changes when the image file changes, without reading it; MISSING if there is none."""
 
     def read(self, name: str, /) -> bytes:
-        """Read the file's bytes; Rejected where that is not possible. Called from several threads."""
+        """Read the file's bytes; raise Rejected if that is impossible. Several threads call this."""
 
 
 class ImageStore(Images, Protocol):
     def listing(self) -> Listing:
-        """List every file's name, and what else is there; SourceError where a folder cannot be listed."""
+        """List every file's name, and what else is there; raise SourceError if a folder cannot be listed."""
 
     def version(self) -> str | None:
-        """Return what changes when anything is written there; None where each image would have to be looked at."""
+        """Return a string that changes when anything is written there; None if that takes a look at every image."""
 
 
-def expecting(images: object) -> Expect:
-    """Return the `expect` of images; for those that are near, or come in blocks, nothing is begun."""
-    expect: Expect = getattr(images, "expect", begin_nothing)
+def prefetch_of(images: object) -> Expect:
+    """Return the `expect` of images; images on this machine, or read in blocks, have none and are not prefetched."""
+    expect: Expect = getattr(images, "expect", skip_prefetch)
     return expect
 
 
-def begin_nothing(names: Iterable[str]) -> None:
-    """Images are read when they are asked for."""
+def skip_prefetch(names: Iterable[str]) -> None:
+    """Prefetch nothing: images are read on demand."""
 
 
 class ImageFolder:
     """Images in a folder of any store; names are relative to it and cannot leave it.
 
-    Links are the owner's choice and are followed, also out of the folder; linked folders are not listed. Images of a
-    remote store are all listed, once, to plan them; each is then a request, made ahead for those expected.
+    Links are the owner's choice and are followed, also out of the folder; linked folders are not listed. A remote store
+    is listed once, to plan the images; each image is then one request, made ahead if the image is expected.
     """
 
     def __init__(self, store: Store) -> None:
         self._store, self._known = store, with_listing(store)
         self._gone = set[str]()
-        """Names that were listed and not there when they were to be read."""
+        """Names that were listed but missing when they were read."""
         reads = AnnouncedResults(self._read)
         self.read: Callable[[str], bytes] = reads.get if store.is_remote else self._read
-        self.expect: Expect = reads.expect if store.is_remote else begin_nothing
+        self.expect: Expect = reads.expect if store.is_remote else skip_prefetch
 
     def listing(self) -> Listing:
-        """List all files except those of caches, which may lie in the very folder of their images."""
+        """List all files except those of caches, which may lie in the folder of their images."""
         found = Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
         marks = defaultdict[str, set[str]](set)
         try:
             names = Names(self._walked(found, marks))
         except OSError as error:
-            if self._store.is_remote:  # which says what to check
+            if self._store.is_remote:  # its own message says what to check
                 raise
             raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from None
         caches = sorted(folder for folder, each in marks.items() if each == CACHE_FILES)
         return without_caches(found._replace(names=names), caches) if caches else found._replace(names=names)
 
     def _walked(self, found: Listing, marks: dict[str, set[str]]) -> Iterator[str]:
-        """Yield names, while all that is none is put into `found`, and a cache's own files into `marks`."""
+        """Yield names; put other entries into `found`, and a cache's own files into `marks`."""
         for name, _ in self._known.walk():
             if name.endswith("/"):
                 found.linked_folders.append(name[:-1])
@@ -116,7 +116,7 @@ class ImageFolder:
                 found.not_utf8.append(name)
 
     def version(self) -> None:
-        """Only each file tells whether it is as it was."""
+        """Return None: only a look at each file shows changes."""
 
     def fingerprint(self, name: str) -> str:
         if name in self._gone or is_unsafe(name):
@@ -148,12 +148,12 @@ class ImageFolder:
             raise Rejected(MISSING, f"{name}: {error.strerror}") from None
 
     def _is_missing(self, error: OSError) -> bool:
-        """Whether the file is not there; a remote store's refusal of credentials says nothing of a file."""
+        """Return whether the error means a missing file; a remote store's refused credentials do not."""
         return isinstance(error, FileNotFoundError) or (not self._store.is_remote and error.errno in MISSING_ERRORS)
 
 
 def without_caches(found: Listing, caches: list[str]) -> Listing:
-    """Leave out what is in these folders, which are named in its place; "" is the top."""
+    """Leave out the files in these folders, and list the folders as caches; "" is the top folder."""
     outer = [each for each in caches if not any(each != o and each.startswith(o and f"{o}/") for o in caches)]
     tops = tuple(each and f"{each}/" for each in outer)
     assert isinstance(found.names, Names)
@@ -178,13 +178,13 @@ def is_unsafe(name: str) -> bool:
 
 
 def is_plainly_safe(name: str) -> bool:
-    """Whether a name is like nearly all, told in a µs; others are looked at part by part."""
+    """Return whether a name is obviously safe, as nearly all are; takes a microsecond."""
     is_short = name.isascii() and len(name) <= MAX_NAME_BYTES
     return is_short and name[:1] not in ("", ".", "/") and ".." not in name and "\0" not in name
 
 
 def open_images(address: str, field: str) -> ImageStore:
-    """Open images in a folder, a zip or a tar, here or at a URL; MissingPathError, naming the field, for nothing."""
+    """Open images in a folder, a zip or a tar, here or at a URL; raise MissingPathError if there is nothing."""
     if not is_url(address):
         if not (path := Path(address).expanduser()).exists():
             raise MissingPathError(f"source.{field}: {path} does not exist")
@@ -197,7 +197,7 @@ def open_images(address: str, field: str) -> ImageStore:
 
 
 def find_file(url: str) -> File | None:
-    """Open the file of this very URL; None where there is none."""
+    """Open the file at this URL; None if there is none."""
     folder, name = split_url(url)
     try:
         return open_store(folder).open(name) if name else None
@@ -206,7 +206,7 @@ def find_file(url: str) -> File | None:
 
 
 def holds_files(store: Store) -> bool:
-    """Whether there is any file."""
+    """Return whether a store has any file."""
     try:
         return next(iter(store.walk()), None) is not None
     except FileNotFoundError:
@@ -214,7 +214,7 @@ def holds_files(store: Store) -> bool:
 
 
 def open_image_store(path: Path) -> ImageStore:
-    """Open a folder, a zip or a tar of this machine; a file's content decides, not its name."""
+    """Open a folder, a zip or a tar on this machine."""
     if path.is_dir():
         return ImageFolder(LocalStore(path))
     if not path.is_file():
@@ -223,13 +223,13 @@ def open_image_store(path: Path) -> ImageStore:
 
 
 def open_archive(file: File) -> ImageTar | ImageZip:
-    """Open a zip or a tar, by its content, not its name."""
+    """Open a zip or a tar; its first bytes decide which, not its name."""
     head = file.part(0, HEAD_BYTES)
-    if compressed := by_magic(head, COMPRESSED):
+    if compressed := name_by_magic(head, COMPRESSED):
         raise SourceError(f"images: {file} {compressed}, so it cannot be read in place; unpack it")
     return open_indexed(ImageTar if is_tar(str(file), head) else ImageZip, file)
 
 
 def folder_below(folder: Path, name: str) -> Path | None:
-    """The folder within another that holds such a file, as where an archive with one top folder was unpacked."""
+    """Find the subfolder that holds this file, as after unpacking an archive with one top folder."""
     return next((each for each in sorted(folder.expanduser().glob("*/")) if (each / name).is_file()), None)

@@ -1,8 +1,7 @@
-"""Names by the million, in columns: their text in one piece and 28 bytes of numbers each; and what a source lists.
+"""Millions of names in columns, one text and 28 bytes of numbers per name; and the listing of a source.
 
-A set of Python's own strings takes some 150 bytes for each. A name is found by 64 bits of a hash with a key of its own,
-so that nobody can make names that collide, and then compared. Processes can share the columns; Python's own hash
-differs from process to process.
+A set of Python strings takes some 150 bytes per name. A name is found by 64 bits of a keyed hash, so that nobody can
+make names that collide, and then compared. Processes can share the columns; Python's own hash differs per process.
 """
 
 import hashlib
@@ -23,45 +22,45 @@ from numpy.typing import NDArray
 from cache_store.refusal import counted, printable
 
 ESCAPES = "surrogatepass"
-"""Names of files are bytes, and Python makes surrogates of those that are no text."""
+"""File names are bytes, and Python turns invalid ones into surrogates."""
 
 NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
-"""In a name that has other forms; asking is a fifth of the time of looking at its parts."""
+"""Matches a name that is not in normal form; this test takes a fifth of the time of parsing the name."""
 
 HASH_BYTES, KEY_BYTES = 8, 16
 
 
 def as_posix(name: str) -> str:
-    """Return a name in its one form: `./a//b` and `a/b` are one name."""
+    """Return the normal form of a name: `./a//b` becomes `a/b`."""
     return PurePosixPath(name).as_posix() if NOT_POSIX.search(name) else name
 
 
 class NameColumns(NamedTuple):
-    """All that is known of names, numbered from 0 in the order in which they came."""
+    """Names as arrays, numbered from 0 in the order given."""
 
     key: NDArray[np.uint8]
-    """Of their hashes."""
+    """The key of the hashes."""
     text: NDArray[np.uint8]
     ends: NDArray[np.int64]
-    """Where each name begins in the text, and the end of the last."""
+    """Where each name begins in the text, and where the last one ends."""
     hashes: NDArray[np.int64]
-    """Sorted."""
+    """The names' hashes, sorted."""
     by_hash: NDArray[np.uint32]
-    """The number of the name that has each of them."""
+    """The number of each hash's name."""
     firsts: NDArray[np.uint32]
-    """For each name, the number of the first that is equal."""
+    """For each name, the number of the first equal one."""
     times: NDArray[np.uint32]
-    """How often each name occurs, at its first number; 0 at the others."""
+    """How often each name occurs, at its first number; 0 at its other numbers."""
 
 
 class Names(Collection[str]):
-    """Names in the order in which they came, numbered from 0; one may come several times."""
+    """Names in the order given, numbered from 0; a name may occur more than once."""
 
     def __init__(self, names: Iterable[str] | NameColumns) -> None:
         self.columns = columns = names if isinstance(names, NameColumns) else columns_of(names)
         self.firsts, self.times = columns.firsts, columns.times
         self._key = columns.key.tobytes()
-        self._text, self._ends = columns.text.data, columns.ends.data  # slices and numbers of Python's own are quicker
+        self._text, self._ends = columns.text.data, columns.ends.data  # faster to index than arrays
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -76,7 +75,7 @@ class Names(Collection[str]):
         return isinstance(name, str) and self.find(name) is not None
 
     def find(self, name: str) -> int | None:
-        """Return the first number of a name; None if it is not among them."""
+        """Return the first number of a name; None if it does not occur."""
         wanted = int.from_bytes(hash_of(name.encode(errors=ESCAPES), self._key), "little", signed=True)
         place = int(self.columns.hashes.searchsorted(wanted))
         while place < len(self) and self.columns.hashes[place] == wanted:
@@ -86,7 +85,7 @@ class Names(Collection[str]):
         return None
 
     def in_order(self, is_chosen: NDArray[np.bool_]) -> NDArray[Any]:
-        """The numbers of those that are chosen, sorted by name."""
+        """Return the numbers of the chosen names, sorted by name."""
         text = [None, pa.py_buffer(self.columns.ends), pa.py_buffer(self.columns.text)]
         order = pc.sort_indices(pa.Array.from_buffers(pa.large_binary(), len(self), text)).to_numpy()
         chosen: NDArray[Any] = order[is_chosen[order]]
@@ -120,13 +119,12 @@ def columns_of(names: Iterable[str]) -> NameColumns:
 
 
 def find_firsts(columns: NameColumns) -> None:
-    """Replace the number of each name that came before by that of the first."""
+    """Fill `firsts`: give each repeated name the number of its first occurrence."""
     names, places = Names(columns), np.arange(len(columns.by_hash), dtype=np.uint32)
     is_again = np.zeros(len(places), bool)
     is_again[1:] = columns.hashes[1:] == columns.hashes[:-1]
     again = places[is_again]
-    begins = np.maximum.accumulate(np.where(is_again, 0, places))[is_again]
-    """Of runs of equal hashes."""
+    begins = np.maximum.accumulate(np.where(is_again, 0, places))[is_again]  # of each one's run of equal hashes
     same_hash: dict[str, int] = {}
     for number, first in zip(columns.by_hash[again].data, columns.by_hash[begins].data, strict=True):
         name = names[number]
@@ -156,15 +154,15 @@ class ChosenNames(Collection[str]):
 
 
 COMMONEST = 5
-"""Suffixes shown with their number of files."""
+"""Most suffixes that are shown with their number of files."""
 
 MAX_SUFFIX = 12
-"""Characters of a suffix that is counted by name."""
+"""Longest suffix, in characters, that is counted by itself."""
 
-NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "of other suffixes"
+NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "with other suffixes"
 
 HIDDEN, OTHER_IMAGE = "hidden", "other image"
-"""Kinds of files that are counted beside the suffixes."""
+"""Kinds of skipped files that are not counted by suffix."""
 
 HEIC = (".heic", ".heif", ".hif")
 
@@ -175,13 +173,13 @@ class Listing(NamedTuple):
     """The names in a folder or an archive, each sorted; macOS metadata is ignored."""
 
     names: Collection[str]
-    """Files that can enter a table; whether a name is one of them is quickly told."""
+    """Files whose names are UTF-8; a membership test is fast."""
     not_utf8: list[str]
-    """Files that cannot, with surrogates for the bytes that are no text."""
+    """Files whose names are not UTF-8, with surrogates for the invalid bytes."""
     linked_folders: list[str]
     """Links to folders, which are not followed: they may lead in circles."""
     caches: list[str]
-    """Folders that `precompute build` has made."""
+    """Folders that are caches."""
 
 
 def no_listing() -> Listing:
@@ -190,49 +188,50 @@ def no_listing() -> Listing:
 
 @dataclass(frozen=True)
 class Samples:
-    """A source's samples (id, uri, conversations, fingerprint), and what else it holds."""
+    """A source's samples (id, uri, conversations, fingerprint), and a count of its other files."""
 
     each: Iterable[dict[str, object]]
     listing: Listing = field(default_factory=no_listing)
-    """What was listed to find them."""
+    """The listing that the samples come from."""
     others: Counter[str] = field(default_factory=Counter)
-    """Files that are no samples, by their counted suffix, or by their kind."""
+    """Number of files that are not samples, by suffix or kind."""
     in_rows: bool = False
-    """Whether their order is that of the planned rows; otherwise it has no meaning."""
+    """Whether the samples come in the order of the planned rows; otherwise their order has no meaning."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)
 
     @property
-    def passed_over(self) -> str:
-        """Files and folders that are no samples, in one line; empty where there are none. Some sources know them only
-        once every sample has been listed.
+    def skipped_note(self) -> str:
+        """One line on the files and folders that are not samples; empty if there are none.
+
+        Some sources know them only after all samples are listed.
         """
-        return passed_over(self.listing, self.others)
+        return format_skipped(self.listing, self.others)
 
 
-def passed_over(listing: Listing, suffixes: Counter[str]) -> str:
+def format_skipped(listing: Listing, suffixes: Counter[str]) -> str:
     hidden, images = suffixes[HIDDEN], suffixes[OTHER_IMAGE]
     parts = [
         suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images})),
         f"{counted(hidden, 'hidden file')} (names that begin with a dot)" if hidden else "",
-        f"{counted(images, 'image')} of another extension than source.fields.image" if images else "",
+        f"{counted(images, 'image')} with another extension than source.fields.image" if images else "",
         names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
         names_line(listing.linked_folders, "linked folder", "linked folders"),
         names_line(listing.caches, "folder that is a cache", "folders that are caches"),
-        "convert HEIC to JPEG or PNG, as with the package pillow-heif" if {*HEIC} & {*suffixes} else "",
+        "convert HEIC to JPEG or PNG, for example with the package pillow-heif" if {*HEIC} & {*suffixes} else "",
     ]
-    return f"passed over: {line}" if (line := "; ".join(filter(None, parts))) else ""
+    return f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
 
 
 def suffix_of(name: str) -> str:
-    """As `PurePosixPath(name).suffix`, in a fifth of the time."""
+    """Return `PurePosixPath(name).suffix`, five times as fast."""
     stem, dot, suffix = name.rpartition("/")[2].rpartition(".")
     return dot + suffix if stem and suffix else ""
 
 
 def counted_suffix(name: str) -> str:
-    """In lower case, or the kind under which others are counted."""
+    """Return the suffix in lower case, or the kind under which to count an unusual one."""
     suffix = suffix_of(name).lower()
     if not suffix:
         return NO_SUFFIX
@@ -240,7 +239,7 @@ def counted_suffix(name: str) -> str:
 
 
 def suffixes_line(suffixes: Counter[str]) -> str:
-    """Format as `3 files that are no images by their names (.txt 2, .eps 1)`."""
+    """Format as `3 files without an image suffix (.txt 2, .eps 1)`."""
     if not (total := suffixes.total()):
         return ""
     named = sorted((-count, suffix) for suffix, count in suffixes.items() if suffix.startswith("."))[:COMMONEST]
@@ -248,8 +247,7 @@ def suffixes_line(suffixes: Counter[str]) -> str:
     without = suffixes[NO_SUFFIX]
     others = total - without + sum(count for count, _ in named)
     shown += [f"{count:,} {kind}" for count, kind in ((without, NO_SUFFIX), (others, OTHER_SUFFIX)) if count]
-    what = "file that is no image by its name" if total == 1 else "files that are no images by their names"
-    return f"{total:,} {what} ({', '.join(shown)})"
+    return f"{counted(total, 'file')} without an image suffix ({', '.join(shown)})"
 
 
 def names_line(names: list[str], one: str, several: str) -> str:
@@ -260,14 +258,14 @@ def names_line(names: list[str], one: str, several: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Shorten a name to one line; as bytes where it is not UTF-8."""
+    """Shorten a name to one line; show it as bytes if it is not UTF-8."""
     if not is_utf8(name):
         return repr(os.fsencode(name)[:SHOWN_CHARACTERS])
     return printable(name)[:SHOWN_CHARACTERS]
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name can enter a table: the system's names are bytes, of which Python makes surrogates."""
+    """Return whether a name is valid UTF-8, so that a table can hold it."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Archives' indexes in memory that a build's workers share: read once, held once on each machine.
+"""Archives' indexes in memory that a build's workers share: read once and held once per machine.
 
-The process that starts workers lends them the indexes of the archives that it has open. A worker that opens an archive
-of the same address, unchanged since, takes the lent index and does not read the archive's table of contents.
+The process that starts workers lends them the indexes of its open archives. A worker that opens the same, unchanged
+archive uses the lent index and does not read the archive's table of contents.
 """
 
 import mmap
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from cache_store.storage.verbs import File
 from precompute.sources.archives.archive import Archive, ArchiveIndex
-from precompute.sources.archives.image_zip import ImageZip
 from precompute.sources.archives.names import NameColumns
 from precompute.sources.archives.tar import ImageTar
+from precompute.sources.archives.zip import ImageZip
 
 ALIGNMENT = 64
-"""Bytes at whose multiples arrays begin."""
+"""Each array begins at a multiple of this many bytes."""
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -34,16 +34,16 @@ LENT: dict[str, ArchiveIndex] = {}
 
 
 def open_indexed(kind: type[ImageTar | ImageZip], file: File) -> ImageTar | ImageZip:
-    """Open an archive by the index lent for it, if any; else by its own table of contents."""
+    """Open an archive with the index lent for it, if any; else read its table of contents."""
     key = f"{file}:{file.version.stamp}"
     archive = OPEN[key] = kind(file, LENT.get(key))
     return archive
 
 
 class SharedArrays:
-    """Arrays in memory without a name, which is freed with the last process that holds it.
+    """Arrays in nameless shared memory, which is freed with the last process that holds it.
 
-    Sent to a process as it is started, it is the same memory there.
+    A process that is started with them as an argument maps the same memory.
     """
 
     def __init__(self, file: int, layout: Sequence[tuple[str, int]]) -> None:
@@ -52,17 +52,17 @@ class SharedArrays:
         memory, start, views = mmap.mmap(file, 0, access=mmap.ACCESS_READ), 0, list[NDArray[Any]]()
         for dtype, length in layout:
             views.append(np.frombuffer(memory, dtype, length, start))
-            start = align_rows(start + views[-1].nbytes)
+            start = round_up(start + views[-1].nbytes)
         self.arrays = views
 
     def __del__(self) -> None:
         os.close(self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return received, (DupFd(self.file), self._layout)
+        return map_received, (DupFd(self.file), self._layout)
 
 
-def align_rows(size: int) -> int:
+def round_up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -76,23 +76,23 @@ def share(arrays: Arrays) -> SharedArrays:
     with open(file, "wb", closefd=False) as stream:
         for each in arrays:
             stream.write(each.data)
-            stream.seek(align_rows(stream.tell()))
+            stream.seek(round_up(stream.tell()))
         stream.truncate(max(stream.tell(), 1))
     return SharedArrays(file, [(each.dtype.str, len(each)) for each in arrays])
 
 
-def received(file: Any, layout: Sequence[tuple[str, int]]) -> SharedArrays:
+def map_received(file: Any, layout: Sequence[tuple[str, int]]) -> SharedArrays:
     return SharedArrays(file.detach(), layout)
 
 
 class LentIndexes:
-    """Indexes of all archives that are open in this process, moved to shared memory, to send to its workers."""
+    """The indexes of this process's open archives, moved to shared memory to send to its workers."""
 
     def __init__(self) -> None:
         self._each = dict[str, tuple[ArchiveIndex, SharedArrays]]()
         for key, archive in OPEN.items():
             shared = share(arrays_of(archive.index))
-            archive.go_by(with_arrays(archive.index, shared.arrays))
+            archive.use_index(with_arrays(archive.index, shared.arrays))
             self._each[key] = with_arrays(archive.index, [each[:0] for each in shared.arrays]), shared
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ class LentIndexes:
 
 
 def take_lent(sent: dict[str, tuple[ArchiveIndex, SharedArrays]]) -> None:
-    """Receive the indexes that the parent process lends."""
+    """Store the indexes that the parent process lends."""
     LENT.update({key: with_arrays(index, shared.arrays) for key, (index, shared) in sent.items()})
 
 

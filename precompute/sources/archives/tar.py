@@ -1,8 +1,8 @@
-"""Images in an uncompressed tar, read in place by offset; its members, one header after the other.
+"""Images in an uncompressed tar, read in place by offset.
 
-tarfile reads headers of every kind, and nothing else: names, places and sizes. It trusts them, so its reads are bounded
-and its results checked. Headers of plain files, which nearly all are, are read here by one pattern, in a third of its
-time. Texts are read on the way, since they lie between headers.
+tarfile reads headers of every kind, and only headers: names, offsets and sizes. It trusts them, so its reads are
+bounded and its results checked. Headers of plain files, nearly all of them, are read here with one pattern, in a third
+of tarfile's time. Small texts are read on the way, because they lie between headers.
 """
 
 import os
@@ -28,36 +28,36 @@ from precompute.sources.archives.archive import (
 from precompute.sources.archives.names import as_posix
 
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
-"""Twice the longest path."""
+"""Largest extended header that is read: twice the longest path."""
 
 MOST_KEPT_BYTES = 64 * 2**20
-"""Of all texts of a tar, which are in memory until they are dropped."""
+"""Bytes of a tar's texts in memory, until they are dropped."""
 
 KEPT_COSTS = 160
-"""Bytes that Python takes beside each."""
+"""Python's overhead in bytes per kept text."""
 
 MAX_GLOBAL_HEADERS = 100
-"""Keys that apply to all members; tarfile copies them for each."""
+"""Most header fields that apply to all members; tarfile copies them for each member."""
 
 LONG_NUMBER = re.compile(rb"\d{100}")
-"""tarfile's pattern for extended headers takes time that grows with the square of a run of digits."""
+"""Refused in extended headers: the time of tarfile's own pattern grows with the square of a run of digits."""
 
 PLAIN = re.compile(
     rb"(.{100})(?:[0-7]{7}\0){3}([0-7]{11})[\0 ]([0-7]{11})[\0 ]([0-7]{6})\0 0\0{100}"
     rb"ustar(?:\x0000|  \0).{64}(?:[0-7]{7}\0|\0{8}){2}\0{167}",
     re.DOTALL,
 )
-"""The header of a file as GNU tar and Python write it: name; mode and owner; size; time; sum of its bytes; no link."""
+"""A plain file's header, as GNU tar and Python write it: name; mode and owner; size; time; checksum; no link."""
 
 SUM_PLACE = slice(148, 156)
-"""Of the header's sum, which itself counts as spaces in it."""
+"""Place of the header's checksum, in which these bytes themselves count as spaces."""
 
 INDEX_ERRORS = (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, TypeError, RecursionError)
-"""What tarfile raises for headers that are cut, damaged, or lie."""
+"""Errors that tarfile raises for headers that are truncated, damaged or wrong."""
 
 
 class TarHeaders:
-    """The tar as tarfile sees it: single reads are bounded, since it trusts the lengths in headers."""
+    """The tar's stream for tarfile: single reads are bounded, because tarfile trusts the lengths in headers."""
 
     def __init__(self, file: File) -> None:
         self._file, self.size = file, file.version.size
@@ -79,10 +79,10 @@ class TarHeaders:
         return self._file.read(member.size)
 
 
-def read_index(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMember]]:
-    """Every member but folders, by name; SourceError where the tar cannot be followed to its end.
+def read_headers(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMember]]:
+    """Yield every member except folders, with its name; raise SourceError if the tar cannot be read to its end.
 
-    Small texts are put into `texts`, by their offset.
+    Small texts are put into `texts`, by offset.
     """
     left = MOST_KEPT_BYTES
     with file.reopen() as opened:
@@ -96,19 +96,19 @@ def read_index(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMe
             stream.seek(archive.offset)
             end = stream.read(tarfile.BLOCKSIZE)
         except INDEX_ERRORS as error:
-            if isinstance(error, OSError) and error.filename is not None:  # a network's, which is no fault of the tar
+            if isinstance(error, OSError) and error.filename is not None:  # a network error, not a fault of the tar
                 raise
             raise SourceError(f"{file} is not a tar that can be read: {error}") from None
     if end != bytes(tarfile.BLOCKSIZE):
-        raise SourceError(f"{file} is damaged or cut short at byte {archive.offset:,}: neither a member nor an end")
+        raise SourceError(f"{file} is damaged or cut short at byte {archive.offset:,}: no member and no end mark")
     file.refuse_changed()
 
 
 def read_members(archive: tarfile.TarFile, stream: TarHeaders) -> Iterator[tuple[str, TarMember]]:
-    """Every member but folders; what tarfile raises where there is none, and no end."""
+    """Yield every member except folders; raise tarfile's errors at a bad header."""
     position = -1  # tarfile has read the first one as it opened the tar
     while True:
-        is_alone = position >= 0 and not archive.pax_headers  # which would hold for this one too
+        is_alone = position >= 0 and not archive.pax_headers  # they would apply to this member too
         if is_alone and (found := read_plain(stream, archive.offset)):
             position, archive.offset = archive.offset, blocks_end(found[1])
             yield found
@@ -124,16 +124,16 @@ def read_members(archive: tarfile.TarFile, stream: TarHeaders) -> Iterator[tuple
 
 
 def read_plain(stream: TarHeaders, offset: int) -> tuple[str, TarMember] | None:
-    """The plain file whose sound header is there, all of it in the tar; None where tarfile is to see what there is."""
+    """Read a plain file's sound header, if the whole file is in the tar; None leaves the header to tarfile."""
     if offset > stream.size:
         raise tarfile.ReadError("unexpected end of data")
     stream.seek(offset)
     header = stream.read(tarfile.BLOCKSIZE)
     if (fields := PLAIN.fullmatch(header)) is None:
         return None
-    size, mtime, said_sum = (int(field, 8) for field in fields.groups()[1:])
+    size, mtime, header_sum = (int(field, 8) for field in fields.groups()[1:])
     found = TarMember(offset + tarfile.BLOCKSIZE, size, mtime, None)
-    if said_sum != sum(header) - sum(header[SUM_PLACE]) + sum(b" " * 8) or blocks_end(found) > stream.size:
+    if header_sum != sum(header) - sum(header[SUM_PLACE]) + sum(b" " * 8) or blocks_end(found) > stream.size:
         return None
     return as_posix(os.fsdecode(fields[1].partition(b"\0")[0])), found
 
@@ -158,22 +158,22 @@ def read_member(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
 
 
 MAX_LINKS = 40
-"""From one name of a file to the next, as Linux follows symbolic links; tar itself links to the first."""
+"""Most hard links to follow in a row, like Linux's limit for symbolic links; tar itself links to the first name."""
 
 TAR_MAGIC = slice(257, 262), b"ustar"
 
 ROW = struct.Struct("<qqd?")
-"""Of a plain file: place, bytes, time, whether that is a whole number. All bits of the others are 0."""
+"""A plain file's offset, size, mtime, and whether the mtime is an integer. Rows of other members are all zeros."""
 
 
 class ImageTar(Archive[TarMember]):
     """Images in a tar."""
 
     def __init__(self, file: File, index: ArchiveIndex | None = None) -> None:
-        """Read its headers, unless the index made of them is given."""
+        """Read the headers, unless an index made from them is given."""
         self._texts: dict[int, bytes] = {}
-        """By offset."""
-        super().__init__(file, index or index_of_tar(file, self._texts))
+        """Small texts, by offset."""
+        super().__init__(file, index or read_index(file, self._texts))
 
     def _member(self, number: int) -> TarMember:
         if found := self.index.others.get(number):
@@ -182,17 +182,17 @@ class ImageTar(Archive[TarMember]):
         return TarMember(offset, size, int(mtime) if is_whole else mtime, None)
 
     def fingerprint(self, name: str) -> str:
-        """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
+        """Return size, mtime and the version of the tar itself, because a tar has no checksums of its members."""
         if (found := self.find(name)) is None:
             return MISSING
-        member = self._followed(found)
+        member = self._follow_links(found)
         return f"{member.size}:{member.mtime}:{self._file.version.mark}"
 
     def drop_texts(self) -> None:
         self._texts.clear()
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        member = self._followed(self._member(self._number(name)))
+        member = self._follow_links(self._member(self._number(name)))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
         refuse_large(name, member.size, max_bytes)
@@ -200,25 +200,25 @@ class ImageTar(Archive[TarMember]):
             return text
         return self._file.part(member.offset, member.size)
 
-    def _followed(self, member: TarMember) -> TarMember:
-        """The member itself or, of a hard link, the earlier member that holds the file, as links before it may say."""
+    def _follow_links(self, member: TarMember) -> TarMember:
+        """Follow hard links to the earlier member that holds the file; return any other member as it is."""
         found = member
         for _ in range(MAX_LINKS):
             if found.linked_to is None:
                 return found
-            target = self.exact(found.linked_to)
+            target = self.find_exact(found.linked_to)
             if target is None or target.problem or target.offset >= found.offset:
                 break
             found = target
-        return member._replace(problem="is a link, and not to a file that comes before it in the tar")
+        return member._replace(problem="is a link, but not to an earlier file of the tar")
 
 
-def index_of_tar(file: File, texts: dict[int, bytes]) -> ArchiveIndex:
-    """Read the headers, and small texts on the way, which are kept by offset."""
+def read_index(file: File, texts: dict[int, bytes]) -> ArchiveIndex:
+    """Read the headers, and put small texts into `texts`, by offset."""
     others: dict[int, TarMember] = {}
 
     def packed() -> Iterator[tuple[str, bytes]]:
-        for number, (name, member) in enumerate(read_index(file, texts)):
+        for number, (name, member) in enumerate(read_headers(file, texts)):
             if member.is_plain:
                 yield name, ROW.pack(member.offset, member.size, member.mtime, isinstance(member.mtime, int))
             else:
@@ -229,6 +229,6 @@ def index_of_tar(file: File, texts: dict[int, bytes]) -> ArchiveIndex:
 
 
 def is_tar(name: str, head: bytes) -> bool:
-    """By the magic of POSIX and GNU tars, or by the name: the oldest tars have no magic."""
+    """Recognise POSIX and GNU tars by their magic, and the oldest tars, which have none, by the suffix `.tar`."""
     place, magic = TAR_MAGIC
     return head[place] == magic or name.lower().endswith(".tar")

@@ -144,7 +144,7 @@ def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
     job = EncodeJob(
         config=config, store=LocalStore(built.folder / "elsewhere"), spec=read_spec(built.cache), shards=[0, 1]
     )
-    source, encoder = open_source(config.source), load_encoder(config.own_encoder, config.image.range)
+    source, encoder = open_source(config.source), load_encoder(config.planning_encoder, config.image.range)
     message = rf"node {os.uname().nodename} does not see the plan at {built.folder}/elsewhere/plan.parquet; on Ray"
     with built.untouched(), pytest.raises(CacheError, match=message):
         run_ray(job, source, encoder, threading.Event(), lambda _: None)

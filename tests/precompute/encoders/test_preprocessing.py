@@ -12,7 +12,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES
 from precompute.encoders.preprocessing import as_model_prepares
 from precompute.images.decode import ImageConfig
-from precompute.images.fit import fit_image, to_pixels, whole
+from precompute.images.fit import fit_image, to_pixels, unreduced
 from precompute.sources import SourceConfig
 from tests.precompute.encoders.loading import changed_config, load
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, SIDE, save_model
@@ -41,7 +41,7 @@ def test_images_are_prepared_as_the_models_processor_does(processor, size, clip)
     image = BuildConfig(cache="c", source=source, encoder=encoder, image=ImageConfig(from_model=True)).prepared().image
     assert not image.from_model
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
-    pixels_NYX3 = torch.from_numpy(to_pixels(fit_image(whole(noise), image.recipe)).copy())[None]
+    pixels_NYX3 = torch.from_numpy(to_pixels(fit_image(unreduced(noise), image.recipe)).copy())[None]
     ours = PIXEL_RANGES[image.range](pixels_NYX3.permute(0, 3, 1, 2).float())
     theirs = torch.from_numpy(processor(noise, return_tensors="np")["pixel_values"])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)  # a level is 0.004 or more

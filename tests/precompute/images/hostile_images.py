@@ -1,4 +1,4 @@
-"""Image files that a person of ill will would send: small files that claim, or need, a lot."""
+"""Hostile image files: small files that claim, or need, a lot."""
 
 import io
 import struct
@@ -19,7 +19,7 @@ def save(image: Image.Image, format_: str, **options: object) -> bytes:
 
 
 def small(mode: str = "RGB") -> Image.Image:
-    if mode == "LAB":  # which Pillow makes of no other
+    if mode == "LAB":  # Pillow converts no other mode to it
         return Image.new("LAB", (9, 9))
     pixels = np.random.default_rng(0).integers(0, 255, (9, 11, 3), np.uint8)
     return Image.fromarray(pixels).convert("I" if mode == "I;16" else mode).convert(mode)
@@ -32,7 +32,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 def png(
     width: int, height: int, extra: bytes = b"", *, colour: int = 6, bits: int = 8, data: bytes | None = None
 ) -> bytes:
-    """All of one value, which deflate packs a thousandfold."""
+    """Make a PNG of one value, which deflate packs a thousandfold."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
     if data is None:
         data = zlib.compress(bytes((width * channels * bits // 8 + 1) * height), 9)
@@ -41,7 +41,7 @@ def png(
 
 
 def grey_tiff(width: int, height: int, more: dict[int, tuple[int, int, int | bytes]], compression: int = 1) -> bytes:
-    """One directory of {tag: (type, count, value)}; bytes lie behind the directory."""
+    """Make a TIFF with one directory of {tag: (type, count, value)}; bytes come after the directory."""
     size = {256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, 8), 259: (3, 1, compression), 262: (3, 1, 1)}
     entries = {**size, 277: (3, 1, 1), **more}
     directory, data = struct.pack("<H", len(entries)), b""
@@ -54,11 +54,11 @@ def grey_tiff(width: int, height: int, more: dict[int, tuple[int, int, int | byt
 
 
 STRIP, TILE = (273, 279), (324, 325)
-"""Tags of where a TIFF's pixels begin, and of how many bytes they are."""
+"""Tags of the offset and the size of a TIFF's pixels."""
 
 
 def tiff_around(data: bytes, width: int, height: int, more: Any, compression: int = 1, place: Any = STRIP) -> bytes:
-    """A TIFF whose pixels are `data`."""
+    """Make a TIFF whose pixels are `data`."""
     tags = {**more, place[1]: (4, 1, len(data))}
     behind = len(grey_tiff(width, height, {**tags, place[0]: (4, 1, 0)}))
     return grey_tiff(width, height, {**tags, place[0]: (4, 1, behind)}, compression) + data
@@ -82,14 +82,14 @@ def jpeg_segment(marker: int, data: bytes) -> bytes:
 
 
 def jpeg_scans(scans: int) -> bytes:
-    """A progressive JPEG whose last scan comes again and again: each one is a pass over the image."""
+    """Make a progressive JPEG that repeats its last scan: each scan is a pass over the image."""
     data = save(Image.new("L", (1_000, 1_000)), "JPEG", progressive=True)
     last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
     return data[:end] + data[last:end] * scans + data[end:]
 
 
 def patched(data: bytes, marker: bytes, place: int, value: bytes) -> bytes:
-    """A file with other bytes so far behind a marker."""
+    """Replace bytes at an offset from a marker."""
     begin = data.index(marker) + place
     return data[:begin] + value + data[begin + len(value) :]
 
@@ -109,14 +109,14 @@ def box(kind: bytes, content: bytes) -> bytes:
 
 
 def with_more_in(kind: bytes, data: bytes, more: bytes, before: bytes = b"") -> bytes:
-    """A file of boxes with more at the end of one of them, and before it."""
+    """Insert bytes at the end of one box of a file, and before it."""
     place = data.index(kind) - 4
     (length,) = struct.unpack_from(">I", data, place)
     return data[:place] + before + box(kind, data[place + 8 : place + length] + more) + data[place + length :]
 
 
 def jp2_with(header: bytes = b"", before: bytes = b"", mode: str = "RGB") -> bytes:
-    """A JPEG 2000 file with more in its header box, or before its first box but one."""
+    """Make a JPEG 2000 file with more in its header box, or before that box."""
     return with_more_in(b"jp2h", save(small(mode), "JPEG2000"), header, before)
 
 
@@ -174,7 +174,7 @@ REFUSED: dict[str, Callable[[], bytes]] = {
         "<BBB5xHHHHBB", 0, 0, 10, 0, 0, 65_535, 65_535, 24, 0
     ),
 }
-"""By what they are; none may be decoded, and none may need much memory or time to find out."""
+"""Files by description; all must be refused, with little memory and time."""
 
 HEAVY_PIXELS = (2_000, 2_000)
 
@@ -202,11 +202,11 @@ HEAVY: dict[str, Callable[[], bytes]] = {
     "plain PPM": lambda: b"P3 %d %d 255\n" % HEAVY_PIXELS + b"7 " * (3 * HEAVY_PIXELS[0] * HEAVY_PIXELS[1]),
     "PPM of 16 bits": lambda: b"P6 %d %d 65535\n" % HEAVY_PIXELS + bytes(6 * HEAVY_PIXELS[0] * HEAVY_PIXELS[1]),
 }
-"""Of as many pixels as may be, in the modes that need the most memory for each."""
+"""Images of the most pixels allowed, in the modes that need the most memory per pixel."""
 
 
 def fuzz_corpus() -> list[bytes]:
-    """Small files of every format and most of their flavours."""
+    """Make small files of every format, in most flavours."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a description"
     tiffs = {"RGBA": "tiff_deflate", "P": "tiff_lzw", "1": "group4", "L": "packbits", "CMYK": "tiff_adobe_deflate"}
@@ -239,7 +239,7 @@ def fuzz_corpus() -> list[bytes]:
 
 
 def with_right_checksums(data: bytes) -> bytes:
-    """A PNG's chunks with the crc32 that belongs to what they hold now, so that damage gets past it."""
+    """Correct the crc32 of a PNG's chunks, so that damage gets past it."""
     parts, position = [data[:8]], 8
     while position + 12 <= len(data):
         (length,) = struct.unpack_from(">I", data, position)
@@ -250,7 +250,7 @@ def with_right_checksums(data: bytes) -> bytes:
 
 
 def mutated(corpus: list[bytes], rng: np.random.Generator) -> bytes:
-    """A file with a few bits flipped, bytes set to extremes, a part cut out, repeated, or taken from another file."""
+    """Damage a file: flip bits, set bytes to extremes, cut a part out, repeat it, or take it from another file."""
     data = bytearray(corpus[rng.integers(len(corpus))])
     for _ in range(rng.integers(1, 5)):
         place = int(min(rng.integers(len(data) + 1), rng.integers(len(data) + 1)))  # headers more often

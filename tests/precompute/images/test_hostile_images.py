@@ -1,4 +1,4 @@
-"""Files that are made to break a decoder: each ends as an image or a rejection, in bounded memory and steps."""
+"""Files made to break a decoder: each ends as an image or a rejection, in bounded memory and steps."""
 
 import os
 import re
@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images.box_parts import FRAMES
+from precompute.images.box_parts import AVIF_FRAME_COUNT
 from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image, silence_decoders
-from precompute.images.fit import fit_image, whole
+from precompute.images.fit import fit_image, unreduced
 from precompute.images.netpbm import LONG_VALUE
 from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
 from precompute.images.rejected import Rejected
@@ -36,7 +36,7 @@ CORPUS, FUZZED = hostile.fuzz_corpus(), 6_000
 
 
 def decoded(data: bytes) -> np.ndarray | str:
-    """The pixels, or why the file was rejected."""
+    """Return the pixels, or the reason why the file was rejected."""
     try:
         return np.asarray(decode_image(data, RECIPE).rgb)
     except Rejected as rejected:
@@ -54,7 +54,7 @@ def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
             if isinstance(end, str):
                 reasons.append(end)
             else:
-                assert fit_image(whole(Image.fromarray(end)), recipes[number % 3]).size == (24, 16)
+                assert fit_image(unreduced(Image.fromarray(end)), recipes[number % 3]).size == (24, 16)
     assert FUZZED // 10 < len(reasons) < FUZZED * 9 // 10
     assert not any("\n" in reason or "0x" in reason for reason in reasons), "addresses would differ between runs"
     assert capfd.readouterr() == ("", "")  # libtiff would, from C
@@ -94,13 +94,13 @@ for peak, end in ends(int(sys.argv[1])):
 """
 
 PROGRAM_BYTES, PIXEL_BYTES = 2**30, MEMORY_PER_PIXEL * MAX_PIXELS
-"""Address space of Python with Pillow, numpy and their libraries, generously; and what an image may take."""
+"""Generous address space of Python with Pillow, numpy and their libraries; and the most that an image may take."""
 
 
 def assert_each_ends(folder: Path, makers: dict[str, Callable[[], bytes]], ends: tuple[str, ...], more: int) -> None:
-    """In no more memory than the program needs for any file, `more`, and twice the file.
+    """Check each file's end, and that it takes at most `more` bytes, twice the file and MEMORY_AT_LEAST.
 
-    One child process decodes all of them, and could have no more address space, or a minute of processor time.
+    One child process decodes all of them, with limits on its address space and on its processor time (a minute).
     """
     sizes = [(folder / f"{number}").write_bytes(make()) for number, make in enumerate(makers.values())]
     bound = 2 * max(sizes) + MEMORY_AT_LEAST
@@ -152,7 +152,7 @@ def calls(function: Callable[..., object], *arguments: object) -> int:
 
 
 FEW_PARTS, RUN = 500, 20_000
-"""With so few parts allowed, a run of so many bytes shows whether the steps follow the bound or the file."""
+"""With this few parts allowed, a run of this many bytes shows whether the steps depend on the limit or on the file."""
 
 RUNS = [bytes([byte]) for byte in range(256)] + [b"\xff\0", b"\xff\xd0", b"\xff\xfe", b"\0\2", b"\0\0\0\1"]
 RUNS += [b"\0\0\0\x08iprp", b"\0\0\0\x14metaiprp" + bytes(8), b"\0\0\0\x08meta", b"\xff\x64\0\2"]
@@ -179,9 +179,11 @@ def test_every_pair_of_bytes_is_passed_in_as_many_steps(magic):
             assert sum(1 for _ in MAGICS[magic](data, MAX_PIXELS)) <= len(data), pair
 
 
-@pytest.mark.parametrize("pattern", [JPEG_MARKER, LONG_NUMBER, FRAMES, LONG_VALUE, TGA], ids=lambda each: each.pattern)
+@pytest.mark.parametrize(
+    "pattern", [JPEG_MARKER, LONG_NUMBER, AVIF_FRAME_COUNT, LONG_VALUE, TGA], ids=lambda each: each.pattern
+)
 def test_a_pattern_searched_in_files_has_a_bounded_width(pattern):
-    """So a search takes at most that many steps a byte; a repeat without a bound can begin anew at every byte."""
+    """A search then takes at most 100 steps per byte; an unbounded repeat can restart at every byte."""
     assert re._parser.parse(pattern.pattern, pattern.flags).getwidth()[1] <= 100
 
 
@@ -197,7 +199,7 @@ LONG_RUNS: list[tuple[Callable[[bytes], bytes], int]] = [
 
 @pytest.mark.parametrize(("around", "size"), LONG_RUNS)
 def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around, size):
-    """In place of a file's second half; in a JPEG also before its first segment, in its data and behind its end."""
+    """The run replaces a file's second half; in a JPEG also before the first segment, in the data and after the end."""
     silence_decoders()
     for run in (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"#", b" ", b"9", b"\n", b"#\n", b"1 ", b"<", b"\0\0\0\x08"):
         assert calls(decode_image, around(run * (size // len(run))), RECIPE) <= 20 * FEW_PARTS, run
@@ -215,5 +217,5 @@ def test_behind_a_sequential_jpegs_only_scan_nothing_is_searched():
 
 
 def test_blanks_before_an_image_marker_are_tried_once_a_run():
-    """Were they tried from each of them, it would take minutes."""
+    """Trying from each blank would take minutes."""
     assert IMAGE_MARKER.sub("", " " * 10**6) == " " * 10**6

@@ -1,4 +1,4 @@
-"""Pixels of Pillow's images in batches: in C and without."""
+"""Writing the pixels of Pillow's images into batches, in C and without."""
 
 import runpy
 import shutil
@@ -14,7 +14,7 @@ from precompute.images import pixels
 from precompute.images.pixels import write_pixels, write_pixels_by_pillow
 
 CELLS = [(1, 1), (8, 8), (16, 16), (3, 5), (7, 1), (1, 256)]
-"""Height and width, in pixels."""
+"""Height and width of a cell, in pixels."""
 HEADERS = Path(sysconfig.get_path("include"), "Python.h")
 IS_IN_C = write_pixels is not write_pixels_by_pillow
 
@@ -26,7 +26,7 @@ def random_image(height: int, width: int) -> Image.Image:
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_pixels_and_means_are_those_of_pillow(cell):
-    """Within their places alone, for images of one cell and of several."""
+    """Nothing else of the batch is written, for images of one cell and of several."""
     for rows, columns in ((1, 1), (4, 3)):
         image = random_image(cell[0] * rows, cell[1] * columns)
         written = []
@@ -41,7 +41,7 @@ def test_pixels_and_means_are_those_of_pillow(cell):
 
 
 def test_an_image_of_several_blocks_is_written_too():
-    """Pillow lends none of more than 16 MiB."""
+    """Pillow lends no image of more than 16 MiB."""
     image, batch = random_image(2_052, 2_048), np.zeros((2_052, 2_048, 3), np.uint8)
     with pytest.raises(ValueError, match="not contiguous"):
         image.__arrow_c_array__()

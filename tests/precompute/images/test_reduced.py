@@ -1,4 +1,4 @@
-"""JPEGs that libjpeg reduces while it decodes them: nearly the pixels of the whole image, and the same rejections."""
+"""JPEGs that libjpeg reduces while decoding have nearly the same pixels, and the same rejections."""
 
 import struct
 from functools import partial
@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from cache_store.format.array import ImageRecipe
 from precompute.images.decode import ORIENTATIONS, ImageConfig, decode_image, silence_decoders
-from precompute.images.fit import FITS, RESAMPLING, fit_image, reduction, whole
+from precompute.images.fit import FITS, RESAMPLING, fit_image, reduction, unreduced
 from precompute.images.rejected import Rejected
 from tests.precompute.images import hostile_images as hostile
 
@@ -22,7 +22,7 @@ HEIGHT, WIDTH = 403, 541
 
 
 def photograph(mode: str = "RGB") -> Image.Image:
-    """Waves, so that a shift by half a pixel of a fitted image shows."""
+    """Make an image of waves, in which a shift by half a fitted pixel shows."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     waves = [np.sin(x / 23 + y / 71), np.cos(x / 61 - y / 29), np.sin((x + y) / 37)]
     return Image.fromarray((127 + 120 * np.stack(waves, axis=-1)).astype(np.uint8)).convert(mode)
@@ -49,7 +49,7 @@ def recipe_of(decode: str, **fields: object) -> ImageRecipe:
 
 @pytest.mark.parametrize(("fit", "name"), [*product(FITS, PHOTOGRAPHS)])
 def test_a_reduced_jpeg_gives_nearly_the_same_pixels(fit, name):
-    """At no edge shifted, though EXIF may have turned a part of a pixel to any of them."""
+    """No edge is shifted, although EXIF may turn a partial pixel to any of them."""
     for height, width in ((50, 50), (25, 33), (20, 25)):
         recipes = [recipe_of(decode, height=height, width=width, fit=fit) for decode in ("full", "reduced")]
         full, reduced = (decode_image(PHOTOGRAPHS[name], recipe) for recipe in recipes)
@@ -136,4 +136,4 @@ def test_an_image_that_is_not_reduced_is_fitted_as_by_pillow():
             image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
             recipe = recipe_of("full", fit=fit, resample=filter_, width=target[0], height=target[1])
             expected = by_pillow[fit](image, tuple(target), RESAMPLING[filter_])
-            assert np.array_equal(fit_image(whole(image), recipe), expected), (fit, filter_, image.size, target)
+            assert np.array_equal(fit_image(unreduced(image), recipe), expected), (fit, filter_, image.size, target)

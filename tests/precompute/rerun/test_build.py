@@ -1,4 +1,4 @@
-"""Builds through the command line: what is cached, and what ends a build before its seal."""
+"""Builds by the command line: what is cached, and what ends a build before its seal."""
 
 import io
 import json
@@ -28,7 +28,7 @@ from tests.precompute.images.hostile_images import save
 
 @pytest.mark.parametrize(("dtype", "tolerance", "flip"), [("float16", 2**-11, False), ("float32", 0.0, True)])
 def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance, flip):
-    """To rounding of the stored dtype: half a unit in the last place, relative.
+    """They are equal up to rounding to the stored dtype: half a unit in the last place, relative.
 
     A flip mirrors the fitted pixels; a PNG is never reduced.
     """
@@ -50,7 +50,7 @@ MENDED = {sample_name(number).replace("-", "_"): image_bytes(number) for number 
 
 
 def test_rejects_do_not_move_their_neighbours(built):
-    """The same samples with the broken images mended: every other latent keeps its bits."""
+    """If the broken images are mended, every other latent keeps its bits."""
     built.has(**MENDED)
     built.build(name="whole")
     with_rejects, without = open_cache(built.cache), open_cache(built.folder / "whole")
@@ -59,7 +59,7 @@ def test_rejects_do_not_move_their_neighbours(built):
 
 
 def test_images_of_broken_exif_are_cached_and_counted(project):
-    """By the whole cache, whichever run built them; so too once it is converted."""
+    """The count is the whole cache's, whichever run built the shards, also after a conversion."""
     no_exif = save(Image.open(io.BytesIO(image_bytes(2))), "PNG", exif=bytes(8))
     project.has(sample_002=no_exif, sample_003=no_exif, sample_015=no_exif)
     said = "broken EXIF in 3 cached images, not turned"
@@ -73,7 +73,7 @@ def test_images_of_broken_exif_are_cached_and_counted(project):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_threads_that_torch_was_given_change_no_byte(built, threads):
-    """As OMP_NUM_THREADS gives them, or the machine: at this size 1 and 4 compute other last bits."""
+    """OMP_NUM_THREADS or the machine chooses them; at this size, 1 and 4 threads compute other last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -84,7 +84,7 @@ def test_the_threads_that_torch_was_given_change_no_byte(built, threads):
 
 
 def test_tars_hold_the_latents_of_a_zarr_build(built):
-    """They are what it converts to; a rejected sample has no member."""
+    """The Zarr build converts to the same tars; a rejected sample has no member."""
     built.build(name="tars", store__format="webdataset")
     tars, names = built.folder / "tars", list[str]()
     built.run(cache_store, "convert", built.cache, built.folder / "converted", "--format", "webdataset")
@@ -114,21 +114,16 @@ def test_too_many_rejects_end_the_build_and_say_why(project):
     assert not verify(project.cache, "full").findings
 
 
-def test_a_cache_in_its_sources_folder_is_said_once(project):
-    project.unpack()
-    project.cache = project.images / "inside"
-    said = f"the cache lies in its source's folder {project.images}, all of which every build lists"
-    options = ("--cache", project.cache)
-    assert said in project.build(*options)
-    assert said not in project.build(*options)
-
-
-def test_the_claim_of_a_cache_in_its_sources_folder_is_no_file_of_the_source(project):
-    """The build holds it while it lists the folder."""
+def test_a_cache_in_its_sources_folder_is_said_once_and_is_no_part_of_the_source(project):
+    """Its claim, which the build holds while it lists the folder, is no part of the source either."""
     project.unpack()
     project.settings = {"source": {"kind": "folder", "path": str(project.images)}}
     project.cache = project.images / "inside"
-    assert "passed over" not in project.build("--cache", project.cache)
+    said = f"the cache lies in its source's folder {project.images}, and every build will list it too"
+    for is_new in (True, False):
+        message = project.build("--cache", project.cache)
+        assert (said in message) is is_new
+        assert ("skipped: 1 folder that is a cache (inside)" in message) is not is_new
 
 
 def test_a_build_that_caches_nothing_gives_an_example(project):
@@ -159,23 +154,23 @@ def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
     assert not (project.folder / "new").exists()
 
 
-def test_a_name_that_leaves_the_folder_of_images_is_said_to(project):
-    chat = project.source / "chat.json"
-    chat.write_text(chat.read_text().replace('"sample-001.png"', '"../x.png"'))
-    message = project.build(run__max_reject_fraction=0.01, code=1)
-    assert f"../x.png; looked in {project.images}; not a name inside it: ../x.png. " in message
-
-
 @pytest.mark.parametrize("count", [SAMPLES, 2])
-def test_records_that_name_no_image_are_named(project, count):
+@pytest.mark.parametrize(
+    ("name", "said", "advice"),
+    [
+        ("../x.png", "looked in {images}; not a name inside it: ../x.png", "Set source.images, or mend it"),
+        (None, "{count} records without an image name: sample-000, sample-001", "or leave it out of {chat}"),
+    ],
+)
+def test_records_whose_image_cannot_be_there_are_named(project, count, name, said, advice):
     chat = project.source / "chat.json"
     records = json.loads(chat.read_text())
-    chat.write_text(json.dumps([{**each, "image": None} for each in records[:count]] + records[count:]))
+    chat.write_text(json.dumps([{**each, "image": name} for each in records[:count]] + records[count:]))
     message = project.build(run__max_reject_fraction=0.01, code=1)
     assert f"{count} of 22 samples without an image" in message
-    assert f"{count} records without an image name: sample-000, sample-001" in message
-    assert f"Give each such record an `image`, or leave it out of {chat}" in message
-    assert "source.images" not in message
+    for each in (said, advice):
+        assert each.format(images=project.images, count=count, chat=chat) in message
+    assert ("source.images" in message) is (name is not None)
 
 
 def test_a_disk_that_fails_rejects_nothing(project):

@@ -1,4 +1,4 @@
-"""What a rerun does: a table of what was found and asked, and the work or the refusal.
+"""The decisions of a rerun: tables of facts and requests, and the work or the refusal.
 
 The facts hold a store that can do nothing and lists that cannot be read, so a decision that touched a disk would fail.
 """
@@ -20,7 +20,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE, samples_file
 from cache_store.format.record import sign
 from cache_store.verify.findings import Report
-from precompute.rerun.decide import Work, decide, decide_planned
+from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
 from precompute.rerun.facts import Facts, compare_lists, planned_facts
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import Rows, rows_in_scratch, slices_of
@@ -33,7 +33,7 @@ TALLER = msgspec.structs.replace(RECIPE, array=make_array((1, 2, 1), "float16", 
 
 
 class NoStore:
-    """A store that has a name, and nothing else."""
+    """A store that has only a name."""
 
     def __str__(self) -> str:
         return "C"
@@ -43,7 +43,7 @@ class NoStore:
 
 
 def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
-    """Of twelve, the second shard holds four."""
+    """Make a plan; with twelve samples, the second shard has four."""
     ids = [f"s{number:02d}" for number in numbers]
     return make_plan(len(ids), ids, [caption(texts.get(name, name)) for name in ids])
 
@@ -53,7 +53,7 @@ def rows(table: pa.Table, size: int = PER_SHARD) -> Rows:
 
 
 def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
-    """Of a shard whose files hold whatever `content` names."""
+    """Make the record of a shard with this content."""
     sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
@@ -74,7 +74,7 @@ def plan_on_disk(table: pa.Table, count: int, content: str = "", size: int = PER
 
 
 def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
-    """A whole sealed cache."""
+    """Make the survey of a whole, sealed cache."""
     plan = samples() if plan is None else plan
     size = recipe.samples_per_shard
     spec = recipe.spec(plan.num_rows, rows(plan, size).digests.whole)
@@ -105,7 +105,7 @@ def without(*names: str) -> Survey:
 
 
 class Case(NamedTuple):
-    """What was found, what the source holds and what is asked."""
+    """A survey, the source's samples, a request and the recipe asked for."""
 
     found: Survey = WHOLE
     source: pa.Table = samples()
@@ -116,11 +116,11 @@ class Case(NamedTuple):
 
     def decided(self) -> Work:
         facts = compare_lists(self.found, self.recipe, rows(self.source))
-        return decide(unreadable(facts), self.request).recovering(0, self.recovered)
+        return decide(unreadable(facts), self.request).with_recovered(0, self.recovered)
 
 
 def unreadable(facts: Facts) -> Facts:
-    """The facts without anything that a decision could read."""
+    """Remove the files that a decision could read."""
 
     def closed(found: Any) -> Any:
         return found and replace(found, plan=None)
@@ -130,7 +130,7 @@ def unreadable(facts: Facts) -> Facts:
 
 
 def reported(survey: Survey) -> BuildRequest:
-    """The repair of shard 1, as a verification of that cache names it."""
+    """Make the request for a repair of shard 1, by a verification's report on that cache."""
     identity = survey.seal.value.identity
     report = Report(cache="C", level="full", identity=identity, shards=2, samples=12, bytes=4, findings=())
     return BuildRequest(rebuild=[1], report=report)
@@ -191,7 +191,7 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "one that has begun": (Case(BEGUN, LONGER), [1, 2], [1, 2], EXTENDS),
     "one that is given up": (Case(BEGUN), [], [], "an unfinished extension is undone: plan.parquet is written again"),
 }
-"""By what was found and asked: shards to build, those of them that may come out as anything, and what is said."""
+"""Cases, the shards to build, those of them whose content is free, and a note."""
 
 
 @pytest.mark.parametrize("name", DONE)
@@ -207,7 +207,7 @@ def test_what_is_kept_and_built(name):
     assert bool(work.notes) == bool(said)
     assert (work.plan_file is None) is (name == "a new cache" or said == EXTENDS or "plan.parquet" in said)
     assert said != EXTENDS or len(work.notes) == 1
-    assert work.samples_differ is (bool(case.recovered) or said == EXTENDS)
+    assert work.has_other_samples is (bool(case.recovered) or said == EXTENDS)
 
 
 REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
@@ -252,7 +252,7 @@ SHARDS: dict[str, tuple[Case, list[int], list[int], set[int]]] = {
     "a retry": (Case(recovered={1: 2}), [], [], set()),
     "an extension": (Case(source=LONGER, request=APPEND), [], [1, 2], {2}),
 }
-"""Shards to mend, shards without a record or seal, and those of them that were never there."""
+"""Cases, the shards to mend, those without a record or seal, and those of them that never existed."""
 
 
 @pytest.mark.parametrize("name", SHARDS)
@@ -260,6 +260,14 @@ def test_the_work_says_which_shards_are_new_and_which_replace_others(name):
     case, to_mend, unfinished, new = SHARDS[name]
     work = case.decided()
     assert (work.to_mend, work.unfinished, work.new) == (to_mend, unfinished, new)
+
+
+def test_only_a_new_uncompressed_cache_certainly_needs_space():
+    """12 samples of 2 bytes, of which a fifth may be rejected."""
+    new = Survey(store=NoStore())
+    packed = msgspec.structs.replace(RECIPE, array=msgspec.structs.replace(ARRAY, codec="zstd"))
+    works = [case.decided() for case in (Case(new), Case(new, recipe=packed), Case(WHOLE))]
+    assert [round(certain_bytes(work, max_reject_fraction=0.2), 6) for work in works] == [19.2, 0.0, 0.0]
 
 
 UNPLANNED = "C: planning has not finished"
@@ -275,7 +283,7 @@ FOR_RANKS: dict[str, tuple[Survey, str]] = {
     "a lost file": (shard_1(NO_FILE, NO_SEAL), MEND_FIRST),
     "another recipe": (OTHER_SIZE, "array.image.height"),
 }
-"""By what was found: the refusal, if ranks and the seal after them are refused."""
+"""Surveys, and the refusal if ranks and the seal after them are refused."""
 
 
 @pytest.mark.parametrize("name", FOR_RANKS)

@@ -1,11 +1,11 @@
-"""A rerun reads each file once, and goes by the cache's plan if no file of the source was written, added or removed."""
+"""A rerun reads each file once, and uses the cache's plan if no file of the source was written, added or removed."""
 
 import json
 import os
 import zipfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,16 +15,12 @@ from cache_store.storage.store import STORES
 from precompute.cli import main
 from precompute.config import BuildConfig
 from precompute.rerun import facts as module
-from precompute.rerun import steps
 from precompute.rerun.source_plan import SourceList
 from precompute.sources import Source
 from tests.faulty_store import CountingStore
-from tests.precompute.acts import RECORD, SHARD, TABLE, copied, flipped, lost
+from tests.precompute.acts import RECORD, copied, flipped, lost
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
-from tests.precompute.sources.test_parquet import write_dataset
-from tests.precompute.sources.test_webdataset import numbered, write_tar
-
-COUNT = 10
+from tests.precompute.sources.pictures import write_pictures
 
 
 def as_list(project: Project) -> Path:
@@ -42,25 +38,25 @@ def as_zip(project: Project) -> Path:
     return project.images
 
 
-def as_tars(project: Project) -> Path:
-    project.settings = {"source": {"kind": "webdataset", "path": str(project.folder / "tars")}}
-    write_tar(project.folder / "tars/0.tar", numbered(*range(6)))
-    return write_tar(project.folder / "tars/1.tar", numbered(*range(6, COUNT)))
+def as_files(project: Project, kind: str) -> Path:
+    data = project.folder / "data"
+    project.settings = {"source": {"kind": kind, "path": str(data)}}
+    write_pictures(kind, data / "0", *range(6))
+    return write_pictures(kind, data / "1", *range(6, 10))
 
 
-def as_parquet(project: Project) -> Path:
-    path = project.folder / "data/train-0.parquet"
-    project.settings = {"source": {"kind": "parquet", "path": str(project.folder / "data/*.parquet")}}
-    write_dataset(path, *range(COUNT))
-    return path
-
-
-KINDS = {each.__name__: each for each in (as_list, as_lines, as_zip, as_tars, as_parquet)}
+KINDS = {
+    "list": as_list,
+    "lines": as_lines,
+    "zip": as_zip,
+    "webdataset": partial(as_files, kind="webdataset"),
+    "parquet": partial(as_files, kind="parquet"),
+}
 
 
 @pytest.fixture(params=KINDS)
 def file(request: pytest.FixtureRequest, project: Project) -> Path:
-    """Of a source of every kind, in three shards or two."""
+    """A file of a source of every kind, whose cache is built."""
     path = KINDS[request.param](project)
     project.settings |= {"store__samples_per_shard": 4}
     project.build()
@@ -69,7 +65,7 @@ def file(request: pytest.FixtureRequest, project: Project) -> Path:
 
 @pytest.fixture
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for each time that a source is listed."""
+    """A list that gets an entry each time a source is listed."""
     seen = list[None]()
     list_source = module.list_source
 
@@ -82,7 +78,7 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def test_what_is_as_it_was_is_not_listed_again(project, file, listings):
-    """Where a shard is left to be built as where none is: the bytes in the end are the same."""
+    """This holds whether or not a shard is left to build; the final bytes are the same."""
     with project.place.untouched():
         assert "nothing to encode" in project.build()
     with project.same_in_the_end():
@@ -101,7 +97,7 @@ def test_a_rerun_of_a_finished_build_opens_each_file_once_and_touches_none(built
 
 
 def test_what_was_written_is_listed_again_and_once(project, file, listings):
-    """Also where size and time are what they were."""
+    """This holds even if size and time are the old ones."""
     time_ns = file.stat().st_mtime_ns
     file.write_bytes(file.read_bytes())
     os.utime(file, ns=(time_ns, time_ns))
@@ -117,29 +113,8 @@ def test_a_second_build_is_refused_before_it_lists_the_source(built, listings):
     assert not listings
 
 
-def test_a_tar_that_is_replaced_while_a_build_begins_stops_it(project, monkeypatch):
-    """After its index was read, and before it is listed."""
-    file = as_tars(project)
-    first, load = file.with_stem("0"), steps.load_encoder
-
-    def slow_load(*arguments: Any) -> Any:
-        write_tar(first, numbered(20, 21, 22, 23, 24, 25))
-        return load(*arguments)
-
-    monkeypatch.setattr(steps, "load_encoder", slow_load)
-    assert "was changed while it was read" in project.build(code=1)
-
-
-def test_a_shard_of_other_samples_is_not_kept(built):
-    """As where two builds of two lists were begun in one place."""
-    with built.same_in_the_end():
-        built.lose("seal.json")
-        copied("texts", SHARD, TABLE, RECORD)(built)
-        built.build()
-
-
 def test_what_is_missing_is_asked_of_each_build(project, listings):
-    """Whether so many may be, and whether they are there now."""
+    """Each build checks how many may be missing, and whether they are back."""
     chat = json.loads((project.source / "chat.json").read_text())
     chat[0]["image"] = f"{sample_name(SAMPLES)}.png"
     (project.source / "chat.json").write_text(json.dumps(chat))
@@ -156,12 +131,11 @@ def test_what_is_missing_is_asked_of_each_build(project, listings):
     assert len(listings) == 5
 
 
-@pytest.mark.parametrize("kind", ["as_tars", "as_parquet"])
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
 def test_a_file_more_or_less_is_seen(project, kind):
-    file = KINDS[kind](project)
+    file = as_files(project, kind)
     project.build()
-    more = file.with_stem("train-9")
-    {"as_tars": lambda: write_tar(more, numbered(20)), "as_parquet": lambda: write_dataset(more, 20)}[kind]()
+    more = write_pictures(kind, file.with_name("9"), 20)
     assert "was planned from fewer" in project.build(code=1)
     more.unlink()
     with project.place.untouched():
@@ -189,7 +163,7 @@ def test_where_the_plan_is_in_doubt_the_source_is_listed(built, listings, doubt)
 
 
 def test_a_folder_of_images_is_looked_at_each_time(built, listings):
-    """Nothing less tells that none was written."""
+    """Only a look at each image tells that none was written."""
     built.unpack()
     built.build()
     built.build()
@@ -206,12 +180,6 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypa
         assert not list(project.cache.rglob("*.parquet"))
     project.build("--run.check_space", "false")
     project.build()
-
-
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_with_a_codec_nothing_is_certain(project, monkeypatch, codec):
-    monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 0)
-    project.build(store__codec=codec)
 
 
 def test_free_space_is_that_of_the_folder_to_be(tmp_path):

@@ -1,4 +1,4 @@
-"""Which shards a process takes, as a table of what was typed and what a launcher says."""
+"""The shards that a process builds: a table of typed options and launchers' variables."""
 
 import pytest
 

@@ -1,8 +1,10 @@
-"""A build of another recipe is refused, and the table says which field differs."""
+"""Errors name the field of the recipe that differs, and commands that fit the one typed."""
 
 import re
 
 import pytest
+
+from precompute.rerun.request import BuildRequest
 
 OTHER_FIELDS = {
     "samples_per_shard": "--store.samples_per_shard 4",
@@ -28,3 +30,11 @@ OTHER_FIELDS = {
 def test_every_field_of_the_recipe_is_refused_by_name(built, field):
     with built.untouched():
         assert re.search(rf"^  {re.escape(field)}  ", built.do(f"build {OTHER_FIELDS[field]}", code=1), re.MULTILINE)
+
+
+@pytest.mark.parametrize("typed", [["--cache", "r1"], ["--cache=r1"], ["--extend"], []])
+def test_a_command_that_is_named_has_no_option_twice(typed):
+    request = BuildRequest(command=("precompute", "plan", *typed, "--run.workers", "2"))
+    kept = " --extend" if "--extend" in typed else ""
+    assert request.with_options("--cache", "NEW") == f"precompute plan{kept} --run.workers 2 --cache NEW"
+    assert request.with_options("--extend").count("--extend") == 1

@@ -1,4 +1,4 @@
-"""The plan of a source that is larger than memory: made, compared and put in another order a few shards at a time."""
+"""The plan of a source larger than memory is made, compared and reordered a few shards at a time."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -15,10 +15,9 @@ from cache_store.errors import SourceError
 from cache_store.format.layout import PLAN_FILE
 from cache_store.format.schema import Recipe
 from cache_store.storage.local import LocalStore
-from precompute.rerun import order, source_plan
-from precompute.rerun.order import compare_plans, in_order_of
-from precompute.rerun.rows import Rows
-from precompute.rerun.source_plan import make_plan, refuse_duplicates
+from precompute.rerun.order import ROWS_HELD, compare_plans, reorder_by_ids
+from precompute.rerun.rows import Rows, number_rows, rows_in_scratch
+from precompute.rerun.source_plan import make_plan, refuse_duplicates, sorted_by_id
 from precompute.sources.archives.names import Samples
 from tests.make_cache import caption, make_array, make_encoder
 
@@ -28,7 +27,7 @@ RECIPE = Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHA
 
 
 class Sample(dict[str, Any]):
-    """Counted for as long as anything holds it."""
+    """A sample that is counted while anything holds it."""
 
     __hash__ = object.__hash__
 
@@ -43,7 +42,7 @@ def plan_of(numbers: Iterable[int], per_shard: int = PER_SHARD) -> Rows:
 
 
 def held_at_most(count: int) -> tuple[int, int]:
-    """Samples, and bytes of Arrow's, that were held at a time to plan so many."""
+    """Return the most samples, and the most of Arrow's bytes, held at a time to plan this many."""
     alive, most, before = WeakSet[Sample](), [0, 0], pa.total_allocated_bytes()
 
     def counted() -> Iterator[Sample]:
@@ -58,14 +57,14 @@ def held_at_most(count: int) -> tuple[int, int]:
 
 
 def test_ten_times_as_many_samples_take_no_more_memory():
-    """But for their ids' hashes, and the index of row groups."""
+    """Only the ids' hashes and the index of row groups grow."""
     few, many = held_at_most(20 * PER_SHARD), held_at_most(200 * PER_SHARD)
     assert many[0] == few[0] <= 2 * PER_SHARD
     assert many[1] < 1.5 * few[1] + 2**20
 
 
 def test_no_row_of_a_plan_just_listed_is_read_in_a_cache(tmp_path):
-    """As of a build that was killed: nothing but the source says yet that its plan file is whole."""
+    """After a kill, only the source knows yet that the plan file is whole."""
     store, planned, other = LocalStore(tmp_path), plan_of(range(100)), plan_of(range(99))
     write_plan(store, planned.shards())
     for name, data in metadata_of(planned.spec(RECIPE)):
@@ -84,29 +83,27 @@ def test_ids_of_one_hash_are_no_duplicates():
 
 
 @pytest.mark.parametrize("count", [1, 32, 33, 100])
-def test_samples_in_no_order_are_sorted_a_run_at_a_time(monkeypatch, count):
-    """By id, as in memory."""
-    monkeypatch.setattr(source_plan, "RUN_ROWS", 32)
-    monkeypatch.setattr(source_plan, "PAGE_ROWS", 8)
+def test_samples_in_no_order_are_sorted_a_run_at_a_time(count):
+    """The result is the one of a sort by id in memory."""
     numbers = random.Random(0).sample(range(count), count)
-    found = make_plan(Samples(map(sample, numbers)), 20)
+    shards = sorted_by_id(map(sample, numbers), 20, run_rows=32, page_rows=8)
+    found = rows_in_scratch(number_rows(shards), 20)
     assert found.digests == (expected := plan_of(range(count), per_shard=20)).digests
     assert pa.concat_tables(found.shards()) == pa.concat_tables(expected.shards())
 
 
-@pytest.mark.parametrize("held", [8, order.ROWS_HELD])
-def test_samples_in_another_order_come_into_the_caches_rows(monkeypatch, held):
-    """New ones behind them, in their own order; whatever is put in order at a time."""
-    monkeypatch.setattr(order, "ROWS_HELD", held)
+@pytest.mark.parametrize("held", [8, ROWS_HELD])
+def test_samples_in_another_order_come_into_the_caches_rows(held):
+    """New samples follow in their own order, however many rows are reordered at a time."""
     numbers = list(range(50))
     random.Random(0).shuffle(numbers)
     planned, found = plan_of(range(0, 50, 2), per_shard=4), plan_of(numbers, per_shard=4)
-    arranged = in_order_of(found, planned.id_hashes())
+    arranged = reorder_by_ids(found, planned.id_hashes(), held)
     expected = plan_of([*range(0, 50, 2), *(number for number in numbers if number % 2)], per_shard=4)
     assert arranged.begins_with(planned)
     assert not found.begins_with(planned)
     assert arranged.digests == expected.digests
     assert pa.concat_tables(arranged.shards()) == pa.concat_tables(expected.shards())
-    assert in_order_of(arranged, planned.id_hashes()) is arranged
+    assert reorder_by_ids(arranged, planned.id_hashes()) is arranged
     assert str(compare_plans(planned, found)).startswith("25 new (sample-000001, sample-000003, ")
     assert str(compare_plans(found, planned)).startswith("25 gone (sample-000001, ")

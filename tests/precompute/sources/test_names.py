@@ -1,4 +1,4 @@
-"""Names in columns: a set's answers, in a fraction of its memory."""
+"""Names in columns answer as a set does, in a fraction of its memory."""
 
 import gc
 import tracemalloc
@@ -42,11 +42,11 @@ def test_chosen_names_are_theirs_alone_sorted_as_python_sorts():
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_an_archives_index_takes_little_memory_a_member(tmp_path, kind):
-    """Of names of 23 bytes, a tar's some 85 bytes, a zip's 95; Python's own objects took 270 and 550."""
+    """For names of 23 bytes, a tar's index takes 85 bytes a member, a zip's 95; Python objects took 270 and 550."""
     count = 5_000
     path = tmp_path / "images"
     MAKERS[kind](path, [(f"images/{number // 100:05d}/{number:06d}.jpg", b"") for number in range(count)])
-    open_image_store(path)  # what is imported and made once
+    open_image_store(path)  # imports modules and fills caches
     gc.collect()
     tracemalloc.start()
     images = open_image_store(path)

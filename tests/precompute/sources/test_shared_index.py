@@ -1,4 +1,4 @@
-"""An archive's index is read once on a machine: the workers of a build share their parent's."""
+"""An archive's index is read once per machine: a build's workers share their parent's."""
 
 import multiprocessing
 from multiprocessing.connection import Connection
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from precompute.sources.archives import image_zip, tar
+from precompute.sources.archives import tar
+from precompute.sources.archives import zip as zips
 from precompute.sources.archives.image_store import ImageStore, open_image_store
 from precompute.sources.archives.shared_index import LentIndexes
 from tests.precompute.sources.test_archives import MAKERS
@@ -16,10 +17,10 @@ TWICE = [*MEMBERS, ("top/005.jpg", b"again")]
 
 
 def open_in_worker(path: Path, indexes: None, pipe: Connection) -> None:
-    """Report what a worker sees of the archive, and how often it read a table of contents."""
-    reads, read_zip, read_tar = list[object](), image_zip.read_index, tar.index_of_tar
-    vars(image_zip)["read_index"] = lambda file: reads.append(file) or read_zip(file)
-    vars(tar)["index_of_tar"] = lambda file, texts: reads.append(file) or read_tar(file, texts)
+    """Send what a worker sees of the archive, and how often it read a table of contents."""
+    reads, read_zip, read_tar = list[object](), zips.read_index, tar.read_index
+    vars(zips)["read_index"] = lambda file: reads.append(file) or read_zip(file)
+    vars(tar)["read_index"] = lambda file, texts: reads.append(file) or read_tar(file, texts)
     store = open_image_store(path)
     pipe.send((*seen(store), len(reads)))
 
@@ -43,7 +44,7 @@ def reported(path: Path, indexes: LentIndexes) -> object:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_worker_takes_its_parents_index(tmp_path, kind):
-    """Also of names that occur twice; the parent goes by the same memory."""
+    """This holds for names that occur twice, too; the parent uses the same memory."""
     MAKERS[kind](path := tmp_path / "images", TWICE)
     store = open_image_store(path)
     expected = seen(store)

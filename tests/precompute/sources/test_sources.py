@@ -1,4 +1,4 @@
-"""Lists, folders and caches as sources: which samples they give, what they pass over, and what is refused."""
+"""Sources of every kind: which samples they give, what they skip, and what is refused."""
 
 import json
 import os
@@ -7,9 +7,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cache_store import open_cache, open_joined
@@ -17,12 +19,13 @@ from cache_store.errors import SourceError
 from cache_store.storage.local import LocalFile
 from precompute.cli import main
 from precompute.images.rejected import Rejected
-from precompute.rerun.order import compare_plans
-from precompute.rerun.source_plan import make_plan
-from precompute.sources import Source, SourceConfig, llava, open_source
-from precompute.sources.archives.image_store import MISSING
+from precompute.sources import Source, SourceConfig, open_source
+from precompute.sources.archives.archive import DAMAGED, MISSING
+from precompute.sources.llava import record_texts
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes, plan_table
+from tests.precompute.sources.pictures import write_pictures
+from tests.precompute.sources.test_archives import make_tar, member
 
 
 def record(name: str, **more: object) -> dict[str, object]:
@@ -31,14 +34,14 @@ def record(name: str, **more: object) -> dict[str, object]:
 
 
 def chat(folder: Path, records: object) -> Source:
-    """A list of records, or the bytes of a file in their place."""
+    """Write and open a list of records, or a file of these bytes."""
     path = folder / "chat.json"
     path.write_bytes(records if isinstance(records, bytes) else json.dumps(records).encode())
     return open_source(SourceConfig(kind="llava", path=str(path)))
 
 
 def tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> Source:
-    """A folder, or an archive of it."""
+    """Write and open a folder, or an archive of it."""
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -58,24 +61,23 @@ LISTS = {
     '[{"a": 1}, 2]': None,
     '[{"a": 1} {"a": 2}]': None,
 }
-"""Records of a list, or None where it is none of objects."""
+"""A file's text, and its records; None if it is not a list of objects."""
 
 
 @pytest.mark.parametrize("text", LISTS)
-def test_a_list_cut_into_blocks_anywhere_has_its_records(tmp_path, monkeypatch, text):
+def test_a_list_cut_into_blocks_anywhere_has_its_records(tmp_path, text):
     (path := tmp_path / "chat.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
     for size in range(1, 9):
-        monkeypatch.setattr(llava, "BLOCK_BYTES", size)
         if (expected := LISTS[text]) is not None:
-            assert list(llava.record_texts(LocalFile(path))) == expected
+            assert list(record_texts(LocalFile(path), size)) == expected
             continue
-        with pytest.raises(ValueError, match="the end is missing"):
-            list(llava.record_texts(LocalFile(path)))
+        with pytest.raises(ValueError, match="the list's end is missing"):
+            list(record_texts(LocalFile(path), size))
 
 
 @pytest.mark.parametrize(("mark", "step"), [(b"", 1), (b"\xef\xbb\xbf", -1)])
 def test_records_of_any_lawful_list_become_rows_by_id(tmp_path, mark, step):
-    """A byte order mark, unknown fields, names that cannot exist, a megabyte of text, a field that comes twice."""
+    """It has unknown fields, impossible names, a megabyte of text, a field that occurs twice, and a byte order mark."""
     records = [
         {**record("long"), "conversations": [{"from": "gpt", "value": "x" * 10**6}]},
         {**record("nul\0"), "image": "nul\0.jpg", "more": {"deep": [1, None, {}]}},
@@ -96,19 +98,13 @@ def test_records_of_any_lawful_list_become_rows_by_id(tmp_path, mark, step):
 
 
 def test_json_lines_are_the_plan_in_their_own_order(tmp_path):
-    """With a byte order mark, blank lines, and ends of either kind."""
+    """A byte order mark, blank lines and both kinds of line ends are accepted."""
     records = [record(name) for name in "cab"]
     lines = b"\xef\xbb\xbf\n" + b"\r\n\n".join(json.dumps(each).encode() for each in records)
     plan = plan_of(chat(tmp_path, lines))
     assert plan["id"].to_pylist() == [*"cab"]
     of_the_list = plan_of(chat(tmp_path, records))
     assert plan.sort_by("id").drop_columns("row") == of_the_list.drop_columns("row")
-
-
-def test_differences_between_sample_lists_are_named_by_id(tmp_path):
-    before = make_plan(chat(tmp_path, [record(name) for name in "abc"]).samples(), 2)
-    now = make_plan(chat(tmp_path, [record("a"), {**record("b"), "conversations": []}, record("d")]).samples(), 2)
-    assert str(compare_plans(before, now)) == "1 new (d); 1 gone (c); 1 with another image name or text (b)"
 
 
 A = json.dumps(record("a"))
@@ -138,7 +134,10 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "an id that a terminal would obey": (json.dumps([record("a\nb\x1b[2J")] * 2).encode(), r": 'a\\nb\\x1b\[2J' "),
     "an id as a number and as text": (json.dumps([{**record("a"), "id": n} for n in (1, "1")]).encode(), "once: 1 "),
     "a pickle": (pickle.dumps([{"id": "a"}]), "malformed"),
-    "a line that is cut": (f"{A}\n{A[:30]}\n".encode(), "chat.json: line 2: .*truncated; expected .* a record a line"),
+    "a line that is cut": (
+        f"{A}\n{A[:30]}\n".encode(),
+        "chat.json: line 2: .*truncated; expected .* per line",
+    ),
     "a line without a field": (f'{A}\n\n{{"id": "b"}}'.encode(), "chat.json: line 3: it lacks a field, conversations;"),
     "a line with two records": (f"{A} {A}\n".encode(), "chat.json: line 1: .*trailing"),
     "a line that is no text": (A.encode() + b'\n{"id": "\xff"}', "chat.json: line 2: byte 8 is not UTF-8"),
@@ -147,7 +146,7 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "a pipe": (os.mkfifo, "is not a file"),
     "a device without an end": (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
 }
-"""What a chat.json is, and what is said of it."""
+"""A chat.json, and the error."""
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -161,7 +160,8 @@ def test_a_list_that_is_no_list_is_refused_in_one_line(project, name):
     assert not (project.cache / "zarr.json").exists()
 
 
-MISTAKES = {
+PATHS, FIELDS = ("path", "images"), {"image": "jpg"}
+MISTAKES: dict[str, dict[str, Any]] = {
     "source is a folder; .*, kind folder a tree of images": {"kind": "llava", "path": "source"},
     "source.path: .*nowhere does not exist": {"kind": "cache", "path": "nowhere"},
     "source.images: .*nowhere does not exist": {"kind": "llava", "path": "source/chat.json", "images": "nowhere"},
@@ -169,13 +169,19 @@ MISTAKES = {
     "source holds no cache": {"kind": "cache", "path": "source"},
     "is the cache itself": {"kind": "cache", "path": "cache"},
     "the other cache remembers its images": {"kind": "cache", "path": "source", "images": "source"},
+    **{
+        f"image has no effect for kind {kind}": {"kind": kind, "fields": FIELDS}
+        for kind in ("llava", "folder", "cache")
+    },
 }
 
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_a_path_that_is_no_source_is_wrong_usage(project, message):
     paths = {"path": "source", **MISTAKES[message]}
-    source = {name: value if name == "kind" else str(project.folder / value) for name, value in paths.items()}
+    source = {
+        name: str(project.folder / value) if name in ("path", "images") else value for name, value in paths.items()
+    }
     (line,) = project.build(code=2, source=source).splitlines()
     assert re.search(f"^precompute: error: .*{message}", line)
     assert not project.cache.exists()
@@ -193,27 +199,27 @@ TREE = {
 """Three images, one with a caption and one with an empty one; macOS metadata; and 13 other files."""
 
 OTHERS = (
-    "passed over: 13 files that are no images by their names (.eps 2, .ico 2, .psd 2, .svg 2, .heic 1, "
-    "1 without a suffix, 3 of other suffixes); convert HEIC to JPEG or PNG, as with the package pillow-heif"
+    "skipped: 13 files without an image suffix (.eps 2, .ico 2, .psd 2, .svg 2, .heic 1, "
+    "1 without a suffix, 3 with other suffixes); convert HEIC to JPEG or PNG, for example with the package pillow-heif"
 )
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar"])
 def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
-    """The top folder of an archive may be left out: macOS metadata beside it does not count."""
+    """The top folder of an archive may be left out, even if macOS metadata lies beside it."""
     source = tree(tmp_path / "tree", TREE, form)
     rows = plan_of(source).to_pylist()
     caption = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A\n cat"}]
     expected = {"photos/a.jpg": caption, "photos/b.PNG": [], "photos/deep/c.jpg": []}
     assert {row["id"]: row["conversations"] for row in rows} == expected
-    assert source.samples().passed_over == OTHERS
+    assert source.samples().skipped_note == OTHERS
     assert source.read("photos/a.jpg") == b"pixels"
     if form != "folder":
         assert source.read("deep/c.jpg") == b"pixels"
         assert source.fingerprint("deep/c.jpg") == source.fingerprint("photos/deep/c.jpg") != MISSING
 
 
-def test_what_a_folder_holds_beside_files_is_passed_over(tmp_path):
+def test_links_caches_and_bad_names_in_a_folder_are_skipped_and_counted(tmp_path):
     odd = [os.fsdecode(name) for name in (b"caf\xe9.jpg", b"caf\xe9/a.jpg")]
     source = tree(tmp_path / "images", {"a.jpg": b"x", "elsewhere/b.jpg": b"x", odd[0]: b"x"})
     (tmp_path / "images" / "deep\n").symlink_to("elsewhere")
@@ -221,15 +227,15 @@ def test_what_a_folder_holds_beside_files_is_passed_over(tmp_path):
     tree(tmp_path / "images", {"cache/sheets/unusual.png": b"x"})
     assert plan_of(source)["id"].to_pylist() == ["a.jpg", "elsewhere/b.jpg"]
     one = r"1 file whose name is not UTF-8 (b'caf\xe9.jpg'); 1 linked folder (deep\n); 1 folder that is a cache (cache)"
-    assert source.samples().passed_over == f"passed over: {one}"
+    assert source.samples().skipped_note == f"skipped: {one}"
     (tmp_path / "images" / "again").symlink_to("elsewhere")
     tree(tmp_path / "images", {odd[1]: b"x", "c.HEIC": b""})
     two = r"2 files whose names are not UTF-8 (first: b'caf\xe9.jpg'); 2 linked folders (first: again); 1 folder that"
-    assert two in source.samples().passed_over
+    assert two in source.samples().skipped_note
 
 
 def test_a_source_without_images_says_what_it_holds_instead(tmp_path):
-    said = "the source holds no samples; passed over: 1 file that is no image by its name (.heic 1); convert HEIC"
+    said = "the source holds no samples; skipped: 1 file without an image suffix (.heic 1); convert HEIC"
     with pytest.raises(SourceError, match=re.escape(said)):
         plan_of(tree(tmp_path, {"a.heic": b"x"}))
 
@@ -239,26 +245,82 @@ def test_a_caption_that_is_not_utf8_is_named(tmp_path):
         plan_of(tree(tmp_path, {"a.jpg": b"x", "a.txt": b"caf\xe9"}))
 
 
-def test_hostile_images_are_rejected_each_for_itself(project):
-    """From a tar: a link, a pickle, files cut short; the sound ones are cached, and nothing is unpacked."""
-    hostile = {"4.png": b"\x89PNG\r\n\x1a\n", "5.jpg": pickle.dumps("image"), "6.gif": b"GIF89a", "notes.md": b""}
-    sound = {f"{number}.png": image_bytes(number) for number in range(4)}
-    images = project.folder / "images"
-    tree(images, {**hostile, **sound})
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_tars_and_tables_give_the_latents_of_a_folder_and_grow(project, forked_workers, kind):
+    """Rows stay when a file comes before the others; a file whose time alone has changed is still the same."""
+    data = project.folder / "data"
+    project.settings = {"source": {"kind": kind, "path": f"{data}/*.*"}, "store__samples_per_shard": 3}
+    write_pictures(kind, data / "1", 9, 1, 2)
+    last = write_pictures(kind, data / "2", 3, 4, 5, 6, 7)
+    project.build(run__workers=2)
+    write_pictures(kind, data / "0", 8, 10)
+    assert "new sample" in project.build(code=1)
+    project.build("--extend")
+    os.utime(last)
+    assert "10 images read again; every" in project.build("--check-sources")
+    order = [9, 1, 2, 3, 4, 5, 6, 7, 8, 10]
+    files = {f"{row:02d}.png": image_bytes(number) for row, number in enumerate(order)}
+    files |= {f"{row:02d}.txt": f"Picture {number}.".encode() for row, number in enumerate(order)}
+    tree(project.folder / "images", files)
+    project.build(name="other", source={"kind": "folder", "path": str(project.folder / "images")})
+    ours, theirs = open_cache(project.cache), open_cache(project.folder / "other")
+    rows, columns = np.arange(len(order)), ["content_sha256", "conversations", "crc32c"]
+    assert ours.samples(rows, columns) == theirs.samples(rows, columns)
+    assert [int(each) for each in ours.samples(rows, ["id"])["id"].to_pylist()] == order
+    with project.same_in_the_end():
+        project.lose("latents/c/1/0/0/0")
+        project.repair("--shards", "1")
+
+
+def hostile_archive(folder: Path) -> str:
+    """Make an archive with a link, a pickle and truncated files."""
+    files = {"4.png": b"\x89PNG\r\n\x1a\n", "5.jpg": pickle.dumps("image"), "6.gif": b"GIF89a", "notes.md": b""}
+    tree(images := folder / "images", {**files, **{f"{number}.png": image_bytes(number) for number in range(4)}})
     (images / "7.jpg").symlink_to("/etc/passwd")
-    archive = shutil.make_archive(str(project.folder / "hostile"), "tar", images)
-    config = project.config(source={"kind": "folder", "path": archive}, run__max_reject_fraction=0.5)
+    return shutil.make_archive(str(folder / "hostile"), "tar", images)
+
+
+def hostile_tar(folder: Path) -> str:
+    """Make a tar with a link, an image that occurs twice and an empty image."""
+    twice = [("twice.png", image_bytes(number)) for number in range(2)]
+    make_tar(path := folder / "a.tar", [*twice, ("empty.png", b""), ("../up.png", b"x"), ("sound.png", image_bytes(2))])
+    path.write_bytes(member("link.png", kind=b"2", linked_to="/etc/passwd") + path.read_bytes())
+    return str(path)
+
+
+def hostile_table(folder: Path) -> str:
+    """Make a table with no image, a path on this machine instead of bytes, and bytes that are not an image."""
+    hostile = [None, {"bytes": None, "path": str(folder / "source/images.zip")}, {"bytes": b""}, {"bytes": b"text"}]
+    images = pa.array([*hostile, {"bytes": image_bytes(1)}], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    pq.write_table(pa.table({"image": images, "id": [*"abcde"]}), folder / "a.parquet")
+    return str(folder / "a.parquet")
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], str], list[str], dict[str, int]]] = {
+    "folder": (hostile_archive, [f"{number}.png" for number in range(4)], {"cannot decode": 3, DAMAGED: 1}),
+    "webdataset": (hostile_tar, ["sound"], {"ambiguous archive member": 1, "cannot decode": 2, DAMAGED: 1}),
+    "parquet": (hostile_table, ["e"], {"cannot decode": 2, "missing": 2}),
+}
+"""By kind: the maker of a file, the samples that are cached, and the reasons of the rejected ones."""
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_images_are_rejected_each_for_itself(project, kind):
+    """Nothing is unpacked."""
+    make, sound, reasons = HOSTILE[kind]
+    source = {"kind": kind, "path": make(project.folder)}
+    config = project.config(source=source, run__max_reject_fraction=0.9)
     before = {*project.folder.rglob("*")}
     said = project.run(main, "build", "--config", config)
     cache = open_cache(project.cache)
-    assert cache.samples(np.arange(4))["id"].to_pylist() == list(sound)
-    assert cache.seal.reasons == {"cannot decode": 3, "damaged archive member": 1}
-    assert said.count("passed over: 1 file that is no image by its name (.md 1)\n") == 1
+    assert cache.samples(np.arange(len(cache)))["id"].to_pylist() == sound
+    assert cache.seal.reasons == reasons
+    assert said.count("skipped: 1 file without an image suffix (.md 1)\n") == (kind == "folder")
     assert all(path.is_relative_to(project.cache) for path in {*project.folder.rglob("*")} - before)
 
 
 def second(project: Project, *flags: str, code: int = 0) -> str:
-    """Build a cache of the first one's plan, of another size, form and number of samples a shard."""
+    """Build a cache of the first one's plan with another size, format and number of samples per shard."""
     return project.build(
         *flags,
         name="second",
@@ -271,7 +333,7 @@ def second(project: Project, *flags: str, code: int = 0) -> str:
 
 
 def test_a_cache_of_another_caches_plan_grows_and_joins_it(project):
-    """And is repaired from the images that the first remembers; extensions leave no row in the order of ids."""
+    """It is repaired from the first cache's images; after extensions, no row is in the order of ids."""
     project.has([9, 17])
     project.build()
     project.has([3, 9, 17, 20, 21])
@@ -299,6 +361,6 @@ def test_a_cache_of_another_caches_plan_grows_and_joins_it(project):
 
 
 def test_a_cache_of_a_plan_is_as_one_built_from_the_images(built):
-    """All but what remembers the source is the same."""
+    """Only the record of the source differs."""
     built.build(name="second", source={"kind": "cache", "path": str(built.cache)})
     assert open_cache(built.folder / "second").identity == open_cache(built.cache).identity

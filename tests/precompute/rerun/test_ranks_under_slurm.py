@@ -1,4 +1,4 @@
-"""A cache built under a real Slurm, by the script that we ship."""
+"""A cache built under a real Slurm, with the script that is shipped."""
 
 import os
 import sys
@@ -10,10 +10,10 @@ from tests.slurm import running_slurm
 
 SCRIPT = "configs/slurm/build.sbatch"
 HERE = ["--gpus-per-node=0", "--cpus-per-task=1"]
-"""In place of the script's eight GPUs."""
+"""Options that replace the script's eight GPUs."""
 
 KINDS = {"array": (["--array=0-1"], [0, 1]), "step": (["--array=0", "--ntasks-per-node=2"], [0])}
-"""Two ranks, as options and as the array's tasks."""
+"""Two ways to start two ranks: sbatch options, and the array's tasks."""
 
 
 def test_an_array_and_a_step_of_two_build_what_one_process_does(built, tmp_path):

@@ -1,4 +1,4 @@
-"""Inputs that are no longer those of the cache: refused by name, or taken in by the flag that asks for it."""
+"""Images that changed since they were encoded: refused by name, or accepted by a flag."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def folder(project: Project) -> Project:
 
 
 def test_files_with_the_bytes_that_were_encoded_are_no_change(built):
-    """From a zip to a folder: each looks another, and none is."""
+    """After a move from a zip to a folder each image looks changed, but none is."""
     built.unpack()
     built.build()
 
@@ -32,16 +32,8 @@ def test_a_record_that_cannot_be_read_stops_a_build(built):
         assert f"Input/output error: {built.cache}/{RECORD}" in built.build(code=1)
 
 
-def test_the_cache_of_a_list_that_grew_is_left_alone_by_a_repair(built):
-    with built.same_in_the_end():
-        built.has(range(32))
-        assert "new in the source: 10 samples" in built.repair("--shards", "[1]")
-        built.has()
-        assert "nothing to encode" in built.build()
-
-
 def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
-    """Though the plan is then not sorted by id, the cache is rerun, repaired and restored like any other."""
+    """The plan is then not sorted by id, but the cache is rerun, repaired and restored like any other."""
     project.has(range(10, SAMPLES))
     project.build()
     kept = open_cache(project.cache).read(np.arange(7))
@@ -66,7 +58,7 @@ def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
 
 
 def test_an_extension_tries_rejects_of_the_shard_it_rewrites(folder):
-    """Those of other shards stay rejected, and are named each time."""
+    """Rejects of other shards stay rejected, and each build names them."""
     folder.has(range(24))
     mend(folder, MISSING, BROKEN[0], 22, 23)
     said = folder.build("--extend")
@@ -77,7 +69,7 @@ def test_an_extension_tries_rejects_of_the_shard_it_rewrites(folder):
 
 
 def change_in_secret(path: Path) -> None:
-    """Other bytes, of the same size and time; a second time, those of before."""
+    """Flip a bit and keep size and time; a second call undoes it."""
     status, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -90,12 +82,12 @@ UNSEEN: dict[str, tuple[int, str | None]] = {
     "build --retry-rejected": (MISSING + 1, None),
     "build --extend": (MISSING + 1, None),
 }
-"""By command: the sample whose image changed, and a command that does not look at it."""
+"""Commands, the sample whose image changed, and a command that does not read it."""
 
 
 @pytest.mark.parametrize("command", UNSEEN)
 def test_a_change_that_no_size_or_time_shows_is_found(folder, command):
-    """By a check, and where the shard is to be built again; not elsewhere."""
+    """A check finds it, and any command that rebuilds its shard; other commands do not."""
     number, unconcerned = UNSEEN[command]
     if command == "build --extend":
         folder.has(range(SAMPLES + 1))

@@ -12,7 +12,7 @@ import pytest
 
 from precompute.sources import SourceConfig, open_source
 from tests.hub import DATA_SET, running_hub
-from tests.precompute.sources.test_parquet import write_dataset
+from tests.precompute.sources.pictures import write_dataset
 
 READ_ALL = """
 import hashlib, sys

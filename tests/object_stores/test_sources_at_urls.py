@@ -27,9 +27,8 @@ from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS
 from tests.places import Objects
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
+from tests.precompute.sources.pictures import numbered, write_dataset, write_tar
 from tests.precompute.sources.test_archives import make_tar
-from tests.precompute.sources.test_parquet import write_dataset
-from tests.precompute.sources.test_webdataset import numbered, write_tar
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +129,7 @@ WRONG = {
         2,
         "unsupported scheme; .*one of s3://, gs://, az://, hf://",
     ),
-    "no tar": ("webdataset", "BUCKET/in/images.zip", 1, "images.zip is no tar"),
+    "no tar": ("webdataset", "BUCKET/in/images.zip", 1, "images.zip is not a tar"),
     "no table": ("parquet", "BUCKET/in/images.zip", 1, "images.zip is damaged: it is not a complete Parquet file"),
 }
 
