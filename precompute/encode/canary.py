@@ -8,6 +8,7 @@ on, and the first commit waits for it. 2 photographs of 224 x 224 take 5 s with 
 
 # Axes: N images, Y X pixels.
 
+import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -59,9 +60,7 @@ class Canary:
 
     def begin(self, inputs: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
         """Start to compare the samples (float32) of the first `good` images or texts in a batch, if there are any."""
-        size = int(np.prod(inputs.shape[1:3]))
-        places = [*good][: max(1, min(IMAGES, PIXELS // size))]
-        if places:
+        if places := choose_places(good, inputs.shape):
             self._compared = self._pool.submit(self._compare, inputs[places], encoded[places], layout)
 
     def _compare(self, inputs: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
@@ -92,6 +91,11 @@ class Canary:
             f"{kind[0]} on a {kind[1]} device may differ by {allowed.overall:g}, at most by {allowed.largest:g}. "
             f"Nothing of this worker was committed; try {try_first}another device, or other versions of torch and cuDNN"
         )
+
+
+def choose_places(good: Sequence[int], inputs_shape: Sequence[int]) -> list[int]:
+    """Choose the first good places of a batch: at most IMAGES, and fewer, but one, if they have more than PIXELS."""
+    return [*good][: max(1, min(IMAGES, PIXELS // math.prod(inputs_shape[1:3])))]
 
 
 def difference(encoded: np.ndarray, reference: np.ndarray, layout: SampleLayout) -> Difference:

@@ -7,7 +7,6 @@ become free. The number of workers follows from cores, GPUs and memory, unless t
 import contextlib
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 import time
@@ -26,7 +25,7 @@ from precompute.config import BuildConfig
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
-from precompute.encode.worker import ENCODER_THREADS, GRACE_S, Event, run_worker
+from precompute.encode.worker import ENCODER_THREADS, GRACE_S, Event, WorkerChannel, run_worker
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
@@ -238,7 +237,7 @@ class WorkerPool:
                 )
 
 
-class PipeChannel:
+class PipeChannel(WorkerChannel):
     """A worker's end of its pipe: it receives shards on request, and STOP at any time.
 
     When the parent dies, the pipe closes and this process ends at once: a killed parent cannot stop its workers, and a
@@ -246,28 +245,20 @@ class PipeChannel:
     """
 
     def __init__(self, pipe: Connection) -> None:
+        super().__init__()
         self._pipe, self._sending = pipe, threading.Lock()
-        self._shards = queue.SimpleQueue[int | None]()
-        self.stop = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         with ending_with_parent():
             while (order := self._pipe.recv()) != STOP:
-                self._shards.put(order)
-            self.stop.set()
-            self._shards.put(None)
+                self.give(order)
+            self.drop()
             self._pipe.recv()  # raises once the parent has ended
 
     def report(self, event: Event) -> None:
         with ending_with_parent(), self._sending:  # the thread that writes shards reports too
             self._pipe.send(event)
-
-    def shards(self) -> Iterator[int]:
-        self.report(None)
-        while (shard := self._shards.get()) is not None:
-            yield shard
-            self.report(None)
 
 
 @contextlib.contextmanager

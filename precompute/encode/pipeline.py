@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -118,6 +118,28 @@ class ShardSink:
         self._shard.close()
 
 
+class WriteQueue:
+    """Runs writes in order on one thread; `add` waits while more than WRITES_BEHIND are not done."""
+
+    def __init__(self) -> None:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._writes: deque[Future[None]] = deque()
+
+    def add(self, write: Callable[[], None]) -> None:
+        self._writes.append(self._writer.submit(write))
+        self._wait_for_all_but(WRITES_BEHIND)
+
+    def finish(self) -> None:
+        self._wait_for_all_but(0)
+
+    def _wait_for_all_but(self, number: int) -> None:
+        while len(self._writes) > number:
+            self._writes.popleft().result()
+
+    def close(self) -> None:
+        self._writer.shutdown(cancel_futures=True)
+
+
 @cache
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that a sample's bits may depend on."""
@@ -147,9 +169,7 @@ def encode_shards(
         sink.write(batch, encoding)
         feed.rooms.give_back(batch.room)
 
-    writes: deque[Future[None]] = deque()
-    decoders = Decoders(decode_threads)
-    writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+    decoders, writes = Decoders(decode_threads), WriteQueue()
     try:
         last = time.monotonic()
         batches = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder))
@@ -159,19 +179,16 @@ def encode_shards(
                 raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
             batch.refuse_vanished(source)
             batch.encoding_since = time.monotonic()
-            writes.append(writer.submit(write, batch, encode_batch(feed, batch, job.spec)))
-            while len(writes) > WRITES_BEHIND:
-                writes.popleft().result()
+            writes.add(partial(write, batch, encode_batch(feed, batch, job.spec)))
             now, since = time.monotonic(), last
             last = now
             on_progress(Progress(len(batch.inputs), now - since, busy.take()))
-        while writes:
-            writes.popleft().result()
+        writes.finish()
         sink.finish()
         on_progress(Progress(elapsed_s=time.monotonic() - last, busy_s=busy.take()))
     finally:
         decoders.shutdown(cancel_futures=True)
-        writer.shutdown(cancel_futures=True)
+        writes.close()
         sink.close()
 
 

@@ -3,7 +3,6 @@
 import importlib
 import os
 import queue
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
 from precompute.encode.job import EncodeJob, Progress
-from precompute.encode.worker import Event, run_worker
+from precompute.encode.worker import Event, WorkerChannel, run_worker
 
 MESSAGE_INTERVAL_S = 0.5
 """Progress within this time is sent as one message, so the driver gets about two a second from each worker."""
@@ -21,15 +20,14 @@ MESSAGE_INTERVAL_S = 0.5
 ENDED = object()
 
 
-class RayWorker:
-    """An actor that builds shards, and the `WorkerChannel` of its own pipeline.
+class RayWorker(WorkerChannel):
+    """An actor that builds shards, and the channel of its own pipeline.
 
     Ray runs each call in its own thread: `work` lasts as long as the actor; `give` and `drop` come meanwhile.
     """
 
     def __init__(self) -> None:
-        self.stop = threading.Event()
-        self._shards = queue.SimpleQueue[int | None]()
+        super().__init__()
         self._events = queue.SimpleQueue[Any]()
 
     def work(self, job: EncodeJob) -> Iterator[list[Event]]:
@@ -42,23 +40,8 @@ class RayWorker:
             yield events[:-1]
             ended.result()
 
-    def give(self, shard: int | None) -> None:
-        """Give the worker a shard that it asked for, or None if none is left."""
-        self._shards.put(shard)
-
-    def drop(self) -> None:
-        """Make the worker drop its unfinished shard and end."""
-        self.stop.set()
-        self._shards.put(None)
-
     def report(self, event: Event) -> None:
         self._events.put(event)
-
-    def shards(self) -> Iterator[int]:
-        self.report(None)
-        while (shard := self._shards.get()) is not None:
-            yield shard
-            self.report(None)
 
     def _next_events(self) -> list[Any]:
         """Return the next events: collect progress for MESSAGE_INTERVAL_S, and pass on any other event at once."""

@@ -1,8 +1,9 @@
 """A worker's body, for every engine: load the encoder, build the shards it is given, report events."""
 
+import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 import torch
@@ -34,17 +35,33 @@ Event = Progress | EncodeOnceError | OSError | None
 """A message from a worker; None asks for a shard."""
 
 
-class WorkerChannel(Protocol):
+class WorkerChannel(ABC):
     """A worker's connection to the process that hands out shards."""
 
-    stop: threading.Event
-    """Set to make the worker drop its unfinished shard and end."""
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        """Set to make the worker drop its unfinished shard and end."""
+        self._shards = queue.SimpleQueue[int | None]()
 
+    @abstractmethod
     def report(self, event: Event) -> None:
         """Send an event; called from several threads."""
 
+    def give(self, shard: int | None) -> None:
+        """Give the worker a shard that it asked for, or None if none is left."""
+        self._shards.put(shard)
+
+    def drop(self) -> None:
+        """Make the worker drop its unfinished shard and end."""
+        self.stop.set()
+        self._shards.put(None)
+
     def shards(self) -> Iterator[int]:
         """Ask for shards and yield them, one by one, until none is left."""
+        self.report(None)
+        while (shard := self._shards.get()) is not None:
+            yield shard
+            self.report(None)
 
 
 def run_worker(job: EncodeJob, config: EncoderConfig, decode_threads: int, channel: WorkerChannel) -> None:

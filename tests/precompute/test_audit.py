@@ -1,4 +1,4 @@
-"""An audit finds what no checksum can: latents that are not those of their images."""
+"""An audit finds latents that are not those of their images, which no checksum can."""
 
 import json
 import math
@@ -29,7 +29,7 @@ CACHED_SAMPLES = SAMPLES - len(BROKEN)
 
 
 def audit(project: Project, *options: str, code: int = 0) -> tuple[dict[str, Any], str]:
-    """The report, if there is one, and what was said."""
+    """Run an audit; return its report, empty if there is none, and its output."""
     path = project.folder / "audit.json"
     path.unlink(missing_ok=True)
     said = project.run(main, "audit", project.cache, "--report", path, *options, code=code)
@@ -54,7 +54,7 @@ def first_drawn(total: int, samples: int, seed: int) -> list[int]:
 
 
 def test_a_wrong_latent_is_named_though_checksums_are_right(project, encoding):
-    """Row 9, the middle one of the fourth batch. Drawn or not it is named, but only draws say something of the rest."""
+    """Row 9 is in the middle of the fourth batch. It is named drawn or not; the bound counts only drawn samples."""
     offsets = chain([0, 0, 0, torch.tensor([0, 0.25, 0])[:, None, None, None]], repeat(0))
     encoding(lambda encode, image: encode(image) + next(offsets))
     project.build()
@@ -150,7 +150,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("options", DRAWS)
 def test_the_first_of_time_and_number_ends_the_draw(built, monkeypatch, options):
-    """There are 20 cached samples; a draw without either option takes 7."""
+    """There are 20 cached samples; without an option, an audit draws 7 here."""
     monkeypatch.setattr("precompute.config.SAMPLES_DRAWN", 7)
     report, _ = audit(built, *options.split())
     assert report["drawn"] == report["asked"] == DRAWS[options]
@@ -162,7 +162,7 @@ def test_a_time_budget_stops_the_draw_and_weakens_the_statement(built):
     assert report["bound"] == upper_bound(0, report["drawn"])
 
 
-def test_a_full_disk_at_the_end_loses_the_report_file_alone(built):
+def test_a_full_disk_at_the_end_loses_only_the_report_file(built):
     said = built.run(main, "audit", built.cache, "--samples", "1", "--seed", "3", "--report", "/dev/full", code=2)
     assert "seed        3\n" in said
     assert "with 95% confidence" in said
@@ -170,7 +170,7 @@ def test_a_full_disk_at_the_end_loses_the_report_file_alone(built):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(built, encoding, number):
+def test_a_signal_ends_the_audit_with_code_3_and_a_report_so_far(built, encoding, number):
     def signalled(encode: Callable[..., Any], image_NYX3: Any) -> Any:
         if signal.getsignal(number) is not before:
             signal.raise_signal(number)
@@ -185,7 +185,7 @@ def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(built, encoding, nu
 
 
 @pytest.mark.parametrize(("relative", "code"), [(3e-6, 0), (3e-4, 1)])
-def test_an_encoder_may_round_otherwise_but_not_be_off(project, encoding, relative, code):
+def test_an_encoder_may_round_differently_but_not_be_off(project, encoding, relative, code):
     """Other machines' float32 kernels differ by about 5e-6 of the root mean square."""
     project.build(store__dtype="float32")
     encoding(lambda encode, image: encode(image) * (1 + relative))
@@ -195,7 +195,7 @@ def test_an_encoder_may_round_otherwise_but_not_be_off(project, encoding, relati
 
 
 @pytest.mark.parametrize(("bad", "drawn"), [(0, 1), (0, 59), (0, 299), (1, 20), (7, 100), (19, 20)])
-def test_the_bound_is_where_so_few_are_seen_once_in_twenty(bad, drawn):
+def test_at_the_bound_so_few_bad_samples_are_drawn_once_in_twenty(bad, drawn):
     share = upper_bound(bad, drawn)
     seen = sum(math.comb(drawn, count) * share**count * (1 - share) ** (drawn - count) for count in range(bad + 1))
     assert seen == pytest.approx(0.05)
@@ -208,7 +208,7 @@ ROUNDING = [("float16", 2**-10, 1e6), ("bfloat16", 2**-7, 3.4e38), ("float32", 2
 
 @pytest.mark.parametrize(("dtype", "step", "too_large"), ROUNDING)
 def test_rounding_to_the_stored_dtype_is_no_difference(dtype, step, too_large):
-    """A value that is no longer finite differs by infinity."""
+    """A value that is not finite after rounding differs by infinity."""
     stored, infinite = np.ones((1, 1, 1, 1), DTYPES[dtype]), (math.inf, math.inf)
     expected = {1 + step: (step, 0), 1 + 2 * step: (2 * step, step), too_large: infinite, math.nan: infinite}
     for value, (largest, beyond) in expected.items():
@@ -217,8 +217,8 @@ def test_rounding_to_the_stored_dtype_is_no_difference(dtype, step, too_large):
 
 
 @pytest.mark.parametrize("axes", [("token", "feature"), ("feature", "y", "x")])
-def test_a_feature_larger_than_the_others_rounds_as_much_more(axes):
-    """One of root mean square 30 among 899 of 1: that of all is the square root of 2."""
+def test_differences_of_a_large_feature_are_divided_by_its_scale(axes):
+    """One feature of root mean square 30 among 899 of 1; that of all values is the square root of 2."""
     shape = [900 if axis == "feature" else 2 for axis in axes]
     layout = SampleLayout(axes=axes, shape=tuple(shape), feature_axis="feature", has_preview=False)
     mean, std, zeros = (0.0,) * 899 + (30.0,), (1.0,) * 899 + (0.0,), (0.0,) * 900

@@ -83,7 +83,7 @@ def siglip_tokens(model: Any, pixels_N3YX: torch.Tensor) -> torch.Tensor:
 def test_a_towers_cache_holds_transformers_tokens_of_the_files(
     project, tmp_path, kind, processor, resample, tokens: Callable[..., Any], count
 ):
-    """With the family's own processor, read in any order; and so does `encode_images`."""
+    """The family's own processor prepares them; `encode_images` gives the same."""
     project.vae, project.settings = save_model(kind, tmp_path / "model"), SQUARE
     project.build(image__resample=resample, store__dtype="float32")
     cache, order = open_cache(project.cache), np.random.default_rng(0).permutation(len(GOOD))

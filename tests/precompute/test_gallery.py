@@ -1,4 +1,4 @@
-"""`precompute gallery --decode`: what the VAE makes of a cache's latents, beside what it was given."""
+"""`precompute gallery --decode`: latents decoded by the VAE, beside their source images."""
 
 import io
 import re
@@ -30,7 +30,7 @@ def decoder(cache: Path, **options: Any) -> Any:
 
 
 def test_decoded_rows_and_their_psnr_are_those_of_the_model(built_once, vae_path):
-    """To a level: diffusers' own `decode` of the whole model."""
+    """As diffusers' own `decode` of the whole model, to one level."""
     cache, numbers = open_cache(built_once), np.array([0, 7])
     vae = AutoencoderKLWan.from_pretrained(vae_path, subfolder="vae", torch_dtype=torch.float32)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_decoded_rows_and_their_psnr_are_those_of_the_model(built_once, vae_path
 
 
 def test_the_page_shows_decoded_images_errors_and_the_mean(project):
-    """And explains a range that is not the VAE's own."""
+    """It also explains a pixel range that is not the VAE's own."""
     project.build(image__range="theworld")
     page = project.folder / "page.html"
     said = project.run(main, "gallery", project.cache, "-o", page, "--decode", "--device", "cpu", "--rows", 3)
@@ -76,8 +76,8 @@ def test_moments_decode_by_their_mean(built):
     np.testing.assert_array_equal(decoder(built.cache)(latents), decoder(moments)(doubled))
 
 
-def test_a_finetuned_decoder_is_taken_and_no_half_or_other_one(built_once, vae_path, tmp_path):
-    """Only the encode path is the cache's; but nothing that decodes may be random."""
+def test_a_finetuned_decoder_is_accepted_but_no_incomplete_or_other_one(built_once, vae_path, tmp_path):
+    """Only the encode path must be the cache's, but no weight of the decoder may be random."""
     shutil.copytree(vae_path, tmp_path, dirs_exist_ok=True)
     weights_file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     weights = load_file(weights_file)
@@ -135,7 +135,7 @@ OTHER_VERSIONS = {
 
 
 @pytest.mark.parametrize("problem", OTHER_VERSIONS)
-def test_a_source_that_cannot_be_had_is_a_named_error(tmp_path, problem):
+def test_a_source_that_cannot_be_opened_is_a_named_error(tmp_path, problem):
     write_build(tmp_path / "cache", OTHER_VERSIONS[problem])
     with pytest.raises(EncodeOnceError, match=problem):
         open_source_images(tmp_path / "cache")

@@ -8,7 +8,7 @@ from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.kind import Config, VaeKind
+from precompute.encoders.vaes.kind import MEANS, Config, VaeKind, stated_factor
 
 if TYPE_CHECKING:
     import torch
@@ -32,11 +32,6 @@ SIGMA_DATA = 0.5
 """The scheduler's value in Cosmos 1.0, whose pipelines multiply standardised latents by it."""
 
 
-def spatial_factor(config: Config) -> int:
-    factor: int = config.get("spatial_compression_ratio", 8)
-    return factor
-
-
 def cosmos_normalization(config: Config, weights: Config) -> Normalization:
     """Normalise as diffusers' `CosmosVideoToWorldPipeline.prepare_latents`, with the values of each first frame."""
     frames = {name: config[name][:: len(config[name]) // config["latent_channels"]] for name in MEANS if config[name]}
@@ -47,10 +42,8 @@ def cosmos_normalization(config: Config, weights: Config) -> Normalization:
     )
 
 
-MEANS = ("latents_mean", "latents_std")
-
 KIND = VaeKind(
-    spatial_factor=spatial_factor,
+    spatial_factor=stated_factor,
     encode_config=ENCODE_CONFIG,
     normalization=cosmos_normalization,
     has_posterior=False,
@@ -74,7 +67,7 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
 
 
 def refuse_size(config: Config, height: int, width: int) -> None:
-    refuse_cropping(height, width, spatial_factor(config))
+    refuse_cropping(height, width, stated_factor(config))
 
 
 FAMILY = Family(load=load, refuse_size=refuse_size, takes=("fold", "compile"), load_decoder=load_decoder)

@@ -9,7 +9,7 @@ from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.kind import Config, VaeKind, factor_of_levels
+from precompute.encoders.vaes.kind import DECODER, ENCODER, Config, VaeKind, factor_of_levels
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,6 @@ KL_CONFIG = (
     "use_quant_conv",
     "mid_block_add_attention",
 )
-
-ENCODER, DECODER = ("encoder.",), ("decoder.",)
-"""Prefixes of a part's weights."""
 
 
 def native_family(kinds: Mapping[str, VaeKind]) -> Family:
@@ -54,19 +51,13 @@ def native_family(kinds: Mapping[str, VaeKind]) -> Family:
     return Family(load=load, refuse_size=refuse_size, takes=takes, load_decoder=load_decoder)
 
 
-def kl_factor(config: Config) -> int:
-    return factor_of_levels(config, "block_out_channels", (64,))
-
-
-KL = native_family({"AutoencoderKL": VaeKind(spatial_factor=kl_factor, encode_config=KL_CONFIG)})
+KL = native_family(
+    {"AutoencoderKL": VaeKind(spatial_factor=factor_of_levels("block_out_channels", (64,)), encode_config=KL_CONFIG)}
+)
 """The VAE of Stable Diffusion, SDXL, SD3, FLUX.1 and many others.
 
 SDXL's VAE overflows in float16, so pipelines run it in float32 (`force_upcast`); here it runs in bfloat16 or float32.
 """
-
-
-def flux2_factor(config: Config) -> int:
-    return factor_of_levels(config, "block_out_channels", (128, 256, 512, 512))
 
 
 def flux2_normalization(config: Config, weights: Config) -> Normalization:
@@ -82,7 +73,7 @@ def flux2_normalization(config: Config, weights: Config) -> Normalization:
 FLUX2 = native_family(
     {
         "AutoencoderKLFlux2": VaeKind(
-            spatial_factor=flux2_factor,
+            spatial_factor=factor_of_levels("block_out_channels", (128, 256, 512, 512)),
             cells=2,
             encode_config=KL_CONFIG,
             further_weights=("bn.",),
@@ -91,10 +82,6 @@ FLUX2 = native_family(
     }
 )
 """The VAE of FLUX.2, whose transformer takes 2x2 cells as one, normalised by a BatchNorm's statistics."""
-
-
-def dc_factor(config: Config) -> int:
-    return factor_of_levels(config, "encoder_block_out_channels", (128, 256, 512, 512, 1024, 1024))
 
 
 DC_CONFIG = (
@@ -112,7 +99,7 @@ DC_CONFIG = (
 DC = native_family(
     {
         "AutoencoderDC": VaeKind(
-            spatial_factor=dc_factor,
+            spatial_factor=factor_of_levels("encoder_block_out_channels", (128, 256, 512, 512, 1024, 1024)),
             encode_config=DC_CONFIG,
             encode_weights=ENCODER,
             decode_weights=DECODER,
@@ -123,16 +110,12 @@ DC = native_family(
 """The autoencoder of SANA and others: 32 times smaller or more, without a posterior."""
 
 
-def tiny_factor(config: Config) -> int:
-    return factor_of_levels(config, "num_encoder_blocks", (1, 3, 3, 3))
-
-
 TINY_CONFIG = ("in_channels", "encoder_block_out_channels", "act_fn", "latent_channels", "num_encoder_blocks")
 
 TINY = native_family(
     {
         "AutoencoderTiny": VaeKind(
-            spatial_factor=tiny_factor,
+            spatial_factor=factor_of_levels("num_encoder_blocks", (1, 3, 3, 3)),
             encode_config=TINY_CONFIG,
             encode_weights=ENCODER,
             decode_weights=DECODER,

@@ -12,6 +12,13 @@ Config = Mapping[str, Any]
 """The values of a model's config.json, perhaps with diffusers' defaults for missing ones."""
 
 
+MEANS = ("latents_mean", "latents_std")
+"""Names of the statistics of latents, in configs and weights."""
+
+ENCODER, DECODER = ("encoder.",), ("decoder.",)
+"""Prefixes of the weights of a VAE without convolutions around its latents."""
+
+
 def config_normalization(config: Config, weights: Config) -> Normalization:
     """Normalise as most pipelines: by mean, deviation, shift and scale of the config, as far as it has them."""
     scale = config.get("scaling_factor")
@@ -57,16 +64,26 @@ class VaeKind:
     """Reads the number of channels of an image: 3, or 4 with alpha."""
 
 
-def factor_of_levels(config: Config, key: str, default: tuple[Any, ...]) -> int:
-    """Compute the spatial factor of a VAE that halves its sides between levels; `key` has an entry per level."""
-    factor: int = 2 ** (len(config.get(key, default)) - 1)
+def stated_factor(config: Config) -> int:
+    """Return the spatial factor that a config states."""
+    factor: int = config.get("spatial_compression_ratio", 8)
     return factor
+
+
+def factor_of_levels(key: str, default: tuple[Any, ...]) -> Callable[[Config], int]:
+    """Make the spatial factor of a VAE that halves its sides between levels; config's `key` has an entry per level."""
+
+    def spatial_factor(config: Config) -> int:
+        factor: int = 2 ** (len(config.get(key, default)) - 1)
+        return factor
+
+    return spatial_factor
 
 
 def refuse_other_lengths(files: ModelFiles, kind: VaeKind, normalization: Normalization, channels: int) -> None:
     """Raise ModelError unless there are as many means and deviations as latent channels, or none at all."""
     wanted = channels * normalization.latents_patch**2
-    lengths = {name: len(getattr(normalization, name)) for name in ("latents_mean", "latents_std")}
+    lengths = {name: len(getattr(normalization, name)) for name in MEANS}
     for name, length in lengths.items():
         if length != wanted and (kind.needs_means or any(lengths.values())):
             raise ModelError(

@@ -9,7 +9,16 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.image_vaes import native_family
-from precompute.encoders.vaes.kind import Config, VaeKind, config_normalization, factor_of_levels
+from precompute.encoders.vaes.kind import (
+    DECODER,
+    ENCODER,
+    MEANS,
+    Config,
+    VaeKind,
+    config_normalization,
+    factor_of_levels,
+    stated_factor,
+)
 
 BLOCKS = ("in_channels", "latent_channels", "block_out_channels", "layers_per_block")
 HUNYUAN = (*BLOCKS, "spatial_compression_ratio", "temporal_compression_ratio")
@@ -24,13 +33,6 @@ LTX = (
     "encoder_causal",
 )
 MOCHI = ("in_channels", "latent_channels", "encoder_block_out_channels", "layers_per_block", "act_fn")
-PLAIN = ("encoder.",)
-MEANS = ("latents_mean", "latents_std")
-
-
-def hunyuan_factor(config: Config) -> int:
-    factor: int = config.get("spatial_compression_ratio", 8)
-    return factor
 
 
 def ltx_factor(config: Config) -> int:
@@ -54,10 +56,6 @@ def mochi_factor(config: Config) -> int:
     return factor
 
 
-def cogvideox_factor(config: Config) -> int:
-    return factor_of_levels(config, "block_out_channels", (128, 256, 256, 512))
-
-
 def ltx_normalization(config: Config, weights: Config) -> Normalization:
     """Normalise as diffusers' `LTXImageToVideoPipeline._normalize_latents`, with means stored as weights."""
     means = {name: tuple(weights[name].tolist()) for name in MEANS}
@@ -76,22 +74,23 @@ def video_kind(factor: Callable[[Config], int], config: tuple[str, ...], **more:
 
 KINDS = {
     "AutoencoderKLHunyuanVideo": video_kind(
-        hunyuan_factor, (*HUNYUAN, "down_block_types", "act_fn", "norm_num_groups", "mid_block_add_attention")
+        stated_factor, (*HUNYUAN, "down_block_types", "act_fn", "norm_num_groups", "mid_block_add_attention")
     ),
     "AutoencoderKLLTXVideo": video_kind(
-        ltx_factor, LTX, encode_weights=PLAIN, decode_weights=("decoder.",), further_weights=MEANS,
+        ltx_factor, LTX, encode_weights=ENCODER, decode_weights=DECODER, further_weights=MEANS,
         normalization=ltx_normalization,
     ),
     "AutoencoderKLLTX2Video": video_kind(
-        ltx_2_factor, (*LTX, "encoder_spatial_padding_mode"), encode_weights=PLAIN, decode_weights=("decoder.",),
+        ltx_2_factor, (*LTX, "encoder_spatial_padding_mode"), encode_weights=ENCODER, decode_weights=DECODER,
         further_weights=MEANS, normalization=ltx_normalization,
     ),
     "AutoencoderKLMochi": video_kind(
         mochi_factor, (*MOCHI, "temporal_expansions", "spatial_expansions", "add_attention_block"),
-        encode_weights=PLAIN, decode_weights=("decoder.",), float32_until="fourier_features",
+        encode_weights=ENCODER, decode_weights=DECODER, float32_until="fourier_features",
     ),
     "AutoencoderKLCogVideoX": video_kind(
-        cogvideox_factor, (*BLOCKS, "down_block_types", "act_fn", "norm_eps", "norm_num_groups", "use_quant_conv"),
+        factor_of_levels("block_out_channels", (128, 256, 256, 512)),
+        (*BLOCKS, "down_block_types", "act_fn", "norm_eps", "norm_num_groups", "use_quant_conv"),
         normalization=cogvideox_normalization,
     ),
 }  # fmt: skip

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 def wan_kind(levels: tuple[int, ...], *further: str) -> VaeKind:
     """Describe a class whose `dim_mult` is by default `levels`; `further` are config values of this class alone."""
+    halved = factor_of_levels("dim_mult", levels)
 
     def spatial_factor(config: Config) -> int:
         """Return a latent cell's side in pixels: doubled between levels, and multiplied by the side of patches."""
-        return factor_of_levels(config, "dim_mult", levels) * (config.get("patch_size") or 1)
+        return halved(config) * (config.get("patch_size") or 1)
 
     return VaeKind(
         spatial_factor=spatial_factor,

@@ -1,4 +1,4 @@
-"""A device that computes something else than its encoder's weights give is not believed: nothing is committed."""
+"""A build commits nothing from a device whose samples are not those of the encoder's weights."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
 from cache_store.format.array import SampleLayout
 from precompute.cli import main
-from precompute.encode.canary import Canary, difference
+from precompute.encode.canary import Canary, choose_places, difference
 from precompute.encoders import hardware
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.hardware import cudnn_text, hardware_of
@@ -25,19 +25,19 @@ DEVICE = torch.device("cpu")
 LAYOUT = SampleLayout(axes=("token", "feature"), shape=(5, 4), feature_axis="feature", has_preview=False)
 
 
-def modules_of(encoder) -> list[torch.nn.Module]:
-    """The convolutions of a folded VAE's network."""
+def convolutions_of(encoder) -> list[torch.nn.Module]:
+    """Return the convolutions of a folded VAE's network."""
     cells = [cell.cell_contents for cell in encoder._vae.network.__closure__]
     (network,) = (each for each in cells if isinstance(each, torch.nn.Module))
     return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
 
 
 def break_a_weight(encoder) -> None:
-    modules_of(encoder)[3].weight.data[0, 0, 0, 0] += 1.0
+    convolutions_of(encoder)[3].weight.data[0, 0, 0, 0] += 1.0
 
 
 def break_a_convolution(encoder) -> None:
-    modules_of(encoder)[3].weight.data *= 1.01
+    convolutions_of(encoder)[3].weight.data *= 1.01
 
 
 def break_the_dtype(encoder) -> None:
@@ -48,12 +48,12 @@ def break_the_dtype(encoder) -> None:
 
 @pytest.mark.parametrize("break_it", [break_a_weight, break_a_convolution, break_the_dtype])
 def test_a_device_that_computes_something_else_commits_nothing(project, monkeypatch, break_it):
-    def load(config, pixel_range):
+    def load_broken(config, pixel_range):
         encoder = load_encoder(config, pixel_range)
         break_it(encoder)
         return encoder
 
-    monkeypatch.setattr(build_module, "load_encoder", load)
+    monkeypatch.setattr(build_module, "load_encoder", load_broken)
     said = project.build(code=1)
     assert "encoder.device cpu (cpu " in said
     assert "does not give what the same weights give in float32 on a CPU: samples differ by " in said
@@ -66,47 +66,40 @@ def test_a_device_that_computes_something_else_commits_nothing(project, monkeypa
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fold", [True, False])
-def test_sound_encoders_are_believed(project, dtype, fold):
+def test_sound_encoders_pass(project, dtype, fold):
     project.build(encoder__compute_dtype=dtype, encoder__fold=fold)
 
 
 def test_differences_are_shares_of_the_whole_or_of_a_larger_feature():
-    layout = LAYOUT
     reference = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
     reference[..., 3] *= 1_000
-    off = difference(reference * np.float32(1.01), reference, layout)
+    off = difference(reference * np.float32(1.01), reference, LAYOUT)
     assert 0.004 < off.overall < 0.011, "a large feature is measured by its own size"
     broken = reference.copy()
     broken[1, 0, 0] = np.nan
-    assert difference(broken, reference, layout).largest == np.inf
-    assert difference(reference, broken, layout).largest == 0, "the other sample alone is compared"
-    assert difference(broken[1:], broken[1:], layout) == difference(reference, reference, layout)
+    assert difference(broken, reference, LAYOUT).largest == np.inf
+    assert difference(reference, broken, LAYOUT).largest == 0, "only the other sample is compared"
+    assert difference(broken[1:], broken[1:], LAYOUT) == difference(reference, reference, LAYOUT)
 
 
 def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
-    """A reference on a slow machine takes longer than a worker has to end."""
+    """On a slow machine the reference takes longer than a worker has to end."""
     ended, stop, inputs = threading.Event(), threading.Event(), np.zeros((1, 8, 8, 3), np.uint8)
     monkeypatch.setattr("precompute.encode.canary.load_reference", lambda *arguments: ended.wait(60))
     with Canary(EncoderConfig(model="none"), "signed") as checking:
+        checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [], LAYOUT)
+        assert checking.wants_images, "the batch had no good image"
         checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [0], LAYOUT)
+        assert not checking.wants_images
         stop.set()
         with pytest.raises(Interrupted, match="run the same command again"):
             checking.refuse_wrong_device(DEVICE, stop)
     ended.set()
 
 
-def test_large_images_are_compared_one_at_a_time(project, monkeypatch):
-    compared = []
-    monkeypatch.setattr(Canary, "_compare", lambda self, pixels, *others: compared.append(len(pixels)))
-    config = EncoderConfig(model=str(project.vae), device="cpu")
-    for side in (8, 256, 512):
-        with Canary(config, "signed") as canary:
-            pixels = np.zeros((4, side, side, 3), np.uint8)
-            canary.begin(pixels, np.zeros((4, 1)), [], None)
-            assert canary.wants_images, "none of them was good"
-            canary.begin(pixels, np.zeros((4, 1)), [1, 2, 3], None)
-            assert not canary.wants_images
-    assert compared == [2, 2, 1]
+@pytest.mark.parametrize(("side", "compared"), [(8, [1, 2]), (256, [1, 2]), (512, [1])])
+def test_fewer_large_images_are_compared(side, compared):
+    assert choose_places([1, 2, 3], (4, side, side, 3)) == compared
 
 
 def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(project):

@@ -1,4 +1,4 @@
-"""Slots and streams, on a host that stands in for a GPU: the same samples as by a call, in few slots."""
+"""Slots and streams, on a host in place of a GPU: the same samples as by a call, in few slots."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ BATCH = 4
 
 
 class Event:
-    """Refuses to be waited for before it is recorded."""
+    """An event that must be recorded before it is waited for."""
 
     def __init__(self) -> None:
         self.is_recorded = False
@@ -41,7 +41,7 @@ class Stream:
 
 
 class Host:
-    """A `Runtime` whose device is this processor; `captures` says whether it has graphs."""
+    """A `Runtime` whose device is this processor, with or without graphs."""
 
     def __init__(self, captures: bool = True) -> None:
         self.captures, self.replays = captures, 0
@@ -69,7 +69,7 @@ class Host:
 
 
 class Encoder:
-    """Each sample depends on its own image alone."""
+    """An encoder whose samples depend only on their own image."""
 
     device = torch.device("cpu")
 
@@ -88,7 +88,7 @@ def array() -> ArraySpec:
 
 
 def encode(feed, batch):
-    """As a build does: by a room of the feed's."""
+    """Encode a batch through a room of the feed, as a build does."""
     room = feed.rooms.take()
     room[: len(batch)] = batch
     return feed.encode(room, len(batch))
@@ -105,7 +105,7 @@ def batches_of(array, *sizes):
 
 @pytest.mark.parametrize("captures", [True, False])
 def test_a_batch_through_slots_gives_the_samples_of_a_call(array, caplog, captures):
-    """A short one is filled up with grey; without graphs it works as well, and says so."""
+    """A short batch is filled up with grey; without graphs, a warning says so."""
     encoder, host = Encoder(), Host(captures)
     caplog.set_level(logging.WARNING, "encode_once")
     logging.getLogger("encode_once").propagate = True
@@ -122,18 +122,18 @@ def test_a_batch_through_slots_gives_the_samples_of_a_call(array, caplog, captur
     assert "and more of it" not in caplog.text
 
 
-def test_no_more_batches_are_on_their_way_than_there_are_slots(array):
+def test_at_most_one_batch_per_slot_is_on_the_device(array):
     feed = StreamedFeed(Encoder(), array, Host())
     batches = batches_of(array, *[4] * (SLOTS + 1))
     ahead = [encode(feed, batch) for batch in batches[:SLOTS]]
     late = threading.Thread(target=lambda: ahead.append(encode(feed, batches[SLOTS])))
     late.start()
     late.join(0.05)
-    assert late.is_alive(), "it waits for a slot"
+    assert late.is_alive(), "the thread did not wait for a slot"
     first, _ = ahead[0].samples()
     kept = first.copy()
     late.join(10)
-    np.testing.assert_array_equal(first, kept, "samples are not those of the batch that has the slot now")
+    np.testing.assert_array_equal(first, kept, "the slot's next batch changed the samples")
     for encoding, batch in zip(ahead[1:], batches[1:], strict=True):
         np.testing.assert_array_equal(encoding.samples()[0], directly(array, batch))
 
@@ -145,7 +145,6 @@ def test_a_cpu_is_called(array):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gives_the_same_bytes_through_graph_and_slots(array):
-    """As by a call on full batches."""
     encoder = Encoder()
     encoder.encode = lambda image: image.to("cuda").float().mean((1, 2, 3))[:, None, None, None].expand(-1, 2, 2, 3)
     encoder.device = torch.device("cuda", 0)

@@ -1,6 +1,6 @@
-"""Disks that fail, kills and signals at every step of every command that writes a cache, and images that go away.
+"""Failing disks and signals at every step of every command that writes a cache, and images that change or vanish.
 
-Nothing is left half-written, and the same command again ends in the bytes of a run that nothing came between.
+Nothing is left half-written, and the same command again ends in the bytes of an undisturbed run.
 """
 
 import io
@@ -43,8 +43,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make_scene(tmp_path_factory.mktemp("scene"), vae_path, request.param)
 
 
-def begin(scene: Path, folder: Path, name: str) -> Run:
-    """In a folder."""
+def make_run(scene: Path, folder: Path, name: str) -> Run:
     return Run(scene, folder, name, Folder(folder / "cache"))
 
 
@@ -59,8 +58,8 @@ def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, monkeypatch, capsys, name):
-    """Every write, sync and rename in turn; a disk that is full stays so until there is room."""
-    run, disk = begin(scene, tmp_path, name), FaultyDisk()
+    """Each write, sync and rename fails in turn; a full disk stays full until there is room."""
+    run, disk = make_run(scene, tmp_path, name), FaultyDisk()
     monkeypatch.setitem(STORES, "faulty", lambda path: FaultyStore(Path(path), disk))
     assert run("faulty://") == 0
     steps = [(kind, number) for kind, total in dict(disk.count).items() for number in range(1, total + 1)]
@@ -78,7 +77,7 @@ def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, mon
         run.finish("faulty://")
 
 
-SIGNALS = [signal.SIGTERM, signal.SIGINT]
+BOTH_SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 PHASES = [
     ("build", "precompute.rerun.source_plan:make_plan", 1),
@@ -91,11 +90,11 @@ PHASES = [
     ("repair", "precompute.encoders.vaes.vae:VaeEncoder.encode", 1),
     ("repair", "precompute.rerun.act:make_seal", 1),
 ]
-"""Commands, and before which call of which function, named in the module that calls it, they are sent a signal."""
+"""A command, a function (named in the module that calls it), and the number of the call before which a signal comes."""
 
 
 def test_a_full_folder_of_temporary_files_is_named(project, tmp_path, monkeypatch):
-    """Where the list of samples lies while it is made; the cache's own disk has room."""
+    """The list of samples is made there; the cache's own disk has room."""
     with mounted_disk(tmp_path / "scratch", "64k") as disk:
         (disk / "another's").write_bytes(bytes(60_000))
         monkeypatch.setattr("tempfile.tempdir", str(disk))
@@ -105,7 +104,7 @@ def test_a_full_folder_of_temporary_files_is_named(project, tmp_path, monkeypatc
 
 @contextmanager
 def before_call(place: str, call: int, act: Callable[[], object]) -> Iterator[None]:
-    """Act before that call of the function at that place."""
+    """Act before the given call of the function at `place`."""
     function, calls = pkgutil.resolve_name(place), itertools.count(1)
 
     def acting(*arguments: Any, **options: Any) -> Any:
@@ -122,10 +121,10 @@ def sent(number: signal.Signals, place: str, call: int) -> AbstractContextManage
     return before_call(place, call, lambda: os.kill(os.getpid(), number))
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@BOTH_SIGNALS
 @pytest.mark.parametrize(("name", "place", "call"), PHASES)
 def test_a_signal_in_any_phase_ends_a_command_with_code_3(scene, tmp_path, capsys, number, name, place, call):
-    run = begin(scene, tmp_path, name)
+    run = make_run(scene, tmp_path, name)
     with sent(number, place, call):
         assert run() == 3
     assert_said_in_one_line(capsys, "precompute: stopped: ", "run the same command")
@@ -134,7 +133,7 @@ def test_a_signal_in_any_phase_ends_a_command_with_code_3(scene, tmp_path, capsy
     run.finish()
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@BOTH_SIGNALS
 def test_a_signal_ends_a_verification_with_code_3_and_a_report_of_it(built, number):
     report = built.folder / "report.json"
     arguments = ["verify", built.cache, "--level", "full", "--report", report]
@@ -177,7 +176,7 @@ GONE, CHANGED = "was there when the cache was planned and is gone", "was changed
     ],
 )
 def test_images_that_change_while_they_are_read_stop_the_build(project, name, change, said):
-    """Within the share of rejects that is allowed, too; a deleted archive is read to its end."""
+    """Even if so many rejects are allowed; a deleted archive is read to its end."""
     project.unpack()
     make_tar(project.source)
     kept = shutil.copytree(project.source, project.folder / "kept")

@@ -1,4 +1,4 @@
-"""What the encoder is given, what the pipeline holds at a time, and what its figures mean."""
+"""The batches that the encoder gets, the memory that the pipeline holds, and the meaning of its figures."""
 
 import errno
 import io
@@ -49,7 +49,7 @@ class Planned(NamedTuple):
             return [batch.decode(pool, self.source) for batch in self.batches(shards)]
 
     def encode(self, work: Callable[[], object], on_progress: Callable[[Progress], object]) -> None:
-        """Every shard, by an encoder that calls `work` for each batch and gives zeros."""
+        """Encode every shard with an encoder that calls `work` for each batch and gives zeros."""
         shape = self.job.spec.array.shape
 
         def encode(image_NYX3: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Planned(NamedTuple):
 
 @pytest.fixture
 def planned(project: Project) -> Planned:
-    """What a cache is built of: 22 samples in shards of 8 and batches of 1."""
+    """The job and source of a cache: 22 samples in shards of 8 and batches of 1."""
     project.build(encoder__batch_size=1)
     config = BuildConfig.of_cache(project.cache)
     job = EncodeJob(config=config, store=LocalStore(project.cache), spec=read_spec(project.cache))
@@ -74,7 +74,7 @@ def planned(project: Project) -> Planned:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The pipeline's clock and its device's, which goes on by what a test adds to its `now`."""
+    """The clock of the pipeline and its device; a test sets its `now`."""
     clock = SimpleNamespace(now=0.0)
     for module in (pipeline, device_feed):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -89,12 +89,12 @@ FAILURES: dict[str, bytes | None] = {
     "cut after some rows": image_bytes(4)[:-200],
     "floating-point pixels": save(Image.new("F", (50, 40), 0.5), "TIFF"),
 }
-"""A sample's image, whose place in its batch is the fifth of the cache."""
+"""Bytes of an image that is rejected, the fifth of the cache; None if it is missing."""
 
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_rejected_image_is_grey_in_its_batch(project, encoding, failure):
-    """So its neighbours do not move where a batch is encoded at once; here it is not, so its pixels are looked at."""
+    """So the bits of its neighbours do not change. This looks at the pixels that enter the encoder."""
     encoded = list[np.ndarray]()
     encoding(lambda encode, image: encoded.append(image.numpy().copy()) or encode(image))
     project.has(sample_004=FAILURES[failure] or b"")
@@ -112,7 +112,7 @@ def test_a_rejected_image_is_grey_in_its_batch(project, encoding, failure):
 
 
 def test_a_batch_whose_images_are_all_rejected_is_not_encoded(project, encoding):
-    """It is all grey, and nothing of it would be kept."""
+    """All of it is grey, and nothing would be kept."""
     encoded = list[int]()
     encoding(lambda encode, image: encoded.append(len(image)) or encode(image))
     project.has(sample_003=b"", sample_005=b"")
@@ -122,7 +122,7 @@ def test_a_batch_whose_images_are_all_rejected_is_not_encoded(project, encoding)
 
 
 def test_the_small_image_is_the_mean_of_a_latents_cells(planned):
-    """The preview is fitted to these; of a rejected image they are grey."""
+    """The preview is fitted to these values; those of a rejected image are grey."""
     for number, batch in enumerate(planned.decoded()):
         assert (set(batch.rgb_Nhw3.flat) == {MID_GREY}) == (number in BROKEN)
         count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
@@ -152,7 +152,7 @@ def test_images_are_handed_over_in_pieces_that_leave_no_thread_idle():
 
 
 class LazyDisk:
-    """A writer that does nothing before it is waited for: no disk is slower."""
+    """A writer that writes only when it is waited for, as the slowest disk."""
 
     def __init__(self) -> None:
         self.owed = self.most_owed = 0
@@ -195,7 +195,7 @@ def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, clock, monkeyp
 
 
 def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypatch):
-    """Batches that were queued behind it find a shard with a hole."""
+    """Batches that are queued already must not be added to an incomplete shard."""
     appended, latent_NCHW = list[Any](), torch.zeros(1, *planned.job.spec.array.shape)
 
     def fill_the_disk(builder: ShardBuilder, *batch: Any) -> None:
@@ -256,7 +256,7 @@ def test_a_record_says_whether_auto_compiled_the_encoder(planned, monkeypatch, c
 
 
 def test_a_build_uses_a_few_rooms_again_and_again(planned, monkeypatch):
-    """Their number follows from what is decoded, encoded and written at a time, not from the data set."""
+    """Their number depends on the batches that are decoded, encoded and written at a time, not on the data set."""
     made, make = list[np.ndarray](), device_feed.make_room
     monkeypatch.setattr(device_feed, "make_room", lambda array: made.append(make(array)) or made[-1])
     planned.encode(lambda: None, lambda progress: None)
@@ -264,8 +264,8 @@ def test_a_build_uses_a_few_rooms_again_and_again(planned, monkeypatch):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
-def test_the_encoder_works_but_while_images_are_held_back(planned, clock, monkeypatch, capsys, seconds):
-    """Each image is held back for so long when the encoder first waits for it, and, if sound, encoded for 30 s."""
+def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock, monkeypatch, capsys, seconds):
+    """Each image arrives `seconds` after the encoder first waits for it; a sound one is encoded for 30 s."""
     wait, waited_for = Batch.wait, set[Batch]()
 
     def held_back(batch: Batch) -> Any:
@@ -283,7 +283,7 @@ def test_the_encoder_works_but_while_images_are_held_back(planned, clock, monkey
     assert progress.working_share == pytest.approx(worked / (waited + worked))
     assert "encoder works " in capsys.readouterr().err
     encoded = progress.encoded
-    assert encoded.slowest == "encoding", "what held images back was no thread of the decoder's"
+    assert encoded.slowest == "encoding", "no decode thread was busy while images were held back"
     assert f"the encoder worked {progress.working_share:.0%} of the time; encoding was slowest: " in str(encoded)
 
 

@@ -5,18 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    Flux2KleinPipeline,
-    FluxPipeline,
-    Lumina2Pipeline,
-    QwenImagePipeline,
-    StableDiffusion3Pipeline,
-    WanPipeline,
-    ZImagePipeline,
-)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -28,7 +20,7 @@ from precompute.encoders.text_encoder import TransformersTextEncoder
 from tests.precompute.encoders.loading import load
 from tests.precompute.encoders.text_models import (
     LAYERS,
-    MAKERS,
+    TEXT_MODELS,
     make_text_tokenizer,
     random_text_model,
     save_text_encoder,
@@ -56,27 +48,28 @@ def encoded(encoder: TransformersTextEncoder, texts: list[str]) -> Tensor:
     return encoder.encode(padded(encoder, texts))
 
 
-def pipeline(kind: Any, model: str, *, which: str = "") -> Any:
+def pipeline(class_name: str, model: str, *, which: str = "") -> Any:
     """Make a pipeline of that class with only this text encoder and its tokenizer."""
+    kind = getattr(diffusers, class_name)
     parts = dict.fromkeys(kind._get_signature_types())
     held = {f"text_encoder{which}": random_text_model(model), f"tokenizer{which}": make_text_tokenizer(model)}
     return kind(**{**parts, **held})
 
 
 def flux(texts: list[str]) -> Tensor:
-    pipe = pipeline(FluxPipeline, "T5EncoderModel", which="_2")
+    pipe = pipeline("FluxPipeline", "T5EncoderModel", which="_2")
     return pipe._get_t5_prompt_embeds(texts, max_sequence_length=32, device="cpu", dtype=torch.float32)
 
 
 def flux_clip(texts: list[str]) -> Tensor:
-    pipe = pipeline(FluxPipeline, "CLIPTextModel")
+    pipe = pipeline("FluxPipeline", "CLIPTextModel")
     pipe.tokenizer_max_length = 32
     return pipe._get_clip_prompt_embeds(texts, device="cpu")
 
 
 def sd3(output: int) -> Callable[[list[str]], Tensor]:
     def embed(texts: list[str]) -> Tensor:
-        pipe = pipeline(StableDiffusion3Pipeline, "CLIPTextModelWithProjection")
+        pipe = pipeline("StableDiffusion3Pipeline", "CLIPTextModelWithProjection")
         pipe.tokenizer_max_length = 32
         return pipe._get_clip_prompt_embeds(texts, device="cpu")[output]
 
@@ -84,29 +77,31 @@ def sd3(output: int) -> Callable[[list[str]], Tensor]:
 
 
 def wan(texts: list[str]) -> Tensor:
-    return pipeline(WanPipeline, "UMT5EncoderModel")._get_t5_prompt_embeds(texts, max_sequence_length=32, device="cpu")
+    return pipeline("WanPipeline", "UMT5EncoderModel")._get_t5_prompt_embeds(
+        texts, max_sequence_length=32, device="cpu"
+    )
 
 
 LUMINA_PROMPT = "You are an assistant. <Prompt Start> "
 
 
 def lumina(texts: list[str]) -> Tensor:
-    pipe, whole = pipeline(Lumina2Pipeline, "Gemma2Model"), [LUMINA_PROMPT + text for text in texts]
+    pipe, whole = pipeline("Lumina2Pipeline", "Gemma2Model"), [LUMINA_PROMPT + text for text in texts]
     return pipe._get_gemma_prompt_embeds(whole, max_sequence_length=80, device="cpu")[0]
 
 
 def qwen_image(texts: list[str]) -> Tensor:
-    made, _ = pipeline(QwenImagePipeline, "Qwen2_5_VLForConditionalGeneration").encode_prompt(texts, device="cpu")
+    made, _ = pipeline("QwenImagePipeline", "Qwen2_5_VLForConditionalGeneration").encode_prompt(texts, device="cpu")
     return pad_behind(list(made), 300)
 
 
 def z_image(texts: list[str]) -> Tensor:
-    pipe = pipeline(ZImagePipeline, "Qwen3ForCausalLM")
+    pipe = pipeline("ZImagePipeline", "Qwen3ForCausalLM")
     return pad_behind(pipe._encode_prompt([*texts], device="cpu", max_sequence_length=90), 90)
 
 
 def klein(texts: list[str]) -> Tensor:
-    pipe, layers = pipeline(Flux2KleinPipeline, "Qwen3ForCausalLM"), (1, 2, 4)
+    pipe, layers = pipeline("Flux2KleinPipeline", "Qwen3ForCausalLM"), (1, 2, 4)
     made, _ = pipe.encode_prompt(texts, device="cpu", max_sequence_length=120, text_encoder_out_layers=layers)
     return made  # type: ignore[no-any-return]
 
@@ -159,7 +154,7 @@ def test_a_text_too_long_is_cut_as_its_pipeline_cuts_it(tmp_path, name):
 
 
 def test_padding_is_seen_masked_or_zero(tmp_path):
-    """Of a short text beside a longer one, whose tokens and end are the first two."""
+    """The text is short, beside a longer one; its token and its end are the first two."""
     folder, texts = save_text_encoder("T5EncoderModel", tmp_path), ["x", "a house finch"]
     seen, masked, zero = (encoded(load_text(folder, padding=each), texts)[0] for each in ("seen", "masked", "zero"))
     assert not torch.allclose(seen[:2], masked[:2])
@@ -178,7 +173,7 @@ def test_a_missing_text_is_finite_and_changes_no_other(tmp_path, kind):
     torch.testing.assert_close(made[[0, 2]], alone, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", TEXT_MODELS)
 def test_the_identity_follows_weights_and_tokenizer_not_files(tmp_path, kind):
     """The canary's reference has it too, and is near."""
     folder = save_text_encoder(kind, tmp_path / "pipeline")

@@ -6,19 +6,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen2VLImageProcessorPil,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-    SiglipVisionConfig,
-    SiglipVisionModel,
-)
+from transformers import Qwen2VLImageProcessorPil, SiglipVisionConfig, SiglipVisionModel
 
 from cache_store.errors import ConfigError, EncodeOnceError, ModelError
 from precompute.encoders.config import EncoderConfig
@@ -35,6 +23,7 @@ from tests.precompute.encoders.towers import (
     TOKENS,
     TOWERS,
     gemma_tokens,
+    make_model,
     random_model,
     save_model,
     tower_of,
@@ -156,30 +145,24 @@ QWEN_3 = {**QWEN, "depth": 3, "deepstack_visual_indexes": [0, 2], "num_position_
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1]}
 QWEN_TEXT = {**TEXT, "hidden_size": 8, "intermediate_size": 8, "num_key_value_heads": 2, "rope_parameters": ROPE}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
-QWENS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], int]] = {
-    "2": (Qwen2VLForConditionalGeneration, Qwen2VLConfig, QWEN_2, QWEN_TEXT, 14),
-    "2.5": (Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, QWEN_2_5, QWEN_TEXT, 14),
-    "3": (Qwen3VLForConditionalGeneration, Qwen3VLConfig, QWEN_3, QWEN_TEXT, 16),
-    "3 with experts": (Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeConfig, QWEN_3, {**QWEN_TEXT, **EXPERTS}, 16),
+QWENS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
+    "Qwen2VLForConditionalGeneration": ("Qwen2VLConfig", QWEN_2, QWEN_TEXT, 14),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2_5_VLConfig", QWEN_2_5, QWEN_TEXT, 14),
+    "Qwen3VLForConditionalGeneration": ("Qwen3VLConfig", QWEN_3, QWEN_TEXT, 16),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3VLMoeConfig", QWEN_3, {**QWEN_TEXT, **EXPERTS}, 16),
 }
-"""Class, config class, vision and text config, and side of a patch in pixels."""
-
-
-def save_qwen(name: str, folder: Path) -> Any:
-    model_class, config_class, vision, text, _ = QWENS[name]
-    torch.manual_seed(0)
-    model = model_class(config_class(vision_config=vision, text_config=text)).eval().requires_grad_(False)
-    for weight in model.parameters():
-        weight.normal_(std=0.3)
-    model.save_pretrained(folder)
-    return model
+"""Class of the config, vision and text config, and side of a patch in pixels."""
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (3, 2)])
-@pytest.mark.parametrize("name", QWENS)
-def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(name, rows, columns, tmp_path):
+@pytest.mark.parametrize("kind", QWENS)
+def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(kind, rows, columns, tmp_path):
     """At any multiple of a token's side, with patches of its own processor; for Qwen3-VL each deepstack level too."""
-    model, patch = save_qwen(name, tmp_path), QWENS[name][-1]
+    config_class, vision, text, patch = QWENS[kind]
+    model = make_model(kind, config_class, {"vision_config": vision, "text_config": text})
+    for weight in model.parameters():
+        weight.normal_(std=0.3)
+    model.save_pretrained(tmp_path)
     height, width = 2 * patch * rows, 2 * patch * columns
     images = photos(height, width)
     processor = Qwen2VLImageProcessorPil(do_resize=False, patch_size=patch)
@@ -187,7 +170,7 @@ def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(name, rows, columns
     with torch.inference_mode():
         given = model.model.get_image_features(made["pixel_values"], made["image_grid_thw"])
     levels, refused = {}, "has no deepstack"
-    if "3" in name:
+    if "Qwen3" in kind:
         blocks = model.config.vision_config.deepstack_visual_indexes
         levels = dict(zip(blocks, given.deepstack_features, strict=True))
         refused = r"has deepstack features of the layers \[0, 2\]"

@@ -1,30 +1,12 @@
 """Narrow text encoders with random weights, and tokenizers of bytes, in the folders of a diffusers pipeline."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    Gemma2Config,
-    Gemma2Model,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5EncoderModel,
-    T5ForConditionalGeneration,
-    UMT5Config,
-    UMT5EncoderModel,
-)
+from transformers import PreTrainedTokenizerFast
+
+from tests.precompute.encoders.towers import make_model
 
 SPECIAL = ("<pad>", "</s>", "<s>")
 PAD, EOS, BOS = range(3)
@@ -39,25 +21,23 @@ DECODER = {**STACK, **KNOWN, "num_key_value_heads": 1, "head_dim": 8}
 CLIP = {**STACK, **KNOWN, "max_position_embeddings": 40}
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": FEATURES}
 ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
-
-
-def qwen_vl() -> Any:
-    text = {**DECODER, "rope_parameters": ROPE}
-    vision = {**VISION, "fullatt_block_indexes": [0]}
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
-
-
-MAKERS: dict[str, Callable[[], Any]] = {
-    "T5EncoderModel": lambda: T5EncoderModel(T5Config(**T5, feed_forward_proj="gated-gelu")),
-    "T5ForConditionalGeneration": lambda: T5ForConditionalGeneration(T5Config(**T5)),
-    "UMT5EncoderModel": lambda: UMT5EncoderModel(UMT5Config(**T5)),
-    "CLIPTextModel": lambda: CLIPTextModel(CLIPTextConfig(**CLIP)),
-    "CLIPTextModelWithProjection": lambda: CLIPTextModelWithProjection(CLIPTextConfig(**CLIP, projection_dim=8)),
-    "Gemma2Model": lambda: Gemma2Model(Gemma2Config(**DECODER)),
-    "Gemma3ForCausalLM": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**DECODER)),
-    "Qwen3ForCausalLM": lambda: Qwen3ForCausalLM(Qwen3Config(**DECODER)),
-    "Qwen2_5_VLForConditionalGeneration": qwen_vl,
+QWEN_VL = {
+    "text_config": {**DECODER, "rope_parameters": ROPE},
+    "vision_config": {**VISION, "fullatt_block_indexes": [0]},
 }
+
+TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "T5EncoderModel": ("T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "T5ForConditionalGeneration": ("T5Config", T5),
+    "UMT5EncoderModel": ("UMT5Config", T5),
+    "CLIPTextModel": ("CLIPTextConfig", CLIP),
+    "CLIPTextModelWithProjection": ("CLIPTextConfig", {**CLIP, "projection_dim": 8}),
+    "Gemma2Model": ("Gemma2Config", DECODER),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", DECODER),
+    "Qwen3ForCausalLM": ("Qwen3Config", DECODER),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2_5_VLConfig", QWEN_VL),
+}
+"""By class of transformers: its config's class and values."""
 
 AROUND = {"T5": "$A </s>", "UMT5": "$A </s>", "CLIP": "<s> $A </s>", "Gemma": "<s> $A", "Qwen": "$A"}
 """Special tokens around a text, by prefix of the class."""
@@ -72,14 +52,13 @@ CHAT = (
 
 def random_text_model(kind: str) -> Any:
     """Make a model whose norms, biases and embeddings differ from their initial values, as trained ones."""
-    torch.manual_seed(0)
-    model = MAKERS[kind]()
+    model = make_model(kind, *TEXT_MODELS[kind])
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
-            weight.data.normal_(mean=float(name.endswith("norm.weight")), std=0.3)
+            weight.normal_(mean=float(name.endswith("norm.weight")), std=0.3)
         elif "embed" in name or "shared" in name:
-            weight.data.normal_(std=1.0)
-    return model.eval().requires_grad_(False)
+            weight.normal_(std=1.0)
+    return model
 
 
 def make_text_tokenizer(kind: str) -> PreTrainedTokenizerFast:

@@ -1,34 +1,11 @@
 """Checkpoints of small vision towers with random weights: towers alone, beside text towers, in multimodal models."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    CLIPConfig,
-    CLIPImageProcessorPil,
-    CLIPModel,
-    CLIPVisionConfig,
-    CLIPVisionModel,
-    Dinov2Config,
-    Dinov2Model,
-    Dinov2WithRegistersConfig,
-    Dinov2WithRegistersModel,
-    DINOv3ViTConfig,
-    DINOv3ViTModel,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    SiglipConfig,
-    SiglipModel,
-    SiglipVisionConfig,
-    SiglipVisionModel,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTModel,
-)
+import transformers
+from transformers import CLIPImageProcessorPil
 
 SIDE, PATCHES, TOKENS, FEATURES, LAYERS = 32, 16, 4, 16, 3
 """Side of an image in pixels; its patches; Gemma 3's tokens of them; features of each; layers of a tower."""
@@ -49,29 +26,36 @@ LLAVA = {
 }
 TWO_TOWERS = {"vision_config": VISION, "text_config": TEXT}
 
-TOWERS: dict[str, Callable[[], Any]] = {
-    "SiglipVisionModel": lambda: SiglipVisionModel(SiglipVisionConfig(**VISION)),
-    "SiglipModel": lambda: SiglipModel(SiglipConfig(**TWO_TOWERS)),
-    "Gemma3ForConditionalGeneration": lambda: Gemma3ForConditionalGeneration(Gemma3Config(**GEMMA)),
-    "CLIPVisionModel": lambda: CLIPVisionModel(CLIPVisionConfig(**VISION)),
-    "CLIPModel": lambda: CLIPModel(CLIPConfig(**TWO_TOWERS, projection_dim=8)),
-    "LlavaForConditionalGeneration": lambda: LlavaForConditionalGeneration(LlavaConfig(**LLAVA)),
-    "Dinov2Model": lambda: Dinov2Model(Dinov2Config(**VISION)),
-    "Dinov2WithRegistersModel": lambda: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**VISION)),
-    "DINOv3ViTModel": lambda: DINOv3ViTModel(DINOv3ViTConfig(**VISION, num_register_tokens=2)),
-    "ViTModel": lambda: ViTModel(ViTConfig(**VISION)),
-    "ViTForImageClassification": lambda: ViTForImageClassification(ViTConfig(**VISION)),
+TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SiglipVisionModel": ("SiglipVisionConfig", VISION),
+    "SiglipModel": ("SiglipConfig", TWO_TOWERS),
+    "Gemma3ForConditionalGeneration": ("Gemma3Config", GEMMA),
+    "CLIPVisionModel": ("CLIPVisionConfig", VISION),
+    "CLIPModel": ("CLIPConfig", {**TWO_TOWERS, "projection_dim": 8}),
+    "LlavaForConditionalGeneration": ("LlavaConfig", LLAVA),
+    "Dinov2Model": ("Dinov2Config", VISION),
+    "Dinov2WithRegistersModel": ("Dinov2WithRegistersConfig", VISION),
+    "DINOv3ViTModel": ("DINOv3ViTConfig", {**VISION, "num_register_tokens": 2}),
+    "ViTModel": ("ViTConfig", VISION),
+    "ViTForImageClassification": ("ViTConfig", VISION),
 }
+"""By class of transformers: its config's class and values."""
 SIGLIP_KINDS = [*TOWERS][:3]
 """The classes with a SigLIP tower, which has no class token."""
 
 CLIP_PROCESSOR = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
 
 
+def make_model(kind: str, config_class: str, values: dict[str, Any]) -> Any:
+    """Make a frozen model of transformers with random weights."""
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**values)
+    return getattr(transformers, kind)(config).eval().requires_grad_(False)
+
+
 def random_model(kind: str) -> Any:
     """Make a model whose norms, biases and position embeddings differ from their initial values, as trained ones."""
-    torch.manual_seed(0)
-    model = TOWERS[kind]().eval().requires_grad_(False)
+    model = make_model(kind, *TOWERS[kind])
     for name, weight in model.named_parameters():
         if weight.dim() == 1 or "position" in name:
             weight.normal_(mean=float("norm" in name and name.endswith("weight")), std=0.3)

@@ -1,4 +1,4 @@
-"""The formulas of an estimate, as tables: hours, cores, when a cache has paid, and in what money."""
+"""The formulas of an estimate, as tables: hours, cores, and the epochs after which a cache pays off."""
 
 from math import inf
 
@@ -8,7 +8,7 @@ from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cor
 from precompute.estimate.report import in_epochs, shown_epochs, shown_hours
 
 FAST = {"encode_per_s": 1_000.0, "decode_per_s": 10_000.0, "build_per_s": 1_000.0}
-"""Images a second where decoding holds nothing up."""
+"""Images per second if decoding is fast."""
 STARVED = {"encode_per_s": 1_000.0, "decode_per_s": 500.0, "build_per_s": 500.0}
 
 
@@ -34,7 +34,7 @@ def test_hours_and_cores_are_linear():
         pytest.param(FAST | {"step_s": 0.1, "read_bytes_per_s": 1e7}, 0.2, 0.25, inf, id="never: slower to read"),
     ],
 )
-def test_a_cache_pays_once_what_it_saves_is_what_it_took(given, live_step_s, cached_step_s, epochs):
+def test_a_cache_pays_off_once_it_has_saved_its_build(given, live_step_s, cached_step_s, epochs):
     found = training(**given)
     assert (found.live_step_s, found.cached_step_s) == pytest.approx((live_step_s, cached_step_s))
     assert found.break_even_epochs() == pytest.approx(epochs)
@@ -47,14 +47,14 @@ def test_a_cache_pays_once_what_it_saves_is_what_it_took(given, live_step_s, cac
     ("gpu_hour", "gb_month", "epochs"),
     [(2.0, 0.0, 1.0), (2.0, 0.04, 3.0), (2.0, 0.4, 21.0), (0.0, 0.04, inf), (0.0, 0.0, 1.0)],
 )
-def test_storage_is_paid_by_further_epochs(gpu_hour, gb_month, epochs):
-    """Every epoch saves an hour of one GPU; the cache is 100 GB, for a month."""
+def test_storage_takes_more_epochs_to_pay_off(gpu_hour, gb_month, epochs):
+    """Each epoch saves one GPU-hour; the cache is 100 GB, for a month."""
     found, prices = training(**FAST, step_s=0.3), Prices(gpu_hour=gpu_hour, gb_month=gb_month)
     assert prices.break_even_epochs(found, 100e9, 1.0) == pytest.approx(epochs)
     if epochs < inf:
         assert prices.saved(found.saved_gpu_hours(epochs), 100e9, 1.0) == pytest.approx(0.0)
 
 
-def test_one_epoch_is_singular_and_no_time_is_none():
+def test_epochs_and_short_times_are_written_in_words():
     assert [in_epochs("1"), *map(shown_epochs, (1.0, 1.3, inf))] == ["1 epoch", "1.0 epoch", "1.3 epochs", "never"]
     assert [shown_hours(seconds / HOUR_S) for seconds in (0.0, 0.4, 2.0)] == ["under 1 s", "under 1 s", "2 s"]

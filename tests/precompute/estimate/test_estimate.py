@@ -1,4 +1,4 @@
-"""`precompute estimate` on a small source: what it says, what it refuses, and that it writes nothing."""
+"""`precompute estimate` on a small source: its figures and refusals; it writes nothing."""
 
 import re
 from collections import Counter
@@ -47,7 +47,7 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert "training, batches of 64: " in said
 
 
-def test_where_no_cache_can_lie_is_refused_as_by_a_build(project, bucket, monkeypatch):
+def test_a_place_where_no_cache_can_be_is_refused_as_by_a_build(project, bucket, monkeypatch):
     """Before the encoder is loaded."""
     monkeypatch.setattr("precompute.estimate.estimate.load_encoder", None)
     chat = project.source / "chat.json"
@@ -77,7 +77,7 @@ def test_the_whole_cache_is_estimated_with_tables_and_records(project, store_for
     assert estimated == pytest.approx(built - outside, rel=0.1)
 
 
-def test_a_measured_run_says_what_a_step_takes(project):
+def test_the_step_time_comes_from_a_run(project):
     run = write_run(project.folder / "run", [9.0] * WARM_UP_STEPS + [0.4, 0.5, 0.6], waited=0.2)
     assert (read_step(run).step_s, read_step(run).batch_size) == (pytest.approx(0.4), 32)
     asked = ["--seconds", 0.01, "--run", run, "--store.format", "webdataset", *PRICES]
@@ -90,9 +90,7 @@ def test_a_measured_run_says_what_a_step_takes(project):
 
 
 def test_the_names_of_a_runs_files_are_the_trainers():
-    from trainer.run import folder as metrics
-
-    assert (METRICS_FILE, CONFIG_FILE) == (metrics.METRICS_FILE, trainer_run.CONFIG_FILE)
+    assert (METRICS_FILE, CONFIG_FILE) == (trainer_run.METRICS_FILE, trainer_run.CONFIG_FILE)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +106,13 @@ def test_wrong_options_are_refused_in_a_line(project, options, error):
     assert error in project.run(main, "estimate", "--config", project.config(), *options, code=2)
 
 
-def test_a_source_without_a_readable_image_is_no_estimate(project):
+def test_a_source_without_a_readable_image_is_refused(project):
     project.has([4, 13])
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
     assert "all 2 samples drawn are unreadable, such as: cannot decode" in said
 
 
-def test_an_estimate_of_what_does_not_fit_fails(project, monkeypatch):
+def test_an_estimate_of_a_cache_that_does_not_fit_fails(project, monkeypatch):
     monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 11_000)
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
     assert "11.0 KB: too little" in said
