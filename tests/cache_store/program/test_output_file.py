@@ -58,20 +58,13 @@ def fails(error: BaseException):
     return verify
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (OSError(errno.ESTALE, "Stale file handle", "seal.json"), 1, "Stale file handle: seal.json"),
-        (KeyboardInterrupt(), 3, "nothing was changed; run the same command again, or slices of it with --subset"),
-    ],
-)
-def test_a_run_that_an_error_ends_leaves_a_report_of_it(cache, report, monkeypatch, error, code, said):
-    sound = ["verify", str(cache), "--report", str(report)]
-    assert main(sound) == 0
+def test_a_run_that_an_error_ends_leaves_a_report_of_it(cache, report, monkeypatch):
+    command_line = ["verify", str(cache), "--report", str(report)]
+    assert main(command_line) == 0
     keys = read(report).keys()
-    monkeypatch.setattr(command, "verify", fails(error))
-    assert main(sound) == code
-    assert read(report).items() >= {"sound": False, "error": said, "findings": []}.items()
+    monkeypatch.setattr(command, "verify", fails(OSError(errno.ESTALE, "Stale file handle", "seal.json")))
+    assert main(command_line) == 1
+    assert read(report).items() >= {"sound": False, "error": "Stale file handle: seal.json", "findings": []}.items()
     assert read(report).keys() == keys
 
 
