@@ -132,8 +132,9 @@ class AheadReader(io.RawIOBase):
         self._size, self._fetch, self._position = size, fetch, 0
         self._blocks = deque[Block]()
         """The block at the position, and the blocks after it."""
-        self._next = self._ahead = 0
-        self._block_bytes = SMALLEST_BYTES
+        self._next = 0
+        """The start of the next block to request."""
+        self._ahead, self._block_bytes = 0, SMALLEST_BYTES
         self._last: int | None = None
         """The position at which the last read ended."""
 
@@ -155,18 +156,22 @@ class AheadReader(io.RawIOBase):
         count = min(len(target), self._size - self._position)
         if count <= 0:
             return 0
-        if not self._blocks or not self._blocks[0].start <= self._position < self._blocks[0].stop:
-            self._move(count)
+        if not self._has_block():
+            self._request_blocks(count)
         first = self._position - self._blocks[0].start
         part = memoryview(self._blocks[0].data.result())[first : first + count]
         target[: len(part)] = part
         self._position = self._last = self._position + len(part)
         return len(part)
 
-    def _move(self, wanted: int) -> None:
+    def _has_block(self) -> bool:
+        """Return whether the first block holds the position."""
+        return bool(self._blocks) and self._blocks[0].start <= self._position < self._blocks[0].stop
+
+    def _request_blocks(self, wanted: int) -> None:
         """Request a block at the position, and more after it if the file is read in order or much of it at once."""
         is_near = self._last is not None and 0 <= self._position - self._last <= SKIPPED_BYTES
-        while self._blocks and not self._blocks[0].start <= self._position < self._blocks[0].stop:
+        while self._blocks and not self._has_block():
             self._blocks.popleft().data.cancel()
         if not self._blocks:
             self._next = self._position
@@ -191,11 +196,11 @@ class Run:
     start: int
     stop: int
     parts: int = 0
-    asked_bytes: int = 0
+    read_bytes: int = 0
 
     @property
     def is_dense(self) -> bool:
-        return self.parts > FEW_PARTS and self.asked_bytes * SPARSE >= self.stop - self.start
+        return self.parts > FEW_PARTS and self.read_bytes * SPARSE >= self.stop - self.start
 
 
 class PartReader:
@@ -207,8 +212,8 @@ class PartReader:
 
     def part(self, start: int, stop: int) -> bytes | memoryview:
         with self._lock:
-            run = self._run(start, stop)
-            ahead = min(run.asked_bytes // BLOCK_BYTES, BLOCKS_AHEAD) if run.is_dense else None
+            run = self._run_of(start, stop)
+            ahead = min(run.read_bytes // BLOCK_BYTES, BLOCKS_AHEAD) if run.is_dense else None
         if ahead is None:
             return self._fetch(start, stop)
         first, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
@@ -218,14 +223,14 @@ class PartReader:
         data = whole[0] if len(whole) == 1 else b"".join(whole)
         return data[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
 
-    def _run(self, start: int, stop: int) -> Run:
+    def _run_of(self, start: int, stop: int) -> Run:
         """Return the run that a part belongs to, extended by the part."""
         near = (run for run in self._runs if run.start <= start <= run.stop + BLOCK_BYTES)
         if (run := next(near, None)) is None:
             self._runs.appendleft(run := Run(start, stop))  # the deque drops the oldest
         run.stop = max(run.stop, stop)
         run.parts += 1
-        run.asked_bytes += stop - start
+        run.read_bytes += stop - start
         return run
 
     def block(self, number: int) -> bytes | memoryview:

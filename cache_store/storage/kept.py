@@ -59,6 +59,7 @@ class KeptBlocks:
 
     folder: Path
     max_bytes: int
+    block_bytes: int = BLOCK_BYTES
     unseen: dict[int, int] = field(default_factory=dict, compare=False)
     """Bytes that each process has added since it last scanned the folder; it first scans at its first miss."""
     warned_processes: set[int] = field(default_factory=set, compare=False)
@@ -67,11 +68,11 @@ class KeptBlocks:
     def fetch(self, wanted: Sequence[Ranges], fetch: Fetch) -> list[list[memoryview]]:
         """Return ranges of files from kept blocks; missing blocks are fetched and then kept."""
         files = {each.sha256: each for each in wanted}
-        needed = sorted({(each.sha256, number) for each in wanted for number in blocks_of(each)})
-        sizes = {key: block_range(files[key[0]], key[1]).lengths[0] for key in needed}
+        needed = sorted({(each.sha256, number) for each in wanted for number in self._blocks_of(each)})
+        sizes = {key: self._block(files[key[0]], key[1]).lengths[0] for key in needed}
         held = {key: block for key in needed if (block := self._read(key, sizes[key])) is not None}
         missing = [key for key in needed if key not in held]
-        asked = [block_range(files[sha256], number) for sha256, number in missing]
+        asked = [self._block(files[sha256], number) for sha256, number in missing]
         for key, (block,) in zip(missing, fetch(asked), strict=True):
             held[key] = block
         if missing:
@@ -80,9 +81,26 @@ class KeptBlocks:
                     self._keep(key, held[key])
                     self._make_room(len(held[key]))
         return [
-            [join_blocks(held, each.sha256, *span) for span in zip(each.starts, each.lengths, strict=True)]
+            [self._cut(held, each.sha256, *span) for span in zip(each.starts, each.lengths, strict=True)]
             for each in wanted
         ]
+
+    def _blocks_of(self, wanted: Ranges) -> Iterator[int]:
+        """Yield the numbers of the blocks that hold these ranges."""
+        for start, length in zip(wanted.starts, wanted.lengths, strict=True):
+            yield from range(start // self.block_bytes, (start + length - 1) // self.block_bytes + 1)
+
+    def _block(self, file: Ranges, number: int) -> Ranges:
+        start = number * self.block_bytes
+        return Ranges(file.name, [start], [min(self.block_bytes, file.size - start)])
+
+    def _cut(self, held: dict[Key, memoryview], sha256: str, start: int, length: int) -> memoryview:
+        """Return a range of a file, cut out of the blocks that hold it."""
+        pieces, end = [], start + length
+        for number in range(start // self.block_bytes, (end - 1) // self.block_bytes + 1):
+            first = number * self.block_bytes
+            pieces.append(held[sha256, number][max(0, start - first) : end - first])
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     @contextmanager
     def _warning_once(self) -> Iterator[None]:
@@ -97,7 +115,7 @@ class KeptBlocks:
 
     def _path(self, key: Key) -> Path:
         sha256, number = key
-        return self.folder / sha256[:2] / f"{sha256}.{number}x{BLOCK_BYTES}"
+        return self.folder / sha256[:2] / f"{sha256}.{number}x{self.block_bytes}"
 
     def _read(self, key: Key, length: int) -> memoryview | None:
         """Read a kept block; None if it is missing or damaged."""
@@ -153,30 +171,6 @@ class KeptBlocks:
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     yield status.st_mtime_ns, status.st_size, path
-
-
-def blocks_of(wanted: Ranges) -> set[int]:
-    """Return the numbers of the blocks that hold these ranges."""
-    pairs = zip(wanted.starts, wanted.lengths, strict=True)
-    return {
-        number
-        for start, length in pairs
-        for number in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
-    }
-
-
-def block_range(file: Ranges, number: int) -> Ranges:
-    start = number * BLOCK_BYTES
-    return Ranges(file.name, [start], [min(BLOCK_BYTES, file.size - start)])
-
-
-def join_blocks(held: dict[Key, memoryview], sha256: str, start: int, length: int) -> memoryview:
-    """Return a range of a file, cut out of the blocks that hold it."""
-    pieces, end = [], start + length
-    for number in range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1):
-        first = number * BLOCK_BYTES
-        pieces.append(held[sha256, number][max(0, start - first) : end - first])
-    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 def crc_bytes(block: memoryview) -> bytes:

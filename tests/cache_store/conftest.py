@@ -7,6 +7,7 @@ from cache_store.cache.metadata import read_spec
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import StoreFormat
 from tests.make_cache import make_cache
+from tests.places import Folder
 
 ROWS, REJECTED = 30, (3, 9, 29)
 CACHED_ROWS = [row for row in range(ROWS) if row not in REJECTED]
@@ -59,4 +60,4 @@ def shard_name(cache: Path, shard: int) -> str:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Read every file, by path."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return Folder(folder).files()

@@ -44,8 +44,6 @@ class Request(NamedTuple):
 
     method: str
     path: str
-    received: int
-    """Bytes of the request's body."""
     sent: int
     """Bytes of the answer's."""
 
@@ -159,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.reset()
         if fault in REFUSALS:
             said = f"<Error><Code>{REFUSALS[fault]}</Code><Message>made by the test</Message></Error>".encode()
-            return self.answer(int(fault), [("Content-Type", "application/xml")], said, len(body), len(said))
+            return self.answer(int(fault), [("Content-Type", "application/xml")], said, len(said))
         status, headers, data = self.ask(self.command, flipped(body) if fault == "flip upload" else body)
         if chosen and fault == "lost":
             chosen.also()
@@ -169,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
             data = data[: len(data) // 2]
         if fault == "short":
             promised = len(data)
-        return self.answer(status, headers, flipped(data) if fault == "flip" else data, len(body), promised)
+        return self.answer(status, headers, flipped(data) if fault == "flip" else data, promised)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
 
@@ -185,8 +183,8 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, received: int, promised: int) -> None:
-        self.proxy.requests.append(Request(self.command, unquote(self.path), received, len(data)))
+    def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, promised: int) -> None:
+        self.proxy.requests.append(Request(self.command, unquote(self.path), len(data)))
         self.send_response_only(status)
         lengths = [value for name, value in headers if name.lower() == "content-length"]
         for name, value in headers:

@@ -115,55 +115,42 @@ def test_a_listing_that_is_always_cut_names_its_folder(url, proxy):
         assert caught.value.filename == f"{url}/{folder}"
 
 
-WRONG = {
-    "bucket": ("s3", {}, "s3://no-such-bucket/cache", "there is no bucket 'no-such-bucket'"),
-    "endpoint": ("s3", {"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
-    "region": ("s3", {"AWS_REGION": "", "AWS_ENDPOINT_URL": ""}, None, "no region is set: set AWS_REGION"),
-    "no URL": ("s3", {"AWS_ENDPOINT_URL": "localhost:{port}"}, None, "an endpoint is https://HOST or http://HOST:PORT"),
-    "plain HTTP": ("s3", {"AWS_ALLOW_HTTP": "false"}, None, "AWS_ALLOW_HTTP"),
-    "gs, bucket": ("gs", {}, "gs://no-such-bucket/cache", "'no-such-bucket': check its name, GOOGLE_BASE_URL"),
-    "gs, token": ("gs", {"GOOGLE_BEARER_TOKEN": "old"}, None, "credentials (401 Unauthorized): check GOOGLE_APPLIC"),
-    "gs, endpoint": ("gs", {"GOOGLE_BASE_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
-    "gs, no URL": ("gs", {"GOOGLE_BASE_URL": "localhost:{port}"}, None, "GOOGLE_BASE_URL is 'localhost:"),
-    "gs, plain HTTP": ("gs", {"GOOGLE_ALLOW_HTTP": "false"}, None, "GOOGLE_ALLOW_HTTP"),
-    "gs, no key": ("gs", {"GOOGLE_SERVICE_ACCOUNT": "/none"}, None, "Unable to open service account file from /none"),
-    "az, container": (
-        "az",
-        {},
-        "az://no-such/cache",
-        "no bucket 'no-such': check its name, AZURE_STORAGE_ACCOUNT_NAME",
-    ),
-    "az, bad name": ("az", {}, "az://No_Such/cache", "a wrong region or bucket 'No_Such'"),
-    "az, key": ("az", {"AZURE_STORAGE_ACCOUNT_KEY": "b2xk"}, None, "(403 Forbidden): check AZURE_STORAGE_ACCOUNT_NAME"),
-    "az, no key": ("az", {"AZURE_STORAGE_ACCOUNT_KEY": "***"}, None, "Invalid Access Key: "),
-    "az, account": ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "other"}, None, "refuses these credentials"),
-    "az, endpoint": ("az", {"AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:{port}"}, None, "network and the endpoint"),
-    "az, no URL": ("az", {"AZURE_STORAGE_ENDPOINT": "localhost:{port}"}, None, "AZURE_STORAGE_ENDPOINT is 'localhost:"),
-    "az, plain HTTP": ("az", {"AZURE_ALLOW_HTTP": "false"}, None, "AZURE_ALLOW_HTTP"),
-    "az, nothing": (
-        "s3",
-        {},
-        "az://container/cache",
-        "Account must be specified: check AZURE_STORAGE_ACCOUNT_NAME and",
-    ),
-}
-"""Scheme, changed environment, address if it matters, and message."""
+NOBODY, NO_URL = "http://127.0.0.1:{port}", "localhost:{port}"
+WRONG = [
+    ("s3", "", "s3://no-such-bucket/cache", 1, "there is no bucket 'no-such-bucket'"),
+    ("s3", "AWS_ENDPOINT_URL", NOBODY, 1, "check the network and the endpoint"),
+    ("s3", "AWS_REGION AWS_ENDPOINT_URL", "", 2, "no region is set: set AWS_REGION"),
+    ("s3", "AWS_ENDPOINT_URL", NO_URL, 2, "an endpoint is https://HOST or http://HOST:PORT"),
+    ("s3", "AWS_ALLOW_HTTP", "false", 1, "AWS_ALLOW_HTTP"),
+    ("gs", "", "gs://no-such-bucket/cache", 1, "'no-such-bucket': check its name, GOOGLE_BASE_URL"),
+    ("gs", "GOOGLE_BEARER_TOKEN", "old", 1, "credentials (401 Unauthorized): check GOOGLE_APPLIC"),
+    ("gs", "GOOGLE_BASE_URL", NOBODY, 1, "check the network and the endpoint"),
+    ("gs", "GOOGLE_BASE_URL", NO_URL, 2, "GOOGLE_BASE_URL is 'localhost:"),
+    ("gs", "GOOGLE_ALLOW_HTTP", "false", 1, "GOOGLE_ALLOW_HTTP"),
+    ("gs", "GOOGLE_SERVICE_ACCOUNT", "/none", 2, "Unable to open service account file from /none"),
+    ("az", "", "az://no-such/cache", 1, "no bucket 'no-such': check its name, AZURE_STORAGE_ACCOUNT_NAME"),
+    ("az", "", "az://No_Such/cache", 1, "a wrong region or bucket 'No_Such'"),
+    ("az", "AZURE_STORAGE_ACCOUNT_KEY", "b2xk", 1, "(403 Forbidden): check AZURE_STORAGE_ACCOUNT_NAME"),
+    ("az", "AZURE_STORAGE_ACCOUNT_KEY", "***", 2, "Invalid Access Key: "),
+    ("az", "AZURE_STORAGE_ACCOUNT_NAME", "other", 1, "refuses these credentials"),
+    ("az", "AZURE_STORAGE_ENDPOINT", NOBODY, 1, "network and the endpoint"),
+    ("az", "AZURE_STORAGE_ENDPOINT", NO_URL, 2, "AZURE_STORAGE_ENDPOINT is 'localhost:"),
+    ("az", "AZURE_ALLOW_HTTP", "false", 1, "AZURE_ALLOW_HTTP"),
+    ("s3", "", "az://container/cache", 2, "Account must be specified: check AZURE_STORAGE_ACCOUNT_NAME and"),
+]
+"""Scheme, variables and their value, or without variables an address, exit code and message."""
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("scheme", "variables", "address", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables, address, message):
-    for name, value in variables.items():
+@pytest.mark.parametrize(("scheme", "variables", "value", "code", "message"), WRONG)
+def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables, value, code, message):
+    for name in variables.split():
         monkeypatch.setenv(name, value.format(port=free_port()))
-    address = address or f"{bucket}/cache"
+    address = f"{bucket}/cache" if variables else value
     object_stores.make_client.cache_clear()
     retrying.ANSWERED.clear()
     for line in (f"cache-store info {address}", f"cache-store verify {address}", build(scene, address)):
-        try:
-            said = run(line, code=1)
-        except AssertionError:
-            said = run(line, code=2)
-        assert_one_line(said, line.split()[0], message)
+        assert_one_line(said := run(line, code=code), line.split()[0], message)
         assert "waiting" not in said
 
 

@@ -98,4 +98,4 @@ def test_the_proxy_makes_chosen_requests_fail(bucket, proxy):
     assert (put(b"done"), get(proxy, path)) == ("reset", (200, b"done"))
     proxy.mend()
     get(proxy, path)
-    assert proxy.requests == [("GET", path, 0, 4)]
+    assert proxy.requests == [("GET", path, 4)]

@@ -19,7 +19,7 @@ from cache_store.program.running import run_program
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-def told(*words: str, program: str = "cache_store", **environment: str) -> tuple[int, list[str]]:
+def run_program_logged(*words: str, program: str = "cache_store", **environment: str) -> tuple[int, list[str]]:
     """Run a program; return its exit code and the lines on standard error."""
     command = [sys.executable, "-m", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
@@ -28,7 +28,7 @@ def told(*words: str, program: str = "cache_store", **environment: str) -> tuple
 
 @pytest.mark.parametrize("program", ["cache_store", "precompute", "trainer"])
 def test_every_program_logs_in_the_format_that_was_typed(program):
-    code, (line,) = told("--log-format", "json", "nothing", program=program)
+    code, (line,) = run_program_logged("--log-format", "json", "nothing", program=program)
     record, name = json.loads(line), program.replace("_", "-")
     message = record.pop("message")
     written = datetime.fromisoformat(record.pop("time"))
@@ -40,14 +40,14 @@ def test_every_program_logs_in_the_format_that_was_typed(program):
 def test_the_format_may_be_typed_anywhere_or_stand_in_the_environment(tmp_path):
     missing = f"{tmp_path} holds no cache; make one with `precompute build`"
     for words in (["info", str(tmp_path), "--log-format=text"], ["--log-format", "text", "info", str(tmp_path)]):
-        code, (line,) = told(*words)
+        code, (line,) = run_program_logged(*words)
         assert code == 2
         assert re.fullmatch(f"{TIME} error   cache-store: {re.escape(missing)}", line)
-    _, (line,) = told("info", str(tmp_path), **{VARIABLE: "json"})
+    _, (line,) = run_program_logged("info", str(tmp_path), **{VARIABLE: "json"})
     assert json.loads(line)["message"] == missing
-    assert told("info", str(tmp_path))[1] == [f"cache-store: error: {missing}"]
+    assert run_program_logged("info", str(tmp_path))[1] == [f"cache-store: error: {missing}"]
     for words in (["--log-format"], ["--log-format", "yaml"]):
-        code, (line,) = told("info", str(tmp_path), *words)
+        code, (line,) = run_program_logged("info", str(tmp_path), *words)
         assert code == 2
         assert line.startswith("cache-store: error: --log-format (or ENCODE_ONCE_LOG_FORMAT) must be one of plain,")
 

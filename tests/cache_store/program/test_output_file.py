@@ -1,22 +1,30 @@
-"""A nightly job never reads yesterday's report: it is of the run that it names, or says that the run did not end."""
+"""Files for the user: a report is of the run that it names; what cannot be written is refused before any work."""
 
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cache_store import __version__
 from cache_store.cli import main
-from cache_store.program.output_file import ReportFile
+from cache_store.program.output_file import ReportFile, refuse_output, write_output
 from cache_store.verify import command
-from tests.cache_store.conftest import flip, shard_name
+from tests.cache_store.conftest import REJECTED, contents, flip, shard_name
+from tests.make_cache import make_cache
 
 STALE = '{"sound": true, "findings": []}'
+
+
+@pytest.fixture
+def cache(tmp_path: Path, latents: np.ndarray) -> Path:
+    return make_cache(tmp_path / "cache", latents, rejected=REJECTED)
 
 
 @pytest.fixture
@@ -50,20 +58,13 @@ def fails(error: BaseException):
     return verify
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (OSError(errno.ESTALE, "Stale file handle", "seal.json"), 1, "Stale file handle: seal.json"),
-        (KeyboardInterrupt(), 3, "nothing was changed; run the same command again, or slices of it with --subset"),
-    ],
-)
-def test_a_run_that_an_error_ends_leaves_a_report_of_it(cache, report, monkeypatch, error, code, said):
-    sound = ["verify", str(cache), "--report", str(report)]
-    assert main(sound) == 0
+def test_a_run_that_an_error_ends_leaves_a_report_of_it(cache, report, monkeypatch):
+    command_line = ["verify", str(cache), "--report", str(report)]
+    assert main(command_line) == 0
     keys = read(report).keys()
-    monkeypatch.setattr(command, "verify", fails(error))
-    assert main(sound) == code
-    assert read(report).items() >= {"sound": False, "error": said, "findings": []}.items()
+    monkeypatch.setattr(command, "verify", fails(OSError(errno.ESTALE, "Stale file handle", "seal.json")))
+    assert main(command_line) == 1
+    assert read(report).items() >= {"sound": False, "error": "Stale file handle: seal.json", "findings": []}.items()
     assert read(report).keys() == keys
 
 
@@ -119,3 +120,92 @@ def test_verify_and_info_print_json(cache, capsys):
     unsealed = json.loads(capsys.readouterr().out)
     assert (unsealed["identity"], unsealed["statistics"]) == (None, None)
     assert "is not sealed" in unsealed["not_sealed_because"]
+
+
+OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+"""Makes root obey permissions like anyone else."""
+
+
+REFUSED = {
+    ".": "is a folder; name a file",
+    **{f"{name}.json": "lies in the cache CACHE; name another place" for name in ("cache/new", "alias/seal")},
+    **{f"{name}.json": "cannot be written: Permission denied" for name in ("read-only/new", "protected", "link")},
+    "r" * 250: "cannot be written: File name too long",  # of its scratch file
+    "loop": "cannot be written: File exists",
+    "nowhere": "cannot be written: No such file or directory",
+    "/proc/new": "cannot be written: No such file or directory",  # where permissions would let root write
+}
+VERIFY_ALL = """
+import sys
+from cache_store.cli import main
+cache, *reports = sys.argv[1:]
+print([main(["verify", cache, "--report", report]) for report in reports])
+"""
+
+
+def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
+    if os.geteuid() == 0 and shutil.which(OBEYING[0]) is None:
+        pytest.skip("root obeys no permissions and there is no setpriv to make it")
+    (tmp_path / "read-only").mkdir(mode=0o555)
+    (tmp_path / "protected.json").touch(mode=0o444)
+    links = {"alias": "cache", "link.json": "read-only/new", "loop": "loop", "nowhere": "no/such/folder/report.json"}
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    before, paths = contents(cache), [tmp_path / name for name in REFUSED]
+    command = [*(OBEYING if os.geteuid() == 0 else []), sys.executable, "-c", VERIFY_ALL, str(cache), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    problems = [problem.replace("CACHE", str(cache)) for problem in REFUSED.values()]
+    refusals = [f"cache-store: error: report: {each}" for each in map("{} {}".format, paths, problems)]
+    assert done.stderr.splitlines() == refusals
+    assert done.stdout == f"{[2] * len(paths)}\n", "codes, and nothing before them"
+    assert contents(cache) == before
+
+
+def run_verify(cache: Path, report: object, **streams: object) -> tuple[int, str, str]:
+    """Run `cache-store verify`; return exit code, standard output and standard error."""
+    command = [sys.executable, "-m", "cache_store", "verify", str(cache), "--report", str(report)]
+    done = subprocess.run(command, text=True, timeout=120, **{"capture_output": True, **streams})
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path):
+    """A full disk loses only the report; a report on standard output follows; a closed pipe loses no report."""
+    with (tmp_path / "out").open("w") as out:
+        assert run_verify(cache, "/dev/stdout", capture_output=False, stdout=out)[0] == 0
+    shown, brace, report = (tmp_path / "out").read_text().partition("{")
+    assert shown.startswith("sound (quick)")
+    assert json.loads(brace + report)["findings"] == []
+    (cache / "samples/000001.parquet").unlink()
+    code, shown, error = run_verify(cache, "/dev/full")
+    full = "cache-store: error: report: /dev/full cannot be written: No space left on device\n"
+    assert (code, error) == (2, full), "1 would say that there is damage"
+    assert "samples/000001.parquet" in shown
+    assert f"next: precompute repair {cache} --report /dev/full" in shown
+    read, write = os.pipe()
+    os.close(read)
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # so that the first line printed fails, as in a long output
+    assert run_verify(cache, tmp_path / "report.json", capture_output=False, stdout=write, env=unbuffered)[0] == 1
+    assert json.loads((tmp_path / "report.json").read_text())["findings"]
+    info = [sys.executable, "-m", "cache_store", "info", str(cache)]
+    ended = subprocess.run(info, stdout=write, stderr=subprocess.PIPE, env=unbuffered, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b""), "as where SIGPIPE ends a program; 1 would say damage"
+
+
+def test_an_output_replaces_a_file_and_passes_links_and_pipes(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir())
+    for name in ("file", "link", "pipe", "new", "/dev/stdout"):
+        refuse_output("report", tmp_path / name, tmp_path / "cache")
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "file").read_bytes() == b"old", "trying leaves everything as it is"
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("file", "link", "pipe"):
+        for data in (b"a longer first", b"second"):
+            write_output(tmp_path / name, data)
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "target").read_bytes() == b"second"
+    assert [(tmp_path / "link").is_symlink(), (tmp_path / "pipe").is_fifo()] == [True, True]
+    assert os.read(reader, 100) == b"a longer firstsecond"
+    os.close(reader)

@@ -1,10 +1,8 @@
-"""Output files, progress and stop signals of all programs."""
+"""Full disks, closed outputs, progress and stop signals, in all programs."""
 
 import errno
 import io
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +13,10 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import CacheError
-from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
 from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program, stop_on_signals, unwound_by_signals
-from tests.cache_store.conftest import contents, samples_of
+from tests.cache_store.conftest import samples_of
 from tests.make_cache import make_cache
-
-OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-"""Makes root obey permissions like anyone else."""
 
 
 @pytest.fixture
@@ -30,48 +24,8 @@ def cache(tmp_path) -> Path:
     return make_cache(tmp_path / "cache", samples_of((4, 3, 2)))
 
 
-def verify(cache: Path, report: object, **streams: object) -> tuple[int, str, str]:
-    """Run `cache-store verify`; return exit code, standard output and standard error."""
-    command = [sys.executable, "-m", "cache_store", "verify", str(cache), "--report", str(report)]
-    done = subprocess.run(command, text=True, timeout=120, **{"capture_output": True, **streams})
-    return done.returncode, done.stdout, done.stderr
-
-
-REFUSED = {
-    ".": "is a folder; name a file",
-    **{f"{name}.json": "lies in the cache CACHE; name another place" for name in ("cache/new", "alias/seal")},
-    **{f"{name}.json": "cannot be written: Permission denied" for name in ("read-only/new", "protected", "link")},
-    "r" * 250: "cannot be written: File name too long",  # of its scratch file
-    "loop": "cannot be written: File exists",
-    "nowhere": "cannot be written: No such file or directory",
-    "/proc/new": "cannot be written: No such file or directory",  # where permissions would let root write
-}
-FULL = "No space left on device: FILE; free some space or name another place, and run the same command again"
+FULL = "No space left on device: standard output; free some space or name another place, and run the same command again"
 READ_ONLY = "Read-only file system: FILE; make it writable or name another place, and run the same command again"
-VERIFY_ALL = """
-import sys
-from cache_store.cli import main
-cache, *reports = sys.argv[1:]
-print([main(["verify", cache, "--report", report]) for report in reports])
-"""
-
-
-def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
-    if os.geteuid() == 0 and shutil.which(OBEYING[0]) is None:
-        pytest.skip("root obeys no permissions and there is no setpriv to make it")
-    (tmp_path / "read-only").mkdir(mode=0o555)
-    (tmp_path / "protected.json").touch(mode=0o444)
-    links = {"alias": "cache", "link.json": "read-only/new", "loop": "loop", "nowhere": "no/such/folder/report.json"}
-    for link, target in links.items():
-        (tmp_path / link).symlink_to(tmp_path / target)
-    before, paths = contents(cache), [tmp_path / name for name in REFUSED]
-    command = [*(OBEYING if os.geteuid() == 0 else []), sys.executable, "-c", VERIFY_ALL, str(cache), *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    problems = [problem.replace("CACHE", str(cache)) for problem in REFUSED.values()]
-    refusals = [f"cache-store: error: report: {each}" for each in map("{} {}".format, paths, problems)]
-    assert done.stderr.splitlines() == refusals
-    assert done.stdout == f"{[2] * len(paths)}\n", "codes, and nothing before them"
-    assert contents(cache) == before
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 2>&-"])
@@ -88,64 +42,20 @@ def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, clo
     assert subprocess.check_output(line, timeout=120) == b"/dev/null\n"
 
 
-def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path):
-    """A full disk loses only the report; a report on standard output follows; a closed pipe loses no report."""
-    with (tmp_path / "out").open("w") as out:
-        assert verify(cache, "/dev/stdout", capture_output=False, stdout=out)[0] == 0
-    shown, brace, report = (tmp_path / "out").read_text().partition("{")
-    assert shown.startswith("sound (quick)")
-    assert json.loads(brace + report)["findings"] == []
-    (cache / "samples/000001.parquet").unlink()
-    code, shown, error = verify(cache, "/dev/full")
-    full = "cache-store: error: report: /dev/full cannot be written: No space left on device\n"
-    assert (code, error) == (2, full), "1 would say that there is damage"
-    assert "samples/000001.parquet" in shown
-    assert f"next: precompute repair {cache} --report /dev/full" in shown
-    read, write = os.pipe()
-    os.close(read)
-    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # so that the first line printed fails, as in a long output
-    assert verify(cache, tmp_path / "report.json", capture_output=False, stdout=write, env=unbuffered)[0] == 1
-    assert json.loads((tmp_path / "report.json").read_text())["findings"]
-    info = [sys.executable, "-m", "cache_store", "info", str(cache)]
-    ended = subprocess.run(info, stdout=write, stderr=subprocess.PIPE, env=unbuffered, check=False)
-    os.close(write)
-    assert (ended.returncode, ended.stderr) == (141, b""), "as where SIGPIPE ends a program; 1 would say damage"
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_output_that_takes_no_more_is_named(cache, unbuffered):
     info, environment = [sys.executable, "-m", "cache_store", "info", str(cache)], {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(info, stdout=full, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
-    assert (done.returncode, done.stderr) == (1, f"cache-store: error: {FULL.replace('FILE', 'standard output')}\n")
+    assert (done.returncode, done.stderr) == (1, f"cache-store: error: {FULL}\n")
 
 
-@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY)])
-def test_a_disk_that_takes_no_more_says_what_to_run(capsys, number, said):
+def test_a_disk_that_may_not_be_written_says_what_to_run(capsys):
     def run(argv):
-        raise OSError(number, os.strerror(number), "FILE")
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "FILE")
 
     assert run_program("program", run, []) == 1
-    assert capsys.readouterr().err == f"program: error: {said}\n"
-
-
-def test_an_output_replaces_a_file_and_passes_links_and_pipes(tmp_path):
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    os.mkfifo(tmp_path / "pipe")
-    before = sorted(tmp_path.iterdir())
-    for name in ("file", "link", "pipe", "new", "/dev/stdout"):
-        refuse_output("report", tmp_path / name, tmp_path / "cache")
-    assert sorted(tmp_path.iterdir()) == before
-    assert (tmp_path / "file").read_bytes() == b"old", "trying leaves everything as it is"
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    for name in ("file", "link", "pipe"):
-        for data in (b"a longer first", b"second"):
-            write_output(tmp_path / name, data)
-    assert (tmp_path / "file").read_bytes() == (tmp_path / "target").read_bytes() == b"second"
-    assert [(tmp_path / "link").is_symlink(), (tmp_path / "pipe").is_fifo()] == [True, True]
-    assert os.read(reader, 100) == b"a longer firstsecond"
-    os.close(reader)
+    assert capsys.readouterr().err == f"program: error: {READ_ONLY}\n"
 
 
 @pytest.mark.parametrize(("is_terminal", "between_s"), [(True, 0.2), (False, 30.0)])

@@ -28,11 +28,11 @@ class Handles(NamedTuple):
     """A store to write to, and to read from."""
 
     store: Store
-    seen: Callable[[], Store]
+    reopen: Callable[[], Store]
     """Opens the store again, as it is now."""
 
 
-def both(store: Store) -> Handles:
+def one_store(store: Store) -> Handles:
     return Handles(store, lambda: store)
 
 
@@ -45,11 +45,11 @@ class NoLinks(LocalStore):
 
 
 MADE: dict[str, Callable[[Path], Handles]] = {
-    "folder": lambda folder: both(LocalStore(folder / "store")),
-    "no links": lambda folder: both(NoLinks(folder / "store")),
-    "memory": lambda folder: both(MemoryStore()),
-    "retrying": lambda folder: both(RetryingStore(FailingStore(MemoryStore()))),
-    "kept": lambda folder: both(KeptStore(MemoryStore(), KeptBlocks(folder / "kept", 2 << 20))),
+    "folder": lambda folder: one_store(LocalStore(folder / "store")),
+    "no links": lambda folder: one_store(NoLinks(folder / "store")),
+    "memory": lambda folder: one_store(MemoryStore()),
+    "retrying": lambda folder: one_store(RetryingStore(FailingStore(MemoryStore()))),
+    "kept": lambda folder: one_store(KeptStore(MemoryStore(), KeptBlocks(folder / "kept", 2 << 20))),
     "listed": lambda folder: Handles(store := MemoryStore(), lambda: ListedStore(store)),
 }
 SERVED = {"s3": "s3", "gs": "gs", "az": "az", "forked": "s3"}
@@ -67,7 +67,7 @@ def handles(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     store = open_store(f"{request.getfixturevalue('bucket')}/a/store")
     if request.param == "forked":  # as it is in a process that was forked: another one reads for it
         monkeypatch.setattr(forked, "is_forked", lambda: True)
-    yield both(store)
+    yield one_store(store)
     if forked.helper_of.cache_info().currsize:
         forked.helper_of(os.getpid())._process.communicate()  # ends it
         forked.helper_of.cache_clear()
@@ -84,8 +84,8 @@ def store(handles: Handles) -> Store:
 
 
 @pytest.fixture
-def seen(handles: Handles) -> Callable[[], Store]:
-    return handles.seen
+def reopen(handles: Handles) -> Callable[[], Store]:
+    return handles.reopen
 
 
 READS: dict[str, Callable[[Store, str], object]] = {
@@ -98,25 +98,25 @@ READS: dict[str, Callable[[Store, str], object]] = {
 }
 
 
-def test_a_file_is_what_was_put_last_and_then_gone(store, seen):
+def test_a_file_is_what_was_put_last_and_then_gone(store, reopen):
     for data in (b"first", b"", b"second, longer"):
         store.put_whole("in/a folder/file", data)
-        now = seen()
+        now = reopen()
         assert now.read("in/a folder/file") == bytes(now.map("in/a folder/file")) == data
         assert now.size("in/a folder/file") == now.stat("in/a folder/file").size == len(data)
     for _ in range(2):
         store.delete("in/a folder/file")
-        assert not seen().has("in/a folder/file")
+        assert not reopen().has("in/a folder/file")
     for read in READS.values():
         with pytest.raises(FileNotFoundError) as gone:
-            read(seen(), "in/a folder/file")
-        assert str(gone.value.filename) == seen().where("in/a folder/file")
+            read(reopen(), "in/a folder/file")
+        assert str(gone.value.filename) == reopen().where("in/a folder/file")
 
 
-def test_folders_list_what_is_directly_in_them(store, seen):
+def test_folders_list_what_is_directly_in_them(store, reopen):
     for name in ("b", "a/x", "a/y/z", "a.json", "é #%20"):
         store.put_whole(name, b"")
-    now = seen()
+    now = reopen()
     assert now.list() == ["a.json", "a/", "b", "é #%20"]
     assert (now.list("a"), now.list("a/y"), now.list("none")) == (["x", "y/"], ["z"], [])
     assert (now.has("a"), now.has("a/y"), now.has("c"), now.has("a/z")) == (True, True, False, False)
@@ -127,7 +127,7 @@ def test_folders_list_what_is_directly_in_them(store, seen):
         assert [name for name, _ in now.walk("a/x")] == ["a/y/z", "b", "é #%20"]
 
 
-def test_a_name_is_taken_once_and_equal_bytes_count_as_ones_own(store, seen):
+def test_a_name_is_taken_once_and_equal_bytes_count_as_ones_own(store, reopen):
     """A repeated request finds its own first success, which looks like another program's."""
     assert store.put_if_absent("file", b"first")
     assert store.put_if_absent("file", b"first")
@@ -138,48 +138,48 @@ def test_a_name_is_taken_once_and_equal_bytes_count_as_ones_own(store, seen):
             draft.stream.write(data)
             draft.finish()
             assert draft.publish_if_absent() == is_there
-    assert seen().read("file") == b"first"
+    assert reopen().read("file") == b"first"
     with store.draft("other") as draft:
         draft.stream.write(b"mine")
         draft.finish()
         assert draft.publish_if_absent()
-    assert seen().read("other") == b"mine"
+    assert reopen().read("other") == b"mine"
 
 
-def test_a_draft_is_nothing_until_it_is_published_whole(store, seen):
+def test_a_draft_is_nothing_until_it_is_published_whole(store, reopen):
     store.put_whole("a/file", b"old")
     with store.draft("a/file") as draft:
         with draft.writing() as stream:
             stream.write(b"new")
         draft.finish()
-        assert (seen().read("a/file"), bytes(draft.map())) == (b"old", b"new")
+        assert (reopen().read("a/file"), bytes(draft.map())) == (b"old", b"new")
     with suppress(RuntimeError), store.draft("a/file") as draft:
         draft.stream.write(b"half")
         raise RuntimeError
-    assert (seen().list("a"), seen().read("a/file")) == (["file"], b"old")
+    assert (reopen().list("a"), reopen().read("a/file")) == (["file"], b"old")
     with store.draft("a/file") as draft:
         draft.stream.write(b"new")
         draft.finish()
         draft.publish()
-    assert (seen().list("a"), seen().read("a/file")) == (["file"], b"new")
+    assert (reopen().list("a"), reopen().read("a/file")) == (["file"], b"new")
     assert store.clear_drafts("a/file") == 1
 
 
-def test_a_file_that_is_too_large_is_not_read(store, seen):
+def test_a_file_that_is_too_large_is_not_read(store, reopen):
     store.put_whole("file", b"four")
-    assert seen().read("file", at_most=4) == b"four"
+    assert reopen().read("file", at_most=4) == b"four"
     with pytest.raises(TooLargeError, match=r"file is 4 bytes, at most 3 can be") as refused:
-        seen().read("file", at_most=3)
+        reopen().read("file", at_most=3)
     assert refused.value.size == 4
 
 
-def test_ranges_are_whole_in_any_order_or_an_error(store, seen):
+def test_ranges_are_whole_in_any_order_or_an_error(store, reopen):
     data = bytes(range(256)) * 2_000
     store.put_whole("a", data)
     store.put_whole("b", b"short")
     starts, lengths = [500_000, 0, 7, 499_990], [1_000, 5, 0, 20]
     wanted = [Ranges("a", starts, lengths), Ranges("b", [0], [5]), Ranges("a", [1], [1], len(data), "0" * 64)]
-    now = seen()
+    now = reopen()
     for _ in range(2):
         found = [[bytes(part) for part in parts] for parts in now.fetch(wanted)]
         parts_of_a = [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -191,18 +191,18 @@ def test_ranges_are_whole_in_any_order_or_an_error(store, seen):
         assert (short.value.errno, short.value.filename) == (errno.ENODATA, now.where("b"))
 
 
-def test_another_version_is_told_from_the_one_that_was_opened(store, seen):
+def test_another_version_is_told_from_the_one_that_was_opened(store, reopen):
     store.put_whole("file", b"first")
-    before = seen().stat("file")
+    before = reopen().stat("file")
     assert before == Version(5, before.mark, "later")
     assert str(before) == f"5:{before.mark}"
-    file = seen().open("file")
+    file = reopen().open("file")
     again = file.reopen()
     store.put_whole("file", b"other bytes")
-    assert seen().stat("file") != before
+    assert reopen().stat("file") != before
     with pytest.raises(ChangedError, match=r"file was changed while it was read; restore it"):
-        seen().open("file", before).read()
-    if seen().is_remote:  # a file of this machine stays what it was, for whoever has it open
+        reopen().open("file", before).read()
+    if reopen().is_remote:  # a file of this machine stays what it was, for whoever has it open
         with pytest.raises(ChangedError):
             again.read()
         with pytest.raises(ChangedError):
@@ -211,14 +211,14 @@ def test_another_version_is_told_from_the_one_that_was_opened(store, seen):
         assert (file.part(0, 9), again.read()) == (b"first", b"first")
 
 
-def test_an_open_file_is_a_stream_and_parts_for_threads(store, seen):
+def test_an_open_file_is_a_stream_and_parts_for_threads(store, reopen):
     data = bytes(range(251)) * 40_000  # 10 MB
     with store.draft("file") as draft:
         draft.stream.write(data)
         draft.finish()
         draft.publish()
-    with seen().open("file") as file:
-        assert (str(file), file.version.size) == (seen().where("file"), len(data))
+    with reopen().open("file") as file:
+        assert (str(file), file.version.size) == (reopen().where("file"), len(data))
         assert (file.read(3), file.seek(-4, 2), file.read()) == (data[:3], len(data) - 4, data[-4:])
         with ThreadPoolExecutor(4) as pool:
             parts = [*pool.map(lambda start: file.part(start, 99_000), range(0, len(data), 100_000))]

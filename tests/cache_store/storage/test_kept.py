@@ -8,30 +8,33 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cache_store import open_cache
-from cache_store.storage import kept as kept_blocks
-from cache_store.storage.kept import KeptBlocks
+from cache_store import Cache, open_cache
+from cache_store.storage.kept import KeptBlocks, KeptStore
+from cache_store.storage.store import open_store
 from cache_store.storage.verbs import Ranges
 from tests.full_disk import largest_file
 
 
-def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp_path, monkeypatch):
-    monkeypatch.setattr("cache_store.cache.reader.LEAST_BYTES", 1)
-    monkeypatch.setattr("cache_store.storage.kept.BLOCK_BYTES", 1_000)  # samples of 240 bytes straddle two
+def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp_path):
+    """Samples of 240 bytes straddle blocks of 1,000."""
     cache, kept = open_cache(copied[0]), tmp_path / "kept"
     numbers = np.arange(len(cache))
+
+    def open_kept(max_bytes: int) -> Cache:
+        return open_cache(KeptStore(open_store(copied[1]), KeptBlocks(kept, max_bytes, 1_000)))
 
     def requests() -> int:
         before = len(proxy.requests)
         assert np.array_equal(there.read(numbers), cache.read(numbers))
         return len(proxy.requests) - before
 
-    there = open_cache(copied[1], cache_dir=kept)
+    there = open_kept(10**9)
     assert requests() > 0
     assert requests() == 0
     there = copy.copy(there)  # opened anew, as in another process
@@ -40,34 +43,37 @@ def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp
     blocks[2].write_bytes(b"")
     assert requests() == 2 * 4 + 2  # a record and a table of each shard
     assert requests() == 0
-    there = open_cache(copied[1], cache_dir=kept, cache_bytes=3_000)
+    there = open_kept(3_000)
     requests()
     blocks[0].unlink(missing_ok=True)
     requests()
     assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) <= 3_000
 
 
-def test_a_bound_holds_while_it_is_passed_and_for_blocks_alone(tmp_path, monkeypatch):
+@dataclass(frozen=True)
+class WatchedBlocks(KeptBlocks):
+    """Records the size of all blocks whenever one is added."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def _keep(self, key: Any, block: memoryview) -> None:
+        super()._keep(key, block)
+        self.sizes.append(sum(path.stat().st_size for path in self.folder.glob("*/*.*x1000")))
+
+
+def test_a_bound_holds_while_it_is_passed_and_for_blocks_alone(tmp_path):
     """In a folder with other files, and in one read of more bytes than the bound."""
-    monkeypatch.setattr(kept_blocks, "BLOCK_BYTES", 1_000)
     others = [tmp_path / name for name in ("ab/model.bin", "runs/old/weights.bin", f"{'a' * 64}.0x1000", "notes.txt")]
     for path in others:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(9_000))
         os.utime(path, (0, 0))
-    blocks, held = KeptBlocks(tmp_path, 20_000), list[int]()
-
-    def keep(self: KeptBlocks, *block: Any) -> None:
-        keep_one(self, *block)
-        held.append(sum(path.stat().st_size for path in tmp_path.glob("*/*.*x1000")))
-
-    keep_one = KeptBlocks._keep
-    monkeypatch.setattr(KeptBlocks, "_keep", keep)
+    blocks = WatchedBlocks(tmp_path, 20_000, 1_000)
     wanted = [Ranges(name, [0], [30_000], 30_000, name * 64) for name in "ab"]
-    fetched = lambda asked: [[memoryview(bytes(each.lengths[0]))] for each in asked]  # noqa: E731
-    assert [bytes(part) for (part,) in blocks.fetch(wanted, fetched)] == [bytes(30_000)] * 2
-    assert len(held) == 60
-    assert max(held) <= 20_000 * 1.02 + 1_004
+    found = blocks.fetch(wanted, lambda asked: [[memoryview(bytes(each.lengths[0]))] for each in asked])
+    assert [bytes(part) for (part,) in found] == [bytes(30_000)] * 2
+    assert len(blocks.sizes) == 60
+    assert max(blocks.sizes) <= 20_000 * 1.02 + 1_004
     assert all(path.stat().st_size == 9_000 for path in others)
 
 
@@ -117,15 +123,23 @@ def test_what_happens_to_kept_blocks_changes_nothing_read(copied, tmp_path, capl
     assert not [*tmp_path.rglob("*.partial")]
 
 
-def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path, monkeypatch):
+READ_FOR_EVER = """
+import sys
+from pathlib import Path
+from cache_store import open_cache
+from cache_store.storage.kept import KeptBlocks, KeptStore
+from cache_store.storage.store import open_store
+cache = open_cache(KeptStore(open_store(sys.argv[1]), KeptBlocks(Path(sys.argv[2]), 3_000)))
+while True:
+    cache.read(range(27))
+"""
+
+
+def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path):
     """The bound is smaller than the cache, so that each deletes blocks that another needs."""
     cache, kept = open_cache(copied[0]), tmp_path / "kept"
-    monkeypatch.setattr("cache_store.cache.reader.LEAST_BYTES", 1)
-    code = "import sys; from cache_store.cache import reader; reader.LEAST_BYTES = 1\n"
-    code += "cache = reader.open_cache(sys.argv[1], cache_dir=sys.argv[2], cache_bytes=3000)\n"
-    code += "while True: cache.read(range(27))"
-    other = subprocess.Popen([sys.executable, "-c", code, copied[1], str(kept)])
-    there, numbers = open_cache(copied[1], cache_dir=kept, cache_bytes=3_000), np.arange(27)
+    other = subprocess.Popen([sys.executable, "-c", READ_FOR_EVER, copied[1], str(kept)])
+    there, numbers = open_cache(KeptStore(open_store(copied[1]), KeptBlocks(kept, 3_000))), np.arange(27)
     while not [*kept.rglob("*x131072")]:
         assert other.poll() is None
         time.sleep(0.01)

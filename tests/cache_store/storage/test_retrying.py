@@ -14,7 +14,7 @@ def quick(monkeypatch):
     retrying.ANSWERED.clear()
 
 
-def asked(kind: str, times: int) -> tuple[int, bool]:
+def read_from_failing(kind: str, times: int) -> tuple[int, bool]:
     """Read a file; return the number of requests, and whether the read succeeded."""
     store = FailingStore(MemoryStore(), kind, times)
     store.inner.put_whole("file", b"data")
@@ -27,17 +27,17 @@ def asked(kind: str, times: int) -> tuple[int, bool]:
 
 @pytest.mark.parametrize("kind", ["cut", "conflict", "broken off"])
 def test_an_answer_that_was_spoilt_is_asked_for_a_few_times(kind):
-    assert asked(kind, ATTEMPTS - 1) == (ATTEMPTS, True)
-    assert asked("cut", 10**6) == (ATTEMPTS, False)
+    assert read_from_failing(kind, ATTEMPTS - 1) == (ATTEMPTS, True)
+    assert read_from_failing("cut", 10**6) == (ATTEMPTS, False)
 
 
 def test_a_busy_store_is_waited_for_and_a_silent_one_only_if_it_ever_spoke(caplog):
-    assert asked("silent", 1) == (1, False)
-    assert asked("busy", 9) == (10, True)
+    assert read_from_failing("silent", 1) == (1, False)
+    assert read_from_failing("busy", 9) == (10, True)
     assert "the store answers 503 Slow Down: waiting, for up to 0 s more: memory://store/file" in caplog.messages
     caplog.clear()
-    assert asked("silent", 9) == (10, True)
+    assert read_from_failing("silent", 9) == (10, True)
     assert "the store does not answer any more: waiting" in caplog.messages[0]
-    count, had = asked("busy", 10**6)
+    count, had = read_from_failing("busy", 10**6)
     assert not had
     assert count > ATTEMPTS
