@@ -43,7 +43,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory")
 
 
 def fit_memory(session: Session) -> Session:
-    """Cut each rank's share into as few passes as fit if run.fit_memory is set; EncodeOnceError if one sample does not."""
+    """Cut each rank's share into as few passes as fit, if run.fit_memory is set; EncodeOnceError if no sample fits."""
     if not session.config.run.fit_memory:
         return session
     share = session.config.data.batch_size // session.world.size
