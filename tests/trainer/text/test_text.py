@@ -25,7 +25,7 @@ from tests.make_cache import caption
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
 from tests.trainer.multimodal import LLAVA_TEMPLATE
 from tests.trainer.runs import damages
-from trainer.text.chat import ChatTokenizer, TokenizedText, to_messages
+from trainer.text.chat import IMAGE_MARKER, ChatTokenizer, TokenizedText, to_messages
 from trainer.text.store import TextStore, file_crc32c, read_meta, text_folder
 from trainer.text.tokenizer import load_chat_tokenizer
 from trainer.text.writer import make_text, number_chunks
@@ -335,3 +335,8 @@ def test_arrays_of_another_form_are_refused_though_vouched_for(damaged, change):
     checksums = {**meta.crc32c, "offsets": file_crc32c(damaged / "offsets.npy")}
     (damaged / "meta.json").write_bytes(canonical_json(sign(replace(meta, crc32c=checksums))))
     refuse(damaged, "offsets.npy")
+
+
+def test_blanks_before_an_image_marker_are_tried_once_a_run():
+    """Trying from each blank would take minutes."""
+    assert IMAGE_MARKER.sub("", " " * 10**6) == " " * 10**6
