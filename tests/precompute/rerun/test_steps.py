@@ -190,6 +190,6 @@ def test_on_ray_files_without_a_record_make_way_and_others_stay(built):
     inputs = open_build_inputs(config, BuildRequest(rebuild=[1], new_samples="leave out"))
     work = decide(read_facts(inputs), inputs.request)
     job = encode_job(inputs, work, work.to_build, shared=False)
-    assert (job.shards, job.new) == ([0, 1], {0})
+    assert (job.shards, job.never_replace) == ([0, 1], {0})
     there = {shard: [*map(job.store.has, files_of_shard(job.spec, shard))] for shard in range(3)}
     assert (any(there[0]), all(there[1]), all(there[2])) == (False, True, True)
