@@ -3,12 +3,14 @@
 import errno
 import io
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.sources import Source, open_source
-from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, Project, image_bytes
+from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, run_build, write_source
 from tests.precompute.images.hostile_images import png, save
 
 
@@ -63,13 +65,19 @@ class Planned(NamedTuple):
         )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def built_by_ones(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """A cache of 22 samples in shards of 8 and batches of 1."""
+    folder = tmp_path_factory.mktemp("built")
+    return run_build(folder, write_source(folder / "source"), vae_path, encoder__batch_size=1)
+
+
 @pytest.fixture
-def planned(project: Project) -> Planned:
-    """The job and source of a cache: 22 samples in shards of 8 and batches of 1."""
-    project.build(encoder__batch_size=1)
-    config = BuildConfig.of_cache(project.cache)
-    job = EncodeJob(config=config, store=LocalStore(project.cache), spec=read_spec(project.cache))
-    return Planned(job, open_source(config.source))
+def planned(built_by_ones: Path, tmp_path: Path) -> Planned:
+    """The job and source of a copy of that cache."""
+    cache = shutil.copytree(built_by_ones, tmp_path / "cache")
+    config = BuildConfig.of_cache(cache)
+    return Planned(EncodeJob(config=config, store=LocalStore(cache), spec=read_spec(cache)), open_source(config.source))
 
 
 @pytest.fixture
