@@ -50,7 +50,7 @@ class DeviceFeed(Protocol):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class DoneEncoding:
     """A batch whose samples have arrived."""
 
     values: Tensor
@@ -66,10 +66,10 @@ class DirectFeed:
     def __init__(self, encoder: Encoder, array: ArraySpec) -> None:
         self._encoder, self.rooms = encoder, Rooms(lambda: make_room(array))
 
-    def encode(self, room: Room, count: int) -> Encoded:
+    def encode(self, room: Room, count: int) -> DoneEncoding:
         started = time.monotonic()
         values = self._encoder.encode(torch.from_numpy(room[:count]))
-        return Encoded(values, time.monotonic() - started)
+        return DoneEncoding(values, time.monotonic() - started)
 
 
 class Runtime(Protocol):

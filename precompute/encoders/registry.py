@@ -147,7 +147,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
     model = config.model
     if IMPORT_PATH.fullmatch(model):
         return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})
-    files = files_of(config)
+    files = find_encoder_files(config)
     refuse_other_use(files, config)
     if config.reads_text:
         return TEXT_ENTRIES[files.class_name].family, files
@@ -159,7 +159,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
     return entry.family, files
 
 
-def files_of(config: EncoderConfig) -> ModelFiles:
+def find_encoder_files(config: EncoderConfig) -> ModelFiles:
     """Find the encoder's part of the model."""
     from precompute.encoders.model_files import SUBFOLDERS, find_model
 
@@ -183,7 +183,7 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
     """Raise ConfigError if the encoder cannot take images of this size; leave a broken config to loading."""
     if IMPORT_PATH.fullmatch(config.model):
         return
-    files = files_of(config)
+    files = find_encoder_files(config)
     refuse_other_use(files, config)
     if config.reads_text:
         return

@@ -27,7 +27,7 @@ from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches, planned_batches
-from precompute.encode.device_feed import Encoded
+from precompute.encode.device_feed import DoneEncoding
 from precompute.encode.job import BusyTimes, EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
@@ -215,7 +215,7 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
     sink = ShardSink(planned.job, torch.device("cpu"), BusyTimes(1), None, lambda _: None, threading.Event())
     for batch in planned.decoded([0]):
         with suppress(OSError):
-            sink.write(batch, Encoded(latent_NCHW))
+            sink.write(batch, DoneEncoding(latent_NCHW))
     sink.close()
     assert len(appended) == 2
 
