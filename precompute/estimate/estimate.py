@@ -77,7 +77,7 @@ NO_PLAN = "0" * 64
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The measurements, and what is computed from them."""
+    """The measurements, and the figures computed from them."""
 
     config: EstimateConfig
     spec: Spec
@@ -87,7 +87,7 @@ class Estimate:
     free: int | None
     """Free bytes at the cache's location; None if unknown."""
     trainings: Sequence[Training]
-    """One for each step time."""
+    """One training for each step time."""
     prices: Prices | None
 
     @property
