@@ -155,12 +155,12 @@ class StreamedFeed:
         self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
         self._input = runtime.on_device(shape, dtype)
         self._input.fill_(self._filler)
-        self._run, self._output = self._captured()
+        self._run, self._output = self._capture()
         self._free = queue.SimpleQueue[Slot]()
         for _ in range(SLOTS):
             self._free.put(Slot(runtime, shape, dtype, (array.encoder.batch_size, *array.shape)))
 
-    def _captured(self) -> tuple[Callable[[], object], Tensor | None]:
+    def _capture(self) -> tuple[Callable[[], object], Tensor | None]:
         """Capture the encoder's work as a graph; if that fails, warn and return no output tensor."""
         try:
             return self._runtime.capture(lambda: self._encoder.encode(self._input), self._compute)

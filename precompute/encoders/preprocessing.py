@@ -30,7 +30,7 @@ NOT_PILLOW = ("DINOv3ViTImageProcessor",)
 """Processors that do not resize with Pillow."""
 
 
-def as_model_prepares(model: str) -> Values:
+def recipe_of_model(model: str) -> Values:
     """Return height, width, fit, resample and range of `image:` from the model's processor; ConfigError if unknown."""
     held = processor_values(model)
     kind = str(held.get("image_processor_type") or held.get("feature_extractor_type") or "")

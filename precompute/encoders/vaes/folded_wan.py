@@ -133,7 +133,7 @@ def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor)
     scale_C = gain_C * channels**0.5
     blocks = (torch.split(whole.view(-1, channels), pixels) for whole in (x_NYXC, out))
     for x_PC, out_PC in zip(*blocks, strict=True):
-        scratch = torch.zeros(whole_vectors(x_PC.numel()))
+        scratch = torch.zeros(round_to_vectors(x_PC.numel()))
         y_PC = scratch[: x_PC.numel()].view_as(x_PC).copy_(x_PC)
         length: Tensor = torch.linalg.vector_norm(y_PC, dim=-1, keepdim=True).clamp_min_(SMALLEST_LENGTH)
         y_PC.mul_(length.reciprocal_()).mul_(scale_C)
@@ -143,7 +143,7 @@ def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor)
     return out
 
 
-def whole_vectors(elements: int) -> int:
+def round_to_vectors(elements: int) -> int:
     """Round `elements` up until each thread's share is a whole number of vectors.
 
     `F.silu` computes the elements after a share's last whole vector with another exponential, so without the rounding a
