@@ -107,19 +107,19 @@ class Auditor:
     def run(self, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
         started, total = time.monotonic(), len(self._cache)
         seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
-        asked = min(config.num_samples or total, total)
-        order, ahead = tee(islice(random_order(total, seed), asked))
+        to_draw = min(config.num_samples or total, total)
+        order, ahead = tee(islice(random_order(total, seed), to_draw))
         drawn, compared, upcoming = list[ComparedSample](), dict[int, ComparedSample](), next(order, None)
         for batch in decoded_batches(self._batches(ahead), self._pool, self._source):
             compared.update({each.number: each for each in self._compare(batch)})
             while upcoming in compared:  # in draw order: the other samples of a batch do not count as drawn
                 drawn.append(compared[upcoming])
                 upcoming = next(order, None)
-            on_drawn(len(drawn), asked, seconds := time.monotonic() - started)
+            on_drawn(len(drawn), to_draw, seconds := time.monotonic() - started)
             if stop.is_set() or seconds > (config.seconds or inf):
                 self._pool.shutdown(cancel_futures=True)
                 break
-        return self._report(seed, time.monotonic() - started, asked, drawn, compared.values())
+        return self._report(seed, time.monotonic() - started, to_draw, drawn, compared.values())
 
     def _batches(self, drawn: Iterable[int]) -> Iterator[Batch]:
         """Yield the planned batches of the drawn samples, each once, in the order of the draw."""
@@ -178,7 +178,12 @@ class Auditor:
         return largest
 
     def _report(
-        self, seed: int, seconds: float, asked: int, drawn: Iterable[ComparedSample], compared: Iterable[ComparedSample]
+        self,
+        seed: int,
+        seconds: float,
+        to_draw: int,
+        drawn: Iterable[ComparedSample],
+        compared: Iterable[ComparedSample],
     ) -> AuditReport:
         runs, device = list(self._runs.values()), str(self._encoder.device)
         return AuditReport(
@@ -197,7 +202,7 @@ class Auditor:
             relative_tolerance=max(map(self._relative_tolerance, self._runs)),
             root_mean_square=self._rms,
             samples=len(self._cache),
-            asked=asked,
+            asked=to_draw,
             drawn=tuple(drawn),
             compared=tuple(compared),
         )

@@ -27,10 +27,10 @@ class AuditBar:
         self.bar = progress_bar(total=self._seconds, desc="audit", unit=unit, delay=0.5)
         self.close = self.bar.close
 
-    def __call__(self, drawn: int, asked: int, seconds: float) -> None:
-        """Show that `drawn` of `asked` samples were compared after `seconds`."""
+    def __call__(self, drawn: int, to_draw: int, seconds: float) -> None:
+        """Show that `drawn` of `to_draw` samples were compared after `seconds`."""
         if self._seconds is None:
-            self.bar.total = asked
+            self.bar.total = to_draw
             self.bar.update(drawn - self.bar.n)
         else:
             self.bar.set_postfix_str(counted(drawn, "sample"), refresh=False)

@@ -123,10 +123,10 @@ class BuildConfig:
         """Return the config with `image:` filled from the model's files if it asks for that; may download them."""
         if not self.image.from_model:
             return self
-        from precompute.encoders.preprocessing import as_model_prepares  # needs huggingface_hub, as `--help` does not
+        from precompute.encoders.preprocessing import recipe_of_model  # needs huggingface_hub, as `--help` does not
 
         chosen = replace(self.image, from_model=False)
-        return replace(self, image=replace(chosen, **as_model_prepares(self.encoder.model)))
+        return replace(self, image=replace(chosen, **recipe_of_model(self.encoder.model)))
 
     @property
     def planning_encoder(self) -> EncoderConfig:

@@ -49,7 +49,7 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
         pixels_NYX3 = [read_pixels(path, array) for path in images]
         size, parts = identity.batch_size, [np.empty((0, *array.shape), np.float32)]
         for start in range(0, len(images), size):
-            parts.append(encode_batch(encoder, pixels_NYX3[start : start + size], size))
+            parts.append(encode_padded(encoder, pixels_NYX3[start : start + size], size))
         return round_to_dtype(np.concatenate(parts), images, array)
 
     return encode
@@ -85,7 +85,7 @@ def read_pixels(path: Path | str | Image.Image, array: ArraySpec) -> np.ndarray:
         raise SourceError(f"{path}: {rejected.reason}") from None
 
 
-def encode_batch(encoder: Encoder, pixels_NYX3: Sequence[np.ndarray], size: int) -> np.ndarray:
+def encode_padded(encoder: Encoder, pixels_NYX3: Sequence[np.ndarray], size: int) -> np.ndarray:
     """Encode up to `size` images in a batch of that size: float32 [N, *shape]."""
     batch_NYX3 = np.full((size, *pixels_NYX3[0].shape), MID_GREY, np.uint8)
     batch_NYX3[: len(pixels_NYX3)] = pixels_NYX3

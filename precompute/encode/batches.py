@@ -74,7 +74,7 @@ Room = np.ndarray
 """Memory for the input of a full batch: pixels, uint8 [B, Y, X, 3], or tokens, int32 [B, T]."""
 
 
-class Inputs(NamedTuple):
+class InputLayout(NamedTuple):
     """Shape and dtype of an encoder's input for a full batch."""
 
     shape: tuple[int, ...]
@@ -83,12 +83,12 @@ class Inputs(NamedTuple):
     """Fills the unused places of a short batch."""
 
 
-def inputs_of(array: ArraySpec) -> Inputs:
+def inputs_of(array: ArraySpec) -> InputLayout:
     """Return the input of the array's encoder: pixels of images, or tokens of texts."""
     if array.text is not None:
-        return Inputs((array.encoder.batch_size, array.text.drop + array.text.max_tokens), np.int32, NO_TOKEN)
+        return InputLayout((array.encoder.batch_size, array.text.drop + array.text.max_tokens), np.int32, NO_TOKEN)
     image = array.images
-    return Inputs((array.encoder.batch_size, image.height, image.width, 3), np.uint8, MID_GREY)
+    return InputLayout((array.encoder.batch_size, image.height, image.width, 3), np.uint8, MID_GREY)
 
 
 class Rooms:

@@ -28,7 +28,7 @@ from precompute.encoders.hardware import hardware_of
 from precompute.encoders.registry import load_reference
 
 IMAGES, PIXELS = 2, 2 * 256**2
-"""Most images, and most pixels of all of them, to compare; at least one image is. A CPU takes seconds for each."""
+"""Most images, and most pixels in all, to compare; at least one image is. A CPU takes seconds for each."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ class Canary:
         try_first = "encoder.compile: false, then " if self._config.compiles else ""
         try_first += "encoder.compute_dtype: float32, then " if kind[0] != "float32" else ""
         raise DeviceError(
-            f"encoder.device {device} ({hardware}) does not give what the same weights give in float32 on a CPU: "
-            f"samples differ by {found.overall:.2g} of their root mean square, at most by {found.largest:.2g}; "
+            f"encoder.device {device} ({hardware}) does not reproduce the samples of the same weights in float32 on a "
+            f"CPU: they differ by {found.overall:.2g} of their root mean square, at most by {found.largest:.2g}; "
             f"{kind[0]} on a {kind[1]} device may differ by {allowed.overall:g}, at most by {allowed.largest:g}. "
             f"Nothing of this worker was committed; try {try_first}another device, or other versions of torch and cuDNN"
         )
 
 
 def choose_places(good: Sequence[int], inputs_shape: Sequence[int]) -> list[int]:
-    """Choose the first good places of a batch: at most IMAGES, and fewer, but one, if they have more than PIXELS."""
+    """Choose the first good places of a batch: at most IMAGES, with at most PIXELS, but at least one."""
     return [*good][: max(1, min(IMAGES, PIXELS // math.prod(inputs_shape[1:3])))]
 
 

@@ -50,7 +50,7 @@ class DeviceFeed(Protocol):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class DoneEncoding:
     """A batch whose samples have arrived."""
 
     values: Tensor
@@ -66,10 +66,10 @@ class DirectFeed:
     def __init__(self, encoder: Encoder, array: ArraySpec) -> None:
         self._encoder, self.rooms = encoder, Rooms(lambda: make_room(array))
 
-    def encode(self, room: Room, count: int) -> Encoded:
+    def encode(self, room: Room, count: int) -> DoneEncoding:
         started = time.monotonic()
         values = self._encoder.encode(torch.from_numpy(room[:count]))
-        return Encoded(values, time.monotonic() - started)
+        return DoneEncoding(values, time.monotonic() - started)
 
 
 class Runtime(Protocol):
@@ -155,12 +155,12 @@ class StreamedFeed:
         self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
         self._input = runtime.on_device(shape, dtype)
         self._input.fill_(self._filler)
-        self._run, self._output = self._captured()
+        self._run, self._output = self._capture()
         self._free = queue.SimpleQueue[Slot]()
         for _ in range(SLOTS):
             self._free.put(Slot(runtime, shape, dtype, (array.encoder.batch_size, *array.shape)))
 
-    def _captured(self) -> tuple[Callable[[], object], Tensor | None]:
+    def _capture(self) -> tuple[Callable[[], object], Tensor | None]:
         """Capture the encoder's work as a graph; if that fails, warn and return no output tensor."""
         try:
             return self._runtime.capture(lambda: self._encoder.encode(self._input), self._compute)

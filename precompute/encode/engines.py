@@ -6,7 +6,7 @@ from collections.abc import Callable
 from precompute.config import BuildConfig
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.local_engine import run_local
-from precompute.encode.ray_cluster import refuse_no_cluster
+from precompute.encode.ray_cluster import refuse_unreachable_cluster
 from precompute.encode.ray_engine import run_ray
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
@@ -17,10 +17,10 @@ raises Interrupted once the event is set.
 """
 
 
-def refuse_no_engine(config: BuildConfig) -> None:
+def refuse_unreachable_engine(config: BuildConfig) -> None:
     """Raise EncodeOnceError or ConfigError before planning if the engine could not start after it."""
     if config.run.engine == "ray":
-        refuse_no_cluster()
+        refuse_unreachable_cluster()
 
 
 ENGINES: dict[str, Engine] = {"local": run_local, "ray": run_ray}

@@ -17,7 +17,7 @@ from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
-from precompute.encode.device_feed import DeviceFeed, Encoded, Encoding, feed_of
+from precompute.encode.device_feed import DeviceFeed, DoneEncoding, Encoding, feed_of
 from precompute.encode.job import BusyTimes, EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.hardware import hardware_of
@@ -195,5 +195,5 @@ def encode_shards(
 def encode_batch(feed: DeviceFeed, batch: Batch, spec: Spec) -> Encoding:
     """Give a decoded batch to the device; if every image is rejected, return zeros, which are not kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
-        return Encoded(torch.zeros(len(batch.inputs), *spec.array.shape))
+        return DoneEncoding(torch.zeros(len(batch.inputs), *spec.array.shape))
     return feed.encode(batch.room, len(batch.inputs))

@@ -113,7 +113,7 @@ class BuildProgress:
         )
 
     @property
-    def all_rejected(self) -> bool:
+    def is_all_rejected(self) -> bool:
         return self._reasons.total() == self._planned
 
     def refuse_too_many_rejects(self) -> None:

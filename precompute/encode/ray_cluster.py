@@ -107,7 +107,7 @@ def connected(cpus: int) -> Iterator[RayCluster]:
         ray.shutdown()
 
 
-def refuse_no_cluster() -> None:
+def refuse_unreachable_cluster() -> None:
     """Refuse an address as `connected` does, without importing Ray; call it before planning, which may take an hour."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):

@@ -40,7 +40,7 @@ WAITING_REPORT_S = 30.0
 """Seconds between two messages that no worker has started yet."""
 
 MAX_LOSSES = 3
-"""So many dead workers with the same shard, or without any, stop the build. Preempted nodes do not count."""
+"""Number of dead workers with the same shard, or without any, that stops the build; preempted nodes do not count."""
 
 CONCURRENT_CALLS = 3
 """Calls that an actor serves at the same time: `work`, `give`, `drop`."""

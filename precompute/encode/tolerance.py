@@ -55,7 +55,7 @@ by less than bfloat16 does, wherever in the network it was; in float32 it shows.
 
 
 TEXT_FACTOR = 3.0
-"""Text encoders in bfloat16 may differ by so many times as much."""
+"""Factor of the tolerances for text encoders in bfloat16."""
 
 
 def tolerances(compute_dtype: str, device: DeviceClass, made_of: Literal["image", "text"]) -> tuple[float, float]:

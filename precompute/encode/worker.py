@@ -71,7 +71,7 @@ def run_worker(job: EncodeJob, config: EncoderConfig, decode_threads: int, chann
     silence_decoders()
     try:
         encoder = load_encoder(config, job.config.image.range)
-        refuse_changed_encoder(encoder, job.spec)
+        refuse_mismatched_encoder(encoder, job.spec)
         with abandon_calls_after(channel.stop.is_set), Canary(config, job.config.image.range) as canary:
             encode_shards(
                 job,
@@ -89,7 +89,7 @@ def run_worker(job: EncodeJob, config: EncoderConfig, decode_threads: int, chann
         channel.report(error)
 
 
-def refuse_changed_encoder(encoder: Encoder, spec: Spec) -> None:
+def refuse_mismatched_encoder(encoder: Encoder, spec: Spec) -> None:
     """Raise StaleError if the encoder is not the one in the spec, because its files changed since planning."""
     if encoder.identity != spec.array.encoder:
         planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))

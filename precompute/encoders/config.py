@@ -108,7 +108,7 @@ class EncoderConfig:
         """Whether the model is used as a text encoder; some models could also read images."""
         return self.max_tokens is not None
 
-    def refuse_meaningless(self, takes: Collection[str], class_name: str) -> None:
+    def refuse_unused_fields(self, takes: Collection[str], class_name: str) -> None:
         """Raise ConfigError if a field is set that only other classes use; `takes` are the fields for this one."""
         for field in fields(self):
             value = getattr(self, field.name)

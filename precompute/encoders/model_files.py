@@ -92,16 +92,16 @@ def find_model(model: str, subfolders: Sequence[str] = SUBFOLDERS) -> ModelFiles
     folder = Path(model).expanduser()
     if folder.exists():
         configs = {subfolder: folder / config for subfolder, config in names.items()}
-        return found_config(str(folder), {name: path for name, path in configs.items() if path.is_file()}, names)
+        return first_config(str(folder), {name: path for name, path in configs.items() if path.is_file()}, names)
     try:
         if "/" in model:
-            return found_config(model, cached_configs(model, names) or hub_configs(model, names), names)
+            return first_config(model, cached_configs(model, names) or hub_configs(model, names), names)
     except HFValidationError:
         pass
     raise MissingPathError(f"encoder.model {model} is neither a folder here nor a hub id, which is owner/name")
 
 
-def found_config(model: str, configs: dict[str, Path], names: Mapping[str, str]) -> ModelFiles:
+def first_config(model: str, configs: dict[str, Path], names: Mapping[str, str]) -> ModelFiles:
     for subfolder, config in configs.items():
         class_name, values = read_config(config)
         return ModelFiles(model=model, subfolder=subfolder, class_name=class_name, config=values)
@@ -178,7 +178,7 @@ def read_config(config: Path) -> tuple[str, dict[str, Any]]:
     raise MissingPathError(f"{config} is not an encoder's config: it names no class in _class_name or architectures")
 
 
-def refuse_partial(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
+def refuse_incomplete(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
     """Raise ModelError if a library's loading report lists missing, unknown or mismatched weights of a path."""
     for kind in ("missing", "unexpected", "mismatched"):
         found = (key if isinstance(key, str) else key[0] for key in report[f"{kind}_keys"])

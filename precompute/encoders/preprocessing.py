@@ -15,7 +15,7 @@ from precompute.encoders.model_files import find_model, local_file, model_file
 
 Values = dict[str, Any]
 
-RESAMPLING = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
+PILLOW_FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
 """Filters by Pillow's number."""
 
 RANGES = {**COLOUR_STATISTICS, "signed": ((0.5,) * 3, (0.5,) * 3)}
@@ -30,14 +30,14 @@ NOT_PILLOW = ("DINOv3ViTImageProcessor",)
 """Processors that do not resize with Pillow."""
 
 
-def as_model_prepares(model: str) -> Values:
+def recipe_of_model(model: str) -> Values:
     """Return height, width, fit, resample and range of `image:` from the model's processor; ConfigError if unknown."""
     held = processor_values(model)
     kind = str(held.get("image_processor_type") or held.get("feature_extractor_type") or "")
     try:
         if kind.startswith(NOT_PILLOW) or held.get("crop_pct") or held.get("do_pad") or held.get("do_resize") is False:
             raise ValueError("it does not only resize and crop, with Pillow")
-        return {**size_and_fit(held, kind), "resample": RESAMPLING[held["resample"]], "range": range_of(held)}
+        return {**size_and_fit(held, kind), "resample": PILLOW_FILTERS[held["resample"]], "range": range_of(held)}
     except (KeyError, TypeError, ValueError) as error:
         chosen = {name: held.get(name) for name in ("size", "crop_size", "resample", "image_mean", "image_std")}
         raise ConfigError(

@@ -23,7 +23,7 @@ PATCHES = {
 }
 """Transformers' defaults of `patch_size`, by class."""
 
-KINDS = {
+MODEL_TYPES = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl_vision",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_vision",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_vision",
@@ -33,7 +33,7 @@ KINDS = {
 
 
 def location_of(class_name: str) -> TowerLocation:
-    return TowerLocation(kinds=(KINDS[class_name],), prefixes=("model.visual.", "visual."), is_part=True)
+    return TowerLocation(kinds=(MODEL_TYPES[class_name],), prefixes=("model.visual.", "visual."), is_part=True)
 
 
 def side_of_token(class_name: str, config: Mapping[str, Any]) -> int:

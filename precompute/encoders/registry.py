@@ -147,8 +147,8 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
     model = config.model
     if IMPORT_PATH.fullmatch(model):
         return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})
-    files = files_of(config)
-    refuse_other_use(files, config)
+    files = find_encoder_files(config)
+    refuse_wrong_use(files, config)
     if config.reads_text:
         return TEXT_ENTRIES[files.class_name].family, files
     if reason := REFUSED.get(files.class_name):
@@ -159,7 +159,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
     return entry.family, files
 
 
-def files_of(config: EncoderConfig) -> ModelFiles:
+def find_encoder_files(config: EncoderConfig) -> ModelFiles:
     """Find the encoder's part of the model."""
     from precompute.encoders.model_files import SUBFOLDERS, find_model
 
@@ -168,7 +168,7 @@ def files_of(config: EncoderConfig) -> ModelFiles:
     return find_model(config.model, ("text_encoder", "") if config.reads_text else SUBFOLDERS)
 
 
-def refuse_other_use(files: ModelFiles, config: EncoderConfig) -> None:
+def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
     """Raise ConfigError if the config asks a model for images to read texts, or the reverse."""
     where = f"encoder.model {config.model} is of class {files.class_name}"
     if config.reads_text and files.class_name not in TEXT_ENTRIES:
@@ -183,8 +183,8 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
     """Raise ConfigError if the encoder cannot take images of this size; leave a broken config to loading."""
     if IMPORT_PATH.fullmatch(config.model):
         return
-    files = files_of(config)
-    refuse_other_use(files, config)
+    files = find_encoder_files(config)
+    refuse_wrong_use(files, config)
     if config.reads_text:
         return
     try:
@@ -197,7 +197,7 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
 def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     """Load the frozen encoder that `config` names, on its device; it feeds the model pixels in `pixel_range`."""
     family, files = find_family(config)
-    config.refuse_meaningless(family.takes, files.class_name)
+    config.refuse_unused_fields(family.takes, files.class_name)
     return family.load(files, config, pixel_range)
 
 

@@ -18,7 +18,7 @@ from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_other_size
-from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation, refuse_partial
+from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation, refuse_incomplete
 from precompute.encoders.weights import (
     TRANSFORMERS_FILES,
     model_errors,
@@ -232,7 +232,7 @@ def read_whole_tower(files: ModelFiles, location: TowerLocation, config: Any) ->
             output_loading_info=True,
         )
     needed = {kind: [key for key in keys if is_used(key)] for kind, keys in report.items() if kind.endswith("_keys")}
-    refuse_partial(files, needed, "vision tower", ("",))
+    refuse_incomplete(files, needed, "vision tower", ("",))
     return tower.requires_grad_(False).eval()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, TextLocation, refuse_partial
+from precompute.encoders.model_files import ModelFiles, TextLocation, refuse_incomplete
 from precompute.encoders.text_encoder import TemplateTokenizer, TextModel, TransformersTextEncoder
 from precompute.encoders.weights import (
     TRANSFORMERS_FILES,
@@ -43,7 +43,7 @@ def load_text_encoder(files: ModelFiles, held: TextLocation, config: EncoderConf
         model = read_model(files, held, model_config, weights, config.torch_dtype)
     del weights
     text = config.drop + config.max_tokens
-    refuse_beyond(model_config, text, config)
+    refuse_too_many_tokens(model_config, text, config)
     layers = layers_of(files, model_config, config)
     return TransformersTextEncoder(
         TextModel(
@@ -95,13 +95,13 @@ def read_model(
             ignore_mismatched_sizes=True,  # so that they are reported, and refused below
             output_loading_info=True,
         )
-    refuse_partial(
+    refuse_incomplete(
         files, {kind: keys for kind, keys in report.items() if kind.endswith("_keys")}, "text encoder", ("",)
     )
     return model.requires_grad_(False).eval()
 
 
-def refuse_beyond(model_config: Any, tokens: int, config: EncoderConfig) -> None:
+def refuse_too_many_tokens(model_config: Any, tokens: int, config: EncoderConfig) -> None:
     """Raise ConfigError if the model has too few positions for so many tokens."""
     most = getattr(model_config, "max_position_embeddings", None)
     if most is not None and tokens > most:

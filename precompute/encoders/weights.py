@@ -31,7 +31,7 @@ DIFFUSERS_FILES = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_
 TRANSFORMERS_FILES = ("model.safetensors", "model.safetensors.index.json")
 """Names of the weight file or its index, in the order in which each library looks for them."""
 
-UNREADABLE = (
+LOADING_ERRORS = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError),
     *(SafetensorError, StrictDataclassError),
 )
@@ -46,7 +46,7 @@ def model_errors(files: ModelFiles) -> Iterator[None]:
     """Turn libraries' errors while a model is read into a ModelError that names the model."""
     try:
         yield
-    except UNREADABLE as error:
+    except LOADING_ERRORS as error:
         raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
 
 

@@ -77,7 +77,7 @@ NO_PLAN = "0" * 64
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The measurements, and what is computed from them."""
+    """The measurements, and the figures computed from them."""
 
     config: EstimateConfig
     spec: Spec
@@ -87,7 +87,7 @@ class Estimate:
     free: int | None
     """Free bytes at the cache's location; None if unknown."""
     trainings: Sequence[Training]
-    """One for each step time."""
+    """One training for each step time."""
     prices: Prices | None
 
     @property
@@ -113,7 +113,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     encoder = load_encoder(config.encoder, config.image.range)
     drawn = draw_samples(source, config)
     spec = make_spec(recipe_of(config, encoder), drawn.count, NO_PLAN)
-    planned = [as_plan(batch) for batch in drawn.batches(config.encoder.batch_size)]
+    planned = [plan_table(batch) for batch in drawn.batches(config.encoder.batch_size)]
     with encoder_threads():
         threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
         probe = Prober(spec, planned, source, encoder, threads).probe(config.seconds)
@@ -147,7 +147,7 @@ def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
     return drawn
 
 
-def as_plan(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
+def plan_table(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist([{"row": row, **sample} for row, sample in enumerate(batch)], schema=PLAN_SCHEMA)
 
 

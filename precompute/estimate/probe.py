@@ -93,7 +93,7 @@ class Prober:
             with self._decoded() as batches:
                 waited_for = with_waiting(batches, self._encoder.device)
                 both_per_s, waited = measure_pace(self._encode(waited_for, samples), seconds / 3, show)
-        rejected = self._rejected()
+        rejected = self._rejections()
         return Probe(
             device=str(self._encoder.device),
             made_of=self._spec.array.made_of,
@@ -136,7 +136,7 @@ class Prober:
                     kept.append(samples)
                 yield len(samples), waited_s
 
-    def _rejected(self) -> list[str]:
+    def _rejections(self) -> list[str]:
         """Return the reasons of rejected samples; raise SourceError if all were rejected."""
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]

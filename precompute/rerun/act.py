@@ -130,7 +130,7 @@ def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shar
         except TooManyRejectsError as error:
             allow = "to continue without these samples, raise --run.max_reject_fraction"
             refuse_rejected(str(error), store, spec, request, allow)
-    if progress.all_rejected:
+    if progress.is_all_rejected:
         none = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
         refuse_rejected(none, store, spec, request)
     return progress

@@ -103,7 +103,7 @@ def test_a_damaged_cache_of_texts_is_repaired_and_converted_bit_by_bit(texts):
     repair_and_convert(texts)
 
 
-def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts):
+def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts, forked_workers):
     texts.build(name="two", run__workers=2)
     config = texts.config("ranks")
     texts.run(main, "plan", "--config", config)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from precompute.encoders.encoder import Decoder
 
-ENCODE_CONFIG = (
+COSMOS_CONFIG = (
     "in_channels",
     "latent_channels",
     "encoder_block_out_channels",
@@ -44,7 +44,7 @@ def cosmos_normalization(config: Config, weights: Config) -> Normalization:
 
 KIND = VaeKind(
     spatial_factor=stated_factor,
-    encode_config=ENCODE_CONFIG,
+    encode_config=COSMOS_CONFIG,
     normalization=cosmos_normalization,
     has_posterior=False,
     takes_frames=True,

@@ -15,7 +15,7 @@ from diffusers.utils import logging
 from torch import Tensor
 
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, refuse_partial, silence_library
+from precompute.encoders.model_files import ModelFiles, refuse_incomplete, silence_library
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
 from precompute.encoders.vaes.vae import FrozenVae, Network, add_alpha, split_batches
 from precompute.encoders.weights import DIFFUSERS_FILES, model_errors, refuse_damaged, weights_sha256
@@ -38,7 +38,7 @@ def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> 
             low_cpu_mem_usage=False,  # otherwise diffusers raises, and advises to leave them random
         )
     for path, prefixes in needed.items():
-        refuse_partial(files, report, path, prefixes)
+        refuse_incomplete(files, report, path, prefixes)
     return vae.requires_grad_(False).eval()
 
 

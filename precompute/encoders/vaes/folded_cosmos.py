@@ -95,7 +95,7 @@ class FoldedCosmosEncoder(nn.Module):
 
 
 def fold_cosmos_block(weights: Weights, dtype: torch.dtype) -> Iterator[nn.Module]:
-    """Yield residual blocks, with attention after each that has some; then the layer that halves the sides."""
+    """Yield residual blocks, some followed by attention, then the layer that halves the sides."""
     for number in count():
         if not (residual := weights_of_part(weights, f"resnets.{number}")):
             break
@@ -160,7 +160,7 @@ class CosmosAttentionBlock(nn.Module):
 
 
 class OneFrameAttention(nn.Module):
-    """Attention over the one frame of a still image: it returns the value, whatever query and key are."""
+    """Attention over the one frame of a still image: it returns the value, for any query and key."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ SMALLEST_SHARE = 32_768
 VECTORS = 32
 """Elements that ATen's elementwise kernels take at a time: two AVX-512 vectors, a multiple of all others."""
 
-TINY = 1e-12
+SMALLEST_LENGTH = 1e-12
 """Floor of a channel vector's length, as in `F.normalize`."""
 
 
@@ -122,7 +122,7 @@ class RMSNorm(nn.Module):
 
 def normalize_whole(x_NYXC: Tensor, gain_C: Tensor, silu: bool) -> Tensor:
     """Normalise the whole tensor at once: a GPU has one kernel for it, and a compiler fuses it."""
-    y_NYXC = F.rms_norm(x_NYXC, gain_C.shape, gain_C.to(x_NYXC.dtype), eps=TINY**2)
+    y_NYXC = F.rms_norm(x_NYXC, gain_C.shape, gain_C.to(x_NYXC.dtype), eps=SMALLEST_LENGTH**2)
     return F.silu(y_NYXC, inplace=True) if silu else y_NYXC
 
 
@@ -133,9 +133,9 @@ def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor)
     scale_C = gain_C * channels**0.5
     blocks = (torch.split(whole.view(-1, channels), pixels) for whole in (x_NYXC, out))
     for x_PC, out_PC in zip(*blocks, strict=True):
-        scratch = torch.zeros(whole_vectors(x_PC.numel()))
+        scratch = torch.zeros(round_to_vectors(x_PC.numel()))
         y_PC = scratch[: x_PC.numel()].view_as(x_PC).copy_(x_PC)
-        length: Tensor = torch.linalg.vector_norm(y_PC, dim=-1, keepdim=True).clamp_min_(TINY)
+        length: Tensor = torch.linalg.vector_norm(y_PC, dim=-1, keepdim=True).clamp_min_(SMALLEST_LENGTH)
         y_PC.mul_(length.reciprocal_()).mul_(scale_C)
         if silu:
             F.silu(scratch, inplace=True)
@@ -143,7 +143,7 @@ def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor)
     return out
 
 
-def whole_vectors(elements: int) -> int:
+def round_to_vectors(elements: int) -> int:
     """Round `elements` up until each thread's share is a whole number of vectors.
 
     `F.silu` computes the elements after a share's last whole vector with another exponential, so without the rounding a

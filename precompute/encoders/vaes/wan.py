@@ -62,7 +62,7 @@ def refuse_size(config: Config, height: int, width: int) -> None:
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     from precompute.encoders.vaes.vae import VaeEncoder
 
-    return VaeEncoder(load_folded(files, config) if config.fold else load_native(files, config), config, pixel_range)
+    return VaeEncoder(load_folded(files, config) if config.fold else load_unfolded(files, config), config, pixel_range)
 
 
 def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
@@ -72,7 +72,7 @@ def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
     return folded_wan(files, KINDS[files.class_name], config)
 
 
-def load_native(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
+def load_unfolded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
     from precompute.encoders.vaes import diffusers_vae
 
     if files.config.get("attn_scales"):

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from precompute.encoders.model_files import ModelFiles, refuse_partial
+from precompute.encoders.model_files import ModelFiles, refuse_incomplete
 from precompute.encoders.vaes.kind import VaeKind
 from precompute.encoders.weights import DIFFUSERS_FILES, read_weights
 
@@ -82,7 +82,7 @@ def read_encode_path(files: ModelFiles, kind: VaeKind, config: WanConfig) -> dic
         "unexpected_keys": held.keys() - shapes.keys(),
         "mismatched_keys": [name for name in shapes.keys() & held.keys() if held[name].shape != shapes[name]],
     }
-    refuse_partial(files, report, "encode path", kind.encode_weights)
+    refuse_incomplete(files, report, "encode path", kind.encode_weights)
     return {name: weight.to(torch.float32) for name, weight in held.items()}
 
 

@@ -56,7 +56,7 @@ def test_a_device_that_computes_something_else_commits_nothing(project, monkeypa
     monkeypatch.setattr(build_module, "load_encoder", load_broken)
     said = project.build(code=1)
     assert "encoder.device cpu (cpu " in said
-    assert "does not give what the same weights give in float32 on a CPU: samples differ by " in said
+    assert "does not reproduce the samples of the same weights in float32 on a CPU: they differ by " in said
     assert "float32 on a cpu device may differ by 1e-05, at most by 3e-05" in said
     assert "try another device" in said
     assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]

@@ -3,12 +3,14 @@
 import errno
 import io
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches, planned_batches
-from precompute.encode.device_feed import Encoded
+from precompute.encode.device_feed import DoneEncoding
 from precompute.encode.job import BusyTimes, EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
@@ -33,7 +35,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.sources import Source, open_source
-from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, Project, image_bytes
+from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, run_build, write_source
 from tests.precompute.images.hostile_images import png, save
 
 
@@ -63,13 +65,19 @@ class Planned(NamedTuple):
         )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def built_by_ones(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """A cache of 22 samples in shards of 8 and batches of 1."""
+    folder = tmp_path_factory.mktemp("built")
+    return run_build(folder, write_source(folder / "source"), vae_path, encoder__batch_size=1)
+
+
 @pytest.fixture
-def planned(project: Project) -> Planned:
-    """The job and source of a cache: 22 samples in shards of 8 and batches of 1."""
-    project.build(encoder__batch_size=1)
-    config = BuildConfig.of_cache(project.cache)
-    job = EncodeJob(config=config, store=LocalStore(project.cache), spec=read_spec(project.cache))
-    return Planned(job, open_source(config.source))
+def planned(built_by_ones: Path, tmp_path: Path) -> Planned:
+    """The job and source of a copy of that cache."""
+    cache = shutil.copytree(built_by_ones, tmp_path / "cache")
+    config = BuildConfig.of_cache(cache)
+    return Planned(EncodeJob(config=config, store=LocalStore(cache), spec=read_spec(cache)), open_source(config.source))
 
 
 @pytest.fixture
@@ -207,7 +215,7 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
     sink = ShardSink(planned.job, torch.device("cpu"), BusyTimes(1), None, lambda _: None, threading.Event())
     for batch in planned.decoded([0]):
         with suppress(OSError):
-            sink.write(batch, Encoded(latent_NCHW))
+            sink.write(batch, DoneEncoding(latent_NCHW))
     sink.close()
     assert len(appended) == 2
 

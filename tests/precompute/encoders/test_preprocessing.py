@@ -10,7 +10,7 @@ from cache_store.errors import ConfigError
 from precompute.config import BuildConfig
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES
-from precompute.encoders.preprocessing import as_model_prepares
+from precompute.encoders.preprocessing import recipe_of_model
 from precompute.images.decode import ImageConfig
 from precompute.images.fit import fit_image, to_pixels, unreduced
 from precompute.sources import SourceConfig
@@ -59,7 +59,7 @@ def test_images_are_prepared_as_the_models_processor_does(processor, size, clip)
 def test_a_processor_that_cannot_be_followed_is_shown(changes, message, clip):
     changed_config("preprocessor_config.json", **changes)(clip)
     with pytest.raises(ConfigError, match=message) as caught:
-        as_model_prepares(str(clip))
+        recipe_of_model(str(clip))
     assert "\n" not in str(caught.value)
 
 
