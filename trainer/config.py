@@ -189,8 +189,8 @@ class TrainRunConfig:
     """Compile the language model with torch.compile, each layer by itself or all at once. `layers` pads texts to a few
     lengths, so that nothing is compiled again."""
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
-    """Kernel of the language model's attention in training and validation; auto: the fastest that torch can run. A
-    kernel that cannot run at the run's length is refused. CPUs have flash, and math, which holds all weights."""
+    """Kernel of the language model's attention in training and validation; auto: the fastest that can run. A kernel
+    that cannot run at the run's length is refused. A CPU has flash and math; math holds all weights in memory."""
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute layers in the backward pass: selective recomputes norms, activations, gates and small products, full
     all of a layer. Selective keeps less than half of a layer's memory, full a twentieth; a step takes a fifth to a

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import closing, nullcontext
 from fractions import Fraction
+from mmap import mmap
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,8 +119,9 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         self.pass_samples = None if epochs is None else exact(epochs) * count
         self._cursor, self._end = 0, self.pass_end(0)
         self._own_pass: tuple[int, int] | None = None
-        passes = torch.tensor([[self._cursor], [self._end]]).repeat(1, MAX_WORKERS)
-        self._passes_2W = passes.share_memory_()  # type: ignore[no-untyped-call]
+        # Forked workers share these pages; torch shares them with spawned ones as it pickles them.
+        self._passes_2W = torch.frombuffer(mmap(-1, 16 * MAX_WORKERS), dtype=torch.int64).view(2, MAX_WORKERS)
+        self._passes_2W[:] = torch.tensor([[self._cursor], [self._end]])
 
     def pass_end(self, position: int) -> int:
         """Return the end position of the pass that contains `position`: the end of its last batch."""

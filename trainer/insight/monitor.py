@@ -2,11 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import yaml
 from rich.console import Console as Terminal
@@ -20,7 +19,7 @@ from cache_store.errors import ConfigError
 from cache_store.storage.files import is_claimed
 from trainer.insight.health import WINDOW
 from trainer.model.projector_file import PROJECTOR_FILE
-from trainer.run.folder import ALERTS, CONFIG_FILE, NONFINITE, TIME, read_records
+from trainer.run.folder import ALERTS, CONFIG_FILE, NONFINITE, TIME, LogLine, read_records
 
 POLL_S = 2.0
 
@@ -31,14 +30,12 @@ CURVE = 60
 
 SHOWN_ALERTS = 5
 
-Record = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class Look:
     """A run's folder at one moment."""
 
-    records: Sequence[Record]
+    records: Sequence[LogLine]
     is_there: bool
     """Whether the folder exists; its disk may come and go."""
     is_running: bool
@@ -134,7 +131,7 @@ def rows(seen: Look, total: int | None) -> list[tuple[str, str]]:
     return found
 
 
-def middle(records: Sequence[Record], key: str) -> float:
+def middle(records: Sequence[LogLine], key: str) -> float:
     values = [record[key] for record in records if key in record]
     return median(values) if values else math.nan
 

@@ -28,7 +28,7 @@ from trainer.run.memory import fit_memory
 from trainer.run.parallel import World
 from trainer.run.session import open_session
 
-MAX_STEPS = 1_000
+MOST_STEPS = 1_000
 """No viewer opens the trace of more."""
 
 
@@ -62,8 +62,8 @@ def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
 
 def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
     """Write the pages and the trace into `folder`, and print times and advice; the run's own folder stays as it is."""
-    if not 1 <= steps <= MAX_STEPS:
-        raise ConfigError(f"steps must be in [1, {MAX_STEPS:,}], got {steps:,}")
+    if not 1 <= steps <= MOST_STEPS:
+        raise ConfigError(f"steps must be in [1, {MOST_STEPS:,}], got {steps:,}")
     if world.size > 1:
         raise ConfigError("profile runs in one process; unset WORLD_SIZE")
     config.data.refuse_undivided(world.size)

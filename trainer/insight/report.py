@@ -21,7 +21,7 @@ from cache_store.program.config import format_value
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
 from trainer.insight.captioner import previews
-from trainer.run.folder import CAPTIONS, NONFINITE, read_records, write_changed
+from trainer.run.folder import CAPTIONS, NONFINITE, LogLine, read_records, write_changed
 from trainer.run.observers import NOTHING, Observer, StepDone
 from trainer.run.session import Session
 from trainer.run.validation import SIGNIFICANT, is_image_used, verdict
@@ -45,10 +45,7 @@ LEAST_CHANGE = 0.01
 INCHES = (5.2, 2.6)
 MARGINS = {"left": 0.14, "right": 0.98, "bottom": 0.18, "top": 0.89}
 
-Record = Mapping[str, Any]
-"""A line of the log."""
-
-Draw = Callable[[Sequence[Record], Axes, Scheme], None]
+Draw = Callable[[Sequence[LogLine], Axes, Scheme], None]
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def write_report(session: Session, total_steps: int) -> None:
     write_changed(folder / REPORT_FILE, render(session, read_records(folder), total_steps).encode())
 
 
-def render(session: Session, records: Sequence[Record], total_steps: int) -> str:
+def render(session: Session, records: Sequence[LogLine], total_steps: int) -> str:
     """Render the page as one HTML text that loads nothing from elsewhere."""
     validated = [record for record in records if "val_loss" in record]
     newest = validated[-1] if validated else None
@@ -122,7 +119,7 @@ def render(session: Session, records: Sequence[Record], total_steps: int) -> str
     )
 
 
-def captioned_samples(session: Session, records: Sequence[Record]) -> list[CaptionedSample]:
+def captioned_samples(session: Session, records: Sequence[LogLine]) -> list[CaptionedSample]:
     """Collect all captions of the samples that the newest captions are about."""
     by_step = {
         record["step"]: {each["row"]: each for each in record[CAPTIONS]} for record in records if CAPTIONS in record
@@ -172,13 +169,13 @@ class Curve:
     plot: Plot
 
 
-def series(records: Sequence[Record], key: str) -> Series:
+def series(records: Sequence[LogLine], key: str) -> Series:
     pairs = [(record["step"], record[key]) for record in records if key in record]
     steps, values = zip(*pairs, strict=True) if pairs else ((), ())
     return Series(np.array(steps, np.int64), np.array(values, np.float64))
 
 
-def curves(records: Sequence[Record]) -> list[Curve]:
+def curves(records: Sequence[LogLine]) -> list[Curve]:
     """Draw every curve that the log has values for."""
     every: dict[str, tuple[str, Draw]] = {
         "loss": ("Loss per label token", losses),
@@ -216,7 +213,7 @@ def figure(draw: Callable[[Axes, Scheme], None], scheme: Scheme) -> Figure:
     return drawn
 
 
-def losses(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
+def losses(records: Sequence[LogLine], axes: Axes, scheme: Scheme) -> None:
     draw_steps(axes, series(records, "loss"), scheme, "training")
     own, shuffled, error = (series(records, f"val_{key}") for key in ("loss", "loss_shuffled", "standard_error"))
     axes.plot(own.step_S, own.value_S, "o-", color=scheme.mark, markersize=4, label="own image")
@@ -226,7 +223,7 @@ def losses(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
         axes.errorbar(shuffled.step_S, shuffled.value_S, within, fmt="x--", label="another's, ± 2 errors", **style)
 
 
-def accuracies(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
+def accuracies(records: Sequence[LogLine], axes: Axes, scheme: Scheme) -> None:
     own, shuffled = (series(records, f"val_accuracy{which}") for which in ("", "_shuffled"))
     axes.plot(own.step_S, own.value_S, "o-", color=scheme.mark, markersize=4, label="own image")
     if len(shuffled.step_S):
@@ -238,7 +235,7 @@ def accuracies(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
     axes.set_ylim(max(0, low - margin), min(1, high + margin))
 
 
-def steady(key: str, records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
+def steady(key: str, records: Sequence[LogLine], axes: Axes, scheme: Scheme) -> None:
     """Draw a value that every step has; its power of ten, if it is far from 1, is shown once, above the axis."""
     found = series(records, key)
     draw_steps(axes, found, scheme, None)

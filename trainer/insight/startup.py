@@ -25,7 +25,7 @@ def announce(session: Session) -> None:
         return
     text = torch.empty(1, longest_sequence(session) - session.projectors.num_tokens, device=session.world.device)
     kernels = attention_kernels(session.language, longest_sequence(session), session.model.blocks(text))
-    facts = dict(facts_of(session, kernels))
+    facts = dict(startup_facts(session, kernels))
     width = max(map(len, facts))
     session.world.say("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
     math_layers = [kind for kind, kernel in kernels.items() if kernel == MATH]
@@ -41,7 +41,7 @@ def refuse_other_trainable(session: Session) -> None:
                 raise ModelError(f"{name} of the language model would be trained; only projectors learn here")
 
 
-def facts_of(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def startup_facts(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     run, world = session.config.run, session.world
     memory = memory_bytes(world.device)
     kind = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"

@@ -35,7 +35,7 @@ PROJECT = "encode-once"
 EXTRAS = ("wandb", "trackio")
 """Trackers whose library is an extra of the same name."""
 
-TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+TEXT_PLUGIN = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
 
 FILE_VERSION = "brain.Event:2"
 
@@ -62,7 +62,7 @@ class EventFile:
         for caption in captions:
             tag, words = f"captions/{printable(caption.id)}", caption_markdown(caption).encode()
             text = TensorProto(dtype=DT_STRING, string_val=[words], tensor_shape=TensorShapeProto())
-            values.append(Summary.Value(tag=tag, metadata=TEXT, tensor=text))
+            values.append(Summary.Value(tag=tag, metadata=TEXT_PLUGIN, tensor=text))
             if (preview := preview_png(caption)) is not None:
                 height, width, png = preview
                 image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
@@ -72,7 +72,7 @@ class EventFile:
     def add_alerts(self, step: int, alerts: Sequence[str]) -> None:
         words = "\n\n".join(alerts).encode()
         text = TensorProto(dtype=DT_STRING, string_val=[words], tensor_shape=TensorShapeProto())
-        self._add(step=step, summary=Summary(value=[Summary.Value(tag="alerts", metadata=TEXT, tensor=text)]))
+        self._add(step=step, summary=Summary(value=[Summary.Value(tag="alerts", metadata=TEXT_PLUGIN, tensor=text)]))
 
     def close(self) -> None:
         """Do nothing: the file is closed after each record."""

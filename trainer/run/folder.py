@@ -5,6 +5,7 @@ The log has one JSON object a line.
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ TIME = "time"
 
 NONFINITE = "nonfinite"
 """Key of the values that JSON has no number for, `nan`, `inf` or `-inf` by name; the values themselves are null."""
+
+
+LogLine = Mapping[str, Any]
+"""A line of the log, parsed."""
 
 
 def read_metrics(folder: Path, step: int) -> Metrics:

@@ -69,7 +69,7 @@ def fill(full: nn.Module, whole: nn.Module | None, world: World) -> None:
         world.broadcast(value)
         with torch.no_grad():
             if isinstance(target, DTensor):
-                target.to_local().copy_(part_of(value, world))
+                target.to_local().copy_(rank_part(value, world))
             else:
                 target.copy_(value)
 
@@ -80,7 +80,7 @@ def tensor_of(module: nn.Module, name: str) -> Tensor:
     return found
 
 
-def part_of(value: Tensor, world: World) -> Tensor:
+def rank_part(value: Tensor, world: World) -> Tensor:
     """Cut out this rank's rows as FSDP2 does; the last ranks may have fewer, or none."""
     parts = torch.chunk(value, world.size)
     return parts[world.rank] if world.rank < len(parts) else value[:0]

@@ -36,7 +36,7 @@ def initial_projector(inputs: Inputs) -> TrainedProjector | None:
         projector = load_projector(name)
     except EncodeOnceError as error:
         raise type(error)(f"model.init_projector: {error}") from None
-    refuse_other_towers(inputs, projector)
+    refuse_missing_towers(inputs, projector)
     trained, here = (projector_facts(each, projector.names) for each in (projector.config, inputs.projector_config))
     if differences := differences_between(trained, here):
         remedies = ["set these fields as in its training, or start from another projector"]
@@ -45,7 +45,7 @@ def initial_projector(inputs: Inputs) -> TrainedProjector | None:
     return projector
 
 
-def refuse_other_towers(inputs: Inputs, projector: TrainedProjector) -> None:
+def refuse_missing_towers(inputs: Inputs, projector: TrainedProjector) -> None:
     """Raise ConfigError if the projector has a tower that the run lacks, or lacks one that is to stay frozen."""
     name = inputs.config.model.init_projector
     for tower in projector.names:

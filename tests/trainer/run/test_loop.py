@@ -10,10 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +24,8 @@ from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels
 from tests.forked import FORKED
-from tests.make_cache import caption, make_cache
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.models import make_projector
 from tests.trainer.runs import (
     assert_near_run,
     assert_same_run,
@@ -44,14 +40,11 @@ from tests.trainer.runs import (
     train_until,
     watched,
 )
-from trainer.config import DataConfig, OptimConfig, TrainConfig
+from trainer.config import DataConfig, TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.memory import fit_memory
-from trainer.run.optim import learning_rate, make_optimizer
-from trainer.run.session import Session, make_loader
-from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
 
 
 @pytest.fixture(scope="module")
@@ -263,95 +256,3 @@ def test_recomputed_layers_are_computed_twice_a_step(configured):
         layer.mlp.register_forward_hook(lambda *_, number=number: calls.update([number]))
     make_loop(session).run()
     assert calls == {0: 2 * 4, 1: 2 * 4}
-
-
-@pytest.mark.parametrize("bound", [0.25, None])
-def test_gradients_are_clipped_and_rates_set_as_the_log_says(configured, bound):
-    config = configured(max_steps=4, max_grad_norm=bound, warmup_steps=3)
-    loop, norms, rates = make_loop(open_alone(config)), [], []
-
-    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in loop.updater.parameters])))
-        rates.extend(group["lr"] for group in optimizer.param_groups)
-
-    loop.updater.optimizer.register_step_pre_hook(look)
-    loop.run()
-    before, logged = (list(metrics(config.run.folder, key).values()) for key in ("grad_norm", "lr"))
-    assert max(before) > 1
-    assert norms == pytest.approx([bound] * 4 if bound else before, rel=1e-4)
-    assert len(set(logged)) == 3
-    assert logged == rates[::2] == rates[1::2] == [learning_rate(config.optim, step, 4) for step in range(4)]
-
-
-def test_the_learning_rate_warms_up_then_falls_or_stays():
-    config = OptimConfig(lr=1.0, warmup_steps=4)
-    rates = [learning_rate(config, step, 12) for step in range(12)]
-    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert rates[8] == pytest.approx(0.5)
-    assert all(later < earlier for earlier, later in pairwise(rates[4:]))
-    assert rates[-1] > 0
-    assert learning_rate(OptimConfig(lr=2.0, warmup_steps=1, schedule="constant"), 99, 100) == 2.0
-    for total_steps, warmup in ((1, 0), (9, 0), (46, 4), (1_000, 100), (50_000, 100)):
-        rates = [learning_rate(OptimConfig(lr=1.0), step, total_steps) for step in range(total_steps)]
-        assert rates.index(1.0) == max(0, warmup - 1)
-
-
-def test_only_matrices_decay():
-    projector = make_projector()
-    groups = make_optimizer(projector, OptimConfig(weight_decay=0.1)).param_groups
-    decay = {id(each): group["weight_decay"] for group in groups for each in group["params"]}
-    decayed = {name for name, each in projector.named_parameters() if decay[id(each)]}
-    assert decayed == {"layers.0.weight", "layers.2.weight"}
-
-
-def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_path):
-    rng = np.random.default_rng(0)
-    kind = np.arange(60) % 3
-    latents = 0.1 * rng.standard_normal((60, 4, 2, 2), np.float32) + kind[:, None, None, None] - 1
-    words = [caption(("red", "green", "blue")[colour]) for colour in kind]
-    cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
-    session = open_alone(configured(cache=cache, lr=1e-2, epochs=20, eval_every=10_000))
-    before = shuffle_test(session)
-    make_loop(session).run()
-    after = shuffle_test(session)
-    assert before.verdict.startswith("no sign")
-    assert after.verdict.startswith("the model uses the image")
-    assert after.own < before.own
-    right = [token for sample in session.split.validation for token in predicted(session, sample)]
-    assert after.own_accuracy == pytest.approx(np.mean(right))
-    assert after.own_accuracy > after.shuffled_accuracy
-
-
-def predicted(session: Session, sample: int) -> list[bool]:
-    """Return for each label token of a sample whether the model's whole logits predict it."""
-    batch, model = session.loader.load(np.array([sample]), np.array([sample])), session.model
-    logits_1TV = model.language.logits(model.hidden(batch.latents, batch.tokens_NT))
-    predicted_T = logits_1TV[0].argmax(-1)[model.projectors.num_tokens - 1 :]
-    return [bool(predicted_T[column] == batch.tokens_NT[0, column]) for column in batch.column_L]
-
-
-def test_a_difference_within_the_noise_is_not_claimed():
-    rng = np.random.default_rng(0)
-    own, tokens = rng.uniform(1, 2, 50), np.full(50, 4)
-    noise = rng.standard_normal(50)
-    for shift, verdict in ((0, "no sign"), (2, "the model uses"), (-2, "the image misleads")):
-        shuffled = Scores(own + noise - noise.mean() + shift, tokens - 3, tokens)
-        assert make_shuffle_test(Scores(own, tokens - 1, tokens), shuffled).verdict.startswith(verdict)
-    clear = make_shuffle_test(Scores(own, tokens - 1, tokens), Scores(own + 1, tokens - 3, tokens))
-    assert clear.difference == pytest.approx(0.25)
-    assert (clear.own_accuracy, clear.shuffled_accuracy) == (0.75, 0.25)
-    assert clear.standard_error == pytest.approx(0, abs=1e-12)
-
-
-def test_a_loss_that_is_not_finite_names_its_sample(configured):
-    session = open_alone(configured(eval_batch_size=3))
-    spoilt = session.split.validation[4]
-
-    def read(numbers: np.ndarray) -> dict[str, np.ndarray]:
-        latents = session.cache.first.read(numbers)
-        return {"world": np.where((numbers == spoilt)[:, None, None, None], np.nan, latents)}
-
-    loader = make_loader(session, session.text, session.split, SimpleNamespace(read=read))
-    (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
-    with pytest.raises(EncodeOnceError, match=rf"loss of 1 of \d held-out samples[^§]*samples  {name}\n"):
-        shuffle_test(replace(session, loader=loader))

@@ -1,0 +1,77 @@
+"""AdamW: its rate, its decay, clipping before it, and its state in the host's memory."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.models import make_projector
+from tests.trainer.runs import assert_same_run, checkpoint, make_loop, metrics, open_alone, train_alone
+from trainer.config import OptimConfig
+from trainer.run.checkpoint import OPTIMIZER_FILE
+from trainer.run.folder import checkpoints_of
+from trainer.run.optim import OffloadedAdamW, learning_rate, make_optimizer
+
+
+@pytest.mark.parametrize("bound", [0.25, None])
+def test_gradients_are_clipped_and_rates_set_as_the_log_says(configured, bound):
+    config = configured(max_steps=4, max_grad_norm=bound, warmup_steps=3)
+    loop, norms, rates = make_loop(open_alone(config)), [], []
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in loop.updater.parameters])))
+        rates.extend(group["lr"] for group in optimizer.param_groups)
+
+    loop.updater.optimizer.register_step_pre_hook(look)
+    loop.run()
+    before, logged = (list(metrics(config.run.folder, key).values()) for key in ("grad_norm", "lr"))
+    assert max(before) > 1
+    assert norms == pytest.approx([bound] * 4 if bound else before, rel=1e-4)
+    assert len(set(logged)) == 3
+    assert logged == rates[::2] == rates[1::2] == [learning_rate(config.optim, step, 4) for step in range(4)]
+
+
+def test_the_learning_rate_warms_up_then_falls_or_stays():
+    config = OptimConfig(lr=1.0, warmup_steps=4)
+    rates = [learning_rate(config, step, 12) for step in range(12)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[8] == pytest.approx(0.5)
+    assert all(later < earlier for earlier, later in pairwise(rates[4:]))
+    assert rates[-1] > 0
+    assert learning_rate(OptimConfig(lr=2.0, warmup_steps=1, schedule="constant"), 99, 100) == 2.0
+    for total_steps, warmup in ((1, 0), (9, 0), (46, 4), (1_000, 100), (50_000, 100)):
+        rates = [learning_rate(OptimConfig(lr=1.0), step, total_steps) for step in range(total_steps)]
+        assert rates.index(1.0) == max(0, warmup - 1)
+
+
+def test_only_matrices_decay():
+    projector = make_projector()
+    groups = make_optimizer(projector, OptimConfig(weight_decay=0.1)).param_groups
+    decay = {id(each): group["weight_decay"] for group in groups for each in group["params"]}
+    decayed = {name for name, each in projector.named_parameters() if decay[id(each)]}
+    assert decayed == {"layers.0.weight", "layers.2.weight"}
+
+
+def test_a_run_with_its_optimizer_in_the_hosts_memory_is_the_run_without(configured_here, capfd):
+    """The checkpoints are the same too, and each run resumes from the other's."""
+    plain, offloaded = (train_alone(configured_here(f"offload-{on}", offload=on)) for on in (False, True))
+    assert "AdamW's state in the host's memory" in capfd.readouterr().out
+    assert_same_run(plain, offloaded)
+    moments = [(checkpoints_of(each.run).newest() / OPTIMIZER_FILE).read_bytes() for each in (plain, offloaded)]
+    assert moments[0] == moments[1]
+    for before, on in ((plain, True), (offloaded, False)):
+        config = train_alone(configured_here(f"after-{on}", offload=on, resume=checkpoint(before, 5)))
+        newest = checkpoints_of(config.run).newest() / OPTIMIZER_FILE
+        assert newest.read_bytes() == moments[0]
+
+
+def test_updates_are_computed_on_copies_of_the_parameters(configured):
+    loop = make_loop(open_alone(configured(offload=True, max_steps=2, val_fraction=0.0)))
+    loop.run()
+    optimizer = loop.updater.optimizer
+    assert isinstance(optimizer, OffloadedAdamW)
+    copies = [each for group in optimizer.param_groups for each in group["params"]]
+    assert {each.device.type for each in copies} == {"cpu"}
+    assert not {id(each) for each in loop.model.parameters()} & {id(each) for each in copies}
+    assert all(torch.equal(*pair) for pair in zip(optimizer.trained, copies, strict=True))
