@@ -251,7 +251,7 @@ def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_
         (
             ["--cache=a", "--model.projector=pretrained"],
             "model.projector: pretrained: nothing is left to train: world frozen, as a pretrained projector is by "
-            "nothing is said; to train one: --model.towers '{world: {trained: true}}'",
+            "default; to train one: --model.towers '{world: {trained: true}}'",
         ),
         (["--caches=[a]"], "caches must be a mapping, {NAME: …, NAME: …}, got "),
     ],
