@@ -65,7 +65,7 @@ def test_broken_files_are_rejected_and_one_is_missing():
 
 
 def unusual(kind: str) -> tuple[np.ndarray, np.ndarray, Image.Image]:
-    """RGB of the scene and of what its file shows, [Y, X, 3], and the file as it is stored."""
+    """Return the scene and its decoded file as RGB, [Y, X, 3], and the stored image."""
     scene = recoloured(compose(0, 11), UNUSUAL[kind])
     data = UNUSUAL[kind].write(scene)
     assert data is not None
@@ -144,7 +144,7 @@ def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 def test_colours_are_linear_in_the_latents_of_the_random_vae():
-    """And the VAE, which one seed makes twice, says the mean and deviation of its latents."""
+    """The VAE's config has the mean and deviation of its latents; one seed makes the same VAE twice."""
     images, cells = np.stack([np.asarray(draw(compose(0, number))) for number in range(160)]), SIDE // 8
     vae = make_vae(images, seed=0)
     latent_NCHW = encode(vae, images)

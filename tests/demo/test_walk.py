@@ -17,7 +17,6 @@ from trainer.run.folder import read_records
 
 
 def test_the_whole_demo_runs_at_toy_size(tmp_path, capfd):
-    """The programs that a user would type are processes, as ever."""
     root = tmp_path / "run"
     sizes = ["--scenes", "120", "--text_steps", "2", "--train_steps", "2"]
     assert main(["--output", str(root), *sizes]) == 0
@@ -66,7 +65,7 @@ def test_few_scenes_and_others_folders_are_refused_untouched(tmp_path, capsys):
 
 
 def test_the_demo_adds_nothing_to_its_yaml_files():
-    """In its own folder; elsewhere, it moves every path of theirs."""
+    """In another folder, it moves every path of theirs."""
     config = DemoConfig()
     assert config.build_options == ["--config", "configs/demo.yaml"]
     assert config.train_options == ["--config", "configs/train_demo.yaml"]

@@ -1,4 +1,4 @@
-"""Each example, killed and resumed, on one process and on two, trains as the plain one that was never stopped."""
+"""Each example, killed and resumed, on one process or two, trains as the plain one that was never stopped."""
 
 import io
 import os
@@ -59,7 +59,7 @@ def run(script: str, *options: object) -> str:
 def start(script: str, processes: int, *options: object) -> list[subprocess.Popen[str]]:
     """Start the processes as torchrun does; Lightning starts its second one itself.
 
-    A pipe this small holds some 60 steps, and a process stops where nobody reads on.
+    A pipe this small holds some 60 steps; a process then waits until somebody reads on.
     """
     command, ranks = [sys.executable, str(EXAMPLES / f"{script}.py"), *map(str, options)], [{}]
     if script == "lightning_loop":
@@ -72,14 +72,14 @@ def start(script: str, processes: int, *options: object) -> list[subprocess.Pope
 
 
 def end(processes: list[subprocess.Popen[str]], code: int = 0) -> str:
-    """Wait for all; return what the first one said."""
+    """Wait for all; return the first one's output."""
     said = [process.communicate()[0] for process in processes]
     assert {process.returncode for process in processes} == {code}
     return said[0]
 
 
 def kill_at(step: int, processes: list[subprocess.Popen[str]]) -> str:
-    """Kill all once the first one has said that it did `step`; return what that one said."""
+    """Kill all once the first one has printed `step`; return its output."""
     said = ""
     while f"step {step} " not in said and (line := processes[0].stdout.readline()):
         said += line
@@ -90,7 +90,7 @@ def kill_at(step: int, processes: list[subprocess.Popen[str]]) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_gpu() -> Iterator[None]:
-    """Two runs on one differ in the last digits."""
+    """On a GPU, two runs differ in the last digits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield

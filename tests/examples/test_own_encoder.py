@@ -1,4 +1,4 @@
-"""An encoder by import path goes the whole way: build, resume, verify, audit; what is wrong with one is one line."""
+"""An encoder by import path builds, verifies and audits a cache; a mistake in one is told in one line."""
 
 import sys
 from pathlib import Path
@@ -67,7 +67,7 @@ class Pixels(Wrong):
         (PATH, "image.height and image.width must be multiples of 16, got 8x8"),
     ],
 )
-def test_what_is_wrong_with_it_is_one_line(path, message):
+def test_a_mistake_in_an_encoder_is_one_line(path, message):
     with pytest.raises(EncodeOnceError, match=message) as caught:
         encoder = load_encoder(EncoderConfig(model=path, device="cpu", compute_dtype="float32"), "signed")
         encoder.layout(8, 8)
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_it_is_one_line(path, message):
     assert "\n" not in str(caught.value)
 
 
-def test_its_decoder_is_taken_where_it_has_one():
+def test_an_encoders_own_decoder_is_used():
     config = EncoderConfig(model="mine:Pixels", device="cpu", compute_dtype="float32")
     encoder = load_encoder(config, "signed")
     decode, digest = load_decoder(config)

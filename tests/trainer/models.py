@@ -27,7 +27,7 @@ def load(folder: Path, dtype: torch.dtype = FLOAT32) -> LanguageModel:
 
 
 def save_decoder(folder: Path, kind: type[hf.PreTrainedConfig], **settings: object) -> Path:
-    """A tiny model of another architecture, with random weights."""
+    """Save a tiny model of another architecture, with random weights."""
     ours = {name: value for name, value in TINY.items() if name not in ("layer_types", "sliding_window", "head_dim")}
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def make_model(folder: Path, dtype: torch.dtype = FLOAT32, *, bos: bool = True) 
 
 
 def make_input() -> ModelInput:
-    """Three samples whose last three tokens are labels."""
+    """Make three samples whose last three tokens are labels."""
     tokens, is_label = np.random.default_rng(0).integers(6, 20, (3, 9)), np.zeros((3, 9), bool)
     for row, length in enumerate((9, 5, 7)):
         tokens[row, length:] = 0
@@ -110,7 +110,7 @@ def make_generator(
 def word_by_word(
     generator: Generator, latents: dict[str, torch.Tensor], messages: list[Message], count: int
 ) -> list[int]:
-    """The likeliest tokens, each from the whole sequence before it, as training runs it."""
+    """Return the likeliest tokens, each from the whole sequence before it, as training runs it."""
     tokens = generator.chat.prompt_tokens(messages).tolist()
     start, language = len(tokens), generator.model.language
     for _ in range(count):

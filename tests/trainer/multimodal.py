@@ -11,7 +11,7 @@ from tests.trainer.conftest import GEMMA_TEMPLATE, TINY, make_tokenizer
 
 BOI, EOI, IMAGE = 21, 22, 20
 SIDE, PATCHES, TOKENS, FEATURES = 64, 64, 16, 24
-"""Pixels of a side; patches of an image; tokens that they are pooled to; features of each."""
+"""Pixels of a side, patches of an image, tokens that they are pooled to, features of each patch."""
 
 VISION = {
     "hidden_size": FEATURES, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
@@ -50,7 +50,7 @@ LLAVA_TEMPLATE = (
     "{% else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-"""LLaVA 1.5's template in short: nothing ends a turn."""
+"""LLaVA 1.5's template, shortened: nothing ends a turn."""
 
 
 def configured(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -116,11 +116,11 @@ CHECKPOINTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         configured(CHUNKED, {**LLAMA_4_VIT, "projector_output_dim": 32}, image_token_index=20),
     ),
 }
-"""Class, config's class and values, by model type; sequences are longer than windows and chunks."""
+"""Class, config class and config values, by model type; sequences are longer than windows and chunks."""
 
 
 def make_whole(name: str) -> Any:
-    """Make a model whose words depend on what it reads, and whose projector is no identity."""
+    """Make a model whose words depend on what it reads, and whose projector is not the identity."""
     model_class, config_class, values = CHECKPOINTS[name]
     torch.manual_seed(0)
     config = config_class(**values)
@@ -136,7 +136,7 @@ def make_whole(name: str) -> Any:
 def save_checkpoint(name: str, folder: Path) -> Any:
     """Save the whole model and a tokenizer; return the model.
 
-    A Qwen has no BOS; LLaVA's template lies beside its processor, and takes parts.
+    Qwen models have no BOS; LLaVA's template is the processor's, and reads parts.
     """
     whole = make_whole(name)
     whole.save_pretrained(folder)

@@ -103,10 +103,9 @@ class ChatTokenizer:
     @cached_property
     def end_token(self) -> int | None:
         """EOS, if the template writes nothing after the assistant's words; else None."""
-        messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
-        _, found, after = self._try_render(self._in_template_form(messages)).rpartition(MASK)
+        words, after = self._render_answer()
         eos: int | None = self.tokenizer.eos_token_id
-        return eos if found and not after.strip() else None
+        return eos if words and not after else None
 
     def __call__(self, ids: Sequence[str], conversations: Sequence[Sequence[Message]]) -> list[TokenizedText]:
         """Tokenise each conversation to at most `max_tokens`, and label the assistant's words."""
@@ -140,8 +139,13 @@ class ChatTokenizer:
 
     def end_of_turn(self) -> str:
         """Find the text after the assistant's words, without white space around it; empty if the template refuses."""
+        return self._render_answer()[1]
+
+    def _render_answer(self) -> tuple[str, str]:
+        """Render a masked answer; return its words, empty if they are not rendered, and the text after them."""
         messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
-        return self._try_render(self._in_template_form(messages)).rpartition(MASK)[2].strip()
+        _, words, after = self._try_render(self._in_template_form(messages)).rpartition(MASK)
+        return words, after.strip()
 
     def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
         """Render the turns up to the assistant's last words; empty if it says nothing or cannot be rendered."""

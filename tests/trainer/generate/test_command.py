@@ -56,21 +56,13 @@ def test_rows_are_asked_their_own_questions_or_the_users(trained, answers, capsy
     assert not any("reference" in each for each in asked)
 
 
-def test_another_cache_of_its_recipe_and_a_moved_model_will_do(trained, answers, tmp_path):
-    moved = shutil.copytree(trained.model.language_model, tmp_path / "moved")
-    options = "--rows=1,2", "--prompt=what is this", f"--language_model={moved}", "--precision=fp32"
-    other = described_cache(tmp_path / "other", 12, latents=make_latents(), latents_mean=MEAN, latents_std=STD)
-    own, others = answers(trained.run.folder, *options), answers(trained.run.folder, *options, f"--cache={other}")
-    assert [each["row"] for each in own] == [each["row"] for each in others] == [1, 2]
-
-
 def make_latents() -> np.ndarray:
     return np.random.default_rng(1).standard_normal((12, 4, 3, 2), np.float32)
 
 
 REFUSED = [
     (2, [], "give exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
-    (2, ["--rows=1", "--ids=a"], "give exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
+    (2, ["--rows=1", "--image=a"], "give exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
     (2, ["--rows=1,b"], "rows must be whole numbers separated by commas, such as 7,3; got 'b'"),
     (2, ["--rows=40"], "rows: the cache has rows [0, 40), and no row 40"),
     (2, ["--rows=2,17"], "row 17 of CACHE was rejected (missing: no such file), so the cache holds no sample of it"),
@@ -88,6 +80,12 @@ REFUSED = [
     (2, ["--rows=1", "--language_model=HOME/none"], "model.language_model: no folder HOME/none"),
     (2, ["--rows=1", "--report=CACHE/seal.json"], "report: CACHE/seal.json lies in the cache CACHE"),
     (2, ["--rows=1", "--report=s3://bucket/it"], "report: s3://bucket/it is a URL; name a path on this machine"),
+    (2, ["--image=a.png"], "--image needs a question: give one with --prompt"),
+    (2, ["--image=a.png", "--prompt=a"], "image: there is no file a.png"),
+    (2, ["--image=a.png", "--prompt=a", "--cache=c"], "--cache is for --rows and --ids; leave it out with --image"),
+    (2, ["--rows=1", "--encoder=c"], "--encoder is for --image; rows are encoded already"),
+    (2, ["--rows=1", "--cache=a", "--caches={world: a}"], "--cache is for one tower, --caches for several"),
+    (2, ["--rows=1", "--caches={worl: a}"], "caches: the projector has no tower worl; did you mean world?"),
     (1, ["--rows=1", "--prompt=<end_of_turn>"], "which this tokenizer can only encode as a special token"),
 ]
 
@@ -110,7 +108,7 @@ def refused(capsys: Any, code: int, *arguments: object) -> str:
     return error
 
 
-def test_a_projector_of_another_model_cache_or_run_is_refused(trained, tmp_path, capsys):
+def test_another_model_cache_or_run_is_refused_unless_its_samples_mean_the_same(trained, answers, tmp_path, capsys):
     run, ask = trained.run.folder, "--rows=1"
     other = save_language_model(tmp_path / "other", rms_norm_eps=1e-5)
     error = refused(capsys, 1, run, ask, f"--language_model={other}")
@@ -118,6 +116,8 @@ def test_a_projector_of_another_model_cache_or_run_is_refused(trained, tmp_path,
     assert (
         f"it was trained for {trained.model.language_model}; name that model, unchanged since then, with --l" in error
     )
+    alike = described_cache(tmp_path / "alike", 12, latents=make_latents(), latents_mean=MEAN, latents_std=STD)
+    assert [each["row"] for each in answers(run, "--rows=1,2", f"--cache={alike}")] == [1, 2]
     rescaled = described_cache(tmp_path / "rescaled", 12, latents=make_latents(), latents_std=[1.0, 2.0, 3.0, 4.0])
     error = refused(capsys, 1, run, ask, f"--cache={rescaled}")
     assert f"{rescaled} is not what the projector of the tower world reads\n" in error

@@ -1,4 +1,4 @@
-"""An image file is its cached row: through the same recipe and encoder it gives the same latent and the same words."""
+"""An image file is answered as its cached row: each tower encodes it by the recipe and the model of its own cache."""
 
 import sys
 from pathlib import Path
@@ -11,44 +11,52 @@ from cache_store import open_cache
 from cache_store.cache.images import open_image_encoder
 from cache_store.errors import ConfigError, SourceError, StaleError
 from precompute.encode_images import encode_images, round_to_dtype
-from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
+from tests.precompute.conftest import GOOD, image_bytes, run_build
+from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 from tests.trainer.answers import reported
 from tests.trainer.conftest import MakeConfig
+from tests.trainer.generate.conftest import build_tower, image_file
 from tests.trainer.runs import ALONE
+from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.train import train
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A VAE, a source whose images lie beside it as files too, and the cache built of it."""
-    home = tmp_path_factory.mktemp("home")
-    run_build(home, write_source(home / "source"), make_vae(home / "model"))
-    for number in GOOD:
-        image_file(home, number).write_bytes(image_bytes(number))
-    return home
-
-
-@pytest.fixture(scope="module")
-def trained(home: Path, configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("of-images", cache=home / "cache", max_steps=2)
+def world(home: Path, configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("world", cache=home / "world/cache", max_steps=2)
     train(config, ALONE)
     return config
 
 
-def image_file(home: Path, number: int) -> Path:
-    return home / f"{sample_name(number)}.png"
+@pytest.fixture
+def clip_and_vae(home: Path, configured_here: MakeConfig) -> TrainConfig:
+    """CLIP's images are as its own processor prepares them, at another size than the VAE's."""
+    save_model("CLIPVisionModel", home / "clip")
+    CLIP_PROCESSOR.save_pretrained(home / "clip")
+    clip = build_tower(home, "clip-cache", home / "clip", "--image.from_model=true")
+    caches = {"clip": clip, "world": f"{home}/world/cache"}
+    config = configured_here("clip-and-vae", cache=caches, language_model=home / "multimodal", max_steps=3)
+    train(config, ALONE)
+    (tower, _) = load_projector(config.run.folder).config.towers
+    assert (tower.name, tower.tokens) == ("clip", 18)
+    return config
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"encoder__posterior": "moments"}, {"encoder__fold": False, "store__dtype": "bfloat16", "image__fit": "pad"}],
-    ids=str,
-)
+CHANGES = [
+    {},
+    {"encoder__posterior": "moments"},
+    {"encoder__fold": False, "store__dtype": "bfloat16", "image__fit": "pad"},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_an_image_encodes_to_the_bits_of_its_row(home, tmp_path, changes):
     """Alone, with others, and where its planned batch was short."""
-    cache = open_cache(run_build(tmp_path, home / "source", home / "model", **changes) if changes else home / "cache")
+    cache = open_cache(
+        run_build(tmp_path, home / "source", home / "vae", **changes) if changes else home / "world/cache"
+    )
     paths = [image_file(home, number) for number in GOOD]
     rows = cache.read(np.arange(len(GOOD)))
     assert np.array_equal(encode_images(cache, paths), rows)
@@ -56,65 +64,81 @@ def test_an_image_encodes_to_the_bits_of_its_row(home, tmp_path, changes):
     assert len(encode_images(cache, [])) == 0
 
 
-def test_an_image_file_is_answered_as_its_cached_row(home, trained, tmp_path, capsys):
-    report, asked = tmp_path / "report.json", ["--prompt=what is this", "--max_tokens=12"]
-    rows = [0, 7, 21]
-    images = ",".join(str(image_file(home, row)) for row in rows)
-    said = []
-    for options in ["--rows=0,7,21"], [f"--image={images}"]:
-        said.append([each["answer"] for each in reported(trained.run.folder, report, *options, *asked)])
-    assert said[0] == said[1]
-    assert (
-        f"image {image_file(home, 7)}\n  prompt     what is this\n  answer     {said[0][1]}" in capsys.readouterr().out
+@pytest.mark.parametrize("run", ["world", "towers", "clip_and_vae"])
+def test_an_image_file_is_answered_as_its_cached_row(home, run, request, tmp_path, capsys):
+    folder, report = request.getfixturevalue(run).run.folder, tmp_path / "report.json"
+    asked = "--prompt=what is this", "--max_tokens=12"
+    images = ",".join(str(image_file(home, row)) for row in (0, 7, 21))
+    of_rows, of_images = (
+        [each["answer"] for each in reported(folder, report, option, *asked)]
+        for option in ("--rows=0,7,21", f"--image={images}")
     )
+    assert of_images == of_rows
+    printed = f"image {image_file(home, 7)}\n  prompt     what is this\n  answer     {of_rows[1]}"
+    assert printed in capsys.readouterr().out
 
 
-def test_an_image_that_cannot_be_is_one_message(home, trained, tmp_path, capsys):
+OTHER = "HOME/vae is not the encoder that made the cache"
+REFUSED = [
+    ("world", 2, ["--image=IMAGE,"], "image: there is no file ."),
+    ("world", 1, ["--image=IMAGE,TMP/torn.png"], "TMP/torn.png: cannot decode"),
+    ("world", 1, ["--image=TMP/page.html"], "TMP/page.html: cannot decode"),
+    ("world", 2, ["--image=IMAGE", "--encoder=TMP/none"], "encoder.model TMP/none is neither a folder"),
+    ("towers", 1, ["--image=IMAGE", "--encoders={siglip: HOME/vae}"], OTHER),
+    ("towers", 2, ["--image=IMAGE", "--encoder=b"], "encoder: the projector has several towers; name one for each"),
+    (
+        "towers",
+        2,
+        ["--rows=1", "--cache=a"],
+        "cache: the projector has several towers; name one for each with --caches",
+    ),
+    ("towers", 2, ["--rows=1", "--caches={world: HOME/world/cache}"], "caches: name one for the tower siglip too"),
+]
+
+
+@pytest.mark.parametrize(("run", "code", "options", "message"), REFUSED)
+def test_an_image_that_cannot_be_encoded_is_one_message(home, run, code, options, message, request, tmp_path, capsys):
     (tmp_path / "torn.png").write_bytes(image_bytes(0)[:99])
     (tmp_path / "page.html").write_text("<html>")
-    other = make_vae(tmp_path / "other", seed=1)
-    good = image_file(home, 0)
-    for code, options, message in [
-        (2, [f"--image={tmp_path}/none.png"], f"image: there is no file {tmp_path}/none.png"),
-        (2, [f"--image={good},"], "image: there is no file ."),
-        (1, [f"--image={good},{tmp_path}/torn.png"], f"{tmp_path}/torn.png: cannot decode"),
-        (1, [f"--image={tmp_path}/page.html"], f"{tmp_path}/page.html: cannot decode"),
-        (1, [f"--image={good}", f"--encoder={other}"], f"{other} is not the encoder that made the cache"),
-        (2, [f"--image={good}", f"--encoder={tmp_path}/none"], f"encoder.model {tmp_path}/none is neither a folder"),
-        (2, [f"--image={good}", "--rows=1"], "exactly one of --rows 7,3, --ids ID,ID and --image FILE"),
-        (2, [f"--image={good}", "--cache=c"], "--cache is for --rows and --ids; leave it out with --image"),
-        (2, ["--rows=1", "--encoder=c"], "--encoder is for --image; rows are encoded already"),
-    ]:
-        assert main(["generate", str(trained.run.folder), *options, "--prompt=what is this"]) == code
-        error = capsys.readouterr().err
-        assert message in error
-        assert "Traceback" not in error
-    assert main(["generate", str(trained.run.folder), f"--image={good}"]) == 2
-    assert "--image needs a question: give one with --prompt" in capsys.readouterr().err
-
-
-def test_a_moved_encoder_is_asked_for(home, trained, capsys):
-    command = ["generate", str(trained.run.folder), f"--image={image_file(home, 0)}", "--prompt=what is this"]
-    moved = (home / "model").rename(home / "elsewhere")
-    assert main(command) == 2
-    assert main([*command, f"--encoder={moved}"]) == 0
-    moved.rename(home / "model")
+    places = {"IMAGE": image_file(home, 0), "TMP": tmp_path, "HOME": home}
+    for name, place in places.items():
+        options, message = [each.replace(name, str(place)) for each in options], message.replace(name, str(place))
+    folder = request.getfixturevalue(run).run.folder
+    assert main(["generate", str(folder), *options, "--prompt=what is this"]) == code
     error = capsys.readouterr().err
-    assert f"{home / 'model'} is neither a folder here nor a hub id" in error
-    assert "; if it has moved, name its new place with --encoder\n" in error
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("run", "option", "told"),
+    [
+        ("world", "--encoder={}", ("error: encoder", "with --encoder\n")),
+        ("towers", "--encoders={{world: {}}}", ("tower world: encoder", "with --encoders '{world: …}'\n")),
+    ],
+)
+def test_a_moved_encoder_is_asked_for(home, run, option, told, request, capsys):
+    folder = request.getfixturevalue(run).run.folder
+    command = ["generate", str(folder), f"--image={image_file(home, 0)}", "--prompt=what is this"]
+    moved = (home / "vae").rename(home / "moved")
+    codes = main(command), main([*command, option.format(moved)])
+    moved.rename(home / "vae")
+    assert codes == (2, 0)
+    begin, end = told
+    error = capsys.readouterr().err
+    assert f"{begin}.model {home / 'vae'} is neither a folder here nor a hub id" in error
+    assert f"; if it has moved, name its new place {end}" in error
 
 
 def test_an_unknown_recipe_and_a_latent_too_large_are_refused(home, monkeypatch):
-    array = open_cache(home / "cache").spec.array
+    array, model = open_cache(home / "world/cache").spec.array, str(home / "vae")
     for image in (changed(array.image, fit="stretch"), changed(array.image, alpha="on black")):
         with pytest.raises(ConfigError, match="this version of precompute cannot follow the cache.s image recipe"):
-            open_image_encoder(changed(array, image=image), str(home / "model"))
+            open_image_encoder(changed(array, image=image), model)
     with pytest.raises(StaleError, match="is not the encoder that made the cache"):
-        open_image_encoder(
-            changed(array, encoder=changed(array.encoder, latents_mean=(0.0,) * 16)), str(home / "model")
-        )
+        open_image_encoder(changed(array, encoder=changed(array.encoder, latents_mean=(0.0,) * 16)), model)
     with pytest.raises(SourceError, match="a.png: its latent is not finite in float16"):
         round_to_dtype(np.full((1, *array.shape), 1e6, np.float32), [Path("a.png")], array)
     monkeypatch.setitem(sys.modules, "precompute.encode_images", None)
     with pytest.raises(ConfigError, match="images cannot be encoded here: .*; run `pip install "):
-        open_image_encoder(array, str(home / "model"))
+        open_image_encoder(array, model)

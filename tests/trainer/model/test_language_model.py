@@ -32,6 +32,12 @@ def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, sett
     assert torch.allclose(found, expected.float(), atol=1e-6 if dtype == FLOAT32 else 1e-3)
 
 
+compiling = pytest.mark.filterwarnings(  # torch's compiler uses what torch deprecates or warns of
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+
+
 def save_audio_config(folder: Path) -> None:
     hf.Qwen2AudioConfig().save_pretrained(folder)
 
@@ -75,9 +81,7 @@ def test_the_identity_follows_the_weights_and_not_the_precision(language_model, 
     assert tuned.identity() != identity
 
 
-# The compiler imports what torch deprecates, and looks at gradients that torch warns of.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@compiling
 def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
     folder = save_language_model(tmp_path, num_hidden_layers=1, layer_types=["full_attention"])
     plain, compiled = load(folder), load(folder)
@@ -91,16 +95,14 @@ def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
         assert torch.allclose(leaves[0].grad, leaves[1].grad, atol=1e-5)
 
 
-# The compiler imports what torch deprecates, and looks at gradients that torch warns of.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@compiling
 def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
-    """Four layers of two kinds; a length that comes again costs nothing."""
+    """A length that comes again costs nothing."""
     kinds = ["sliding_attention", "full_attention"] * 2
     model = load(save_language_model(tmp_path, num_hidden_layers=4, layer_types=kinds))
     torch._dynamo.reset()
     model.compile_decoder("layers", backend="aot_eager")
-    attention_kernels(model, 8)  # which a run asks for first
+    attention_kernels(model, 8)  # a run asks for them first
     counters.clear()
     graphs = []
     for length in (8, 16, 8, 16):
@@ -111,7 +113,7 @@ def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
 
 
 def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tokens(tmp_path):
-    """512² pixels make as many; sliding layers have a mask, which not every kernel takes."""
+    """512² pixels make 4,098 tokens; sliding layers have a mask, which not every kernel takes."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     folder = save_language_model(tmp_path, num_hidden_layers=3, layer_types=kinds, max_position_embeddings=8192)
     model = load(folder)
@@ -124,7 +126,7 @@ def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tok
 
 
 def profiled_attention(model: LanguageModel, tokens: int, block_1T: torch.Tensor | None) -> set[str]:
-    """Attention operations of a forward and backward pass, as torch's profiler names them."""
+    """Return the attention operations of a forward and backward pass, by the names of torch's profiler."""
     embeddings_1TD = torch.randn(1, tokens, model.width, requires_grad=True)
     with torch.profiler.profile() as recorded:
         model.hidden(embeddings_1TD, block_1T).sum().backward()
@@ -134,7 +136,7 @@ def profiled_attention(model: LanguageModel, tokens: int, block_1T: torch.Tensor
 
 @pytest.mark.parametrize("image", [False, True], ids=["causal", "image tokens see each other"])
 def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, image):
-    """Sliding layers have masks, and so have all where image tokens see each other; math is chosen to be seen here."""
+    """Sliding layers have masks, and full attention among image tokens gives all layers masks."""
     model, tokens = load(save_language_model(tmp_path)), 90
     block_1T = torch.tensor([[CAUSAL] + [0] * 60 + [CAUSAL] * 29]) if image else None
     model.checkpoint_layers("selective")
@@ -149,7 +151,7 @@ def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, ima
 
 
 def kept_bytes(folder: Path, kind: str) -> float:
-    """Bytes that a forward pass keeps for the backward pass, of each token, layer and value of the model's width."""
+    """Count the bytes that a forward pass keeps for the backward pass, per token, layer and value of the width."""
     model = load(folder, BFLOAT16)
     if kind != "none":
         model.checkpoint_layers(kind)
@@ -161,7 +163,7 @@ def kept_bytes(folder: Path, kind: str) -> float:
 
 
 def test_selective_checkpointing_keeps_less_than_half(tmp_path):
-    """Of a model with Gemma 3 4B's proportions, which keeps 127 KB of each token and layer: 50 times its width."""
+    """The model has the proportions of Gemma 3 4B, which keeps 127 KB per token and layer: 50 times its width."""
     sizes = {"hidden_size": 320, "intermediate_size": 1280, "num_attention_heads": 8, "num_key_value_heads": 4}
     folder = save_language_model(tmp_path, head_dim=32, **sizes)
     kept = {kind: kept_bytes(folder, kind) for kind in ("none", "selective", "full")}

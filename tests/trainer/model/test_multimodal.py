@@ -1,4 +1,4 @@
-"""Text models of multimodal checkpoints: read alone, and equal to what the whole model makes of text."""
+"""Text models of multimodal checkpoints load alone, and compute as the whole models do."""
 
 import math
 import shutil
@@ -59,7 +59,7 @@ def saved(kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, An
 
 
 def text_of_whole(kind: str, whole: Any, **entering: torch.Tensor) -> torch.Tensor:
-    """Logits of text; PaliGemma counts positions from 1, and sees later tokens but where types say it is no prefix."""
+    """Compute logits of text; PaliGemma is told that it is no prefix, and that positions begin at 0."""
     own = {"token_type_ids": torch.ones(2, 14, dtype=torch.long), "position_ids": torch.arange(14)[None]}
     with torch.no_grad():
         logits: torch.Tensor = whole(**entering, **own if kind.startswith("paligemma") else {}).logits
@@ -67,7 +67,7 @@ def text_of_whole(kind: str, whole: Any, **entering: torch.Tensor) -> torch.Tens
 
 
 def test_its_logits_are_those_of_the_whole_model_for_tokens_and_for_embeddings(kind, saved):
-    """To the bit, but for PaliGemma, which has a mask where we have none."""
+    """They are equal to the bit, except for PaliGemma, which has a mask where we have none."""
     folder, whole = saved
     tokens_NT = torch.randint(3, 20, (2, 14), generator=torch.Generator().manual_seed(0))
     drawn_NTD = torch.randn(2, 14, 32, generator=torch.Generator().manual_seed(1))
@@ -93,7 +93,7 @@ def is_of_images(name: str) -> bool:
 
 
 def test_weights_of_its_vision_tower_are_never_read(saved, tmp_path, capfd):
-    """Nor said to be left over; without them in the file the model is the same. The Hub's progress bar stays."""
+    """Nor does anything report them as left over, or hide the Hub's progress bar."""
     folder, _ = saved
     capfd.readouterr()
     model, whole = load_with_whole(str(folder), torch.float32, torch.device("cpu"))
@@ -117,7 +117,7 @@ OLDER = {
     "paligemma": {"model.language_model.": "language_model.model."},
     "paligemma2": {"model.language_model.": "language_model.model."},
 }
-"""Beginnings of names now, and as transformers saved them before 4.52, and the Hub has them."""
+"""Beginnings of the weights' names now, and before transformers 4.52, as they are on the Hub."""
 
 
 @pytest.mark.parametrize("kind", OLDER)

@@ -1,4 +1,4 @@
-"""A multimodal checkpoint's own projector, from cached hidden states: what transformers computes from the pixels."""
+"""A checkpoint's own projector computes from cached hidden states what transformers computes from the pixels."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def pixels() -> Tensor:
 
 @torch.no_grad()
 def states(whole: Any, pixels_N3YX: Tensor, *, pooled: bool) -> Tensor:
-    """What the vision tower makes of images, [N, 64, F], or that pooled, [N, 16, F]."""
+    """Compute the vision tower's hidden states, [N, 64, F], or pooled ones, [N, 16, F]."""
     states_NSF = whole.model.vision_tower(pixel_values=pixels_N3YX).last_hidden_state
     if not pooled:
         return states_NSF
@@ -58,7 +58,7 @@ def make_model(checkpoint: Path, cache: Path, **form: Any) -> WorldModel:
 @pytest.mark.parametrize("pooled", [True, False])
 @torch.no_grad()
 def test_cached_hidden_states_give_what_the_pixels_give(checkpoint, whole, pixels, tmp_path, pooled):
-    """Hidden states and logits of [BOS] <start_of_image> image <end_of_image> text, of texts of different lengths."""
+    """The sequence is [BOS] <start_of_image> image <end_of_image> text; texts differ in length."""
     stored = states(whole, pixels, pooled=pooled)
     model = make_model(checkpoint, make_cache(tmp_path / "cache", stored.numpy(), dtype="float32"))
     tokens_NT = torch.tensor([[BOS, 7, 8, 9, 10, 11], [BOS, 12, 13, 0, 0, 0], [BOS, 14, 7, 15, 16, 0]])
@@ -89,8 +89,8 @@ def test_what_the_checkpoint_cannot_project_is_refused(checkpoint, language_mode
 
 
 @pytest.mark.parametrize("model", ["none", "soft cap", "cohere2", "gpt2", "granite"])
-def test_full_attention_is_among_an_images_tokens_alone(tmp_path, model):
-    """Of any model that takes masks: text sees what is before it, and an image none after it; others are refused."""
+def test_full_attention_is_only_among_an_images_tokens(tmp_path, model):
+    """Text attends to earlier tokens, and an image's tokens to each other, but to none after the image."""
     kind, settings, _ = SCALED[model]
     language = load(save_decoder(tmp_path, kind, **settings, initializer_range=0.3))
     refuse_no_image_masks(language, "it")

@@ -1,4 +1,4 @@
-"""Conversations become tokens, of which the assistant's words and the ends of its turns are labels; kept on disk."""
+"""Conversations become tokens; the assistant's words and the ends of its turns are labels; a store keeps them."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ TWO_TURNS = [*caption("a red square"), {"from": "human", "value": "is it left"},
 
 
 def labelled(conversation: list[dict[str, str]], max_tokens: int = 64, template: str = GEMMA_TEMPLATE) -> list[str]:
-    """The words of a text, then those that are labels."""
+    """Return the words of a text, and those of them that are labels."""
     tokenizer = make_tokenizer(template)
     (text,) = ChatTokenizer(tokenizer, template, max_tokens)(["sample"], [conversation])
     assert len(text.tokens) <= max_tokens
@@ -61,13 +61,12 @@ WHOLE = (
     ],
 )
 def test_labels_are_what_the_assistant_says_and_end_the_text(conversation, max_tokens, words, labels):
-    """Every text begins with one BOS, and with a user's turn; an answer that comes first is one to the image."""
+    """Every text begins with one BOS and a user's turn, which is empty if an answer comes first."""
     for template in (GEMMA_TEMPLATE, GEMMA_TEMPLATE.replace("{{ bos_token }}", "")):
         assert labelled(conversation, max_tokens, template) == [words, labels]
 
 
 def test_a_template_of_parts_is_given_parts_and_one_without_ends_gets_eos():
-    """LLaVA's: words that are no part would vanish."""
     words, labels = labelled(TWO_TURNS, template=LLAVA_TEMPLATE)
     assert words == "<bos> <unk> <unk> a red square <unk> is it left <unk> yes <eos>"
     assert labels == "a red square yes <eos>"
@@ -134,7 +133,7 @@ SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_imag
 def byte_level(
     folder: Path, template: str = GEMMA_TEMPLATE, *, trim: bool = False, normalizer: Any = None, **flags: bool
 ) -> ChatTokenizer:
-    """Like the tokenizers of real models, saved and read; `flags` are those of its special tokens."""
+    """A tokenizer like those of real models, saved and loaded; `flags` are those of its special tokens."""
     special = [AddedToken(text, special=True, **flags) for text in SPECIAL]
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizer
@@ -163,7 +162,7 @@ def answer(chat: ChatTokenizer, human: str, assistant: str) -> TokenizedText:
 
 
 def filtering(filters: str) -> Callable[[Path], ChatTokenizer]:
-    """With a template that passes what is said through these filters."""
+    """Make a tokenizer whose template passes words through these filters."""
     return partial(byte_level, template=GEMMA_TEMPLATE.replace("| trim", filters))
 
 
@@ -172,7 +171,7 @@ WORD_LEVEL = ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
 lengthening = filtering("| replace('[', '<') | replace(']', '> ')")
 SHOUTED, SPACED = "<Pad> a <END_OF_TURN> red", "<pad>  a  <end_of_turn>  red"
 SWALLOWING = [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}]
-"""Such a special token takes the white space beside it: before an answer it is the template's, in one a label."""
+"""These special tokens also cover the white space beside them."""
 
 CAPTIONS = [
     *SPECIAL,
@@ -194,7 +193,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("make_chat", "said", "expected"), SAID)
-def test_what_is_said_in_special_tokens_words_stays_words(make_chat, said, expected, tmp_path):
+def test_words_that_look_like_special_tokens_stay_words(make_chat, said, expected, tmp_path):
     chat = make_chat(tmp_path)
     text = answer(chat, said, said)
     assert chat.tokenizer.decode(text.tokens[text.is_label]) == f"{expected}<end_of_turn>"
@@ -208,38 +207,25 @@ def test_what_is_said_in_special_tokens_words_stays_words(make_chat, said, expec
     ("make_chat", "said", "problem"),
     [
         (lambda _: WORD_LEVEL, "a <end_of_turn> red", "it says '<end_of_turn>', which this tokenizer can only encode"),
-        (
-            filtering("| replace('<pad>', '')"),
-            "a <pad> red",
-            "it contains the text of a special token, and the chat template rewrites words",
-        ),
-        (
-            lengthening,
-            "a [start_of_image] [pad]",
-            "the chat template rewrites its words in a way that changes the special",
-        ),
-        (
-            partial(byte_level, single_word=True),
-            "red",
-            "its words change the places at which the tokenizer finds '<end_of_turn>', at ",
-        ),
+        (filtering("| replace('<pad>', '')"), "a <pad> red", "it contains the text of a special token, and the chat"),
+        (lengthening, "a [start_of_image] [pad]", "the chat template rewrites its words in a way that changes the"),
+        (partial(byte_level, single_word=True), "red", "its words change the places at which the tokenizer finds '<e"),
     ],
 )
-def test_a_sample_whose_words_cannot_be_told_is_named(make_chat, said, problem, tmp_path):
+def test_a_sample_whose_words_cannot_be_spelled_out_is_named(make_chat, said, problem, tmp_path):
     text = answer(make_chat(tmp_path), "what is this", said)
     assert len(text.tokens) == 0
     assert text.problem.startswith(f"sample 'asked': {problem}")
 
 
 def test_a_prompt_that_the_template_refuses_is_named():
+    chat = ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", 64)
     with pytest.raises(SourceError, match="the chat template refuses it: no"):
-        ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", 64).prompt_tokens(
-            [{"role": "user", "content": "a"}]
-        )
+        chat.prompt_tokens([{"role": "user", "content": "a"}])
 
 
 def tokenise(path: Path, chat: ChatTokenizer, text_dir: Path | None = None) -> Path:
-    """The folder of a cache's text, which is made."""
+    """Make the text of a cache; return its folder."""
     cache = open_joined({"world": path})
     folder = text_folder(cache, chat, None if text_dir is None else str(text_dir))
     make_text(folder, cache, chat)
@@ -329,7 +315,7 @@ def test_any_damaged_file_and_another_texts_folder_is_named(damaged):
     ],
     ids=["pickled", "of two dimensions", "turned around"],
 )
-def test_arrays_of_another_form_are_refused_though_vouched_for(damaged, change):
+def test_arrays_of_another_form_are_refused_though_their_checksum_fits(damaged, change):
     change(damaged / "offsets.npy")
     meta = read_meta(damaged)
     checksums = {**meta.crc32c, "offsets": file_crc32c(damaged / "offsets.npy")}
