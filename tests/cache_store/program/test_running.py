@@ -14,7 +14,7 @@ import pytest
 
 from cache_store.errors import CacheError
 from cache_store.program.progress_bar import progress_bar
-from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program, stop_on_signals, unwound_by_signals
+from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program, stop_on_signals, unwind_on_signals
 from tests.cache_store.conftest import samples_of
 from tests.make_cache import make_cache
 
@@ -89,7 +89,7 @@ def test_another_ctrl_c_or_a_later_sigterm_stops_at_once(first, second, after_s,
     """A forwarded SIGTERM counts as the same request."""
     stops, times = [], iter([0.0, after_s])
     stopping = stop_on_signals(lambda: stops.append(first), clock=lambda: next(times))
-    with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwound_by_signals(), stopping:
+    with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwind_on_signals(), stopping:
         send(first, second)
     assert stops == [first]
 
