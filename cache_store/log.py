@@ -48,7 +48,7 @@ def log_error(message: str) -> None:
 
 
 @contextmanager
-def logging_as_typed(program: str, words: Sequence[str]) -> Iterator[list[str]]:
+def log_as_typed(program: str, words: Sequence[str]) -> Iterator[list[str]]:
     """Log in the format of `--log-format FORMAT` among the words, or of the environment; yield the other words."""
     rest, chosen = split_off_option(words)
     before, handlers = os.environ.get(VARIABLE), (logger.handlers, logger.propagate)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cache_store.storage.remote import RemoteStore, WrappedStore
-from cache_store.storage.retrying import Kind, transient_error
+from cache_store.storage.retrying import FailureKind, transient_error
 from cache_store.storage.verbs import (
     MAX_READ_BYTES,
     Data,
@@ -80,7 +80,7 @@ class MemoryStore(RemoteStore):
 class FailingStore(WrappedStore):
     """Fails the first `times` requests of every verb for every name after doing them, as if answers were lost."""
 
-    kind: Kind = "cut"
+    kind: FailureKind = "cut"
     times: int = 1
     failed: dict[object, int] = field(default_factory=dict, compare=False)
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
-from cache_store.log import log_error, log_info, logging_as_typed, refuse_other_format
+from cache_store.log import log_as_typed, log_error, log_info, refuse_other_format
 from cache_store.storage.calls import abandon_calls_after
 
 FORWARDED_S = 5.0
@@ -31,7 +31,7 @@ RETRY, RETRY_S = signal.SIGALRM, 0.05
 
 
 @contextmanager
-def stop_signals_held() -> Iterator[None]:
+def hold_stop_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the end of the block.
 
     Processes started in the block do not receive them until they call `ignore_stop_signals`: a signal goes to the whole
@@ -45,14 +45,14 @@ def stop_signals_held() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore SIGINT and SIGTERM, in a process started in `stop_signals_held`; only its parent stops it."""
+    """Ignore SIGINT and SIGTERM, in a process started in `hold_stop_signals`; only its parent stops it."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 @contextmanager
-def unwound_by_signals() -> Iterator[Callable[[], bool]]:
+def unwind_on_signals() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM end the block as Ctrl-C does, so that scratch files are removed and the exit code is 3.
 
     Yields a function that returns whether a signal came.
@@ -72,7 +72,7 @@ def unwound_by_signals() -> Iterator[Callable[[], bool]]:
     # A process that ignores Ctrl-C, such as a shell's background job, continues to ignore it.
     heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, unwind) for number in (*heard, RETRY)}
-    with interrupts_kept():
+    with keep_interrupts():
         try:
             yield lambda: last_signal_s > -math.inf
         finally:
@@ -87,7 +87,7 @@ def stop_retrying() -> None:
 
 
 @contextmanager
-def interrupts_kept() -> Iterator[None]:
+def keep_interrupts() -> Iterator[None]:
     """Raise a KeyboardInterrupt again if Python could only print it: from a `__del__` or a weakref callback."""
     before = sys.unraisablehook
 
@@ -149,7 +149,7 @@ def start(program: str, module: str) -> int:
     """Run `PROGRAM` of `module` with the arguments of the command line."""
 
     def run(words: Sequence[str]) -> int:
-        with stop_signals_held():  # an interrupted import prints tracebacks, and can abort the program in C++ code
+        with hold_stop_signals():  # an interrupted import prints tracebacks, and can abort the program in C++ code
             program = import_module(module).PROGRAM
         return program.run(words)  # type: ignore[no-any-return]
 
@@ -164,14 +164,16 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     given = sys.argv[1:] if argv is None else argv
     open_closed_stderr()
     with (
-        unwound_by_signals() as asked_to_stop,
+        unwind_on_signals() as asked_to_stop,
         abandon_calls_after(asked_to_stop),
-        logging_as_typed(program, given) as words,
+        log_as_typed(program, given) as words,
     ):
-        return exit_code_of(program, lambda: interruptible(run, words, asked_to_stop))
+        return exit_code_of(program, lambda: run_interruptible(run, words, asked_to_stop))
 
 
-def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], asked_to_stop: Callable[[], bool]) -> int:
+def run_interruptible(
+    run: Callable[[Sequence[str]], int], given: Sequence[str], asked_to_stop: Callable[[], bool]
+) -> int:
     """Run the body; an error after a stop signal becomes KeyboardInterrupt.
 
     Libraries turn the interruption into errors of their own, such as unreadable weights.

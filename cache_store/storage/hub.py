@@ -136,12 +136,12 @@ def explain_hub_errors(where: str) -> Iterator[None]:
             raise OSError(errno.ENXIO, why, where) from None
         raise missing_error(where) from None
     except (HTTPError, OSError, JSONDecodeError) as error:  # JSONDecodeError: a login page of the network, say
-        why = f"the Hub cannot be read: check the network and HF_TOKEN ({on_one_line(error)})"
+        why = f"the Hub cannot be read: check the network and HF_TOKEN ({first_words(error)})"
         raise OSError(errno.EIO, why, where) from None
     except ValueError as error:  # an address without OWNER/NAME, or with characters that the Hub does not allow
-        raise ConfigError(f"{where} names no data set; {ADDRESS} ({on_one_line(error)})") from None
+        raise ConfigError(f"{where} names no data set; {ADDRESS} ({first_words(error)})") from None
 
 
-def on_one_line(error: Exception) -> str:
-    """Return the beginning of the error's text, on one line."""
+def first_words(error: Exception) -> str:
+    """Return the beginning of an error's text, on one line."""
     return " ".join(str(error).split())[:300]

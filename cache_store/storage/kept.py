@@ -36,7 +36,7 @@ NAME = re.compile(r"[0-9a-f]{64}\.\d+x\d+")
 LEAST_BYTES = 10 * BLOCK_BYTES
 """Least bound: with a smaller one, almost every new block would delete others before they are read again."""
 
-Fetch = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
+FetchRanges = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
 Key = tuple[str, int]
 """A file's SHA-256, and a block's number within it."""
 
@@ -65,7 +65,7 @@ class KeptBlocks:
     warned_processes: set[int] = field(default_factory=set, compare=False)
     """Processes that have printed that nothing more is kept."""
 
-    def fetch(self, wanted: Sequence[Ranges], fetch: Fetch) -> list[list[memoryview]]:
+    def fetch(self, wanted: Sequence[Ranges], fetch: FetchRanges) -> list[list[memoryview]]:
         """Return ranges of files from kept blocks; missing blocks are fetched and then kept."""
         files = {each.sha256: each for each in wanted}
         needed = sorted({(each.sha256, number) for each in wanted for number in self._blocks_of(each)})

@@ -44,11 +44,8 @@ faster than after writes of 25 KB (ext4, Linux 6.18). There is no difference onc
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems without hard links."""
 
-COMPARED_BYTES = 4 * 2**20
-"""Bytes compared at a time, of two files that may be equal."""
-
-MORE_BYTES = 2**20
-"""Bytes read at a time from a file that is larger than its stated size."""
+READ_BYTES = 4 * 2**20
+"""Bytes read at a time from files to compare, and from a file that is larger than its stated size."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class LocalStore(Store):
                 raise too_large_error(path, size, at_most)
             data = os.read(descriptor, size + 1)
             while len(data) != size and len(data) <= at_most:  # it grew, or states a wrong size, as files in /proc do
-                if not (more := os.read(descriptor, MORE_BYTES)):
+                if not (more := os.read(descriptor, READ_BYTES)):
                     break
                 data += more
         if len(data) > at_most:
@@ -267,8 +264,8 @@ class LocalDraft:
         if refuse_irregular(self.path).st_size != self.scratch.stat().st_size:
             return False
         with self.scratch.open("rb") as ours, self.path.open("rb") as theirs:
-            while block := ours.read(COMPARED_BYTES):
-                if theirs.read(COMPARED_BYTES) != block:
+            while block := ours.read(READ_BYTES):
+                if theirs.read(READ_BYTES) != block:
                     return False
         return True
 

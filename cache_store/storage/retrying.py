@@ -38,7 +38,7 @@ JITTER = random.Random()
 
 T = TypeVar("T")
 
-Kind = Literal["cut", "conflict", "broken off", "silent", "busy"]
+FailureKind = Literal["cut", "conflict", "broken off", "silent", "busy"]
 """How a request failed. cut, conflict and broken off: a repeat helps at once or never; silent: there was no answer;
 busy: the store has too much to do.
 """
@@ -47,12 +47,12 @@ busy: the store has too much to do.
 class TransientError(OSError):
     """A request failed that may succeed if it is repeated."""
 
-    kind: Kind
+    kind: FailureKind
     status: str = ""
     """The answer's status, such as `503 Service Unavailable SlowDown`."""
 
 
-def transient_error(error: OSError, kind: Kind, status: str = "") -> TransientError:
+def transient_error(error: OSError, kind: FailureKind, status: str = "") -> TransientError:
     """Return the error as a TransientError."""
     found = TransientError(error.errno, error.strerror, error.filename)
     found.kind, found.status = kind, status

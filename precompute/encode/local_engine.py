@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.program.running import ignore_stop_signals, stop_signals_held, usable_cores
+from cache_store.program.running import hold_stop_signals, ignore_stop_signals, usable_cores
 from cache_store.storage.calls import POLL_S
 from precompute.config import BuildConfig
 from precompute.encode.canary import Canary
@@ -171,7 +171,7 @@ class WorkerPool:
 
     def run(self, stop: threading.Event, on_progress: Callable[[Progress], None]) -> None:
         resource_tracker.ensure_running()  # spawning would start it in the block below, and that lets signals through
-        with stop_signals_held():
+        with hold_stop_signals():
             self._start()
         try:
             while any(process.is_alive() for process in self._processes.values()):

@@ -13,7 +13,7 @@ from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.log import log_info
-from cache_store.program.running import stop_signals_held
+from cache_store.program.running import hold_stop_signals
 from precompute.encode.worker import ENCODER_THREADS
 
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -137,7 +137,7 @@ def init_ray(ray: Any, options: Mapping[str, Any]) -> None:
     Ray's ended first, ours would fail in the middle of stopping. They end with ours, or when they are killed.
     """
     before = signal.getsignal(signal.SIGTERM)
-    with stop_signals_held():
+    with hold_stop_signals():
         try:
             ray.init(**options)
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:

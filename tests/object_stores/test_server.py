@@ -54,11 +54,11 @@ def test_the_other_servers_refuse_what_gcs_and_azure_refuse(bucket):
 BODY = b"0123456789"
 
 
-def get(proxy, path, timeout_s=60.0):
+def request(proxy, method, path, body=None, timeout_s=60.0):
     """Return status and body, or the name of the connection's error."""
     connection = http.client.HTTPConnection(proxy.endpoint.removeprefix("http://"), timeout=timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request(method, path, body)
         answer = connection.getresponse()
         return answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
@@ -68,34 +68,26 @@ def get(proxy, path, timeout_s=60.0):
 
 
 def test_the_proxy_makes_chosen_requests_fail(bucket, proxy):
-    def put(body):
-        connection = http.client.HTTPConnection(proxy.endpoint.removeprefix("http://"))
-        connection.request("PUT", path, body)
-        try:
-            return connection.getresponse().status
-        except ConnectionResetError:
-            return "reset"
-        finally:
-            connection.close()
-
     path = f"/{bucket.removeprefix('s3://')}/file"
-    assert put(BODY) == 200
+    assert request(proxy, "PUT", path, BODY)[0] == 200
     flipped = BODY[:5] + bytes([BODY[5] ^ 1]) + BODY[6:]
     failures = {"reset": "ConnectionResetError", "lost": "ConnectionResetError", "hang": "TimeoutError"}
     failures |= {"cut": "IncompleteRead", "short": (200, BODY[:5]), "flip": (200, flipped)}
     for kind, failure in failures.items():
         proxy.fail(kind, "GET", "file", first=2)
-        found = [get(proxy, path, timeout_s) for timeout_s in (60, 0.3 if kind == "hang" else 60, 60)]
+        found = [request(proxy, "GET", path, None, s) for s in (60, 0.3 if kind == "hang" else 60, 60)]
         assert found == [(200, BODY), failure, (200, BODY)], kind
         proxy.mend()
     for kind in REFUSALS:
         proxy.fail(kind, "GET")
-        assert get(proxy, path)[0] == int(kind)
+        assert request(proxy, "GET", path)[0] == int(kind)
         proxy.mend()
     proxy.fail("flip upload", "PUT")
-    assert (put(BODY), get(proxy, path)) == (200, (200, flipped))
+    assert request(proxy, "PUT", path, BODY)[0] == 200
+    assert request(proxy, "GET", path) == (200, flipped)
     proxy.fail("lost", "PUT")
-    assert (put(b"done"), get(proxy, path)) == ("reset", (200, b"done"))
+    assert request(proxy, "PUT", path, b"done") == "ConnectionResetError"
+    assert request(proxy, "GET", path) == (200, b"done")
     proxy.mend()
-    get(proxy, path)
+    request(proxy, "GET", path)
     assert proxy.requests == [("GET", path, 4)]

@@ -40,16 +40,20 @@ def test_samples_come_by_dense_numbers_in_the_order_asked(cache, latents):
             opened.read(np.array([number]))
 
 
-@pytest.mark.parametrize("wrong", [10, -1, "x", None, float("nan")])
-def test_what_is_kept_of_caches_is_a_number_of_bytes(cache, wrong):
-    with pytest.raises(ConfigError, match="^cache_bytes must be a number of at least 1,310,720, got "):
-        open_cache(cache, cache_bytes=wrong)
+WRONG_BOUND = "^cache_bytes must be a number of at least 1,310,720, got "
+URL_FOLDER = "^cache_dir: (s3|gs)://?bucket/kept is a URL; name a path on this machine$"
 
 
-@pytest.mark.parametrize("folder", ["s3://bucket/kept", Path("gs://bucket/kept")])
-def test_what_is_kept_of_caches_lies_on_this_machine(cache, folder):
-    with pytest.raises(ConfigError, match=f"^cache_dir: {folder} is a URL; name a path on this machine$"):
-        open_cache(cache, cache_dir=folder)
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        *(("cache_bytes", value, WRONG_BOUND) for value in (10, -1, "x", None, float("nan"))),
+        *(("cache_dir", value, URL_FOLDER) for value in ("s3://bucket/kept", Path("gs://bucket/kept"))),
+    ],
+)
+def test_what_is_kept_of_caches_is_bounded_and_on_this_machine(cache, option, value, message):
+    with pytest.raises(ConfigError, match=message):
+        open_cache(cache, **{option: value})
 
 
 def test_tables_are_read_in_the_calling_thread(cache):

@@ -63,7 +63,7 @@ def test_converted_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, wri
 
 def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path):
     """A killed conversion resumes too: see tests/guarantees."""
-    rows = np.random.default_rng(0).standard_normal((300, 4, 6, 5)).astype(np.float32)
+    rows = np.random.default_rng(0).standard_normal((120, 4, 6, 5)).astype(np.float32)
     cache = make_cache(tmp_path / "cache", rows, samples_per_shard=2)  # so that a signal comes in between
     assert convert(cache, tmp_path / "undisturbed", "webdataset") == 0
     for number in (signal.SIGTERM, signal.SIGINT):

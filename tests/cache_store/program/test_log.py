@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cache_store.cli import main
 from cache_store.errors import CacheError
 from cache_store.log import VARIABLE, log_info, log_warning, set_up_log
 from cache_store.program.progress_bar import progress_bar
@@ -19,42 +21,47 @@ from cache_store.program.running import run_program
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-def run_program_logged(*words: str, program: str = "cache_store", **environment: str) -> tuple[int, list[str]]:
-    """Run a program; return its exit code and the lines on standard error."""
-    command = [sys.executable, "-m", program, *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-    return done.returncode, done.stderr.splitlines()
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A format other than plain also changes how other libraries log."""
+    ours, root, hook = logging.getLogger("encode_once"), logging.getLogger(), sys.excepthook
+    handlers = ours.handlers, root.handlers
+    yield
+    logging.captureWarnings(False)
+    (ours.handlers, root.handlers), sys.excepthook = handlers, hook
 
 
 @pytest.mark.parametrize("program", ["cache_store", "precompute", "trainer"])
 def test_every_program_logs_in_the_format_that_was_typed(program):
-    code, (line,) = run_program_logged("--log-format", "json", "nothing", program=program)
+    command = [sys.executable, "-m", program, "--log-format", "json", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
     record, name = json.loads(line), program.replace("_", "-")
     message = record.pop("message")
     written = datetime.fromisoformat(record.pop("time"))
-    assert (code, record) == (2, {"level": "error", "program": name})
+    assert (done.returncode, record) == (2, {"level": "error", "program": name})
     assert f"{name} has no command nothing" in message
     assert timedelta() <= datetime.now(UTC) - written < timedelta(minutes=5)
 
 
-def test_the_format_may_be_typed_anywhere_or_stand_in_the_environment(tmp_path):
-    missing = f"{tmp_path} holds no cache; make one with `precompute build`"
-    for words in (["info", str(tmp_path), "--log-format=text"], ["--log-format", "text", "info", str(tmp_path)]):
-        code, (line,) = run_program_logged(*words)
-        assert code == 2
-        assert re.fullmatch(f"{TIME} error   cache-store: {re.escape(missing)}", line)
-    _, (line,) = run_program_logged("info", str(tmp_path), **{VARIABLE: "json"})
-    assert json.loads(line)["message"] == missing
-    assert run_program_logged("info", str(tmp_path))[1] == [f"cache-store: error: {missing}"]
+def test_the_format_may_be_typed_anywhere_or_stand_in_the_environment(tmp_path, capsys, monkeypatch):
+    def info_line(*words: str) -> str:
+        assert main([*words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    missing, info = f"{tmp_path} holds no cache; make one with `precompute build`", ("info", str(tmp_path))
+    for words in ((*info, "--log-format=text"), ("--log-format", "text", *info)):
+        assert re.fullmatch(f"{TIME} error   cache-store: {re.escape(missing)}", info_line(*words))
     for words in (["--log-format"], ["--log-format", "yaml"]):
-        code, (line,) = run_program_logged("info", str(tmp_path), *words)
-        assert code == 2
-        assert line.startswith("cache-store: error: --log-format (or ENCODE_ONCE_LOG_FORMAT) must be one of plain,")
+        unknown = "cache-store: error: --log-format (or ENCODE_ONCE_LOG_FORMAT) must be one of plain,"
+        assert info_line(*info, *words).startswith(unknown)
+    assert info_line(*info) == f"cache-store: error: {missing}"
+    monkeypatch.setenv(VARIABLE, "json")
+    assert json.loads(info_line(*info))["message"] == missing
 
 
-def test_progress_warnings_and_what_other_libraries_log_are_records_too(capsys, monkeypatch):
-    handlers, hook = logging.getLogger().handlers, sys.excepthook
-
+def test_progress_warnings_and_what_other_libraries_log_are_records_too(capsys):
     def run(argv):
         assert argv == ["rest"]
         log_info("so far", answer=42)
@@ -65,13 +72,9 @@ def test_progress_warnings_and_what_other_libraries_log_are_records_too(capsys, 
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         raise CacheError("two\nlines")
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            assert run_program("trainer", run, ["rest", "--log-format", "json"]) == 1
-    finally:
-        logging.captureWarnings(False)
-        logging.getLogger().handlers, sys.excepthook = handlers, hook
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run_program("trainer", run, ["rest", "--log-format", "json"]) == 1
     records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert {record["program"] for record in records} == {"trainer"}
     levels = {record["message"].partition("[")[0]: record["level"] for record in records}
@@ -92,7 +95,5 @@ def test_an_error_of_our_own_is_one_record_with_its_traceback():
 
 def test_a_closed_standard_error_loses_messages_and_nothing_else(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    before = logging.getLogger("encode_once").handlers
     set_up_log("precompute")
     log_info("nobody reads this")
-    logging.getLogger("encode_once").handlers = before

@@ -14,7 +14,7 @@ import pytest
 
 from cache_store.errors import CacheError
 from cache_store.program.progress_bar import progress_bar
-from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program, stop_on_signals, unwound_by_signals
+from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program, stop_on_signals, unwind_on_signals
 from tests.cache_store.conftest import samples_of
 from tests.make_cache import make_cache
 
@@ -89,7 +89,7 @@ def test_another_ctrl_c_or_a_later_sigterm_stops_at_once(first, second, after_s,
     """A forwarded SIGTERM counts as the same request."""
     stops, times = [], iter([0.0, after_s])
     stopping = stop_on_signals(lambda: stops.append(first), clock=lambda: next(times))
-    with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwound_by_signals(), stopping:
+    with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwind_on_signals(), stopping:
         send(first, second)
     assert stops == [first]
 
@@ -109,41 +109,39 @@ def test_a_forwarded_sigterm_does_not_interrupt_the_way_out(capsys):
     assert capsys.readouterr().err == "program: stopped: what is on disk is whole; run the same command again\n"
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_stop_that_a_library_calls_an_error_is_a_stop(number, capsys):
-    def run(argv):
-        try:
+def call_a_stop_an_error(number: int) -> int:
+    try:
+        send(number)
+    except KeyboardInterrupt:
+        raise CacheError("the weights cannot be read") from None
+    return 0
+
+
+def stop_in_a_finalizer(number: int) -> int:
+    class StopsWhenDeleted:
+        def __del__(self):
             send(number)
-        except KeyboardInterrupt:
-            raise CacheError("the weights cannot be read") from None
 
-    assert run_program("program", run, []) == 3
-    assert capsys.readouterr().err.startswith("program: stopped: ")
+    StopsWhenDeleted()
+    return time.sleep(5) or 0
 
 
-class StopsWhenDeleted:
-    def __del__(self):
-        send(signal.SIGINT)
+def swallow_a_stop(number: int) -> int:
+    with suppress(BaseException):
+        send(number)
+    return 0
 
 
-def test_a_stop_that_python_swallows_in_a_finalizer_is_tried_again(capsys):
-    def run(argv):
-        StopsWhenDeleted()
-        return time.sleep(5) or 0
-
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("work", [call_a_stop_an_error, stop_in_a_finalizer, swallow_a_stop])
+def test_a_stop_that_does_not_arrive_is_a_stop(work, number, capsys):
+    """A library turns it into its own error or swallows it; Python swallows it in a finalizer."""
     began = time.monotonic()
-    assert run_program("program", run, []) == 3
+    assert run_program("program", lambda argv: work(number), []) == 3
     assert time.monotonic() - began < 4
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_stop_that_a_library_swallows_is_a_stop_at_the_end():
-    def run(argv):
-        with suppress(BaseException):
-            send(signal.SIGINT)
-        return 0
-
-    assert run_program("program", run, []) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("program: stopped: ")
+    assert said.count("\n") == 1
 
 
 STOPPED_IN_AN_IMPORT = """

@@ -235,12 +235,9 @@ def test_whoever_claims_a_store_keeps_others_out_if_it_says_so(store):
     with pytest.raises(ConfigError, match="cache: .* holds 'other' but no cache; name an empty or a new folder"):
         store.refuse_foreign_names({"plan.parquet"}, "cache", "cache")
     store.refuse_foreign_names({"other"}, "cache", "cache")
-    with store.claim():
-        refused = (
-            pytest.raises(CacheError, match="is being written by") if store.has_exclusive_claims else nullcontext()
-        )
-        with refused, store.claim():
-            pass
+    refused = pytest.raises(CacheError, match="is being written by")
+    with store.claim(), refused if store.has_exclusive_claims else nullcontext(), store.claim():
+        pass
 
 
 def test_a_store_knows_its_place_and_is_sent_to_workers(store):

@@ -99,7 +99,7 @@ def cut_in_half(*names: str) -> Damage:
     return lambda at: [os.truncate(at(name), at(name).stat().st_size // 2) for name in names]
 
 
-def swap_with_shard_0(*kinds: str) -> Damage:
+def swap_shards(*kinds: str) -> Damage:
     return lambda at: [swap(at(f"{kind} 0"), at(f"{kind} 1")) for kind in kinds]
 
 
@@ -133,6 +133,11 @@ def edit_table(name: str, edit: Callable[[list[dict[str, Any]]], object]) -> Dam
             edit(rows)
 
     return damage
+
+
+def set_cell(name: str, **values: Any) -> Damage:
+    """Set values in the first row of a samples table."""
+    return edit_table(name, lambda rows: rows[0].update(values))
 
 
 def swap_columns(*names: str) -> Damage:
@@ -182,16 +187,15 @@ def edit_spec(at: At) -> None:
         spec["array"]["image"]["fit"] = "other"
 
 
+NO_SEAL = lose("seal.json")
 NOTHING: Named = {}
 DATA, TABLE, RECORD = ({f"{kind} 1": set[int]()} for kind in ("data", "table", "record"))
 RECORD_0, SEAL, SPEC, PLAN = ({name: set[int]()} for name in ("record 0", "seal.json", "zarr.json", "plan.parquet"))
 ROW_7, ROWS_6_7, CACHED = ({"data 1": rows} for rows in ({7}, {6, 7}, {6, 7, 9, 10, 11}))
 SCENES = {
-    "data of two shards swapped": Scene(
-        [swap_with_shard_0("data")], {"data 0": {0, 1, 3, 4, 5}} | CACHED, quick=NOTHING
-    ),
+    "data of two shards swapped": Scene([swap_shards("data")], {"data 0": {0, 1, 3, 4, 5}} | CACHED, quick=NOTHING),
     "two shards wholly swapped": Scene(
-        [swap_with_shard_0(*SHARD)], RECORD_0 | RECORD | {"table 0": set()} | TABLE, quick=RECORD_0 | RECORD
+        [swap_shards(*SHARD)], RECORD_0 | RECORD | {"table 0": set()} | TABLE, quick=RECORD_0 | RECORD
     ),
     "a shard lost with its record": Scene([lose(*SHARD_1)], DATA | TABLE | RECORD, quick=DATA | TABLE | RECORD),
     **{
@@ -202,14 +206,14 @@ SCENES = {
         for what in ("table", "record")
     },
     "another cache's shard": Scene([copy_from_other(*SHARD_1)], RECORD, quick=RECORD),
-    "another cache's shard, no seal": Scene([copy_from_other(*SHARD_1), lose("seal.json")], RECORD | SEAL),
+    "another cache's shard, no seal": Scene([copy_from_other(*SHARD_1), NO_SEAL], RECORD | SEAL),
     "another cache's data": Scene([copy_from_other("data 1")], CACHED),
     "another cache's table": Scene([copy_from_other("table 1")], {"table 1": CACHED["data 1"]}),
-    "another cache's plan, no seal": Scene([copy_from_other("plan.parquet"), lose("seal.json")], PLAN | SEAL),
+    "another cache's plan, no seal": Scene([copy_from_other("plan.parquet"), NO_SEAL], PLAN | SEAL),
     "a flipped bit, half a plan, no seal": Scene(
-        [flip_row_7, cut_in_half("plan.parquet"), lose("seal.json")], ROW_7 | PLAN | SEAL
+        [flip_row_7, cut_in_half("plan.parquet"), NO_SEAL], ROW_7 | PLAN | SEAL
     ),
-    "another spec than the records have": Scene([edit_spec, lose("seal.json")], SPEC, quick=SPEC),
+    "another spec than the records have": Scene([edit_spec, NO_SEAL], SPEC, quick=SPEC),
     "bytes behind a shard": Scene([append_a_byte], DATA, quick=DATA),
     "bytes behind one without a record": Scene([append_a_byte, lose("record 1")], DATA | RECORD, quick=RECORD),
     "a shard cut in row 9": Scene(
@@ -226,19 +230,13 @@ SCENES = {
     "their crc32c swapped as well": Scene([swap_rows, swap_columns("crc32c")], DATA | TABLE),
     "a record made for that": Scene([swap_rows, swap_columns("crc32c"), fit_record], RECORD, quick=RECORD),
     "a record made for swapped rows, no seal": Scene(
-        [swap_rows, fit_record, lose("seal.json")], ROWS_6_7 | SEAL, full=SEAL, quick=SEAL
+        [swap_rows, fit_record, NO_SEAL], ROWS_6_7 | SEAL, full=SEAL, quick=SEAL
     ),
     "two places swapped in the table": Scene([swap_columns("offset", "crc32c")], {"table 1": {6, 7}}),
     "two ids swapped in the table": Scene([swap_columns("id")], {"table 1": {6, 7}}),
-    "another crc32c in the table": Scene(
-        [edit_table("table 1", lambda rows: rows[0].update(crc32c=7))], {"table 1": {6}}
-    ),
-    "a cached row said to be rejected": Scene(
-        [edit_table("table 1", lambda rows: rows[0].update(status="rejected"))], {"table 1": {6}}
-    ),
-    "another id in a shard of one row": Scene(
-        [edit_table("table 2", lambda rows: rows[0].update(id="x"))], {"table 2": {12}}
-    ),
+    "another crc32c in the table": Scene([set_cell("table 1", crc32c=7)], {"table 1": {6}}),
+    "a cached row said to be rejected": Scene([set_cell("table 1", status="rejected")], {"table 1": {6}}),
+    "another id in a shard of one row": Scene([set_cell("table 2", id="x")], {"table 2": {12}}),
     "a nan under right hashes": Scene([put_nan_into_row_7], ROW_7, NOTHING, NOTHING, "holds 1 non-finite values"),
     **{
         f"another {field} under right hashes": Scene([edit_sums(field)], RECORD, NOTHING, NOTHING, "do not follow from")
