@@ -18,22 +18,19 @@ from PIL import Image
 
 from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, metrics
+from tests.trainer.runs import metrics, train_alone
 from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
-from trainer.train import train
 
 FILES = ["README.md", CONFIG_FILE, "curve.png", PROJECTOR_FILE]
 
 
 @pytest.fixture(scope="module")
 def trained(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("trained", max_steps=12, save_every=6, val_fraction=0.2)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("trained", max_steps=12, save_every=6, val_fraction=0.2))
 
 
 def exported(place: Path, folder: Path) -> Path:
@@ -45,8 +42,7 @@ def exported(place: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("shape", ["linear", "mlp", "mlp_gelu"])
 @pytest.mark.parametrize("layout", ["spatial", "channel"])
 def test_the_code_on_the_card_says_what_generate_says(configured, tmp_path, layout, shape):
-    config = configured(max_steps=2, layout=layout, projector=shape)
-    train(config, ALONE)
+    config = train_alone(configured(max_steps=2, layout=layout, projector=shape))
     card = export_and_ask(config, tmp_path)
     assert '`print(answer(latents, "What is this?"))`' in card
     style = Path(__file__).parents[3] / "ruff.toml"
@@ -80,7 +76,7 @@ def test_the_card_shows_the_runs_figures_and_its_curve(trained, tmp_path):
 
 
 def test_an_export_names_no_folder_of_this_machine(trained, tmp_path):
-    """And loads as it was trained; equal exports are equal bytes."""
+    """It loads as it was trained; equal exports are equal bytes."""
     first, again = (exported(trained.run.folder, tmp_path / name) for name in ("first", "again"))
     for name in FILES:
         data = (first / name).read_bytes()
@@ -99,7 +95,7 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -
     return line
 
 
-def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, monkeypatch):
+def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys):
     run, new = trained.run.folder, tmp_path / "new"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
@@ -116,7 +112,7 @@ def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, monk
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of a hub as an upload needs; keeps what it is sent. `me/denied` may not be written."""
+    """The part of a hub that an upload needs; it keeps what it gets, and nobody may write `me/denied`."""
 
     repositories: dict[str, Any]
 
@@ -174,7 +170,7 @@ print(json.dumps([push(*each) for each in json.loads(sys.argv[1])]))
 
 
 def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
-    """By huggingface_hub's own client, to a hub on this machine; without a token it is not even written."""
+    """huggingface_hub's client pushes to a hub on this machine; without a token nothing is written."""
     Hub.repositories = {}
     with HTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -8,10 +8,9 @@ from precompute.cli import main
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.multimodal import save_gemma
-from tests.trainer.runs import ALONE, Caches
+from tests.trainer.runs import Caches, train_alone
 from trainer.config import TrainConfig
 from trainer.model.config import TowerConfig
-from trainer.train import train
 
 
 def build_tower(home: Path, name: str, model: Path, *options: str) -> str:
@@ -50,6 +49,4 @@ def towers(home: Path, caches: Caches, configured_here: MakeConfig) -> TrainConf
     """Gemma 3's own projector as it is, then a trained one."""
     pretrained = {"siglip": TowerConfig(projector="pretrained")}
     options = {"language_model": home / "multimodal", "towers": pretrained, "max_steps": 3, "sample_captions": 1}
-    config = configured_here("towers", cache=caches, **options)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("towers", cache=caches, **options))

@@ -1,4 +1,4 @@
-"""`trainer generate` as its users meet it: which images, asked what, and what it refuses."""
+"""`trainer generate`: the images that it asks about, their questions, and its refusals."""
 
 import shutil
 from collections.abc import Callable
@@ -11,20 +11,17 @@ import pytest
 from tests.make_cache import make_cache
 from tests.trainer.answers import reported
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe, described_cache, save_language_model
-from tests.trainer.runs import ALONE
+from tests.trainer.runs import train_alone
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.text.chat import to_messages
-from trainer.train import train
 
 
 @pytest.fixture(scope="module")
 def trained(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("trained", max_steps=2, save_every=1)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("trained", max_steps=2, save_every=1))
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def answers(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 
 
 def test_rows_are_asked_their_own_questions_or_the_users(trained, answers, capsys):
-    """By row or by id, from the run, a checkpoint, or the file and a cache: the same words in batches of any size."""
+    """Rows or ids, run, checkpoint or file with a cache, batches of any size: the answers are the same."""
     options = "--rows=8,0,38,8", "--max_tokens=6"
     said = answers(trained.run.folder, *options)
     printed = capsys.readouterr().out
@@ -91,7 +88,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("code", "options", "message"), REFUSED)
-def test_what_cannot_be_generated_is_one_message(trained, tmp_path, capsys, code, options, message):
+def test_a_request_that_cannot_be_met_is_one_message(trained, tmp_path, capsys, code, options, message):
     places = {"CACHE": trained.cache, "HOME": str(tmp_path)}
     for name, place in places.items():
         options, message = [each.replace(name, place) for each in options], message.replace(name, place)
@@ -132,10 +129,9 @@ def test_another_model_cache_or_run_is_refused_unless_its_samples_mean_the_same(
     )
 
 
-def test_what_has_moved_since_training_is_asked_for(configured, tmp_path, capsys):
+def test_a_model_or_cache_that_has_moved_is_asked_for(configured, tmp_path, capsys):
     cache, model = described_cache(tmp_path / "cache", 16), save_language_model(tmp_path / "lm")
-    config = configured(cache=cache, language_model=model, max_steps=1)
-    train(config, ALONE)
+    config = train_alone(configured(cache=cache, language_model=model, max_steps=1))
     model.rename(tmp_path / "moved")
     error = refused(capsys, 2, config.run.folder, "--rows=1")
     assert (

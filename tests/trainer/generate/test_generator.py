@@ -1,4 +1,4 @@
-"""What is generated with cached keys in padded batches is what the model says word by word, until its turn ends."""
+"""With cached keys and padded batches, the model says the tokens that it gives one by one, until its turn ends."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_sampling_follows_its_seed_and_narrows_to_the_likeliest(language_model):
 
 
 def test_a_models_own_ways_of_generating_change_nothing(tmp_path, language_model, capfd):
-    """Nor do they make transformers warn of options that do not fit together."""
+    """Nor does transformers warn of options that do not fit together."""
     _, whole = load_with_whole(str(language_model), FLOAT32, torch.device("cpu"))
     own = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 2.0, "repetition_penalty": 9.0, "max_length": 9}
     whole.generation_config = hf.GenerationConfig(**own, suppress_tokens=[7, 8], min_new_tokens=4)

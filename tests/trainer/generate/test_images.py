@@ -16,18 +16,15 @@ from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 from tests.trainer.answers import reported
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.generate.conftest import build_tower, image_file
-from tests.trainer.runs import ALONE
+from tests.trainer.runs import train_alone
 from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.train import train
 
 
 @pytest.fixture(scope="module")
 def world(home: Path, configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("world", cache=home / "world/cache", max_steps=2)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here("world", cache=home / "world/cache", max_steps=2))
 
 
 @pytest.fixture
@@ -37,8 +34,7 @@ def clip_and_vae(home: Path, configured_here: MakeConfig) -> TrainConfig:
     CLIP_PROCESSOR.save_pretrained(home / "clip")
     clip = build_tower(home, "clip-cache", home / "clip", "--image.from_model=true")
     caches = {"clip": clip, "world": f"{home}/world/cache"}
-    config = configured_here("clip-and-vae", cache=caches, language_model=home / "multimodal", max_steps=3)
-    train(config, ALONE)
+    config = train_alone(configured_here("clip-and-vae", cache=caches, language_model=home / "multimodal", max_steps=3))
     (tower, _) = load_projector(config.run.folder).config.towers
     assert (tower.name, tower.tokens) == ("clip", 18)
     return config

@@ -8,7 +8,7 @@ from cache_store import open_joined
 from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
 from tests.trainer.models import PROMPTS, word_by_word
-from tests.trainer.runs import ALONE, end_well, fork_ranks, metrics
+from tests.trainer.runs import assert_near_run, end_well, fork_ranks, train_alone
 from trainer import load_projector
 from trainer.data.stream import as_tensors
 from trainer.generate.config import GenerateConfig
@@ -17,7 +17,6 @@ from trainer.model.config import TowerConfig
 from trainer.model.load_language_model import load_with_whole
 from trainer.model.model import WorldModel
 from trainer.text.chat import ChatTokenizer
-from trainer.train import train
 
 
 @pytest.mark.parametrize("changes", [{"gradient_checkpointing": "full"}, {"accumulate": 4}, {"ranks": 2}], ids=str)
@@ -26,9 +25,8 @@ def test_masks_change_no_loss_however_a_step_is_cut_up(home, towers, caches, con
     pretrained = {"siglip": TowerConfig(projector="pretrained")}
     model = {"cache": caches, "language_model": home / "multimodal", "towers": pretrained}
     config = configured_here("-".join(changes), **model, **options, max_steps=3)
-    end_well(*fork_ranks(config)) if "ranks" in changes else train(config, ALONE)
-    for key in ("loss", "val_loss", "val_loss_shuffled"):
-        assert metrics(config.run.folder, key) == pytest.approx(metrics(towers.run.folder, key), rel=1e-4)
+    end_well(*fork_ranks(config)) if "ranks" in changes else train_alone(config)
+    assert_near_run(config, towers, "loss", "val_loss", "val_loss_shuffled")
 
 
 def test_a_frozen_tower_is_whole_in_the_file_and_as_it_was(home, towers):
@@ -45,10 +43,9 @@ def test_a_frozen_tower_is_whole_in_the_file_and_as_it_was(home, towers):
 
 def test_a_pretrained_tower_may_learn_too(home, caches, configured_here):
     towers = {"siglip": TowerConfig(projector="pretrained", trained=True)}
-    config = configured_here(
-        "learns", cache={"siglip": caches["siglip"]}, language_model=home / "multimodal", towers=towers
+    config = train_alone(
+        configured_here("learns", cache={"siglip": caches["siglip"]}, language_model=home / "multimodal", towers=towers)
     )
-    train(config, ALONE)
     (tower,) = (projector := load_projector(config.run.folder)).config.towers
     language, _ = load_with_whole(str(home / "multimodal"), torch.float32, torch.device("cpu"))
     moved = projector["siglip"].state_dict()

@@ -25,13 +25,12 @@ from tests.trainer.models import (
     word_by_word,
 )
 from tests.trainer.multimodal import CHECKPOINTS, save_checkpoint
-from tests.trainer.runs import ALONE, metrics, open_alone
+from tests.trainer.runs import metrics, open_alone, train_alone
 from trainer import load_projector
 from trainer.config import TrainConfig
 from trainer.generate.generator import TurnEnd
 from trainer.model.load_language_model import load_with_whole
 from trainer.model.pretrained import loading_bar_hidden
-from trainer.train import train
 
 WEIGHTS = "model.safetensors"
 DECODERS = {
@@ -155,9 +154,7 @@ def test_only_the_projector_has_gradients(saved):
 
 @pytest.fixture(scope="module")
 def trained(kind: str, saved: tuple[Path, Any], configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here(kind, language_model=saved[0], max_steps=3, sample_captions=1)
-    train(config, ALONE)
-    return config
+    return train_alone(configured_here(kind, language_model=saved[0], max_steps=3, sample_captions=1))
 
 
 def test_a_few_steps_train_its_projector_alone(kind, trained):
