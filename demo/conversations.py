@@ -11,7 +11,7 @@ Turn = dict[str, str]
 
 
 def exchange(*texts: str) -> list[Turn]:
-    """Alternating turns, the human's first."""
+    """Make alternating turns, the human's first."""
     return [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(texts)]
 
 

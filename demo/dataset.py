@@ -19,7 +19,7 @@ CHAT_FILE, IMAGES_FILE = "chat.json", "images.zip"
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A scene, what is said about it, and its image file; no bytes where the file is missing."""
+    """A scene, its conversation, and its image file; no bytes if the file is missing."""
 
     id: str
     image: str
@@ -57,5 +57,5 @@ def write_dataset(folder: Path, drawn: list[Sample]) -> None:
 
 
 def is_held_out(sample_id: str, val_fraction: float) -> bool:
-    """Whether the trainer keeps this sample for validation."""
+    """Return whether the trainer keeps this sample for validation."""
     return bool(held_out(np.array(id_hash(sample_id), np.uint64), val_fraction))

@@ -61,7 +61,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class LessonBatch:
-    """Texts after their notes; `labels_NT` is NOT_LABEL where nothing is to be learned."""
+    """Texts after their notes; `labels_NT` is NOT_LABEL at tokens that are not learned."""
 
     words_NKB: Tensor
     weights_NKB: Tensor
@@ -114,7 +114,7 @@ def train_on_text(
 
 
 def text_loss(model: Gemma3ForCausalLM, batch: LessonBatch, ends: Tensor) -> Tensor:
-    """Mean cross entropy of the label tokens."""
+    """Compute the mean cross entropy of the label tokens."""
     embeddings_NTD = embed(model, batch, ends)
     hidden_NTD = model.model(inputs_embeds=embeddings_NTD, use_cache=False).last_hidden_state
     num_text = batch.tokens_NT.shape[1]
@@ -136,7 +136,7 @@ def embed(model: Gemma3ForCausalLM, batch: LessonBatch, ends: Tensor) -> Tensor:
 def batches(
     tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson], steps: int, seed: int
 ) -> Iterator[LessonBatch]:
-    """Random lessons, with new notes each time."""
+    """Yield batches of random lessons, with new notes each time."""
     rng = np.random.default_rng(seed)
     ids = tokenizer.get_vocab()
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Small scenes: two coloured shapes in a relation on a textured ground, and what to say about them.
+"""Small scenes: two coloured shapes in a relation on a textured ground, and their captions.
 
 A scene is data, made by `compose` from a seed and a number alone; `draw` turns it into an image. So captions are
 true by construction.

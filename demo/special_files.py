@@ -45,7 +45,7 @@ def truncated(scene: Scene) -> bytes:
 
 
 def too_many_pixels(scene: Scene) -> bytes:
-    """A PNG of some dozen bytes that says it has 10 gigapixels."""
+    """Make a PNG of some dozen bytes that claims 10 gigapixels."""
     header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
     chunks = [struct.pack(">I", len(data)) + kind + data for kind, data in parts]

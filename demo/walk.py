@@ -125,7 +125,7 @@ def use_projector(config: DemoConfig, steps: Walk, drawn: list[Sample]) -> None:
     ids = [sample.id for sample in drawn[: config.scenes] if is_held_out(sample.id, train_config.data.val_fraction)]
     with steps.step("Export the projector", "A folder to share: self-describing weights and a model card."):
         steps.run("trainer", "export", train_config.run.output, exported)
-    with steps.step("Let it speak", "The language model's descriptions of held-out scenes, beside the true ones."):
+    with steps.step("Let it answer", "The language model's descriptions of held-out scenes, beside the true ones."):
         last = ",".join(ids[-CAPTIONED:])  # training has shown the first
         model = ["--language_model", train_config.model.language_model]
         steps.run("trainer", "generate", exported, "--ids", last, "--cache", config.build_config().cache, *model)

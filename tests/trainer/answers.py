@@ -1,4 +1,4 @@
-"""What `trainer generate` reports, and what the code on an exported model card answers."""
+"""Get the answers that `trainer generate` reports, and those of the code on an exported model card."""
 
 import contextlib
 import json

@@ -26,13 +26,13 @@ class GenerateConfig:
     cache: str | None = None
     """A cache other than the run's; it must have the same image recipe and encoder."""
     caches: dict[str, str] | None = None
-    """In place of `cache`, where the projector has several towers: {world: FOLDER, siglip: FOLDER}."""
+    """In place of `cache`, if the projector has several towers: {world: FOLDER, siglip: FOLDER}."""
     language_model: str | None = None
     """Where the language model is now, if not where training found it: a hub id or a folder."""
     encoder: str | None = None
     """Where the encoder is now, if not where the cache's build found it: a hub id or a folder. Only for --image."""
     encoders: dict[str, str] | None = None
-    """In place of `encoder`, where the projector has several towers: {siglip: FOLDER}."""
+    """In place of `encoder`, if the projector has several towers: {siglip: FOLDER}."""
     precision: Literal["bf16", "fp32"] | None = None
     """Precision of the language model; null: as in training."""
     temperature: float = 0.0

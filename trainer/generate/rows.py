@@ -26,7 +26,7 @@ class CachedSample:
     """The assistant's first message; None if there is none."""
 
     def is_held_out(self, val_fraction: float) -> bool:
-        """Whether a run that held out this share has not trained on it."""
+        """Return whether a run that held out this share has not trained on it."""
         return bool(held_out(np.array(id_hash(self.id), np.uint64), val_fraction))
 
 

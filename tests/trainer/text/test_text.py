@@ -133,7 +133,7 @@ SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_imag
 def byte_level(
     folder: Path, template: str = GEMMA_TEMPLATE, *, trim: bool = False, normalizer: Any = None, **flags: bool
 ) -> ChatTokenizer:
-    """A tokenizer like those of real models, saved and loaded; `flags` are those of its special tokens."""
+    """Save and load a tokenizer like those of real models; `flags` are those of its special tokens."""
     special = [AddedToken(text, special=True, **flags) for text in SPECIAL]
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizer
