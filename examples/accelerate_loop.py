@@ -6,8 +6,8 @@
 
 The model restores latents from copies of half their size; put yours in its place. Three points matter:
 
-1. The stream finds rank and world size by itself, and its batch size counts all processes together. So any number of
-   processes trains on the same batches.
+1. The stream takes rank and world size from Accelerate, and its batch size counts all processes together. So any number
+   of processes trains on the same batches.
 2. So do not pass it to `accelerator.prepare`, which would divide the batches among the processes again (and cannot
    divide whole batches: with two processes it fails at the first one).
 3. `register_for_checkpointing(stream)` adds its position to `save_state`. The last batch taken counts as trained on, so

@@ -58,7 +58,7 @@ class DataConfig:
     accumulate: int = 1
     """Forward and backward passes per optimizer step on each rank."""
     max_text_tokens: int = 512
-    """Longer texts are cut; world tokens are not counted."""
+    """Most tokens of a text; longer texts are cut. World tokens are not counted."""
     val_fraction: float = 0.01
     """Share of samples held out, by a hash of the sample id; 1 holds out all, to evaluate on another cache."""
     seed: int = 0
@@ -69,7 +69,7 @@ class DataConfig:
     ranks; each has at least 128 blocks, rounded up to a multiple of the batch size."""
     group_lengths: int = 1
     """Batches that are drawn together and cut by the length of their texts, so that little of a pass is padding; 1:
-    each is drawn alone. Another number gives another order, as exact."""
+    each is drawn alone. Another number gives another order, which is just as exact."""
     posterior: Literal["sample", "mean"] | None = None
     """How training reads a cache of posterior moments: `sample` draws a new latent each time, `mean` takes the mean;
     null: `sample` if the cache has moments. Validation, captions and generation read the mean."""
@@ -81,7 +81,7 @@ class DataConfig:
     cache_dir: str | None = None
     """Folder on this machine that keeps what was read from caches at URLs; processes share it."""
     cache_bytes: int = 100 * 10**9
-    """Most that `cache_dir` holds; the least recently used blocks are deleted first."""
+    """Most bytes that `cache_dir` holds; the least recently used blocks are deleted first."""
 
     def __post_init__(self) -> None:
         size = self.batch_size
@@ -196,10 +196,11 @@ class TrainRunConfig:
     all of a layer. Selective keeps less than half of a layer's memory, full a twentieth; a step takes a fifth to a
     third longer."""
     loss_chunk: int | None = None
-    """Label tokens whose logits are made at once; null: all of a pass. 512 with a vocabulary of 262 k take 1.6 GB."""
+    """Label tokens whose logits are made at once; null: all of a pass. 512 tokens with a vocabulary of 262 k take
+    1.6 GB."""
     fit_memory: bool = False
     """In place of `data.accumulate`, take as few passes a step as fit into memory, tried before the first step on the
-    longest texts. A run that resumes with another number of passes is the same to rounding."""
+    longest texts. A run that resumes with another number of passes gives the same losses up to rounding."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """After a step whose loss or gradient is not finite, stop, or skip its update and go on; ten such steps in a row
     stop the run too."""
