@@ -32,7 +32,7 @@ from precompute.rerun.rows import (
     rows_in_scratch,
     slices_of,
 )
-from precompute.sources import WHERE_TEXTS_ARE, Source, SourceConfig
+from precompute.sources import SOURCES, Source, SourceConfig
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import folder_below, is_unsafe
 from precompute.sources.archives.names import Samples
@@ -161,7 +161,7 @@ def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> i
         raise SourceError(
             f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridge(without)}. "
             f"That is more than run.max_reject_fraction {allowed:g} allows; nothing was encoded. "
-            f"{WHERE_TEXTS_ARE[source.kind]}"
+            f"{SOURCES[source.kind].add_texts}"
         )
     return 0
 
@@ -171,10 +171,11 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
     is_unnamed = pc.equal(missing["uri"], "")
     unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
     if len(named):
-        where = source.images or (folder_of(source.path) if source.kind == "llava" else source.path)
+        is_list = not SOURCES[source.kind].images_are
+        where = source.images or (folder_of(source.path) if is_list else source.path)
         shown = where if is_url(where) else Path(where).expanduser().resolve()  # "." would read as a full stop
         mend = f"Mend {shown}"
-        if source.kind == "llava":
+        if is_list:
             below = None if is_url(where) else folder_below(Path(where), named[0].as_py())
             mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
         outside = [name for name in named.to_pylist() if is_unsafe(name)]

@@ -30,25 +30,6 @@ from precompute.sources.webdataset import WebDatasetSource
 T = TypeVar("T")
 
 
-WHERE_IMAGES_ARE = {
-    "folder": "source.path is the image tree",
-    "webdataset": "the tars hold their images",
-    "parquet": "the rows hold their images",
-    "cache": "the other cache remembers its images",
-}
-
-WHERE_TEXTS_ARE = {
-    "llava": "Give each record an answer in its conversations",
-    "folder": "Put each caption beside its image, as name.txt",
-    "webdataset": "Put a .txt, or a .json with caption, beside each image",
-    "parquet": "Name the column with source.fields.caption, or source.fields.conversations",
-    "cache": "That cache's samples were planned without texts; plan another from a source that has them",
-}
-
-USED_FIELDS = {"webdataset": {"image"}, "parquet": {"image", "id", "caption", "conversations"}}
-"""The fields of FieldNames that each kind uses."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """The source of images and their texts."""
@@ -73,10 +54,10 @@ class SourceConfig:
     fields: FieldNames = field(default_factory=FieldNames)
 
     def __post_init__(self) -> None:
-        if self.kind != "llava" and self.images is not None:
-            raise ConfigError(f"source.images is for kind llava; with kind {self.kind}, {WHERE_IMAGES_ARE[self.kind]}")
-        unused = {name for name, value in asdict(self.fields).items() if value} - USED_FIELDS.get(self.kind, set())
-        if unused:
+        kind = SOURCES[self.kind]
+        if kind.images_are and self.images is not None:
+            raise ConfigError(f"source.images is for kind llava; with kind {self.kind}, {kind.images_are}")
+        if unused := {name for name, value in asdict(self.fields).items() if value} - kind.fields:
             raise ConfigError(f"source.fields.{min(unused)} has no effect for kind {self.kind}; leave it out")
 
 
@@ -94,7 +75,7 @@ class Source(Images, Protocol):
 
 def open_source(config: SourceConfig) -> Source:
     """Open the source that a config names; raise MissingPathError, SourceError or CacheError if it is not there."""
-    return SOURCES[config.kind](config)
+    return SOURCES[config.kind].open(config)
 
 
 def open_llava(config: SourceConfig) -> Source:
@@ -139,12 +120,43 @@ def open_cache_source(config: SourceConfig) -> Source:
     return CacheSource(store, open_source(recorded_section(store, "source", SourceConfig)))
 
 
-SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
-    "llava": open_llava,
-    "folder": open_tree,
-    "webdataset": open_webdataset,
-    "parquet": open_parquet,
-    "cache": open_cache_source,
+@dataclass(frozen=True, kw_only=True)
+class SourceKind:
+    """How a kind of source is opened, and what errors say of it."""
+
+    open: Callable[[SourceConfig], Source]
+    images_are: str = ""
+    """Where its images are; empty if `source.images` says it."""
+    add_texts: str
+    """How to give a sample without a text one."""
+    fields: frozenset[str] = frozenset()
+    """The fields of FieldNames that it uses."""
+
+
+SOURCES = {
+    "llava": SourceKind(open=open_llava, add_texts="Give each record an answer in its conversations"),
+    "folder": SourceKind(
+        open=open_tree,
+        images_are="source.path is the image tree",
+        add_texts="Put each caption beside its image, as name.txt",
+    ),
+    "webdataset": SourceKind(
+        open=open_webdataset,
+        images_are="the tars hold their images",
+        add_texts="Put a .txt, or a .json with caption, beside each image",
+        fields=frozenset({"image"}),
+    ),
+    "parquet": SourceKind(
+        open=open_parquet,
+        images_are="the rows hold their images",
+        add_texts="Name the column with source.fields.caption, or source.fields.conversations",
+        fields=frozenset({"image", "id", "caption", "conversations"}),
+    ),
+    "cache": SourceKind(
+        open=open_cache_source,
+        images_are="the other cache remembers its images",
+        add_texts="That cache's samples were planned without texts; plan another from a source that has them",
+    ),
 }
 
 
