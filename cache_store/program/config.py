@@ -248,7 +248,8 @@ def config_fields(config_class: type, section: str = "") -> Iterator[ConfigField
             metavar = "|".join(word for word, _ in type_names(kind) if word) or field.name.upper()
             option = field.metadata.get("option", f"--{name} {metavar}")
             text, alternatives = on_one_line(texts.get(field.name)), field.metadata.get("alternatives", ())
-            yield ConfigField(section, heading, name, kind, field.default, text, alternatives, option)
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            yield ConfigField(section, heading, name, kind, default, text, alternatives, option)
 
 
 def field_texts(config_class: type) -> dict[str, str]:
@@ -280,6 +281,7 @@ def type_names(kind: Any) -> Iterator[tuple[str, str]]:
         elif get_origin(each) is list and each not in WORDS:
             yield from ((f"[{word},…]", f"a list, each {phrase}") for word, phrase in type_names(*get_args(each)))
         elif each is not NoneType:
+            assert each in WORDS, f"a config has no fields of type {each}; see WORDS"
             yield WORDS[each]
 
 

@@ -117,7 +117,7 @@ class File(io.BufferedReader):
 
 
 class Store(Protocol):
-    """Files by name: parts joined by slashes, as in `samples/000003.parquet`.
+    """Files by name: parts joined by slashes, as in `samples/000003.parquet`; other processes see what is written.
 
     Methods raise FileNotFoundError for a missing file, NotAFileError if something else is in its place, and OSError,
     naming the file, for every failure of disk or network. Writes raise ConfigError if `is_read_only`.

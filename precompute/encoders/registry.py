@@ -120,6 +120,7 @@ OWN = Entry("own", "an encoder of your own, by import path", ("my_module:MyEncod
 REFUSED = {
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
+    **dict.fromkeys(("ViTMAEModel", "ViTMAEForPreTraining"), "it masks and shuffles patches at random"),
     "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
     "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
 }

@@ -18,6 +18,7 @@ class Store:
     some: list[int] | None = None
     share: float = 0.5
     note: str | None = "n"
+    rest: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -238,9 +238,9 @@ def test_a_path_without_a_model_is_wrong_usage(model):
     assert (code, message in said) == (2, True)
 
 
-@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model"])
+@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model", "ViTMAEModel"])
 def test_a_class_that_cannot_be_served_says_why(class_name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": class_name}))
     code, said = refusal(tmp_path)
-    reasons = ("diffusers encodes videos", "its images")
+    reasons = ("diffusers encodes videos", "its images", "it masks and shuffles patches")
     assert (code, said.partition(f"is of class {class_name}: ")[2].startswith(reasons)) == (1, True)

@@ -40,7 +40,7 @@ TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ViTForImageClassification": ("ViTConfig", VISION),
 }
 """By class of transformers: its config's class and values."""
-SIGLIP_KINDS = [*TOWERS][:3]
+SIGLIP_KINDS = ["SiglipVisionModel", "SiglipModel", "Gemma3ForConditionalGeneration"]
 """The classes with a SigLIP tower, which has no class token."""
 
 CLIP_PROCESSOR = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
