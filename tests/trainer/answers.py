@@ -17,6 +17,13 @@ from trainer.data.stream import as_tensors
 from trainer.generate.rows import sample_numbers
 
 
+def filled(texts: Sequence[str], **places: object) -> list[str]:
+    """Put places in for their names."""
+    for name, place in places.items():
+        texts = [text.replace(name, str(place)) for text in texts]
+    return list(texts)
+
+
 def reported(place: Path, report: Path, *options: str) -> list[dict[str, Any]]:
     """Run `trainer generate`; return the answers of its report."""
     assert main(["generate", str(place), *options, f"--report={report}"]) == 0

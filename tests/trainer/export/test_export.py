@@ -16,7 +16,7 @@ import torch
 import yaml
 from PIL import Image
 
-from tests.trainer.answers import export_and_ask
+from tests.trainer.answers import export_and_ask, filled
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import metrics, train_alone
 from trainer import load_projector
@@ -89,25 +89,27 @@ def test_an_export_names_no_folder_of_this_machine(trained, tmp_path):
     assert not (tmp_path / "from a file" / "curve.png").exists()
 
 
-def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
-    assert main(["export", *map(str, arguments)]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+REFUSED = [
+    (["RUN", "HOME/full"], "folder: HOME/full is not empty; name an empty or a new folder"),
+    (["RUN", "HOME/full/thesis.tex"], "is not a folder"),
+    (["RUN", "s3://bucket/new"], "folder: s3://bucket/new is a URL; name a path on this machine"),
+    (["RUN", "CACHE/exported"], "lies in the cache"),
+    (["HOME/none", "HOME/new"], "is not a run's folder"),
+    (["RUN", "HOME/new", "--private"], "--private needs --push-to-hub"),
+    (["RUN", "HOME/new", "--push-to-hub=a/b/c"], "push-to-hub: Repo id must"),
+    (["RUN", "HOME/new", "--push-to-hub=me/mine"], "push-to-hub: HF_HUB_OFFLINE is set; unset it"),
+]
 
 
-def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys):
-    run, new = trained.run.folder, tmp_path / "new"
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, arguments, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    said = f"folder: {tmp_path}/full is not empty; name an empty or a new folder"
-    assert said in refused(capsys, 2, run, tmp_path / "full")
-    assert "is not a folder" in refused(capsys, 2, run, tmp_path / "full" / "thesis.tex")
-    assert "folder: s3://bucket/new is a URL; name a path on this machine" in refused(capsys, 2, run, "s3://bucket/new")
-    assert "lies in the cache" in refused(capsys, 2, run, Path(trained.cache) / "exported")
-    assert "is not a run's folder" in refused(capsys, 2, tmp_path / "none", new)
-    assert "--private needs --push-to-hub" in refused(capsys, 2, run, new, "--private")
-    assert "push-to-hub: Repo id must" in refused(capsys, 2, run, new, "--push-to-hub=a/b/c")
-    assert "push-to-hub: HF_HUB_OFFLINE is set; unset it" in refused(capsys, 2, run, new, "--push-to-hub=me/mine")
+    places = {"RUN": trained.run.folder, "CACHE": trained.cache, "HOME": tmp_path}
+    *arguments, message = filled([*arguments, message], **places)
+    assert main(["export", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
@@ -118,27 +120,23 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        where = self.path.partition("?")[0]
+        where, here = self.path.partition("?")[0], f"http://{self.headers['Host']}"
         if where == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             private = "private" in (asked.get("visibility"), *asked)
             self.repositories[name] = {"private": private, "token": self.headers["Authorization"]}
-            self.answer(
-                {"url": f"http://{self.headers['Host']}/{name}", "name": name}, 403 if "denied" in name else 200
-            )
+            self.answer({"url": f"{here}/{name}", "name": name}, 403 if "denied" in name else 200)
         elif where.endswith("/preupload/main"):
-            files = [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in json.loads(body)["files"]]
-            self.answer({"files": files})
+            files = json.loads(body)["files"]
+            self.answer({"files": [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in files]})
         elif where.endswith("/commit/main"):
             lines = [json.loads(line) for line in body.splitlines()]
             files = {each["value"]["path"]: each["value"]["content"] for each in lines if each["key"] == "file"}
             self.repositories["me/mine"] |= {"files": files, "summary": lines[0]["value"]["summary"]}
-            self.answer(
-                {"commitUrl": f"http://{self.headers['Host']}/me/mine/commit/0", "commitOid": "0" * 40, "success": True}
-            )
+            self.answer({"commitUrl": f"{here}/me/mine/commit/0", "commitOid": "0" * 40, "success": True})
         else:
-            self.answer({}, 200)
+            self.answer({})
 
     def do_GET(self) -> None:
         self.answer({}, 404)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.make_cache import make_cache
-from tests.trainer.answers import reported
+from tests.trainer.answers import filled, reported
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe, described_cache, save_language_model
 from tests.trainer.runs import train_alone
 from trainer.cli import main
@@ -63,11 +63,7 @@ REFUSED = [
     (2, ["--rows=1,b"], "rows must be whole numbers separated by commas, such as 7,3; got 'b'"),
     (2, ["--rows=40"], "rows: the cache has rows [0, 40), and no row 40"),
     (2, ["--rows=2,17"], "row 17 of CACHE was rejected (missing: no such file), so the cache holds no sample of it"),
-    (
-        2,
-        ["--ids=sample-000017"],
-        "row 17 of CACHE was rejected (missing: no such file), so the cache holds no sample of it",
-    ),
+    (2, ["--ids=sample-000017"], "row 17 of CACHE was rejected (missing: no such file), so the cache holds no"),
     (2, ["--ids=sample-000001,x,y"], "ids: CACHE has no sample 'x', 'y'"),
     (2, ["--rows=1", "--cache=HOME/none"], "HOME/none holds no cache; make one with `precompute build`"),
     (2, ["--rows=1", "--temperature=-1"], "temperature must be in [0, 100], got -1"),
@@ -89,9 +85,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("code", "options", "message"), REFUSED)
 def test_a_request_that_cannot_be_met_is_one_message(trained, tmp_path, capsys, code, options, message):
-    places = {"CACHE": trained.cache, "HOME": str(tmp_path)}
-    for name, place in places.items():
-        options, message = [each.replace(name, place) for each in options], message.replace(name, place)
+    *options, message = filled([*options, message], CACHE=trained.cache, HOME=tmp_path)
     assert main(["generate", str(trained.run.folder), *options]) == code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "`trainer generate --help`" not in line]
     assert line.startswith("trainer: error: ")
@@ -110,9 +104,7 @@ def test_another_model_cache_or_run_is_refused_unless_its_samples_mean_the_same(
     other = save_language_model(tmp_path / "other", rms_norm_eps=1e-5)
     error = refused(capsys, 1, run, ask, f"--language_model={other}")
     assert f"the projector was not trained for {other}\n" in error
-    assert (
-        f"it was trained for {trained.model.language_model}; name that model, unchanged since then, with --l" in error
-    )
+    assert f"it was trained for {trained.model.language_model}; name that model, unchanged since then, with" in error
     alike = described_cache(tmp_path / "alike", 12, latents=make_latents(), latents_mean=MEAN, latents_std=STD)
     assert [each["row"] for each in answers(run, "--rows=1,2", f"--cache={alike}")] == [1, 2]
     rescaled = described_cache(tmp_path / "rescaled", 12, latents=make_latents(), latents_std=[1.0, 2.0, 3.0, 4.0])
@@ -124,9 +116,7 @@ def test_another_model_cache_or_run_is_refused_unless_its_samples_mean_the_same(
     assert "image.height" in refused(capsys, 1, run, ask, f"--cache={larger}")
     assert "is not a run's folder and not a projector file" in refused(capsys, 2, tmp_path / "none", ask)
     alone = shutil.copy(run / PROJECTOR_FILE, tmp_path)
-    assert "is not in a run's folder, so its cache is not known; name one with --cache" in refused(
-        capsys, 2, alone, ask
-    )
+    assert "not in a run's folder, so its cache is not known; name one with --cache" in refused(capsys, 2, alone, ask)
 
 
 def test_a_model_or_cache_that_has_moved_is_asked_for(configured, tmp_path, capsys):
@@ -134,10 +124,7 @@ def test_a_model_or_cache_that_has_moved_is_asked_for(configured, tmp_path, caps
     config = train_alone(configured(cache=cache, language_model=model, max_steps=1))
     model.rename(tmp_path / "moved")
     error = refused(capsys, 2, config.run.folder, "--rows=1")
-    assert (
-        f"was trained for the language model in {model}, which is no longer there; name its new place with --lan"
-        in error
-    )
+    assert f"the language model in {model}, which is no longer there; name its new place with --language_model" in error
     cache.rename(tmp_path / "moved cache")
     error = refused(capsys, 2, config.run.folder, "--rows=1", f"--language_model={tmp_path}/moved")
     assert f"{cache} holds no cache; " in error

@@ -13,7 +13,7 @@ from cache_store.errors import ConfigError, SourceError, StaleError
 from precompute.encode_images import encode_images, round_to_dtype
 from tests.precompute.conftest import GOOD, image_bytes, run_build
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
-from tests.trainer.answers import reported
+from tests.trainer.answers import filled, reported
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.generate.conftest import build_tower, image_file
 from tests.trainer.runs import train_alone
@@ -96,9 +96,7 @@ REFUSED = [
 def test_an_image_that_cannot_be_encoded_is_one_message(home, run, code, options, message, request, tmp_path, capsys):
     (tmp_path / "torn.png").write_bytes(image_bytes(0)[:99])
     (tmp_path / "page.html").write_text("<html>")
-    places = {"IMAGE": image_file(home, 0), "TMP": tmp_path, "HOME": home}
-    for name, place in places.items():
-        options, message = [each.replace(name, str(place)) for each in options], message.replace(name, str(place))
+    *options, message = filled([*options, message], IMAGE=image_file(home, 0), TMP=tmp_path, HOME=home)
     folder = request.getfixturevalue(run).run.folder
     assert main(["generate", str(folder), *options, "--prompt=what is this"]) == code
     error = capsys.readouterr().err
