@@ -216,7 +216,7 @@ def upper_bound(bad: int, drawn: int) -> float:
     return 1.0 if bad >= drawn else float(betaincinv(bad + 1, drawn - bad, CONFIDENCE))
 
 
-def report_lines(report: AuditReport) -> list[str]:
+def audit_lines(report: AuditReport) -> list[str]:
     """Format the report: its conditions, the findings, the statement, the next steps."""
     lines = align_rows(list(report_fields(report)))
     lines += [

@@ -130,10 +130,10 @@ def estimate_command(arguments: Any) -> int:
     config = arguments.config.prepared()
     refuse_unfit_size(config)
     from precompute.estimate.estimate import estimate
-    from precompute.estimate.report import report_lines
+    from precompute.estimate.report import estimate_lines
 
     estimated = estimate(config)
-    print(*report_lines(estimated), sep="\n")
+    print(*estimate_lines(estimated), sep="\n")
     return 0 if estimated.fits else 1
 
 
@@ -149,7 +149,7 @@ def repair_command(arguments: Any) -> int:
 def audit_command(arguments: Any) -> int:
     """Encode a random draw of a cache's samples again and compare; exit 1 if any differs or its image changed."""
     from precompute.audit import audit
-    from precompute.audit_report import AuditBar, report_lines
+    from precompute.audit_report import AuditBar, audit_lines
 
     config = arguments.config
     stop = threading.Event()
@@ -164,7 +164,7 @@ def audit_command(arguments: Any) -> int:
         if stop.is_set() and len(report.drawn) < report.asked:
             left = f"{len(report.drawn)} of {report.asked} samples compared; --seed repeats the same draw"
         out.result = report.as_dict(left)
-        print(*report_lines(report), sep="\n")
+        print(*audit_lines(report), sep="\n")
     if left is not None:
         raise Interrupted(left)
     return 1 if report.findings else 0

@@ -12,7 +12,7 @@ from precompute.rerun.refusals import shown_bytes
 WORKERS = (1, 4, 8, 64)
 
 
-def report_lines(estimate: Estimate) -> Iterator[str]:
+def estimate_lines(estimate: Estimate) -> Iterator[str]:
     probe, config = estimate.probe, estimate.config
     yield f"{counted(estimate.spec.rows, 'sample')}; {probe.images:,} drawn at random, probed for {probe.seconds:.0f} s"
     if probe.rejected:

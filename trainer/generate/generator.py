@@ -108,10 +108,10 @@ class Generator:
             tokens = [self.chat.prompt_tokens(messages) for messages in prompts]
         except SourceError as error:
             raise SourceError(f"the prompt: {error}") from None
-        refuse_unknown_tokens(language, tokens)
+        refuse_unembedded_prompt(language, tokens)
         on_device = {name: each.to(language.device) for name, each in latents.items()}
         embeddings_NTD, mask_NT = self._prompt(on_device, tokens)
-        refuse_too_long(language, embeddings_NTD.shape[1], self._config.max_tokens)
+        refuse_long_prompt(language, embeddings_NTD.shape[1], self._config.max_tokens)
         stop = [*self._stop, StopWhenTold(stopped)] if stopped else self._stop
         try:
             with ready_to_generate(self._whole), mask_prompt(language.decoder, self._masks(tokens, mask_NT)):
@@ -259,14 +259,14 @@ def turn_end(chat: ChatTokenizer, whole: Any, end_of_turn: str) -> TurnEnd:
     return TurnEnd(tuple(sorted({*tokens, *spelled} if is_token else tokens)), "" if is_token else end_of_turn)
 
 
-def refuse_unknown_tokens(language: LanguageModel, tokens: Sequence[np.ndarray]) -> None:
+def refuse_unembedded_prompt(language: LanguageModel, tokens: Sequence[np.ndarray]) -> None:
     """Raise ModelError if the tokenizer gives a token that the model has no embedding for."""
     largest = max(int(each.max()) for each in tokens)
     if largest >= language.num_embeddings:
         raise ModelError(f"the tokenizer gives token {largest}, but the model embeds {language.num_embeddings} tokens")
 
 
-def refuse_too_long(language: LanguageModel, prompt_tokens: int, new_tokens: int) -> None:
+def refuse_long_prompt(language: LanguageModel, prompt_tokens: int, new_tokens: int) -> None:
     """Raise ConfigError if image, prompt and the longest answer together exceed the language model's positions."""
     known = language.max_tokens
     if known is not None and prompt_tokens + new_tokens > known:

@@ -173,7 +173,7 @@ class ImageTar(Archive[TarMember]):
         """Read the headers, unless an index made from them is given."""
         self._texts: dict[int, bytes] = {}
         """Small texts, by offset."""
-        super().__init__(file, index or read_index(file, self._texts))
+        super().__init__(file, index or read_tar_index(file, self._texts))
 
     def _member(self, number: int) -> TarMember:
         if found := self.index.others.get(number):
@@ -213,7 +213,7 @@ class ImageTar(Archive[TarMember]):
         return member._replace(problem="is a link, but not to an earlier file of the tar")
 
 
-def read_index(file: File, texts: dict[int, bytes]) -> ArchiveIndex:
+def read_tar_index(file: File, texts: dict[int, bytes]) -> ArchiveIndex:
     """Read the headers, and put small texts into `texts`, by offset."""
     others: dict[int, TarMember] = {}
 

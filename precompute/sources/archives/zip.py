@@ -96,7 +96,7 @@ class ImageZip(Archive[ZipMember]):
 
     def __init__(self, file: File, index: ArchiveIndex | None = None) -> None:
         """Read the table of contents, unless an index made from it is given."""
-        super().__init__(file, index or read_index(file))
+        super().__init__(file, index or read_zip_index(file))
 
     def _member(self, number: int) -> ZipMember:
         return ZipMember(*ROW.unpack_from(self.index.rows.data, number * ROW.size))
@@ -159,7 +159,7 @@ def unpack(name: str, member: ZipMember, data: bytes) -> bytes:
     return data
 
 
-def read_index(file: File) -> ArchiveIndex:
+def read_zip_index(file: File) -> ArchiveIndex:
     """Read a zip's table of contents; raise SourceError if it is not a whole zip."""
     size = file.version.size
     head, tail = file.part(0, len(MEMBER_MAGIC)), file.part(max(size - TAIL_BYTES, 0), TAIL_BYTES)

@@ -18,9 +18,9 @@ TWICE = [*MEMBERS, ("top/005.jpg", b"again")]
 
 def open_in_worker(path: Path, indexes: None, pipe: Connection) -> None:
     """Send what a worker sees of the archive, and how often it read a table of contents."""
-    reads, read_zip, read_tar = list[object](), zips.read_index, tar.read_index
-    vars(zips)["read_index"] = lambda file: reads.append(file) or read_zip(file)
-    vars(tar)["read_index"] = lambda file, texts: reads.append(file) or read_tar(file, texts)
+    reads, read_zip, read_tar = list[object](), zips.read_zip_index, tar.read_tar_index
+    vars(zips)["read_zip_index"] = lambda file: reads.append(file) or read_zip(file)
+    vars(tar)["read_tar_index"] = lambda file, texts: reads.append(file) or read_tar(file, texts)
     store = open_image_store(path)
     pipe.send((*seen(store), len(reads)))
 
