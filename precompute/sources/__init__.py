@@ -48,7 +48,7 @@ class SourceConfig:
     folder."""
 
     text: Literal["caption"] | None = None
-    """For a text encoder: the text of a sample that it reads. caption: the caption, or the first answer of the
+    """For a text encoder: which text of a sample it reads. caption: the caption, or the first answer of the
     conversation; a sample without one is rejected."""
 
     fields: FieldNames = field(default_factory=FieldNames)
