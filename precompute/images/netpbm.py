@@ -62,7 +62,7 @@ def plain_values(body: memoryview, count: int, is_bilevel: bool) -> np.ndarray:
     """Read the first `count` numbers; a PBM's are single digits, which need no blanks between them."""
     text = COMMENT.sub(b" ", body)
     if text.translate(None, BLANKS + DIGITS) or (not is_bilevel and LONG_VALUE.search(text)):
-        raise Rejected("cannot decode", "it has values that are not small numbers")
+        raise Rejected("cannot decode", "it has values that are no small numbers")
     if is_bilevel:
         text = text.translate(None, BLANKS)
         refuse_short(text, count)

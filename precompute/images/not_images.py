@@ -1,4 +1,7 @@
-"""Name the type of a file that is not a readable image, by its first bytes."""
+"""Name the type of a file that is not a readable image, by its first bytes.
+
+These texts, as every reason to reject a sample, are bytes of a cache: another wording gives another identity.
+"""
 
 import re
 from collections.abc import Mapping
@@ -7,9 +10,14 @@ from precompute.images.box_parts import AVIF_BRANDS, HEIF_BRANDS
 
 CONVERT = "convert it to PNG or JPEG"
 CUT = "but its header is damaged or cut short"
-NOT_READ = "but its header is damaged or of an unsupported kind"
+NOT_READ = "but its header is damaged or of a kind that is not read"
 
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
+
+OTHER_BRANDS = {
+    **dict.fromkeys(HEIF_BRANDS, f"is HEIF: {CONVERT}"),
+    b"crx ": f"is a raw photograph (CR3): {CONVERT}",
+}
 
 COMPRESSED = {
     b"\x1f\x8b": "is compressed by gzip",
@@ -32,9 +40,9 @@ BY_MAGIC = {
     b"\xff\xd8": f"begins as a JPEG, {CUT}",
     b"\x89PNG": f"begins as a PNG, {CUT}",
     b"GIF8": f"begins as a GIF, {CUT}",
-    b"RIFF": f"begins as a WebP or another RIFF file, {NOT_READ}",
     b"BM": f"begins as a BMP, {NOT_READ}",
     **dict.fromkeys((b"II*\0", b"MM\0*"), f"begins as a TIFF, {NOT_READ}"),
+    b"\0\0\0\x0cjP  ": f"begins as a JPEG 2000, {NOT_READ}",
 }
 """Files found among images, by first bytes."""
 
@@ -60,7 +68,9 @@ def describe_file(data: bytes) -> str:
         return "holds only zero bytes"
     if data[4:8] == b"ftyp":
         return name_by_brands(data)
-    return name_by_magic(data, BY_MAGIC) or name_by_text(data[:TEXT_BYTES]) or "is not in a supported image format"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "begins as a WebP, but is damaged"
+    return name_by_magic(data, BY_MAGIC) or name_by_text(data[:TEXT_BYTES]) or "is in no image format that is read here"
 
 
 def name_by_magic(data: bytes, names: Mapping[bytes, str]) -> str | None:
@@ -75,8 +85,8 @@ def name_by_brands(data: bytes) -> str:
     if brands & AVIF_BRANDS:
         return f"begins as an AVIF, {NOT_READ}"
     if brands & HEIC_BRANDS:
-        return f"is HEIC: {CONVERT}, for example with pillow-heif"
-    return f"is HEIF: {CONVERT}" if brands & HEIF_BRANDS else "is a video (MP4, QuickTime or related)"
+        return f"is HEIC: {CONVERT}, with pillow-heif for one"
+    return OTHER_BRANDS.get(names[:4], "is a video (MP4 or QuickTime)")
 
 
 def name_by_text(head: bytes) -> str | None:

@@ -39,7 +39,7 @@ def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
     if isinstance(image, PngImagePlugin.PngImageFile) and "transparency" in image.info:
         bits = data[PNG_BITS]
         if image.mode == "RGB" and bits == 16:
-            raise Rejected("unsupported pixels", "a 16-bit transparent colour; only 8 bits per channel are read")
+            raise Rejected("unsupported pixels", "a transparent colour of 16 bits, of which 8 are read")
         if image.mode in ("1", "L"):
             image.info["transparency"] = png_transparent_level(data) % 2**bits * (255 // (2**bits - 1))
     elif isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode == "I;16":

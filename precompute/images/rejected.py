@@ -17,7 +17,7 @@ MAX_SIDE = 1_000_000
 
 def refuse_many_pixels(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels or max(width, height) > MAX_SIDE:
-        most = f"{max_pixels:,} in all or {MAX_SIDE:,} per side"
+        most = f"{max_pixels:,}, or than {MAX_SIDE:,} a side"
         raise Rejected("too large", f"{width} x {height} pixels, more than {most}")
 
 

@@ -219,7 +219,7 @@ class ParquetSource:
         with self._lock:
             name, row = self._find(uri)
             if not name or row >= self._table(name).num_rows:
-                raise Rejected(MISSING, f"{uri} is not a row of the source")
+                raise Rejected(MISSING, f"{uri} is no row of the source")
             group, place = (table := self._table(name)).place(row)
             if table.num_rows_of(group) == 1:
                 refuse_large(uri, table.image_bytes(group))  # before it is read

@@ -210,7 +210,7 @@ class ImageTar(Archive[TarMember]):
             if target is None or target.problem or target.offset >= found.offset:
                 break
             found = target
-        return member._replace(problem="is a link, but not to an earlier file of the tar")
+        return member._replace(problem="is a link, and not to a file that comes before it in the tar")
 
 
 def read_tar_index(file: File, texts: dict[int, bytes]) -> ArchiveIndex:

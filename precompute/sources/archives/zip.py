@@ -138,7 +138,7 @@ def why_unreadable(member: ZipMember) -> str | None:
     if member.is_link:
         return "is a link"
     if member.method not in (STORED, DEFLATED):
-        return f"uses compression method {member.method}; only stored and deflate are supported"
+        return f"is compressed by method {member.method}; stored and deflate are read"
     if member.flags & PATCHED:
         return "is patched data"
     return "is encrypted" if member.flags & (ENCRYPTED | STRONGLY_ENCRYPTED) else None

@@ -73,7 +73,7 @@ def test_rows_that_are_none_are_missing(tmp_path):
     assert source.fingerprint("a.parquet/0") != MISSING
     for uri in ("", "a.parquet", "../a.parquet/0", *(f"a.parquet/{row}" for row in ("1", "-1", "x", "9" * 99))):
         assert source.fingerprint(uri) == MISSING
-        with pytest.raises(Rejected, match="missing: .* is not a row of the source"):
+        with pytest.raises(Rejected, match="missing: .* is no row of the source"):
             source.read(uri)
 
 
