@@ -56,15 +56,15 @@ class Profile:
     idle_s: float | None
     """Device time of one step; None on a CPU."""
     samples: int
-    """Of one step."""
+    """Samples of one step."""
     tokens: int
-    """Of one step, on average."""
+    """Tokens of one step, on average."""
     padding: float
     """Share of the language model's tokens that are padding."""
     flops: int
-    """Of one step, recomputed ones too."""
+    """Floating-point operations of one step, recomputed ones too."""
     peak_flops: float
-    """Per second, of a matrix product in the language model's precision."""
+    """FLOPs per second of a matrix product in the language model's precision."""
     memory: dict[str, int]
     """Bytes at one step's peak, by the part that holds them."""
     peak_bytes: int | None

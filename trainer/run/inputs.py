@@ -1,6 +1,6 @@
 """The inputs of a run: a verified cache, a tokenizer and the models, checked against each other.
 
-Tokenising a new data set takes minutes, so everything that can be refused before it is refused here.
+Tokenising a new data set takes minutes, so every check that does not need the text is done here, before it.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from trainer.text.tokenizer import load_chat_tokenizer
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 LANGUAGE_MODEL = "language model"
-"""Key of `must_match`: its identity."""
+"""Key of `must_match`: the language model's identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,26 +53,26 @@ class Inputs:
     """Each tower's cache, by its name."""
     chat: ChatTokenizer
     text_folder: Path
-    """Where the samples' text is, or will be."""
+    """The folder of the samples' text, which may not exist yet."""
     language: LanguageModel
     whole: Any
-    """transformers' model that it is a part of, which can generate."""
+    """transformers' whole model, which contains `language` and can generate."""
     projectors: Projectors
-    """Not yet scaled to the language model's embeddings, which needs training samples."""
+    """Before they are scaled to the language model's embeddings; scaling needs training samples."""
     draw: bool
     """Whether training draws latents from posterior moments."""
     must_match: dict[str, str]
-    """What a checkpoint must have been trained with to be used here."""
+    """Settings that a checkpoint must have been trained with to be used here."""
     projector_config: ProjectorConfig
-    """What a projector's file says of it, before its first step."""
+    """The description in the projector's file, before the first step."""
 
     @property
     def in_step(self) -> bool:
-        """Whether ranks share the language model, so that none may run it without all others."""
+        """Whether ranks share the language model, so that all must run it together."""
         return self.world.size > 1 and self.config.run.parallel == "fsdp2"
 
     def on_all(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Tell whether any rank was stopped, where all have to end together; else whether this one was."""
+        """Return a check whether any rank was stopped, if all must end together; else whether this one was."""
         return (lambda: self.world.any(stopped())) if self.in_step else stopped
 
 
@@ -92,20 +92,20 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
         block = projectors.sequence_blocks(text, before)
         block_1T = None if block is None else torch.tensor([block], device=world.device)
         choose_attention(language, config.run.attention, projectors.num_tokens + text, block_1T)
-    said = describe_projectors(config, joined, chat, projectors, language)
-    must_match = what_must_match(config, joined, chat, said, draw=draw)
+    description = describe_projectors(config, joined, chat, projectors, language)
+    must_match = what_must_match(config, joined, chat, description, draw=draw)
     if config.run.gradient_checkpointing != "none":
         language.checkpoint_layers(config.run.gradient_checkpointing)
     if config.run.compile != "none":
         language.compile_decoder(config.run.compile)
     return Inputs(
         config=config, world=world, cache=joined, chat=chat, text_folder=folder, language=language, whole=whole,
-        projectors=projectors, draw=draw, must_match=must_match, projector_config=said,
+        projectors=projectors, draw=draw, must_match=must_match, projector_config=description,
     )  # fmt: skip
 
 
 def load_language_model(config: TrainConfig, world: World) -> tuple[LanguageModel, Transformers]:
-    """Load it whole, or a part of it on each of several ranks, as `run.parallel` says."""
+    """Load the language model whole, or a part of it on each rank, as `run.parallel` says."""
     name, dtype = config.model.language_model, PRECISIONS[config.run.precision]
     if config.run.parallel == "fsdp2" and world.size > 1:
         return load_sharded(name, dtype, world)
@@ -137,13 +137,13 @@ def open_sound_cache(path: str, data: DataConfig, world: World) -> Cache:
 def describe_projectors(
     config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, projectors: Projectors, language: LanguageModel
 ) -> ProjectorConfig:
-    """Say all that has to be known to use the projectors once they are trained."""
+    """Describe everything that is needed to use the projectors once they are trained."""
     towers = (tower_record(config.model, name, joined.caches[name], each) for name, each in projectors.items())
     return ProjectorConfig(
         format_version=PROJECTOR_VERSION,
         towers=tuple(towers),
         language_model=ReadBy(
-            name=lasting_name(config.model.language_model),
+            name=absolute_model_name(config.model.language_model),
             identity=language.identity(),
             width=language.width,
             precision=config.run.precision,
@@ -160,14 +160,14 @@ def describe_projectors(
     )
 
 
-def lasting_name(model: str) -> str:
-    """Return the hub id, or the folder such that it is found from any other folder."""
+def absolute_model_name(model: str) -> str:
+    """Return the hub id, or the absolute path of the folder."""
     name = pretrained_name(model)
     return str(Path(name).absolute()) if Path(name).is_dir() else name
 
 
 def refuse_too_long(config: TrainConfig, language: LanguageModel, projectors: Projectors) -> None:
-    """Raise ConfigError where all towers' tokens and text may be longer than the language model reads."""
+    """Raise ConfigError if all towers' tokens and the longest text exceed the language model's positions."""
     tokens, known = projectors.num_tokens, language.max_tokens
     needed = tokens + config.data.max_text_tokens
     if known is not None and needed > known:
@@ -181,19 +181,19 @@ def refuse_too_long(config: TrainConfig, language: LanguageModel, projectors: Pr
 
 
 def what_must_match(
-    config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, said: ProjectorConfig, *, draw: bool
+    config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, description: ProjectorConfig, *, draw: bool
 ) -> dict[str, str]:
-    """Collect what decides the global batches and the shape and meaning of the projectors."""
+    """Return the settings that decide the global batches and the shape and meaning of the projectors."""
     data = config.data
     shown = {POSTERIOR: "sample" if draw else "mean", SHUFFLE_BLOCK: str(data.shuffle_block)}
     shown[GROUP_LENGTHS] = str(data.group_lengths)
     return {
         CACHE_IDENTITY: joined.identity,
-        **describe_towers(said.towers),
+        **describe_towers(description.towers),
         "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
         "data.batch_size": str(data.batch_size),
         "data.seed": str(data.seed),
         **dict(shown.items() - DEFAULTS.items()),
         VAL_FRACTION: str(data.val_fraction),
-        LANGUAGE_MODEL: said.language_model.identity,
+        LANGUAGE_MODEL: description.language_model.identity,
     }

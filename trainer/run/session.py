@@ -1,4 +1,4 @@
-"""A run made ready from its inputs: the cache's text, its split, and the model in its initial state."""
+"""Prepare a run from its inputs: the cache's text, its split, and the model with its initial weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,21 +25,21 @@ from trainer.text.writer import make_text
 CALIBRATION_SAMPLES = 64
 
 FETCHING_THREADS = 3
-"""Batches of an object store that are read at the same time: with answers that begin after 20 ms, one at a time left
-processor and network idle for more than half of it.
+"""Batches read from an object store at the same time. With answers that begin after 20 ms, reading one at a time left
+processor and network idle for more than half the time.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Inputs):
-    """What training and evaluation share: the inputs, and what is made of them."""
+    """The inputs of a run, and its text, split, model and loader: training and evaluation share them."""
 
     text: TextStore
     split: Split
     model: WorldModel
     loader: StepLoader
     started_from: str | None
-    """SHA-256 of the file of the trained projector that a new run starts from."""
+    """SHA-256 of the projector file that a new run starts from; None if it starts from random weights."""
 
 
 def open_session(
@@ -48,10 +48,10 @@ def open_session(
     trained: Path | None = None,
     start: TrainedProjector | None = None,
 ) -> Session:
-    """Tokenise the text if no earlier run has, and set up the model; `source` replaces the cache's latents.
+    """Tokenise the text if no earlier run has, and set up the model; `source` is read in place of the cache.
 
-    With the checkpoint `trained`, which is to be evaluated, there may be no sample to train on. A new run begins with
-    the weights of `start`, or with random ones.
+    `trained` is a checkpoint to evaluate: then no training samples are needed. A new run starts with the weights of
+    `start`, or with random ones if that is None.
     """
     text = open_text(inputs)
     refuse_unknown_tokens(inputs, text)
@@ -63,7 +63,7 @@ def open_session(
     if trained is not None:
         restore_projectors(trained, inputs.projectors)
     else:
-        begin(inputs, loader, start)
+        initialise_projectors(inputs, loader, start)
     inputs.world.broadcast_parameters(inputs.projectors.to(inputs.world.device))
     begins_with_bos = text.meta.begins_with_bos
     model = WorldModel(
@@ -85,7 +85,7 @@ def open_text(inputs: Inputs) -> TextStore:
 
 
 def refuse_unknown_tokens(inputs: Inputs, text: TextStore) -> None:
-    """Raise ModelError where a token occurs that the model does not embed; unused ones are harmless."""
+    """Raise ModelError if the text has a token without an embedding in the model; unused tokens do no harm."""
     if text.meta.largest_token >= inputs.language.num_embeddings:
         raise ModelError(
             f"model.language_model {inputs.config.model.language_model}: its tokenizer gives token "
@@ -112,7 +112,7 @@ def announce_split(split: Split, world: World, *, to_train: bool) -> None:
 
 
 def make_reconstruction(inputs: Inputs, *, begins_with_bos: bool) -> Reconstruction | None:
-    """Make the heads of the auxiliary loss, where the config gives it weight; ConfigError where none has a latent."""
+    """Make the heads of the auxiliary loss, if the config gives it weight; ConfigError if no tower has a latent."""
     config, language = inputs.config.optim.reconstruction, inputs.language
     if not config.weight:
         return None
@@ -157,8 +157,8 @@ def make_loader(
     )
 
 
-def begin(inputs: Inputs, loader: StepLoader, start: TrainedProjector | None) -> None:
-    """Give towers the weights that `start` has for them, and scale the others' output to the token embeddings."""
+def initialise_projectors(inputs: Inputs, loader: StepLoader, start: TrainedProjector | None) -> None:
+    """Copy the weights that `start` has into their towers, and scale the others' output to the token embeddings."""
     trained = dict(start.items()) if start is not None else {}
     for name, each in trained.items():
         inputs.projectors[name].load_state_dict(each.state_dict())
