@@ -74,8 +74,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         shuffle_block: Above 1, that many neighbours are read together, ahead of their batches, and held while they are
             shown (`trainer/data/order.py`). It allows at most one worker; threads read ahead.
         group_lengths: Above 1, that many batches are drawn together and sorted by `lengths`, so that a batch holds
-            samples of similar length.
-        lengths: One length for each sample of the cache, by sample number.
+            samples of similar length. An epoch may end among them; the next pass then begins with the batches left.
+        lengths: One length, a whole number, for each sample of the cache, by sample number.
         draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
         normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
             a latent is drawn first.
@@ -111,8 +111,9 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         total = len(self.cache)
         self.samples = None if samples is None else valid_numbers(samples, total)
         if lengths is not None:
-            if np.shape(lengths) != (total,):
-                raise ConfigError(f"lengths must be one for each of {total:,} samples, got {np.shape(lengths)}")
+            if np.shape(lengths) != (total,) or not np.issubdtype(np.asarray(lengths).dtype, np.integer):
+                found = f"{np.asarray(lengths).dtype} {np.shape(lengths)}"
+                raise ConfigError(f"lengths must be a whole number for each of {total:,} samples, got {found}")
             lengths = np.asarray(lengths)[slice(None) if self.samples is None else self.samples]
         count = total if self.samples is None else len(self.samples)
         self.order = make_order(self.cache.identity, seed, count, batch_size, shuffle_block, group_lengths, lengths)
@@ -137,7 +138,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             raise ConfigError(
                 f"shuffle_block: with {stride} workers, each would read every block; use num_workers 0 or 1"
             )
-        # The minimum over workers moves past a pass only when every worker has ended it, however late some begin.
+        # The minimum of the ends moves past a pass only when every worker has ended it, however late some begin. A pass
+        # that was resumed at its very end is empty: then all starts are equal, and only the ends tell.
         start, end = self._own_pass or self._passes_2W[:, :stride].amin(1).tolist()
         self._own_pass = None
         self._cursor, self._end = start, end
@@ -154,7 +156,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def _finish_pass(self, worker: int, workers: int, end: int) -> None:
         following = torch.tensor([end, self.pass_end(end)])
         self._passes_2W[:, worker] = following
-        if int(self._passes_2W[0, :workers].min()) == end:
+        if int(self._passes_2W[1, :workers].min()) > end:
             self._passes_2W[:] = following[:, None]  # all workers have ended: the next pass may have any number of them
 
     def batch(self, number: int, ahead: WindowReader | None = None) -> dict[str, Any]:

@@ -248,6 +248,8 @@ def test_passes_go_on_through_the_epochs_also_after_a_resume(cache, options):
     assert [numbers_of(loader) for _ in range(3)] == [whole[:6], whole[6:11], whole[11:]]
     loader = load(resume(cache, {"cursor": 8 * BATCH}), **options)
     assert [numbers_of(loader), numbers_of(loader)] == [whole[8:11], whole[11:]]
+    loader = load(resume(cache, {"cursor": 6 * BATCH}), **options)  # where a pass ended, nothing of it is left
+    assert [numbers_of(loader), numbers_of(loader)] == [[], whole[6:11]]
 
 
 @pytest.mark.parametrize("count", [COUNT, 40])
@@ -323,9 +325,11 @@ UNUSABLE = {
     "epochs must be above 0": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)],
     "shuffle_block must be a whole number in": [{"shuffle_block": block} for block in (0, 10**9, 2.5, "32", None)],
     "group_lengths must be a whole number in": [{"group_lengths": groups} for groups in (0, 2_000, 2.5)],
-    "group_lengths above 1 and lengths need each other": [{"group_lengths": 2}, {"lengths": np.ones(COUNT)}],
-    "lengths must be one for each of 21 samples": [{"group_lengths": 2, "lengths": np.ones(3)}],
-    "group_lengths must be 1 with": [{"group_lengths": 2, "lengths": np.ones(COUNT), "shuffle_block": 2}],
+    "group_lengths above 1 and lengths need each other": [{"group_lengths": 2}, {"lengths": np.ones(COUNT, int)}],
+    "lengths must be a whole number for each of 21 samples": [
+        {"group_lengths": 2, "lengths": lengths} for lengths in (np.ones(3, int), np.ones(COUNT))
+    ],
+    "group_lengths must be 1 with": [{"group_lengths": 2, "lengths": np.ones(COUNT, int), "shuffle_block": 2}],
     "no posterior moments to draw from": [{"draw": True}],
     "must divide among ranks": [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
 }
