@@ -56,7 +56,8 @@ class SourceConfig:
     def __post_init__(self) -> None:
         kind = SOURCES[self.kind]
         if kind.images_are and self.images is not None:
-            raise ConfigError(f"source.images is for kind llava; with kind {self.kind}, {kind.images_are}")
+            kinds = " or ".join(name for name, each in SOURCES.items() if not each.images_are)
+            raise ConfigError(f"source.images is for kind {kinds}; with kind {self.kind}, {kind.images_are}")
         if unused := {name for name, value in asdict(self.fields).items() if value} - kind.fields:
             raise ConfigError(f"source.fields.{min(unused)} has no effect for kind {self.kind}; leave it out")
 

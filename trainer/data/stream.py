@@ -111,10 +111,11 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         total = len(self.cache)
         self.samples = None if samples is None else valid_numbers(samples, total)
         if lengths is not None:
-            if np.shape(lengths) != (total,) or not np.issubdtype(np.asarray(lengths).dtype, np.integer):
-                found = f"{np.asarray(lengths).dtype} {np.shape(lengths)}"
+            lengths = np.asarray(lengths)
+            if lengths.shape != (total,) or not np.issubdtype(lengths.dtype, np.integer):
+                found = f"{lengths.dtype} {lengths.shape}"
                 raise ConfigError(f"lengths must be a whole number for each of {total:,} samples, got {found}")
-            lengths = np.asarray(lengths)[slice(None) if self.samples is None else self.samples]
+            lengths = lengths if self.samples is None else lengths[self.samples]
         count = total if self.samples is None else len(self.samples)
         self.order = make_order(self.cache.identity, seed, count, batch_size, shuffle_block, group_lengths, lengths)
         self.pass_samples = None if epochs is None else exact(epochs) * count
