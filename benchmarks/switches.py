@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
         base = make_inputs(Path(name), options)
         for pair in options.pairs:
             configs = [read_config(str(CONFIGS / f"{side}.yaml"), str(base)) for side in PAIRS[pair]]
-            compared = take_turns(configs, options.steps, RANKS.get(pair, 1))
+            _, compared = take_turns(configs, options.steps, RANKS.get(pair, 1))
             found[pair] = asdict(compared)
             print(row(pair, compared), flush=True)
     print_record("switches", PACKAGES, settings=vars(options), pairs=found)

@@ -44,7 +44,7 @@ COMPARE_OPTIONS = {
     "--min-speedup X": "Least speed of B's steps, as a multiple of A's.",
     "--max-memory-ratio X": "Largest peak memory of B, as a multiple of A's.",
     "--max-loss-delta X": "Largest difference between the losses of one step.",
-    "--report FILE": "Also write the result to this JSON file.",
+    "--report FILE": "Also write the result to this JSON file, with the losses and seconds of every turn.",
 }
 
 RUN = {"run": "A run's folder (the newest checkpoint is used), a checkpoint's folder, or a projector file."}
@@ -137,7 +137,8 @@ def monitor_command(arguments: Any) -> int:
 def compare_command(arguments: Any) -> int:
     """Compare two configs: speed, peak memory and losses, step by step on the same batches, in turns.
 
-    Exits 1 if B breaks a limit. Nothing that is trained is kept.
+    The steps are the first ones of each run, with its own warm-up and schedule; nothing that is trained is kept. Exits
+    1 if B breaks a limit, or if a loss of either side is not finite.
     """
     from trainer.insight.compare import Limits, compare
 

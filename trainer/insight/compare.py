@@ -41,6 +41,11 @@ class Turn:
     seconds: float
     peak_bytes: int
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the figures as JSON has them, where a loss that is not finite is null."""
+        return {**asdict(self), "losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -54,8 +59,12 @@ class Comparison:
     step_s: tuple[float, float]
     """Medians over turns, of A and B."""
     peak_bytes: tuple[int, int]
+    same_batches: bool
     max_loss_delta: float | None
-    """The largest difference between the losses of one step; None if the sides see different batches."""
+    """The largest difference between the losses of one step; None if the sides see different batches, or if no step has
+    a finite loss on both sides."""
+    nonfinite: tuple[int, int]
+    """Steps of A and B whose loss is not finite."""
     steps: int
     turns: int
 
@@ -67,9 +76,16 @@ class Comparison:
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "memory_ratio": self.memory_ratio}
 
+    @property
+    def diverged(self) -> list[str]:
+        """Name the sides with a loss that is not finite."""
+        counts = zip("AB", self.nonfinite, strict=True)
+        return [f"{side}: {count} of {self.steps} losses are not finite" for side, count in counts if count]
+
     def __str__(self) -> str:
         delta = self.max_loss_delta
-        losses = "not of the same batches" if delta is None else f"differ by {delta:.3g} at most"
+        unknown = "none finite on both sides" if self.same_batches else "not of the same batches"
+        losses = unknown if delta is None else f"differ by {delta:.3g} at most"
         (a_s, b_s), (a, b) = self.step_s, (each / 2**20 for each in self.peak_bytes)
         return (
             f"a step       A {a_s:.4g} s, B {b_s:.4g} s ({self.steps} steps in {self.turns} turns)\n"
@@ -96,7 +112,7 @@ class Limits:
             broken.append(f"memory {found.memory_ratio:.3f} is above --max-memory-ratio {self.max_memory_ratio:g}")
         limit, delta = self.max_loss_delta, found.max_loss_delta
         if limit is not None and (delta is None or not delta <= limit):
-            shown = "unknown: the batches differ" if delta is None else f"{delta:.3g}"
+            shown = "unknown" if delta is None else f"{delta:.3g}"
             broken.append(f"the losses' difference {shown}; --max-loss-delta is {limit:g}")
         return broken
 
@@ -104,9 +120,9 @@ class Limits:
 def compare(
     first: str, second: str, base: str | None, steps: int, limits: Limits, report: Path | None = None, ranks: int = 1
 ) -> list[str]:
-    """Print how B compares with A, each on `ranks` processes; return the limits that it breaks.
+    """Print how B compares with A, each on `ranks` processes; return the limits that it breaks, and sides that diverge.
 
-    Both configs are read over `base`.
+    Both configs are read over `base`. The report has each turn's figures too.
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise ConfigError(f"--ranks must be in [1, {MAX_RANKS}], got {ranks}")
@@ -115,12 +131,15 @@ def compare(
     configs = [read_config(path, base) for path in (first, second)]
     for config in configs:
         config.data.refuse_undivided(ranks)
-    found = take_turns(configs, steps, ranks)
-    broken = limits.broken(found)
+    turns, found = take_turns(configs, steps, ranks)
+    broken = [*found.diverged, *limits.broken(found)]
     record = {"a": first, "b": second, "base": base, "ranks": ranks, **found.record, "broken": broken}
-    print(found, *broken, json.dumps(record), sep="\n")
+    print(found, *broken, json.dumps(record, allow_nan=False), sep="\n")
     if report:
-        write_output(report, json.dumps(record, indent=1).encode() + b"\n")
+        record["every_turn"] = {
+            side: [each.record for each in of_side] for side, of_side in zip("ab", turns, strict=True)
+        }
+        write_output(report, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
     return broken
 
 
@@ -129,8 +148,11 @@ def read_config(path: str, base: str | None) -> TrainConfig:
     return parse_config(TrainConfig, [word for file in files for word in ("--config", file)])
 
 
-def take_turns(configs: Sequence[TrainConfig], steps: int, ranks: int) -> Comparison:
-    """Open both sides, one after the other: the first may tokenise the text of both. Then let them take turns."""
+def take_turns(configs: Sequence[TrainConfig], steps: int, ranks: int) -> tuple[list[list[Turn]], Comparison]:
+    """Open both sides, one after the other: the first may tokenise the text of both. Then let them take turns.
+
+    Return each side's turns, and what they say.
+    """
     turns: list[list[Turn]] = [[] for _ in configs]
     with ExitStack() as stack:
         sides, openings = list[Side](), list[dict[str, Any]]()
@@ -143,7 +165,7 @@ def take_turns(configs: Sequence[TrainConfig], steps: int, ranks: int) -> Compar
         for turn in range(TURNS):
             for place in (0, 1) if turn % 2 == 0 else (1, 0):
                 turns[place].append(sides[place].run(steps // TURNS))
-    return compare_turns(*turns, same_batches=openings[0]["batches"] == openings[1]["batches"])
+    return turns, compare_turns(*turns, same_batches=openings[0]["batches"] == openings[1]["batches"])
 
 
 def print_announcements(first: Sequence[str], second: Sequence[str]) -> None:
@@ -157,19 +179,19 @@ def print_announcements(first: Sequence[str], second: Sequence[str]) -> None:
 def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches: bool) -> Comparison:
     """Compare each turn of A with B's turn of the same steps."""
     speedup, low, high = ratio_interval([turn.seconds for turn in first], [turn.seconds for turn in second])
-    deltas = [
-        abs(one - other)
-        for a, b in zip(first, second, strict=True)
-        for one, other in zip(a.losses, b.losses, strict=True)
-    ]
+    losses = [[loss for turn in side for loss in turn.losses] for side in (first, second)]
+    finite = [pair for pair in zip(*losses, strict=True) if all(map(math.isfinite, pair))]
+    broken_a, broken_b = (sum(not math.isfinite(loss) for loss in side) for side in losses)
     return Comparison(
         speedup=speedup,
         low=low,
         high=high,
         step_s=(step_s(first), step_s(second)),
         peak_bytes=(max(turn.peak_bytes for turn in first), max(turn.peak_bytes for turn in second)),
-        max_loss_delta=max(deltas) if same_batches else None,
-        steps=sum(len(turn.losses) for turn in first),
+        same_batches=same_batches,
+        max_loss_delta=max((abs(a - b) for a, b in finite), default=None) if same_batches else None,
+        nonfinite=(broken_a, broken_b),
+        steps=len(losses[0]),
         turns=len(first),
     )
 

@@ -57,16 +57,19 @@ def options_of(config: dict[str, Any]) -> list[str]:
 
 
 def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[str, Any]]:
-    """Open the session, and do as many steps as each line asks for; `steps` in all."""
-    run, optim = replace(config.run, max_steps=steps), replace(config.optim, warmup_steps=None)
+    """Open the session, and do as many steps as each line asks for; `steps` in all.
+
+    They are the first steps of the run that the config describes, with its warm-up and schedule.
+    """
     with redirect_stdout(io.StringIO()) as announced:
-        inputs = open_inputs(replace(config, run=run, optim=optim), world)
+        inputs = open_inputs(replace(config, run=replace(config.run, max_steps=steps)), world)
         session = fit_memory(open_session(inputs))
     yield {
         "announced": announced.getvalue().splitlines(),
         "batches": {key: inputs.must_match.get(key) for key in BATCH_KEYS},
     }
-    updater, done = Updater(session, steps), 0
+    total = config.run.total_steps(len(session.split.train), config.data.batch_size)
+    updater, done = Updater(session, max(steps, total)), 0
     with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:
         for line in sys.stdin:
             losses, began = list[float](), time.perf_counter()

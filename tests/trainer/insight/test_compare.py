@@ -1,6 +1,7 @@
 """Two configs are compared in turns; each limit that B breaks is named, and the command exits 1."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ def test_a_slowdown_of_both_sides_in_a_turn_changes_no_ratio():
     assert len(limits.broken(noisy)) == 3
 
 
+def test_a_side_with_a_loss_that_is_not_finite_breaks_without_limits():
+    broken = [Turn([1.0, math.nan], 1.0, 100), Turn([math.inf, 2.0], 1.0, 100)]
+    found = compare_turns(turns(1.0, 1.0), broken, same_batches=True)
+    assert found.diverged == ["B: 2 of 4 losses are not finite"]
+    assert found.max_loss_delta == 1.0
+    assert [each.record["losses"] for each in broken] == [[1.0, None], [None, 2.0]]
+    none_left = compare_turns(broken, [Turn([math.nan] * 2, 1.0, 100)] * 2, same_batches=True)
+    assert (len(none_left.diverged), none_left.max_loss_delta) == (2, None)
+    json.dumps([found.record, none_left.record], allow_nan=False)
+
+
 def comparing(config: TrainConfig, home: Path, a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """Write both configs and the config that they are read over; return the command that compares them."""
     base = {
@@ -46,15 +58,28 @@ def comparing(config: TrainConfig, home: Path, a: dict[str, Any], b: dict[str, A
 
 def test_two_configs_are_compared_on_the_same_batches(configured: MakeConfig, tmp_path, capsys):
     command = comparing(configured(), tmp_path, {}, {"run": {"gradient_checkpointing": "full"}})
-    assert main([*command, "--max-loss-delta", "0", "--min-speedup", "1000"]) == 1
+    report = tmp_path / "report.json"
+    assert main([*command, "--max-loss-delta", "0", "--min-speedup", "1000", "--report", str(report)]) == 1
     shown, announced = capsys.readouterr()
     *_, broken, record = shown.splitlines()
     assert "is below --min-speedup 1000" in broken
     assert json.loads(record)["max_loss_delta"] == 0
+    every_turn = json.loads(report.read_text())["every_turn"]
+    assert [len(turn["losses"]) for turn in every_turn["a"]] == [2] * 5
+    assert [turn["losses"] for turn in every_turn["a"]] == [turn["losses"] for turn in every_turn["b"]]
     assert announced.count("samples: ") == 1, "both sides have the same"
     assert not (tmp_path / "run").exists()
     assert main([*command[:-1], "3"]) == 2
     assert main([*command, "--ranks", "3"]) == 2  # four samples a batch
+
+
+def test_another_warm_up_is_another_run_and_a_run_that_diverges_breaks(configured: MakeConfig, tmp_path, capsys):
+    for code, b in ((0, {"warmup_steps": 12}), (1, {"lr": 1000.0, "weight_decay": 1000.0, "warmup_steps": 0})):
+        sides = ({"optim": {"warmup_steps": 1}}, {"optim": b})
+        assert main(comparing(configured(), tmp_path, *sides)) == code
+        record = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert record["max_loss_delta"] > 0
+        assert [each.partition(":")[0] for each in record["broken"]] == ["B"] * code
 
 
 def test_two_ranks_of_each_side_share_the_batches(configured: MakeConfig, tmp_path, capsys):
