@@ -16,6 +16,7 @@ from typing import Any
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.command_line import parse_config
 from cache_store.program.output_file import write_output
+from cache_store.program.running import hold_stop_signals
 from trainer.config import TrainConfig
 
 WARM_UP = 3
@@ -215,10 +216,10 @@ class Side:
     """One config's processes, a rank each; they are told how many steps to do, and rank 0 answers in lines of JSON."""
 
     def __init__(self, ranks: "Sequence[subprocess.Popen[str]]") -> None:
-        self._ranks = ranks
+        self.ranks = ranks
 
     def run(self, steps: int) -> Turn:
-        for rank in self._ranks:
+        for rank in self.ranks:
             assert rank.stdin is not None
             with suppress(BrokenPipeError):  # the rank's last answer says why
                 print(steps, file=rank.stdin, flush=True)
@@ -226,7 +227,7 @@ class Side:
 
     def answer(self) -> dict[str, Any]:
         """Wait for the next answer: the first when the side is open, then one a turn."""
-        first = self._ranks[0].stdout
+        first = self.ranks[0].stdout
         assert first is not None
         line = first.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "a side ended: is memory too small for both?"}
@@ -237,16 +238,17 @@ class Side:
 
 @contextmanager
 def start_side(config: TrainConfig, steps: int, ranks: int) -> Iterator[Side]:
-    """Start processes that train by `config` when told to; they end with the block."""
+    """Start processes that train by `config` when told to; they end with the block, and no signal stops them before."""
     command = [sys.executable, "-m", "trainer.insight.compare_side", json.dumps(asdict(config)), str(steps)]
     with ExitStack() as stack:
         started = list["subprocess.Popen[str]"]()
-        for environment in environments(ranks):
-            output = subprocess.DEVNULL if started else subprocess.PIPE
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, text=True, env=environment)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            started.append(process)
+        with hold_stop_signals():
+            for environment in environments(ranks):
+                output = subprocess.DEVNULL if started else subprocess.PIPE
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, text=True, env=environment)
+                stack.enter_context(process)
+                stack.callback(process.kill)
+                started.append(process)
         yield Side(started)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from tests.trainer.conftest import MakeConfig
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.insight.compare import Limits, Turn, compare_turns, print_announcements
+from trainer.insight.compare import Limits, Turn, compare_turns, print_announcements, start_side
 
 
 def turns(*seconds: float, loss: float = 1.0, peak: int = 100) -> list[Turn]:
@@ -89,6 +90,18 @@ def test_two_ranks_of_each_side_share_the_batches(configured: MakeConfig, tmp_pa
     assert main([*command, "--ranks", "2", "--max-loss-delta", "1e-4"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (record["ranks"], record["steps"]) == (2, 10)
+
+
+def test_ctrl_c_does_not_reach_a_side_even_while_it_imports(configured: MakeConfig, capfd):
+    """The command ends its sides itself; a traceback of theirs would stand in its output."""
+    with start_side(configured(), 1, ranks=1) as side:
+        (process,) = side.ranks
+        process.send_signal(signal.SIGINT)
+        assert side.answer()["announced"]
+        process.send_signal(signal.SIGINT)
+        assert len(side.run(1).losses) == 1
+    assert process.returncode == -signal.SIGKILL
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_only_an_announcement_of_both_sides_names_no_side(capsys):
