@@ -1,8 +1,10 @@
-"""Problems of a run, each reported once: spikes, plateaus, slower steps, waiting, compiling again, nearly full memory.
+"""Problems of a run, each reported once: spikes of loss and gradient, plateaus, slower steps, waiting, compiling again,
+nearly full memory.
 
 A check is a pure function of the newest steps' figures.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -17,8 +19,14 @@ WINDOW = 50
 SPIKE = 6.0
 """A loss is a spike if its deviation from the running median is more than this many times the median deviation."""
 
-LEAST_SPIKE = 0.1
-"""Least deviation of a spike, as a share of the median loss."""
+LEAST_SPIKE, EARLY_SPIKE = 0.1, 1.0
+"""Least deviation of a spike, as a share of the median loss; the latter while fewer than WINDOW steps came before."""
+
+LEAST_STEPS = 10
+"""Steps before the first one that can be a spike."""
+
+GRADIENT_SPIKE = 10.0
+"""A gradient norm is a spike if it is above this many times the running median."""
 
 PLATEAU_STEPS = 400
 """Steps whose second half's median loss must be below the first half's."""
@@ -72,6 +80,7 @@ class Watch:
         steps = list(self._steps)
         checks: dict[str, Callable[[], str | None]] = {
             "spike": lambda: spike(values(steps, "loss")),
+            "gradient": lambda: gradient_spike(values(steps, "grad_norm")),
             "plateau": lambda: plateau(values(steps, "loss")),
             "throughput": lambda: self._slowdown(values(steps, "samples_per_s")),
             "waiting": lambda: waiting(values(steps, "data_wait_share")),
@@ -96,21 +105,33 @@ class Watch:
 
 
 def values(steps: History, name: str) -> list[float]:
-    return [step[name] for step in steps if name in step]
+    """List the figure's values; those of skipped steps, which are not finite, are left out."""
+    return [step[name] for step in steps if name in step and math.isfinite(step[name])]
 
 
 def spike(losses: Sequence[float]) -> str | None:
     """Compare the newest loss with the median of those before."""
     before = losses[-WINDOW - 1 : -1]
-    if len(before) < WINDOW:
+    if len(before) < LEAST_STEPS:
         return None
-    middle = median(before)
-    spread = max(median(abs(loss - middle) for loss in before), LEAST_SPIKE * abs(middle) / SPIKE)
-    if losses[-1] - middle <= SPIKE * spread:
+    middle, least = median(before), LEAST_SPIKE if len(before) == WINDOW else EARLY_SPIKE
+    deviation = SPIKE * median(abs(loss - middle) for loss in before)
+    if losses[-1] - middle <= max(deviation, least * abs(middle)):
         return None
     return (
-        f"loss spike: {losses[-1]:.4g}, the median of {WINDOW} steps before is {middle:.4g}; if spikes recur, lower "
-        "optim.lr or optim.max_grad_norm"
+        f"loss spike: {losses[-1]:.4g}, the median of {len(before)} steps before is {middle:.4g}; if spikes recur, "
+        "lower optim.lr or optim.max_grad_norm"
+    )
+
+
+def gradient_spike(norms: Sequence[float]) -> str | None:
+    """Compare the newest gradient norm, before clipping, with the median of those before."""
+    before = norms[-WINDOW - 1 : -1]
+    if len(before) < LEAST_STEPS or norms[-1] <= GRADIENT_SPIKE * (middle := median(before)):
+        return None
+    return (
+        f"gradient norm {norms[-1]:.4g}: the median of {len(before)} steps before is {middle:.4g}; if it stays high or "
+        "the loss rises, lower optim.lr"
     )
 
 

@@ -1,5 +1,7 @@
 """Each problem of a run is reported once, when its figures show it."""
 
+import math
+
 from trainer.insight.health import PLATEAU_STEPS, WINDOW, Watch
 
 WELL = {"samples_per_s": 20.0, "data_wait_share": 0.01, "peak_memory_bytes": 10}
@@ -16,8 +18,18 @@ def test_a_run_without_problems_has_no_alerts():
     assert alerts(*steps) == []
 
 
+def test_a_skipped_step_is_no_spike_and_hides_none():
+    falling = [{"loss": 4 - step / 100, "grad_norm": 1.0} for step in range(WINDOW)]
+    skipped = {"loss": math.nan, "grad_norm": math.inf}
+    assert alerts(*falling, skipped, {"loss": 3.4, "grad_norm": 1.0}, {"loss": 9.0, "grad_norm": 1.0}) == [
+        (WINDOW + 3, "loss")
+    ]
+
+
 def test_each_problem_is_reported_once_at_its_first_step():
     falling = [{"loss": 4 - step / 100} for step in range(WINDOW)]
+    assert alerts(*falling[:11], {"loss": 9.0}) == [(12, "loss")]
+    assert alerts(*[{"grad_norm": 1.0}] * 20, *[{"grad_norm": 1e6}] * 100) == [(21, "gradient")]
     assert alerts(*falling, {"loss": 9.0}, {"loss": 3.4}, {"loss": 9.0}) == [(WINDOW + 1, "loss")]
     assert alerts(*[{"loss": 2.0}] * (PLATEAU_STEPS + 9)) == [(PLATEAU_STEPS, "plateau:")]
     slow = [{**step, "samples_per_s": 10.0} for step in falling]
