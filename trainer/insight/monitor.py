@@ -2,31 +2,36 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import yaml
 from rich.console import Console as Terminal
-from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from cache_store.errors import ConfigError
 from cache_store.storage.files import is_claimed
+from trainer.config import TrainRunConfig
 from trainer.insight.health import WINDOW
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import ALERTS, CONFIG_FILE, NONFINITE, TIME, LogLine, read_records
 
 POLL_S = 2.0
 
+QUIET_S, QUIET_STEPS = 10.0, 5
+"""A run is said to be quiet after this many seconds without a step, if so many of its steps would have fitted in."""
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 CURVE = 60
-"""Characters of the loss curve."""
+"""Characters of the loss curve and of the bar."""
 
 SHOWN_ALERTS = 5
 
@@ -40,13 +45,17 @@ class Look:
     """Whether the folder exists; its disk may come and go."""
     is_running: bool
     is_done: bool
+    total: int | None = None
+    """Steps of the run; None if it is not known yet."""
+    quiet_s: float = 0.0
+    """Seconds since the newest step, by this machine's clock, if steps usually take much less."""
 
     @property
     def state(self) -> str:
         if not self.is_there:
             return "waiting for the folder, which has disappeared"
         if self.is_running:
-            return "running"
+            return f"running, but no step for {duration(self.quiet_s)}" if self.quiet_s else "running"
         if self.is_done:
             return "done"
         return "diverged" if self.records and NONFINITE in self.records[-1] else "stopped; rerun to go on"
@@ -60,7 +69,8 @@ def look_at(folder: Path) -> Look:
     try:
         if folder.is_dir() and any(folder.iterdir()):
             running, done = is_claimed(folder), (folder / PROJECTOR_FILE).is_file()
-            return Look(read_records(folder), is_there=True, is_running=running, is_done=done)
+            config, records = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}, read_records(folder)
+            return Look(records, True, running, done, total_steps(config, records), quiet_s(records, datetime.now(UTC)))
     except OSError:
         pass
     return AWAY
@@ -75,42 +85,66 @@ def monitor(
     seen = look_at(folder)
     if not seen.is_there:
         raise ConfigError(f"{folder} is not a run's folder")
-    total = total_steps(folder)
     terminal = terminal or Terminal()
-    with Live(page(folder, seen, total), console=terminal, auto_refresh=False) as live:
+    shown = Live(page(folder, seen), console=terminal, auto_refresh=False) if terminal.is_terminal else None
+    with shown or nullcontext():
         while not once and (seen.is_running or not seen.is_there):
             sleep(POLL_S)
             found = look_at(folder)
-            seen = found if found.is_there else replace(AWAY, records=seen.records)
-            live.update(page(folder, seen, total), refresh=True)
-    if not terminal.is_terminal:  # rich ends the last line only on a terminal
-        terminal.print()
+            seen = found if found.is_there else replace(AWAY, records=seen.records, total=seen.total)
+            if shown:
+                shown.update(page(folder, seen), refresh=True)
+    if not shown:  # a file or a pipe gets the end alone, in lines of any length
+        terminal.print(page(folder, seen), soft_wrap=True)
     return seen
 
 
-def total_steps(folder: Path) -> int | None:
-    """Read the run's number of steps from its config; None if the config does not give it."""
-    config = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}
-    steps = config.get("run", {}).get("max_steps")
-    return steps if isinstance(steps, int) else None
+def total_steps(config: dict[str, Any], records: Sequence[LogLine]) -> int | None:
+    """Return the run's number of steps; None if it follows from the number of samples, and no step is done yet."""
+    run, last = config.get("run", {}), records[-1] if records else {}
+    if run.get("max_steps") is None and not last.get("epoch"):
+        return None
+    length = TrainRunConfig(output="any", epochs=run.get("epochs", 1.0), max_steps=run.get("max_steps"))
+    samples = round(last["position"] / last["epoch"]) if last.get("epoch") else 0
+    return length.total_steps(samples, config.get("data", {}).get("batch_size", 1))
 
 
-def page(folder: Path, seen: Look, total: int | None) -> RenderableType:
-    records = seen.records
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows(seen, total):
-        table.add_row(Text(name, style="dim"), value)
-    parts: list[RenderableType] = [Text(str(folder), style="bold"), table]
-    if total and records:
-        parts.append(ProgressBar(total=total, completed=records[-1]["step"], width=CURVE))
-    alerts = [(record["step"], alert) for record in records for alert in record.get(ALERTS, ())]
-    parts += [Text(f"step {step:,}: {alert}", style="yellow") for step, alert in alerts[-SHOWN_ALERTS:]]
-    return Group(*parts)
+def quiet_s(records: Sequence[LogLine], now: datetime) -> float:
+    """Return the seconds since the newest step, or 0 if they are no more than usual."""
+    times = [datetime.fromisoformat(record[TIME]) for record in records[-WINDOW:] if TIME in record]
+    if not times:
+        return 0.0
+    usual = median([(after - before).total_seconds() for before, after in pairwise(times)] or [0.0])
+    passed = (now - times[-1]).total_seconds()
+    return passed if passed > max(QUIET_S, QUIET_STEPS * usual) else 0.0
 
 
-def rows(seen: Look, total: int | None) -> list[tuple[str, str]]:
+def duration(seconds: float) -> str:
+    """Write a duration in one unit: `20 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 3600:.1f} h" if seconds > 3600 else f"{seconds / 60:.0f} min"
+
+
+def page(folder: Path, seen: Look) -> Text:
+    return Text("\n").join(page_lines(folder, seen))
+
+
+def page_lines(folder: Path, seen: Look) -> Iterator[Text]:
+    yield Text(str(folder), style="bold")
+    for name, value in rows(seen):
+        yield Text.assemble((f"{name:<15}", "dim"), value)
+    if seen.total and seen.records:
+        done = min(CURVE, CURVE * seen.records[-1]["step"] // seen.total)
+        yield Text("━" * done + "─" * (CURVE - done))
+    alerts = [(record["step"], alert) for record in seen.records for alert in record.get(ALERTS, ())]
+    for step, alert in alerts[-SHOWN_ALERTS:]:
+        yield Text(f"step {step:,}: {alert}", style="yellow")
+
+
+def rows(seen: Look) -> list[tuple[str, str]]:
     """List the figures of the newest steps, by name."""
-    records = seen.records
+    records, total = seen.records, seen.total
     found = [("state", seen.state)]
     if not records:
         return found
@@ -125,9 +159,9 @@ def rows(seen: Look, total: int | None) -> list[tuple[str, str]]:
     found.append(("waiting", f"{middle(recent, 'data_wait_share'):.1%}"))
     if "peak_memory_bytes" in last:
         found.append(("peak memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"))
-    if total and rate > 0 and "position" in last and step:
+    if total and step < total and rate > 0 and "position" in last:
         left_s = (total - step) * last["position"] / step / rate
-        found.append(("left", f"{left_s / 3600:.1f} h" if left_s > 3600 else f"{left_s / 60:.0f} min"))
+        found.append(("left", duration(left_s)))
     return found
 
 

@@ -3,14 +3,16 @@
 import io
 import json
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from cache_store.errors import ConfigError
+from cache_store.log import utc_time
 from cache_store.storage.files import claim_folder, is_claimed
-from trainer.insight.monitor import curve, monitor
+from trainer.insight.monitor import curve, monitor, rows
 from trainer.run.folder import CONFIG_FILE, METRICS_FILE
 
 
@@ -46,6 +48,29 @@ def test_a_run_is_shown_until_it_ends_even_while_its_folder_is_away(tmp_path):
         "step 3: plateau: found",
     ):
         assert words in shown.getvalue()
+
+
+def test_a_run_of_epochs_has_a_length_and_one_that_stands_still_says_so(tmp_path):
+    make_run(tmp_path / "run", 3)
+    (tmp_path / "run" / CONFIG_FILE).write_text("run: {epochs: 2.0, max_steps: null}\ndata: {batch_size: 8}\n")
+    now = datetime.now(UTC)
+    lines = [
+        {"step": step, "position": 8 * step, "epoch": 8 * step / 30, "samples_per_s": 400.0, "time": utc_time(each)}
+        for step, each in enumerate((now - timedelta(seconds=21), now - timedelta(seconds=20)), 1)
+    ]
+    (tmp_path / "run" / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with claim_folder(tmp_path / "run"):
+        seen = monitor(tmp_path / "run", once=True)
+    assert seen.state.startswith("running, but no step for 2")
+    assert dict(rows(seen))["step"].startswith("2 of 8, ")
+    assert "left" in dict(rows(seen))
+
+
+def test_a_file_or_a_pipe_gets_whole_lines(tmp_path):
+    alert = f"plateau: {'found ' * 30}".strip()
+    make_run(tmp_path / "run", 3, alerts=[alert])
+    monitor(tmp_path / "run", Console(file=(shown := io.StringIO()), width=80))
+    assert shown.getvalue().splitlines()[-1] == f"step 3: {alert}"
 
 
 def test_the_end_of_a_run_is_shown_and_another_folder_refused(tmp_path):
