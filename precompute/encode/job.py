@@ -97,5 +97,7 @@ class Progress:
     """Seconds of one worker."""
     busy_s: Mapping[Part, float] = field(default_factory=dict)
     """Seconds of these that each part was busy."""
+    gpu_use: Sequence[float] = ()
+    """Readings of the share of time in which the worker's GPU was busy, one a second."""
     committed: CommitRecord | None = None
     mismatched: MismatchedShard | None = None

@@ -15,12 +15,13 @@ import torch
 from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
+from cache_store.program.gpu_use import GpuMeter
 from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, DoneEncoding, Encoding, feed_of
 from precompute.encode.job import BusyTimes, EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
-from precompute.encoders.hardware import hardware_of
+from precompute.encoders.hardware import gpu_uuid, hardware_of
 from precompute.sources import Source
 
 WRITES_BEHIND = 2
@@ -169,7 +170,7 @@ def encode_shards(
         sink.write(batch, encoding)
         feed.rooms.give_back(batch.room)
 
-    decoders, writes = Decoders(decode_threads), WriteQueue()
+    decoders, writes, meter = Decoders(decode_threads), WriteQueue(), GpuMeter(gpu_uuid(encoder.device))
     try:
         last = time.monotonic()
         batches = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder))
@@ -182,11 +183,12 @@ def encode_shards(
             writes.add(partial(write, batch, encode_batch(feed, batch, job.spec)))
             now, since = time.monotonic(), last
             last = now
-            on_progress(Progress(len(batch.inputs), now - since, busy.take()))
+            on_progress(Progress(len(batch.inputs), now - since, busy.take(), gpu_use=meter.take()))
         writes.finish()
         sink.finish()
         on_progress(Progress(elapsed_s=time.monotonic() - last, busy_s=busy.take()))
     finally:
+        meter.close()
         decoders.shutdown(cancel_futures=True)
         writes.close()
         sink.close()

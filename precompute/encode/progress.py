@@ -26,6 +26,8 @@ class Encoded:
     compute_dtype: str
     working_share: float
     """Share of the time that the encoder worked; otherwise it waited for images, its turn or the writer."""
+    gpu_use: float | None
+    """Mean share of time in which the GPUs were busy, by NVML; None without a reading."""
     slowest: Part | None
     """The part that held the others back; None if nothing was encoded."""
 
@@ -34,6 +36,8 @@ class Encoded:
         if self.slowest is None:
             return done
         speed = f"{self.images_per_s:.1f} {self.made_of}s/s, the encoder worked {self.working_share:.0%} of the time"
+        if self.gpu_use is not None:
+            speed += f" and the GPU was busy {self.gpu_use:.0%}"
         more = IN_FLOAT32 if (self.slowest, self.compute_dtype) == ("encoding", "float32") else ""
         return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}{more}"
 
@@ -62,6 +66,8 @@ class BuildProgress:
         self._bar = progress_bar(total=total, initial=done, desc="encode", unit=made_of, smoothing=0.1, disable=idle)
         self.close = self._bar.close
         self._elapsed_s, self.busy_s = 0.0, defaultdict[Part, float](float)
+        self._gpu_use, self._readings = 0.0, 0
+        """The sum of the GPUs' readings, and their number."""
         self._started = time.monotonic()
         self._counting = threading.Lock()
         self.images = 0
@@ -79,6 +85,7 @@ class BuildProgress:
     def _count(self, progress: Progress) -> None:
         self.images += progress.samples
         self._elapsed_s += progress.elapsed_s
+        self._gpu_use, self._readings = self._gpu_use + sum(progress.gpu_use), self._readings + len(progress.gpu_use)
         for busy, seconds in progress.busy_s.items():
             self.busy_s[busy] += seconds
         if progress.committed is not None:
@@ -109,6 +116,7 @@ class BuildProgress:
             made_of=self._made_of,
             compute_dtype=self._compute_dtype,
             working_share=self.working_share,
+            gpu_use=self._gpu_use / self._readings if self._readings else None,
             slowest=slowest(self.busy_s),
         )
 

@@ -22,6 +22,11 @@ def hardware_of(device: torch.device) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
+def gpu_uuid(device: torch.device) -> str | None:
+    """Return the GPU's UUID; None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
 def cpu_name() -> str:
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

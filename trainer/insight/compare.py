@@ -41,6 +41,8 @@ class Turn:
     losses: Sequence[float]
     seconds: float
     peak_bytes: int
+    gpu_use: Sequence[float] = ()
+    """Readings of the share of time in which rank 0's GPU was busy, one a second."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -60,6 +62,8 @@ class Comparison:
     step_s: tuple[float, float]
     """Medians over turns, of A and B."""
     peak_bytes: tuple[int, int]
+    gpu_use: tuple[float | None, float | None]
+    """Mean share of time in which the GPU was busy; None without a GPU, or if all turns are shorter than a second."""
     same_batches: bool
     max_loss_delta: float | None
     """The largest difference between the losses of one step; None if the sides see different batches, or if no step has
@@ -88,10 +92,13 @@ class Comparison:
         unknown = "none finite on both sides" if self.same_batches else "not of the same batches"
         losses = unknown if delta is None else f"differ by {delta:.3g} at most"
         (a_s, b_s), (a, b) = self.step_s, (each / 2**20 for each in self.peak_bytes)
+        used = ["not measured" if each is None else f"{each:.0%}" for each in self.gpu_use]
+        gpu_use = "" if self.gpu_use == (None, None) else f"GPU use      A {used[0]}, B {used[1]}\n"
         return (
             f"a step       A {a_s:.4g} s, B {b_s:.4g} s ({self.steps} steps in {self.turns} turns)\n"
             f"speed-up     {self.speedup:.3f} (95 %: {self.low:.3f} to {self.high:.3f})\n"
             f"peak memory  A {a:,.0f} MiB, B {b:,.0f} MiB: {self.memory_ratio:.3f}\n"
+            f"{gpu_use}"
             f"losses       {losses}"
         )
 
@@ -189,6 +196,7 @@ def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches
         high=high,
         step_s=(step_s(first), step_s(second)),
         peak_bytes=(max(turn.peak_bytes for turn in first), max(turn.peak_bytes for turn in second)),
+        gpu_use=(mean_gpu_use(first), mean_gpu_use(second)),
         same_batches=same_batches,
         max_loss_delta=max((abs(a - b) for a, b in finite), default=None) if same_batches else None,
         nonfinite=(broken_a, broken_b),
@@ -210,6 +218,11 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
 
 def step_s(turns: Sequence[Turn]) -> float:
     return statistics.median(turn.seconds / len(turn.losses) for turn in turns)
+
+
+def mean_gpu_use(turns: Sequence[Turn]) -> float | None:
+    readings = [reading for turn in turns for reading in turn.gpu_use]
+    return statistics.fmean(readings) if readings else None
 
 
 class Side:

@@ -17,12 +17,13 @@ from typing import Any
 from cache_store.errors import EncodeOnceError
 from cache_store.program.command_line import parse_config
 from cache_store.program.config import config_fields
+from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.running import ignore_stop_signals
 from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import CACHE_IDENTITY, ORDER_KEYS
 from trainer.run.inputs import open_inputs
-from trainer.run.memory import fit_memory, peak_memory_bytes
+from trainer.run.memory import fit_memory, gpu_uuid, peak_memory_bytes
 from trainer.run.parallel import World, join_world
 from trainer.run.session import open_session
 from trainer.run.update import Updater
@@ -74,12 +75,14 @@ def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[
     updater, done = Updater(session, max(steps, total)), 0
     with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:
         for line in sys.stdin:
-            losses, began = list[float](), time.perf_counter()
-            for _ in range(int(line)):
-                losses.append(updater(next(batches), done).metrics["loss"])
-                done += 1
-            seconds = time.perf_counter() - began
-            yield {"losses": losses, "seconds": seconds, "peak_bytes": peak_memory_bytes(world.device)}
+            with closing(GpuMeter(gpu_uuid(world.device))) as meter:
+                losses, began = list[float](), time.perf_counter()
+                for _ in range(int(line)):
+                    losses.append(updater(next(batches), done).metrics["loss"])
+                    done += 1
+                seconds, gpu_use = time.perf_counter() - began, meter.take()
+            peak_bytes = peak_memory_bytes(world.device)
+            yield {"losses": losses, "seconds": seconds, "peak_bytes": peak_bytes, "gpu_use": gpu_use}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Problems of a run, each reported once: spikes of loss and gradient, plateaus, slower steps, waiting, compiling again,
-nearly full memory.
+"""Problems of a run, each reported once: spikes of loss and gradient, plateaus, slower steps, waiting, an idle GPU,
+compiling again, nearly full memory.
 
 A check is a pure function of the newest steps' figures.
 """
@@ -7,9 +7,11 @@ A check is a pure function of the newest steps' figures.
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
-from trainer.run.memory import memory_bytes
+from cache_store.program.gpu_use import GpuMeter
+from trainer.run.folder import GPU_USE
+from trainer.run.memory import gpu_uuid, memory_bytes
 from trainer.run.observers import Metrics, Observer, StepDone
 from trainer.run.session import Session
 
@@ -40,6 +42,9 @@ SLOWER = 0.7
 MOST_WAITING = 0.05
 """Largest share of a step spent waiting for data."""
 
+LEAST_GPU_USE = 0.8
+"""Least share of time in which the GPU should be busy."""
+
 COMPILE_STEPS = 20
 """Steps after which every planned length is expected to be compiled."""
 
@@ -51,14 +56,23 @@ History = Sequence[Mapping[str, float]]
 
 
 class Health(Observer):
-    """Adds each problem to the alerts of the step that shows it first."""
+    """Adds how busy the GPU is to a step's figures, and each problem to the alerts of the step that shows it first."""
 
     def __init__(self, session: Session) -> None:
-        self.watch = Watch(memory_bytes(session.world.device))
+        self.watch, self._device = Watch(memory_bytes(session.world.device)), session.world.device
+        self._meter = GpuMeter(None)  # reads nothing before the run begins
         self._is_compiled = session.config.run.compile != "none"
+
+    def begin(self, completed: int) -> None:
+        self._meter = GpuMeter(gpu_uuid(self._device))
+
+    def close(self) -> None:
+        self._meter.close()
 
     def after_step(self, step: StepDone) -> None:
         if step.metrics and not step.diverged:
+            if readings := self._meter.take():
+                step.metrics[GPU_USE] = fmean(readings)
             if self._is_compiled:
                 from torch._dynamo.utils import counters  # takes seconds to import
 
@@ -84,6 +98,7 @@ class Watch:
             "plateau": lambda: plateau(values(steps, "loss")),
             "throughput": lambda: self._slowdown(values(steps, "samples_per_s")),
             "waiting": lambda: waiting(values(steps, "data_wait_share")),
+            "gpu": lambda: idle_gpu(values(steps, GPU_USE)),
             "compilation": lambda: recompilation(values(steps, "compiled_graphs")),
             "memory": lambda: full_memory(metrics.get("peak_memory_bytes", 0), self._memory),
         }
@@ -149,6 +164,12 @@ def waiting(shares: Sequence[float]) -> str | None:
     if len(shares) < WINDOW or (share := median(shares[-WINDOW:])) <= MOST_WAITING:
         return None
     return f"steps wait for data {share:.0%} of their time: see `trainer profile`"
+
+
+def idle_gpu(shares: Sequence[float]) -> str | None:
+    if len(shares) < WINDOW or (share := median(shares[-WINDOW:])) >= LEAST_GPU_USE:
+        return None
+    return f"the GPU is busy {share:.0%} of the time: see `trainer profile`"
 
 
 def recompilation(graphs: Sequence[float]) -> str | None:

@@ -21,7 +21,7 @@ from cache_store.storage.files import is_claimed
 from trainer.config import TrainRunConfig
 from trainer.insight.health import WINDOW
 from trainer.model.projector_file import PROJECTOR_FILE
-from trainer.run.folder import ALERTS, CONFIG_FILE, NONFINITE, TIME, LogLine, read_records
+from trainer.run.folder import ALERTS, CONFIG_FILE, GPU_USE, NONFINITE, TIME, LogLine, read_records
 
 POLL_S = 2.0
 
@@ -157,6 +157,8 @@ def rows(seen: Look) -> list[tuple[str, str]]:
     found.append(("gradient norm", f"{middle(recent, 'grad_norm'):.4g}"))
     found.append(("samples/s", f"{rate:.4g}, tokens/s {middle(recent, 'tokens_per_s'):.4g}"))
     found.append(("waiting", f"{middle(recent, 'data_wait_share'):.1%}"))
+    if measured := [record for record in records if GPU_USE in record]:
+        found.append(("GPU use", f"{middle(measured[-WINDOW:], GPU_USE):.0%}"))
     if "peak_memory_bytes" in last:
         found.append(("peak memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"))
     if total and step < total and rate > 0 and "position" in last:

@@ -21,7 +21,7 @@ from cache_store.program.config import format_value
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
 from trainer.insight.captioner import previews
-from trainer.run.folder import CAPTIONS, NONFINITE, LogLine, read_records, write_changed
+from trainer.run.folder import CAPTIONS, GPU_USE, NONFINITE, LogLine, read_records, write_changed
 from trainer.run.observers import NOTHING, Observer, StepDone
 from trainer.run.session import Session
 from trainer.run.validation import SIGNIFICANT, is_image_used, verdict
@@ -184,6 +184,7 @@ def curves(records: Sequence[LogLine]) -> list[Curve]:
         "param_norm": ("Norm of the projector's parameters", partial(steady, "param_norm")),
         "lr": ("Learning rate", partial(steady, "lr")),
         "samples_per_s": ("Samples per second", partial(steady, "samples_per_s")),
+        GPU_USE: ("Share of time in which the GPU is busy", gpu_use),
     }
     return [
         Curve(title, draw_both_schemes(partial(figure, partial(draw, records))))
@@ -229,6 +230,16 @@ def accuracies(records: Sequence[LogLine], axes: Axes, scheme: Scheme) -> None:
     if len(shuffled.step_S):
         style: dict[str, Any] = {"color": scheme.text, "markersize": 4, "linewidth": 1}
         axes.plot(shuffled.step_S, shuffled.value_S, "x--", label="another's", **style)
+    show_shares(axes)
+
+
+def gpu_use(records: Sequence[LogLine], axes: Axes, scheme: Scheme) -> None:
+    draw_steps(axes, series(records, GPU_USE), scheme, None)
+    show_shares(axes)
+
+
+def show_shares(axes: Axes) -> None:
+    """Label an axis of shares in per cent, and widen it to LEAST_SPAN."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
     low, high = axes.get_ylim()
     margin = max(0, LEAST_SPAN - (high - low)) / 2

@@ -38,6 +38,11 @@ def memory_bytes(device: torch.device) -> int | None:
     return page * pages
 
 
+def gpu_uuid(device: torch.device) -> str | None:
+    """Return the GPU's UUID; None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
 NO_MEMORY = ("out of memory", "can't allocate memory")
 """Parts of torch's messages, on a GPU or a CPU."""
 

@@ -35,6 +35,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.sources import Source, open_source
+from tests.nvml import stand_in
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, run_build, write_source
 from tests.precompute.images.hostile_images import png, save
 
@@ -293,6 +294,15 @@ def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock,
     encoded = progress.encoded
     assert encoded.slowest == "encoding", "no decode thread was busy while images were held back"
     assert f"the encoder worked {progress.working_share:.0%} of the time; encoding was slowest: " in str(encoded)
+
+
+def test_a_build_says_how_busy_its_gpu_was(planned, monkeypatch):
+    nvml = stand_in(monkeypatch)
+    monkeypatch.setattr(pipeline, "gpu_uuid", lambda _: "one")
+    with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0)) as progress:
+        planned.encode(nvml.wait_for_a_reading, progress)
+    assert progress.encoded.gpu_use == 0.5
+    assert " of the time and the GPU was busy 50%; " in str(progress.encoded)
 
 
 def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):

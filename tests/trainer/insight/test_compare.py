@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ def turns(*seconds: float, loss: float = 1.0, peak: int = 100) -> list[Turn]:
 def test_a_slowdown_of_both_sides_in_a_turn_changes_no_ratio():
     found = compare_turns(turns(2.0, 8.0, 4.0), turns(1.0, 4.0, 2.0, loss=1.25, peak=50), same_batches=True)
     assert (found.speedup, found.low, found.high) == (pytest.approx(2), pytest.approx(2), pytest.approx(2))
+    assert "GPU" not in str(found)
+    busy = [replace(turn, gpu_use=(0.8, 0.9)) for turn in turns(1.0, 2.0)]
+    assert "GPU use      A 85%, B not measured\n" in str(compare_turns(busy, turns(1.0, 2.0), same_batches=True))
     assert (found.memory_ratio, found.max_loss_delta, found.steps) == (0.5, 0.25, 6)
     noisy = compare_turns(turns(1.0, 1.0, 1.0), turns(1.0, 0.8, 1.2), same_batches=False)
     assert noisy.low < 1 < noisy.high

@@ -2,7 +2,13 @@
 
 import math
 
+import trainer.insight.health as health
+from tests.nvml import stand_in
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import metrics, train_alone, watched
 from trainer.insight.health import PLATEAU_STEPS, WINDOW, Watch
+from trainer.insight.monitor import monitor, rows
+from trainer.insight.report import REPORT_FILE
 
 WELL = {"samples_per_s": 20.0, "data_wait_share": 0.01, "peak_memory_bytes": 10}
 
@@ -35,6 +41,16 @@ def test_each_problem_is_reported_once_at_its_first_step():
     slow = [{**step, "samples_per_s": 10.0} for step in falling]
     assert alerts(*falling, *slow) == [(WINDOW + WINDOW // 2 + 1, "throughput")]
     assert alerts(*[{"data_wait_share": 0.06}] * (WINDOW + 9)) == [(WINDOW, "steps")]
+    assert alerts(*[{"gpu_use": 0.5}] * (WINDOW + 9)) == [(WINDOW, "the")]
     assert alerts({"peak_memory_bytes": 95}, {"peak_memory_bytes": 96}, {"peak_memory_bytes": 97}, memory=100) == [
         (2, "memory:")
     ]
+
+
+def test_a_run_shows_how_busy_its_gpu_is_in_log_page_and_monitor(configured: MakeConfig, monkeypatch):
+    nvml, config = stand_in(monkeypatch), configured(max_steps=3)
+    monkeypatch.setattr(health, "gpu_uuid", lambda _: "one")
+    train_alone(config, watched(config, lambda read, _: nvml.wait_for_a_reading() if read > 1 else None))
+    assert set(metrics(config.run.folder, "gpu_use").values()) == {0.5}
+    assert "the GPU is busy" in (config.run.folder / REPORT_FILE).read_text()
+    assert ("GPU use", "50%") in rows(monitor(config.run.folder, once=True))
