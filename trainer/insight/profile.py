@@ -20,7 +20,7 @@ from trainer.config import TrainConfig
 from trainer.data.prefetch import Samples
 from trainer.data.stream import LatentSource
 from trainer.insight.profile_report import markdown_summary, write_profile
-from trainer.insight.profile_steps import Profile, profile_steps
+from trainer.insight.profile_steps import TRACE_FILE, Profile, profile_steps
 from trainer.model.phases import phase
 from trainer.model.towers import encoder_model
 from trainer.run.inputs import open_inputs
@@ -75,5 +75,5 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
     make_folder(folder)
     measured = profile_steps(session, steps, folder, live_encoder=live_encoder)
     write_profile(measured, folder, str(folder))
-    print(markdown_summary(measured), f"profile: {folder / 'profile.md'}, profile.html and trace.json", sep="\n")
+    print(markdown_summary(measured), f"profile: {folder / 'profile.md'}, profile.html and {TRACE_FILE}", sep="\n")
     return measured

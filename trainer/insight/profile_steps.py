@@ -32,7 +32,8 @@ from trainer.run.update import Updater
 WAIT, WARM_UP = 1, 2
 """Steps before the recorded ones: the first allocates, the profiler starts in the next."""
 
-TRACE_FILE = "trace.json"
+TRACE_FILE = "profile.pt.trace.json"
+"""TensorBoard's profiler finds a trace by this ending."""
 
 PEAK_SIZES = {"cpu": 1_024, "cuda": 8_192}
 """Side of the square matrices whose product measures the peak."""

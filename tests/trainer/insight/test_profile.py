@@ -26,7 +26,8 @@ def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path):
     assert any(each.startswith("recomputed ") for each in advice(found))
     pages = {name: (tmp_path / "out" / name).read_text() for name in ("profile.md", "profile.html", "profile.json")}
     assert all("attention" in page and "aten::mm" in page for page in pages.values())
-    assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+    (trace,) = (tmp_path / "out").glob("*.pt.trace.json")  # the pattern of TensorBoard's profiler
+    assert json.loads(trace.read_text())["traceEvents"]
     assert not config.run.folder.exists()
     costs = {
         share: dict(facts_of(replace(found, step_s=1 + share, unrecorded_s=1.0)))["a step"] for share in (0.2, -0.2)
