@@ -1,6 +1,7 @@
 """The command `train`: check the config and the output, then train from the start or from a checkpoint."""
 
 from contextlib import nullcontext
+from functools import partial
 
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.files import claim_folder
@@ -21,7 +22,7 @@ from trainer.run.memory import fit_memory
 from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
-from trainer.run.trained import initial_projector
+from trainer.run.trained import can_start_from, initial_projector
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -32,7 +33,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         start = find_checkpoint(checkpoints, config.run.resume)
         inputs = open_inputs(config, world)
         if start is not None:
-            refuse_other_run(*start, inputs.must_match, config)
+            refuse_other_run(*start, inputs.must_match, config, partial(can_start_from, inputs))
         announce_other_vision_tower(inputs)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)

@@ -1,6 +1,7 @@
 """The commands `train` and `eval`: their output, their files, and their refusals before they write."""
 
 import json
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -241,6 +242,11 @@ def test_a_run_of_other_batches_or_another_projector_is_refused(field, configure
     error = refusal(1, configured(one_step, max_steps=2, **changes))
     assert named_fields(error) == {field}
     assert "to train anew: the same command with --run.output NEW" in error
+    start = re.search(r"add --model.init_projector (.*)\n", error)
+    assert (start is None) == (field in ("model.layout", "model.projector", "language model"))
+    if start is not None:  # the advice works as it is written
+        anew = configured(tmp_path / "new", max_steps=1, **{**changes, "text_dir": str(tmp_path / "new-text")})
+        assert main([*command(anew), f"--model.init_projector={start[1]}"]) == 0
     assert "to resume from it, restore the settings that it was trained with" in error
     evaluation = configured(one_step, accumulate=3, **changes)
     if field in ("data.batch_size", "data.seed", "data.shuffle_block"):
@@ -290,3 +296,6 @@ def test_an_evaluation_on_another_cache_tells_its_samples(one_step, configured, 
     assert named_fields(error) == {"encoder.latents_std"}
     assert f"name samples such as those that {configured().cache} held, with --cache\n" in error
     assert not (tmp_path / "rescaled.text").exists()
+    error = refusal(1, configured(one_step, cache=rescaled, max_steps=2))
+    assert named_fields(error) == {"cache", "cache identity", "encoder.latents_std"}
+    assert "model.init_projector" not in error, "it would be refused"

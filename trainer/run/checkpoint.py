@@ -9,7 +9,7 @@ OUTPUT/checkpoints/step-00000500/
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,15 +182,25 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
     )
 
 
-def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str], config: TrainConfig) -> None:
-    """Raise StaleError, with a table of differences, if the checkpoint does not fit this run's `must_match`."""
+def refuse_other_run(
+    path: Path,
+    state: CheckpointState,
+    must_match: Mapping[str, str],
+    config: TrainConfig,
+    can_start_from: Callable[[Path], bool],
+) -> None:
+    """Raise StaleError, with a table of differences, if the checkpoint does not fit this run's `must_match`.
+
+    `can_start_from` tells whether a new run could start from the projector of the run in a folder.
+    """
     trained, here = (DEFAULTS | dict(each) for each in (state.must_match, must_match))
     if differences := differences_between(trained, here):
         if any(each.field == TOWERS for each in differences):  # every field of a tower would differ too
             differences = [each for each in differences if not OF_A_TOWER.match(each.field)]
-        run = shlex.quote(str(path.parent.parent))
-        anew = "to train anew: the same command with --run.output NEW"
-        remedies = [f"{anew}; to start from this run's projector, add --model.init_projector {run}"]
+        run, anew = path.parent.parent, "to train anew: the same command with --run.output NEW"
+        if can_start_from(run):
+            anew += f"; to start from this run's projector, add --model.init_projector {shlex.quote(str(run))}"
+        remedies = [anew]
         if CACHE_IDENTITY not in {each.field for each in differences}:
             remedies.append("to resume from it, restore the settings that it was trained with")
         elif not (others := differences_between(*map(caches_by_option, (views_of_run(state.config), config.views)))):

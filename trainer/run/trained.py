@@ -36,18 +36,31 @@ def initial_projector(inputs: Inputs) -> TrainedProjector | None:
         projector = load_projector(name)
     except EncodeOnceError as error:
         raise type(error)(f"model.init_projector: {error}") from None
-    refuse_missing_towers(inputs, projector)
-    trained, here = (projector_facts(each, projector.names) for each in (projector.config, inputs.projector_config))
-    if differences := differences_between(trained, here):
-        remedies = ["set these fields as in its training, or start from another projector"]
-        refuse(f"model.init_projector {name} does not fit", differences, remedies, "in the projector", "in this run")
+    refuse_unfit(inputs, projector, name)
     announce_start(inputs, projector)
     return projector
 
 
-def refuse_missing_towers(inputs: Inputs, projector: TrainedProjector) -> None:
+def can_start_from(inputs: Inputs, run: Path) -> bool:
+    """Return whether the run could start from another run's projector, named by `model.init_projector`."""
+    try:
+        refuse_unfit(inputs, load_projector(run), str(run))
+    except EncodeOnceError:
+        return False
+    return True
+
+
+def refuse_unfit(inputs: Inputs, projector: TrainedProjector, name: str) -> None:
+    """Raise StaleError or ConfigError if the run cannot start from this projector."""
+    refuse_missing_towers(inputs, projector, name)
+    trained, here = (projector_facts(each, projector.names) for each in (projector.config, inputs.projector_config))
+    if differences := differences_between(trained, here):
+        remedies = ["set these fields as in its training, or start from another projector"]
+        refuse(f"model.init_projector {name} does not fit", differences, remedies, "in the projector", "in this run")
+
+
+def refuse_missing_towers(inputs: Inputs, projector: TrainedProjector, name: str) -> None:
     """Raise ConfigError if the projector has a tower that the run lacks, or lacks one that is to stay frozen."""
-    name = inputs.config.model.init_projector
     for tower in projector.names:
         if tower not in inputs.projectors.names:
             raise ConfigError(f"model.init_projector {name} has the tower {tower}; this run has no tower of that name")
