@@ -4,6 +4,8 @@ It is argparse with two changes: options and YAML files become a config, and a m
 """
 
 import argparse
+import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -155,9 +157,11 @@ class Parser(argparse.ArgumentParser):
         if rest and rest[0].startswith("-"):
             known = [f"--{name}" for name in self.fields]
             self.error(f"there is no option {suggest(rest[0].partition('=')[0], known)}")
-        if rest:  # the shell expands an unquoted pattern to many words
-            quoted = "quote a pattern or a name with spaces"
-            self.error(f"there is no further operand {format_value(rest[0])}; {quoted}")
+        if rest:
+            remedy = "quote a pattern or a name with spaces"  # the shell expands an unquoted pattern to many words
+            if hasattr(arguments, "config") and (file := config_file_in(rest[0])) is not None:
+                remedy = f"to read the config there, `{self.prog} --config {shlex.quote(file)}`"
+            self.error(f"there is no further operand {format_value(rest[0])}; {remedy}")
         if self.config_class is not None:
             arguments.config = self.read_config(self.config_class, arguments)
         return arguments, rest
@@ -182,6 +186,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         program = self.prog.removeprefix("python -m ").partition(" ")[0]
         raise ConfigError(f"{message}\n{program}: run `{self.prog} --help` for usage")
+
+
+def config_file_in(place: str) -> str | None:
+    """Return the path itself if it is a YAML file, the config of a run if it is a run's folder, or else None."""
+    names = [place, os.path.join(place, "config.yaml")]  # noqa: PTH118 (keeps the path as it was given)
+    return next((name for name in names if name.endswith((".yaml", ".yml")) and os.path.isfile(name)), None)  # noqa: PTH113
 
 
 class HelpFormatter(argparse.HelpFormatter):

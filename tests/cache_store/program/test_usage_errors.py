@@ -58,6 +58,13 @@ def test_a_wrong_option_is_named_with_what_was_expected(options, message, capsys
     assert error == message if message.endswith("\n") else message in error
 
 
+def test_a_config_or_a_run_as_operand_is_told_its_option(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("cache: it\n")
+    for place in (tmp_path, tmp_path / "config.yaml"):
+        assert program(str(place)) == 2
+        assert f"`program --config {tmp_path}/config.yaml`" in capsys.readouterr().err
+
+
 def test_values_are_read_as_yaml_whatever_their_order(tmp_path):
     (tmp_path / "a.yaml").write_text("cache: &name 2024-01-01\nstore: {codec: zstd, share: 1e-4, shards: 0x10}\n")
     (tmp_path / "b.yaml").write_text("store: {workers: 3, shards: 7, some: null}\n")
