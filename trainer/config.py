@@ -217,7 +217,7 @@ class TrainRunConfig:
     """Samples per forward pass on each rank in validation."""
     sample_captions: int = 4
     """Held-out samples, always the same, that are captioned at each validation; 0: none."""
-    report_to: list[Literal["tensorboard", "wandb", "trackio"]] | None = None
+    report_to: list[Literal["tensorboard", "wandb"]] | None = None
     """Trackers that get figures and captions, besides metrics.jsonl and report.html; null: tensorboard; []: none."""
     resume: str = "auto"
     """`auto`: resume from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""

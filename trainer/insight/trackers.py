@@ -1,7 +1,7 @@
-"""Trackers that get a run's figures besides its own log: TensorBoard's event files, Weights & Biases, Trackio.
+"""Trackers that get a run's figures besides its own log: TensorBoard's event files, Weights & Biases.
 
-TensorBoard's own writer is not used: its thread reports a full disk with a traceback. Optional libraries are imported
-when the config names their tracker.
+TensorBoard's own writer is not used: its thread reports a full disk with a traceback. wandb, which is optional, is
+imported when the config names it.
 """
 
 import importlib
@@ -30,10 +30,7 @@ from trainer.config import TrainConfig
 from trainer.run.observers import Caption, caption_text, preview_png
 
 PROJECT = "encode-once"
-"""Project name in W&B and Trackio, unless WANDB_PROJECT or TRACKIO_PROJECT names another."""
-
-EXTRAS = ("wandb", "trackio")
-"""Trackers whose library is an extra of the same name."""
+"""Project name in W&B, unless WANDB_PROJECT names another."""
 
 TEXT_PLUGIN = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
 
@@ -103,12 +100,12 @@ class Tracker(Protocol):
 
 
 def refuse_missing(config: TrainConfig) -> None:
-    """Raise ConfigError, before the run begins, for a tracker that is not installed."""
-    for name in set(config.run.trackers) & set(EXTRAS):
+    """Raise ConfigError, before the run begins, if wandb is asked for and not installed."""
+    if "wandb" in config.run.trackers:
         try:
-            importlib.import_module(name)
+            importlib.import_module("wandb")
         except ModuleNotFoundError:
-            raise ConfigError(f"run.report_to: {name} is not installed; run `pip install {name}`") from None
+            raise ConfigError("run.report_to: wandb is not installed; run `pip install wandb`") from None
 
 
 def open_trackers(config: TrainConfig, completed_steps: int) -> list[Tracker]:
@@ -128,14 +125,14 @@ class WandbRun:
             self._run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=folder.resolve().name,
-                id=own_id(folder, "wandb"),
+                id=own_id(folder),
                 resume="allow",
                 dir=str(folder),
                 config=asdict(config),
                 settings=self._wandb.Settings(console="off", silent=True),
             )
         except self._wandb.Error as error:
-            reason = one_line(error)
+            reason = " ".join(str(error).split()).rstrip(".")
             raise EncodeOnceError(
                 f"run.report_to: wandb: {reason}; without a network or an account, set WANDB_MODE=offline"
             ) from None
@@ -163,59 +160,17 @@ class WandbRun:
         self._run.finish()
 
 
-class TrackioRun:
-    """A Trackio run, on this machine or at TRACKIO_SPACE_ID or TRACKIO_SERVER_URL; continued as W&B's."""
-
-    def __init__(self, config: TrainConfig, completed_steps: int) -> None:
-        self._trackio: Any = importlib.import_module("trackio")
-        folder = config.run.folder
-        try:
-            self._trackio.init(
-                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-                name=f"{folder.resolve().name}-{own_id(folder, 'trackio')}",
-                resume="allow",
-                config=asdict(config),
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
-        except (OSError, ValueError) as error:
-            raise EncodeOnceError(f"run.report_to: trackio: {one_line(error)}") from None
-
-    def add_scalars(self, step: int, values: dict[str, float]) -> None:
-        self._trackio.log(values, step=step)
-
-    def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
-        previews = {
-            f"preview/{each.id}": self._trackio.Image(each.preview, caption=caption_text(each))
-            for each in captions
-            if each.preview is not None
-        }
-        self._trackio.log({"captions": self._trackio.Table(**table_of(captions)), **previews}, step=step)
-
-    def add_alerts(self, step: int, alerts: Sequence[str]) -> None:
-        for alert in alerts:
-            self._trackio.alert(title="encode-once", text=f"step {step:,}: {alert}", step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
-
-
 def table_of(captions: Sequence[Caption]) -> dict[str, list[Any]]:
-    """Return captions as columns and rows, the form of a table in both libraries."""
+    """Return captions as columns and rows, the form of W&B's tables."""
     return {
         "columns": ["row", "id", "prompt", "answer", "reference"],
         "data": [[each.row, each.id, each.prompt, caption_text(each), each.reference] for each in captions],
     }
 
 
-def own_id(folder: Path, library: str) -> str:
-    """Return the run's id in a library's account, drawn once and kept in the run's folder."""
-    file = folder / library / "id"
+def own_id(folder: Path) -> str:
+    """Return the run's id in W&B, drawn once and kept in the run's folder."""
+    file = folder / "wandb" / "id"
     if not file.is_file():
         make_folder(file.parent)
         write_file(file, secrets.token_hex(4).encode())
@@ -229,5 +184,4 @@ def open_event_file(config: TrainConfig, completed_steps: int) -> EventFile:
 TRACKERS: dict[str, Callable[[TrainConfig, int], Tracker]] = {
     "tensorboard": open_event_file,
     "wandb": WandbRun,
-    "trackio": TrackioRun,
 }

@@ -15,17 +15,16 @@ def test_a_run_reports_to_the_trackers_of_its_config(configured, refusal):
     config = train_alone(configured(max_steps=1, report_to=[]))
     assert not (config.run.folder / "tensorboard").exists()
     error = refusal(2, configured("other"), "train", "--run.report_to=[pigeon]")
-    assert "run.report_to must be a list, each one of tensorboard, wandb, trackio, got [pigeon]" in error
+    assert "run.report_to must be a list, each one of tensorboard, wandb, got [pigeon]" in error
     for word, meant in {"wandb": "[wandb]", "none": "[]"}.items():
         error = refusal(2, configured("other"), "train", f"--run.report_to={word}")
         assert f"got {word}; did you mean {meant}?\n" in error
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_tracker_that_is_not_installed_is_named(name, configured, refusal, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, name, None)
-    error = refusal(2, configured(report_to=["tensorboard", name]))
-    assert f"run.report_to: {name} is not installed; run `pip install {name}`" in error
+def test_a_tracker_that_is_not_installed_is_named(configured, refusal, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    error = refusal(2, configured(report_to=["tensorboard", "wandb"]))
+    assert "run.report_to: wandb is not installed; run `pip install wandb`" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -78,24 +77,3 @@ def test_wandb_holds_every_step_and_caption_of_a_resumed_run(configured, monkeyp
     assert len(list(folder.glob("wandb/offline-run-*/files/media/images/**/*.png"))) == 2 * len(
         metrics(folder, "captions")
     )
-
-
-@pytest.mark.filterwarnings("default")
-def test_trackio_holds_every_step_and_caption_of_a_resumed_run(configured, monkeypatch, tmp_path):
-    """Reads Trackio's store on this machine; skipped unless the extra is installed."""
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
-    from trackio.sqlite_storage import SQLiteStorage
-
-    options = {"report_to": ["trackio"], "sample_captions": 2, "save_every": 1, "schedule": "constant"}
-    for steps in (2, 3):
-        train_alone(configured(**options, max_steps=steps))
-    folder = configured().run.folder
-    (run,) = SQLiteStorage.get_runs("encode-once")
-    logged: dict[str, dict[int, object]] = {}
-    for record in SQLiteStorage.get_logs("encode-once", run):
-        for key, value in record.items():
-            logged.setdefault(key, {})[record["step"]] = value
-    for key in ("loss", "val_loss"):
-        assert logged[key] == metrics(folder, key)
-    assert logged["captions"].keys() == metrics(folder, "captions").keys()
