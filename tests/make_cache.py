@@ -32,6 +32,11 @@ def caption(text: str) -> Conversation:
     return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}]
 
 
+def text_recipe(max_tokens: int) -> array.TextRecipe:
+    recipe: dict[str, Any] = {"source": "caption", "clean": "none", "template": "{}", "max_tokens": max_tokens}
+    return array.TextRecipe(**recipe, drop=0, keeps_first=False, padding="seen")
+
+
 def make_cache(
     path: Path,
     latents: np.ndarray,

@@ -26,7 +26,7 @@ from precompute.sources import Source
 WRITES_BEHIND = 2
 """Most encoded batches that wait to be written."""
 
-VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow")
+VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow", "ftfy")
 
 
 class ShardSink:

@@ -14,7 +14,7 @@ T5_KEYS = (
     *("relative_attention_num_buckets", "relative_attention_max_distance"),
 )
 T5 = TextLocation(runs="T5EncoderModel", names=T5_NAMES, padding="seen", config_keys=T5_KEYS)
-UMT5 = TextLocation(runs="UMT5EncoderModel", names=T5_NAMES, padding="zero", config_keys=T5_KEYS)
+UMT5 = TextLocation(runs="UMT5EncoderModel", names=T5_NAMES, padding="zero", clean="prompt_clean", config_keys=T5_KEYS)
 
 CLIP_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),

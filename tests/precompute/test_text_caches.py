@@ -129,6 +129,7 @@ def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
         rewrite(other / "tokenizer" / name, '"</s>"', '"<eos>"')
     for option, value, field in (
         ("max_tokens", 12, "array.text.max_tokens"),
+        ("clean", "lower", "array.text.clean"),
         ("template", "an image of {}", "array.text.template"),
         ("padding", "zero", "array.text.padding"),
         ("layer", -2, "array.encoder.layer"),
