@@ -112,6 +112,14 @@ class JoinedCache:
         rows = self.rows(numbers)
         return {name: each.mask(self._numbers(name, rows)) for name, each in texts.items()}
 
+    def null_text(self) -> dict[str, np.ndarray]:
+        """Read the null prompt's sample of each cache of texts, by name: [*shape] each."""
+        return {name: each.null_text() for name, each in self.caches.items() if each.spec.array.text}
+
+    def null_mask(self) -> dict[str, NDArray[np.bool_]]:
+        """Return the mask of the null prompt of each cache that has one, by name: [T] each, False at padding."""
+        return {name: each.null_mask() for name, each in self.caches.items() if each.spec.array.has_mask}
+
     def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLAN_COLUMNS) -> pa.Table:
         """Read row, id, uri and conversations, or some of them, by joined number, in the order of `numbers`."""
         if others := [name for name in columns if name not in PLAN_COLUMNS]:

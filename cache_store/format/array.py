@@ -81,6 +81,10 @@ class TextRecipe(Record, frozen=True, kw_only=True):
     padding: str
     """With `seen`, text tokens attend to padding; with `masked`, they do not; both store the encoder's output there.
     With `zero`, text tokens do not attend to padding, and it is stored as zeros."""
+    null_prompt: str
+    """The text that is encoded as the null prompt: the template around no text, or nothing at all."""
+    null_tokens: Count
+    """Number of its tokens, without the dropped ones."""
 
     @property
     def summary(self) -> str:

@@ -74,6 +74,8 @@ class TextLocation:
     """Padding as in the pipelines of diffusers."""
     clean: Clean = "none"
     """What is done to a caption, as in the pipelines of diffusers; if they differ, as in most."""
+    null_is_bare: bool = False
+    """Whether the pipelines of diffusers encode the null prompt without a template."""
     config_keys: tuple[str, ...] = ()
     """Config values that its output depends on; if empty, all values of its config."""
 

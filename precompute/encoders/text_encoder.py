@@ -18,7 +18,7 @@ from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import PLAIN_TEMPLATE, SampleLayout, TextRecipe
 from precompute.encoders.config import Clean, EncoderConfig, Padding
 from precompute.encoders.encoder import NO_TOKEN, Tokens
-from precompute.encoders.model_files import ModelFiles, model_file
+from precompute.encoders.model_files import ModelFiles, TextLocation, model_file
 from precompute.encoders.weights import json_line, model_errors, native_identity, silence_transformers
 
 FILES = (
@@ -43,24 +43,18 @@ CLEAN: dict[Clean, Callable[[str], str]] = {
     "prompt_clean": prompt_clean,
     "lower": lambda text: text.lower().strip(),
 }
+"""What `encoder.clean` does to a text."""
 
 
 class TemplateTokenizer:
     """Cleans texts, puts them into a template and makes tokens of them; safe to share between threads."""
 
-    def __init__(self, files: ModelFiles, config: EncoderConfig, clean: Clean) -> None:
+    def __init__(self, files: ModelFiles, held: TextLocation, config: EncoderConfig) -> None:
         """Load a tokenizer; ModelError if none is found, ConfigError if the config's template does not fit it."""
         assert config.max_tokens is not None
-        folder = tokenizer_folder(files)
-        found = [(name, model_file(files.model, str(PurePosixPath(folder, name)))) for name in FILES]
-        held = [(name, path) for name, path in found if path is not None]
-        if not held:
-            where = f"{files.model}/{folder}" if folder else files.model
-            raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
-        self.sha256 = files_sha256(held)
-        with model_errors(files), silence_transformers():
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False)
-        self.clean, self._template = clean, config.template
+        self._tokenizer, self.sha256 = load_tokenizer(files)
+        self.clean: Clean = held.clean if config.clean == "auto" else config.clean
+        self._template = config.template
         self._lock = threading.Lock()
         """Held during calls, because a tokenizer keeps the option to cut from one call to the next."""
         blank, before = self._ids([self._within(""), self._template.partition(PLAIN_TEMPLATE)[0]], cut=False)
@@ -75,6 +69,9 @@ class TemplateTokenizer:
                 f"encoder.max_tokens must be at least {len(blank) - self.drop + 1}, got {config.max_tokens}: the "
                 "template and the tokenizer's own tokens leave no room for a text"
             )
+        is_bare = held.null_is_bare and (self.keeps_first or not self.drop)
+        self.null_prompt = "" if is_bare else self._within("")
+        (self.null,) = self._tokens([self.null_prompt])
 
     @property
     def pad(self) -> int | None:
@@ -83,13 +80,14 @@ class TemplateTokenizer:
         return token
 
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
-        if not texts:
-            return []
-        whole = [self._within(CLEAN[self.clean](text)) for text in texts]
+        return self._tokens([self._within(CLEAN[self.clean](text)) for text in texts]) if texts else []
+
+    def _tokens(self, whole: list[str]) -> list[Tokens]:
+        """Tokenize texts that are in their template already."""
         with self._lock:
             found = self._ids(whole, cut=False)
             long = [place for place, ids in enumerate(found) if len(ids) > self.most]
-            counts = [len(ids) - self.drop for ids in found]
+            counts = [max(len(ids) - self.drop, int(self.keeps_first)) for ids in found]
             if long:  # cut by the tokenizer, which keeps the tokens that end a text
                 cut = self._ids([whole[place] for place in long], cut=True)
                 found = [*found]
@@ -104,6 +102,18 @@ class TemplateTokenizer:
         how = {"truncation": True, "max_length": self.most} if cut else {"truncation": False}
         ids: list[list[int]] = self._tokenizer(texts, padding=False, verbose=False, **how)["input_ids"]
         return ids
+
+
+def load_tokenizer(files: ModelFiles) -> tuple[Any, str]:
+    """Load the tokenizer of the encoder in `files`, with the SHA-256 of its files; ModelError if none is found."""
+    folder = tokenizer_folder(files)
+    found = [(name, model_file(files.model, str(PurePosixPath(folder, name)))) for name in FILES]
+    held = [(name, path) for name, path in found if path is not None]
+    if not held:
+        where = f"{files.model}/{folder}" if folder else files.model
+        raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
+    with model_errors(files), silence_transformers():
+        return AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False), files_sha256(held)
 
 
 def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
@@ -157,7 +167,10 @@ class TransformersTextEncoder:
             drop=tokenizer.drop,
             keeps_first=tokenizer.keeps_first,
             padding=model.padding,
+            null_prompt=tokenizer.null_prompt,
+            null_tokens=tokenizer.null.whole,
         )
+        self.null_ids = tokenizer.null.ids
         self._model, self._tokenizer, self._pad = model, tokenizer, tokenizer.pad or 0
 
     def layout(self, height: int, width: int) -> SampleLayout:

@@ -41,7 +41,7 @@ def load_text_encoder(files: ModelFiles, held: TextLocation, config: EncoderConf
         digest = weights_sha256(class_name, model_config.to_dict(), keys, weights.items())
         model = read_model(files, held, model_config, weights, config.torch_dtype)
     del weights
-    tokenizer = TemplateTokenizer(files, config, held.clean if config.clean == "auto" else config.clean)
+    tokenizer = TemplateTokenizer(files, held, config)
     refuse_too_many_tokens(model_config, tokenizer)
     layers = layers_of(files, model_config, config)
     return TransformersTextEncoder(

@@ -140,18 +140,25 @@ def kandinsky_clip(texts: list[str]) -> Tensor:
 INSTRUCTION = inspect.signature(diffusers.SanaPipeline.__call__).parameters["complex_human_instruction"].default
 
 
-def sana(texts: list[str]) -> Tensor:
-    pipe = pipeline("SanaPipeline", "Gemma2Model")
-    options = {"max_sequence_length": 48, "complex_human_instruction": INSTRUCTION}
-    return pipe.encode_prompt(texts, False, device="cpu", **options)[0]
+def sana(output: int) -> Callable[[list[str]], Tensor]:
+    def embed(texts: list[str]) -> Tensor:
+        pipe = pipeline("SanaPipeline", "Gemma2Model")
+        options = {"max_sequence_length": 48, "complex_human_instruction": INSTRUCTION}
+        return pipe.encode_prompt(texts, output > 0, device="cpu", **options)[output]
+
+    return embed
 
 
-LUMINA_PROMPT = "You are an assistant. <Prompt Start> "
+LUMINA_SYSTEM = "You are an assistant."
 
 
-def lumina(texts: list[str]) -> Tensor:
-    pipe, whole = pipeline("Lumina2Pipeline", "Gemma2Model"), [LUMINA_PROMPT + text for text in texts]
-    return pipe._get_gemma_prompt_embeds(whole, max_sequence_length=80, device="cpu")[0]
+def lumina(output: int) -> Callable[[list[str]], Tensor]:
+    def embed(texts: list[str]) -> Tensor:
+        pipe = pipeline("Lumina2Pipeline", "Gemma2Model")
+        options = {"system_prompt": LUMINA_SYSTEM, "max_sequence_length": 80}
+        return pipe.encode_prompt(texts, output > 0, device="cpu", **options)[output]
+
+    return embed
 
 
 def qwen_image(texts: list[str]) -> Tensor:
@@ -185,6 +192,7 @@ KANDINSKY_PROMPT = (
 CONFIGS = Path(__file__).parents[3] / "configs"
 SANA_CONFIG = yaml.safe_load((CONFIGS / "precompute_sana_text.yaml").read_text())["encoder"]
 SANA = {**{name: SANA_CONFIG[name] for name in ("template", "drop", "clean")}, "max_tokens": 48}
+LUMINA = {"template": f"{LUMINA_SYSTEM} <Prompt Start> {{}}", "layer": -2, "max_tokens": 80}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 KLEIN = {"template": f"{CHAT}<think>\n\n</think>\n\n", "layer": [1, 2, 4], "padding": "masked", "max_tokens": 120}
 
@@ -211,8 +219,8 @@ PIPELINES: dict[str, tuple[str, dict[str, Any], Callable[[list[str]], Tensor]]] 
         {"output": "pooled", "clean": "prompt_clean", "max_tokens": 77},
         kandinsky_clip,
     ),
-    "SANA": ("Gemma2Model", SANA, sana),
-    "Lumina 2": ("Gemma2Model", {"layer": -2, "template": LUMINA_PROMPT + "{}", "max_tokens": 80}, lumina),
+    "SANA": ("Gemma2Model", SANA, sana(0)),
+    "Lumina 2": ("Gemma2Model", LUMINA, lumina(0)),
     "Qwen-Image": (
         "Qwen2_5_VLForConditionalGeneration",
         {"template": QWEN_IMAGE, "drop": 34, "max_tokens": 300},
@@ -221,6 +229,22 @@ PIPELINES: dict[str, tuple[str, dict[str, Any], Callable[[list[str]], Tensor]]] 
     "Z-Image": ("Qwen3ForCausalLM", {"template": CHAT, "layer": -2, "max_tokens": 90}, z_image),
     "FLUX.2 klein": ("Qwen3ForCausalLM", KLEIN, klein),
 }
+
+
+NULL_PROMPTS = {"SANA": sana(2), "Lumina 2": lumina(2)}
+"""Pipelines that encode the negative prompt, by default an empty one, in a way of its own."""
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_null_prompt_is_encoded_as_its_pipelines_negative_prompt(tmp_path, name):
+    kind, options, embed = PIPELINES[name]
+    encoder = load_text(save_text_encoder(kind, tmp_path), **options)
+    ids_NT = torch.full((1, encoder.recipe.drop + encoder.recipe.max_tokens), NO_TOKEN)
+    ids_NT[0, : len(encoder.null_ids)] = torch.tensor(encoder.null_ids)
+    ours, theirs = encoder.encode(ids_NT), NULL_PROMPTS.get(name, embed)([""])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    if encoder.recipe.padding == "zero":
+        assert (ours != 0).any(-1).sum() == encoder.recipe.null_tokens
 
 
 @pytest.mark.parametrize("name", PIPELINES)
