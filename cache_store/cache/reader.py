@@ -109,7 +109,7 @@ class Cache:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
         self.fastest, self.read_ahead = Fastest(COPY_FUNCTIONS), ReadAhead()
-        self._columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
+        self.columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
         """Columns that `samples` can return."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
@@ -226,7 +226,7 @@ class Cache:
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """Read columns of the plan and the samples tables by sample number, in the order of `numbers`."""
         numbers = valid_numbers(numbers, len(self))
-        columns = self._columns if columns is None else columns
+        columns = self.columns if columns is None else columns
         has_text = not set(TEXT_COLUMNS).isdisjoint(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
@@ -237,7 +237,7 @@ class Cache:
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
 
     def _read_samples(self, shard: int, has_text: bool) -> pa.Table:
-        return self.shards.samples(shard, self._columns if has_text else samples_schema(self.spec.array).names)
+        return self.shards.samples(shard, self.columns if has_text else samples_schema(self.spec.array).names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield for each shard its number, the positions in `numbers`, and the samples' indices within the shard."""
