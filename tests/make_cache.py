@@ -32,6 +32,11 @@ def caption(text: str) -> Conversation:
     return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}]
 
 
+def text_recipe(max_tokens: int) -> array.TextRecipe:
+    recipe: dict[str, Any] = {"source": "caption", "clean": "none", "template": "{}", "max_tokens": max_tokens}
+    return array.TextRecipe(**recipe, drop=0, keeps_first=False, padding="seen", null_prompt="", null_tokens=1)
+
+
 def make_cache(
     path: Path,
     latents: np.ndarray,
@@ -82,6 +87,8 @@ def make_cache(
             for first in range(rows.start, rows.stop, batch_size):
                 batch = slice(first, min(first + batch_size, rows.stop))
                 builder.append(latents[batch], None if rgb is None else rgb[batch], outcomes[batch])
+            if text and shard == 0:
+                builder.add_null_text(np.zeros(latents.shape[1:], np.float32))
             builder.commit(seconds=1.0, device="cpu", versions={})
     if seal:
         seal_cache(path, spec)

@@ -19,9 +19,8 @@ import precompute as precompute_package
 import trainer as trainer_package
 from cache_store import __version__
 from cache_store import cli as cache_store
-from cache_store.format.array import TextRecipe
 from precompute import cli as precompute
-from tests.make_cache import make_cache
+from tests.make_cache import make_cache, text_recipe
 from trainer import cli as trainer
 
 ROOT = Path(__file__).parent.parent
@@ -169,7 +168,7 @@ def test_the_readme_shows_every_program_and_every_room():
 )
 def test_the_loops_in_the_documents_run(name, tmp_path):
     cache = make_cache(tmp_path / "cache", np.zeros((20, 16, 4, 4), np.float32), rejected=[2])
-    recipe = TextRecipe(source="caption", template="{}", max_tokens=6, drop=0, padding="seen")
+    recipe = text_recipe(6)
     texts = make_cache(tmp_path / "texts", np.zeros((20, 6, 8), np.float32), text=recipe)
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
     loops = [block for block in blocks if re.search(r"open_|LatentStream", block)]

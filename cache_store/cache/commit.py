@@ -6,8 +6,8 @@ replaced. A mark tells a rerun of a dead build that the record was withdrawn, so
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, BinaryIO, NoReturn, Self
 
 import pyarrow as pa
@@ -54,7 +54,7 @@ def mark_of(shard: int) -> str:
 
 
 class ShardFiles:
-    """A context manager: write the shard file, finish it with its samples table, check both, commit.
+    """A context manager: write the shard file, finish it with its samples table, check its files, commit.
 
     Existing files stay unchanged until `commit`; without `commit`, nothing is left. If the shard is `shared`, other
     programs may write it too: the first to publish a file wins, and no program replaces or deletes one.
@@ -87,15 +87,27 @@ class ShardFiles:
         self._drafts[0].finish()
         return self._drafts[0].map()
 
-    def finish(self, samples: pa.Table) -> tuple[FileRecord, ...]:
-        """Write both files to disk, unpublished, and return their records."""
+    def finish(self, samples: pa.Table, null_text: bytes | None = None) -> tuple[FileRecord, ...]:
+        """Write all files to disk, unpublished, and return their records.
+
+        The first shard of texts also has the null prompt's sample, `null_text`.
+        """
         self._drafts[0].finish()
-        table = self._begin(self._names[1])
-        with table.writing() as stream:
+        with self._adding(self._names[1]) as stream:
             write_rows(stream, samples)
-        table.finish()
-        self._drafts.append(table)
+        if null_text is not None:
+            with self._adding(self._names[2]) as stream:
+                stream.write(null_text)
         return tuple(record_bytes(name, draft.map()) for name, draft in zip(self._names, self._drafts, strict=True))
+
+    @contextmanager
+    def _adding(self, name: str) -> Iterator[BinaryIO]:
+        """Write one more file, unpublished."""
+        draft = self._begin(name)
+        with draft.writing() as stream:
+            yield stream
+        draft.finish()
+        self._drafts.append(draft)
 
     def commit(self, record: CommitRecord) -> CommitRecord:
         """Publish files and record; return the committed record, which another program may have written first.

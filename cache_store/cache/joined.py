@@ -112,11 +112,36 @@ class JoinedCache:
         rows = self.rows(numbers)
         return {name: each.mask(self._numbers(name, rows)) for name, each in texts.items()}
 
+    def null_text(self) -> dict[str, np.ndarray]:
+        """Read the null prompt's sample of each cache of texts, by name: [*shape] each."""
+        return {name: each.null_text() for name, each in self.caches.items() if each.spec.array.text}
+
+    def null_mask(self) -> dict[str, NDArray[np.bool_]]:
+        """Return the mask of the null prompt of each cache that has one, by name: [T] each, False at padding."""
+        return {name: each.null_mask() for name, each in self.caches.items() if each.spec.array.has_mask}
+
     def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLAN_COLUMNS) -> pa.Table:
-        """Read row, id, uri and conversations, or some of them, by joined number, in the order of `numbers`."""
-        if others := [name for name in columns if name not in PLAN_COLUMNS]:
-            raise ValueError(f"{others[0]!r} is not common to joined caches; columns are {', '.join(PLAN_COLUMNS)}")
-        return self.first.samples(self._numbers(next(iter(self.caches)), self.rows(numbers)), list(columns))
+        """Read columns by joined number, in the order of `numbers`: each from the first cache that has it.
+
+        Row, id, uri and conversations are the same in all; width and height are in caches of images, tokens in those of
+        texts.
+        """
+        rows, owners = self.rows(numbers), {column: self._owner(column) for column in columns}
+        tables = {
+            name: self.caches[name].samples(
+                self._numbers(name, rows), [each for each in columns if owners[each] == name]
+            )
+            for name in set(owners.values())
+        }
+        return pa.table({column: tables[name][column] for column, name in owners.items()})
+
+    def _owner(self, column: str) -> str:
+        """Return the first cache that has a column; ValueError if none has."""
+        for name, each in self.caches.items():
+            if column in each.columns:
+                return name
+        known = dict.fromkeys(column for each in self.caches.values() for column in each.columns)
+        raise ValueError(f"no joined cache has a column {column!r}; columns are {', '.join(known)}")
 
     def _numbers(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return a cache's own sample numbers for rows that it holds."""

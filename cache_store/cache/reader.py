@@ -18,6 +18,7 @@ from cache_store.cache.gather import COPY_FUNCTIONS, Fastest, ReadAhead
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards, fetch_samples
 from cache_store.errors import CacheError, ConfigError
+from cache_store.format.array import TextRecipe
 from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.normalization import normalize as normalized
@@ -108,7 +109,7 @@ class Cache:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
         self.fastest, self.read_ahead = Fastest(COPY_FUNCTIONS), ReadAhead()
-        self._columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
+        self.columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
         """Columns that `samples` can return."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
@@ -190,9 +191,7 @@ class Cache:
 
         Raises ConfigError if samples are images, or one vector per text; otherwise the errors of `read`.
         """
-        text = self.spec.array.text
-        if text is None or not self.spec.array.has_mask:
-            raise ConfigError(f"{self.store} holds [{self.spec.array.named_shape}], which has no mask of tokens")
+        text = self._masked_text()
         numbers = valid_numbers(numbers, len(self))
         shards = set(self.shards.shards_of(numbers).tolist())
         if self.store.is_remote:
@@ -203,10 +202,31 @@ class Cache:
         mask: NDArray[np.bool_] = np.arange(text.max_tokens) < self.shards.places[TOKENS][numbers, None]
         return mask
 
+    def null_text(self) -> np.ndarray:
+        """Read the sample of the null prompt, in place of a dropped caption: [*shape] in the stored dtype.
+
+        Raises ConfigError if samples are images, CacheError for damage.
+        """
+        if self.spec.array.text is None:
+            raise ConfigError(f"{self.store} holds samples of images, which have no null prompt")
+        return self.shards.null_text()
+
+    def null_mask(self) -> NDArray[np.bool_]:
+        """Return which tokens are the null prompt's: [T], False at padding; errors are those of `mask`."""
+        text = self._masked_text()
+        mask: NDArray[np.bool_] = np.arange(text.max_tokens) < text.null_tokens
+        return mask
+
+    def _masked_text(self) -> TextRecipe:
+        text = self.spec.array.text
+        if text is None or not self.spec.array.has_mask:
+            raise ConfigError(f"{self.store} holds [{self.spec.array.named_shape}], which has no mask of tokens")
+        return text
+
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """Read columns of the plan and the samples tables by sample number, in the order of `numbers`."""
         numbers = valid_numbers(numbers, len(self))
-        columns = self._columns if columns is None else columns
+        columns = self.columns if columns is None else columns
         has_text = not set(TEXT_COLUMNS).isdisjoint(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
@@ -217,7 +237,7 @@ class Cache:
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
 
     def _read_samples(self, shard: int, has_text: bool) -> pa.Table:
-        return self.shards.samples(shard, self._columns if has_text else samples_schema(self.spec.array).names)
+        return self.shards.samples(shard, self.columns if has_text else samples_schema(self.spec.array).names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield for each shard its number, the positions in `numbers`, and the samples' indices within the shard."""

@@ -18,7 +18,7 @@ from cache_store.cache.metadata import open_plan, read_commit
 from cache_store.cache.survey import size_problem
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import commit_file, samples_file
+from cache_store.format.layout import NULL_TEXT_FILE, commit_file, samples_file
 from cache_store.format.plan import PlanFile
 from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
 from cache_store.format.tables import (
@@ -166,6 +166,13 @@ class SealedShards:
             for name in texts:
                 table = table.append_column(PLAN_SCHEMA.field(name), planned[name])
         return table.select(names)
+
+    def null_text(self) -> NDArray[Any]:
+        """Read the sample of the null prompt, [*shape]; CacheError if it is not as sealed."""
+        data, array = self._sealed_bytes(self._sealed_content(0), NULL_TEXT_FILE), self.spec.array
+        if len(data) != array.sample_bytes:
+            raise self._broken(f"{NULL_TEXT_FILE} has {len(data):,} bytes, a sample {array.sample_bytes:,}")
+        return np.frombuffer(bytearray(data), array.numpy_dtype).reshape(array.shape)
 
     def _planned_rows(self, content: CommitContent) -> pa.Table:
         try:

@@ -71,6 +71,7 @@ class ShardBuilder:
         self._places: list[np.ndarray] = []
         self._sums = RunningSums(spec.array, spec.array.dtype)
         self._non_finite = 0
+        self._null_text: bytes | None = None
 
     def __enter__(self) -> Self:
         self._files.__enter__()
@@ -95,6 +96,16 @@ class ShardBuilder:
         with self._files.writing():
             self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
+
+    def add_null_text(self, sample: np.ndarray) -> None:
+        """Keep the null prompt's sample, float32 [*shape], in the first shard of texts; CacheError if it overflows."""
+        with np.errstate(over="ignore"):
+            stored = sample.astype(self._spec.array.numpy_dtype)
+        if not np.isfinite(stored).all():
+            raise CacheError(
+                f"the null prompt's sample is not finite in {self._spec.array.dtype}; take a larger store.dtype"
+            )
+        self._null_text = stored.tobytes()
 
     def _rejected(self, sample: np.ndarray, outcome: Outcome) -> Outcome:
         """Reject a sample that is not finite, before or after rounding to the stored dtype."""
@@ -129,7 +140,7 @@ class ShardBuilder:
         with self._files.writing():
             self._writer.finish()
         samples = samples_table(self._spec.array, self._planned, self._outcomes, np.concatenate(self._places))
-        content = self._content(self._files.finish(samples), samples)
+        content = self._content(self._files.finish(samples, self._null_text), samples)
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))

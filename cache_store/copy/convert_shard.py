@@ -54,7 +54,7 @@ class ShardConverter:
                 locations = self._copy(samples, stream)
             table = relocate_samples(samples.table, locations)
             self._read_back(files.read_back(), ShardSamples(target.spec, shard, table, samples.planned))
-            written = files.finish(table)
+            written = files.finish(table, self._null_text(record))
             content = msgspec.structs.replace(record.content, recipe=target.spec.recipe, files=written)
             converted = sign(msgspec.structs.replace(record, content=content))
             files.commit(converted)
@@ -69,6 +69,14 @@ class ShardConverter:
         if table.schema != samples_schema(self._source.spec.array):
             raise self._damaged(f"{file.path} does not have the columns of the format")
         return ShardSamples(self._source.spec, shard, table, self._plan.recorded_rows(record.content))
+
+    def _null_text(self, record: CommitRecord) -> bytes | None:
+        """Read the null prompt's sample, if the shard has it, after checking its digest."""
+        for file in record.content.files[2:]:
+            if finding := file_finding(self._source.store, file, record.content.shard):
+                raise self._damaged(str(finding))
+            return self._source.store.read(file.path)
+        return None
 
     def _copy(self, samples: ShardSamples, stream: BinaryIO) -> list[Location | None]:
         """Check every sample and write it to the new shard file; return the new places."""

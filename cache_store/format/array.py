@@ -68,22 +68,32 @@ class TextRecipe(Record, frozen=True, kw_only=True):
 
     source: str
     """The text that is encoded: `caption`, the first answer of the sample's conversation."""
+    clean: str
+    """What is done to it first: `none`; `prompt_clean`, as in diffusers' pipelines of Wan; `lower`, as in SANA's."""
     template: str
     """A text around the sample's, which replaces its one `{}`."""
     max_tokens: Count
     """Tokens per sample: a longer text is cut, a shorter one padded at the end."""
     drop: Count
     """Number of the template's first tokens that are encoded, then left out of the sample."""
+    keeps_first: bool
+    """Whether the very first token is kept, and the `drop` tokens after it left out."""
     padding: str
     """With `seen`, text tokens attend to padding; with `masked`, they do not; both store the encoder's output there.
     With `zero`, text tokens do not attend to padding, and it is stored as zeros."""
+    null_prompt: str
+    """The text that is encoded as the null prompt: the template around no text, or nothing at all."""
+    null_tokens: Count
+    """Number of its tokens, without the dropped ones."""
 
     @property
     def summary(self) -> str:
-        """The recipe on one line: `caption, 512 tokens, padding seen`."""
+        """The recipe on one line: `caption, prompt_clean, 512 tokens, padding zero`."""
+        clean = "" if self.clean == "none" else f", {self.clean}"
         within = "" if self.template == PLAIN_TEMPLATE else f" within {self.template!r}"
-        drop = f", the first {self.drop:,} dropped" if self.drop else ""
-        return f"{self.source}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
+        first = f"after the first, {self.drop:,}" if self.keeps_first else f"the first {self.drop:,}"
+        drop = f", {first} dropped" if self.drop else ""
+        return f"{self.source}{clean}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
 
 
 class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):

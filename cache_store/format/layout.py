@@ -22,6 +22,8 @@ SEAL_FILE = "seal.json"
 BUILD_FILE = "build.json"
 COMMITS = "commits"
 SAMPLES = "samples"
+NULL_TEXT_FILE = "null_text.bin"
+"""The sample of the null prompt, in a cache of texts; it is a file of the first shard."""
 ZARR_ARRAY = "latents"
 """Folder of the array in the Zarr form."""
 

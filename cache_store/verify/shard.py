@@ -167,11 +167,11 @@ class ShardVerifier:
             return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
         return Finding(shard=shard, file=name, problem="is missing: the shard is not committed", kind="uncommitted")
 
-    def _files(self, task: ShardTask) -> tuple[str, str]:
+    def _files(self, task: ShardTask) -> tuple[str, ...]:
         return files_of_shard(self._spec, task.shard)
 
     def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
-        """Check the shard's two files; at level full, samples are checked only if a file is not as sealed.
+        """Check the shard's files; at level full, samples are checked only if a file is not as sealed.
 
         In a cache without a seal, the record is trusted.
         """
@@ -179,7 +179,7 @@ class ShardVerifier:
         yield from filter(None, wrong)
         is_sound = not any(wrong) and (self._seal is None or self._seal.holds(task.shard, content))
         if task.level == "deep" or (task.level == "full" and not is_sound):
-            yield from self._sample_findings(task, content, *wrong)
+            yield from self._sample_findings(task, content, *wrong[:2])
 
     def _file_finding(self, task: ShardTask, file: FileRecord) -> Finding | None:
         """Check a file's size, which the survey has read, and at levels above quick its SHA-256."""
@@ -206,8 +206,8 @@ class ShardVerifier:
 
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """Check the files of a shard without a record: they may be missing, damaged, or differ from each other."""
-        data, table = self._files(task)
-        absent = [*filter(None, (missing_finding(self._store, name, task.shard) for name in (data, table)))]
+        data, table, *_ = files = self._files(task)
+        absent = [*filter(None, (missing_finding(self._store, name, task.shard) for name in files))]
         yield from absent
         if task.level == "quick":
             return
@@ -259,7 +259,7 @@ class ShardVerifier:
         self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: RunningSums | None = None
     ) -> Iterator[Finding]:
         """Compare the shard file with the samples table: every sample, and the file's structure."""
-        shard, (name, table) = task.shard, self._files(task)
+        shard, (name, table, *_) = task.shard, self._files(task)
         try:
             with self._store.open(name) as stream:
                 problems = scan_shard(stream, self._spec.array, samples.locations, sums)

@@ -16,8 +16,8 @@ from functools import partial
 
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
-from cache_store.format.formats import shard_format
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file, samples_file
+from cache_store.format.formats import files_of_shard, shard_format
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Spec
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
@@ -72,7 +72,7 @@ def clear_leftovers(store: Store, spec: Spec) -> None:
 def files_of(spec: Spec) -> set[str]:
     """Return the names of all files of a cache with this spec."""
     shards, layout = range(spec.num_shards), shard_format(spec)
-    by_shard = (name(shard) for name in (samples_file, commit_file, layout.shard_file) for shard in shards)
+    by_shard = (name for shard in shards for name in (*files_of_shard(spec, shard), commit_file(shard)))
     return {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(), *by_shard}
 
 

@@ -259,10 +259,10 @@ class TextBatch(Batch):
     def _tokenize(self, busy: BusyTimes | None) -> list[Outcome]:
         started = time.monotonic()
         texts = [answer_of(turns) for turns in self.samples["conversations"].to_pylist()]
-        made = iter(self._encoder.tokens([text for text in texts if text]))
+        made = iter(self._encoder.tokens([text for text in texts if text is not None]))
         outcomes = []
         for place, text in enumerate(texts):
-            if not text:
+            if text is None:
                 outcomes.append(Outcome(content_sha256=None, reason=NO_TEXT.reason))
                 continue
             tokens = next(made)

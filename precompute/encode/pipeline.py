@@ -20,14 +20,14 @@ from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batc
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, DoneEncoding, Encoding, feed_of
 from precompute.encode.job import BusyTimes, EncodeJob, MismatchedShard, Progress
-from precompute.encoders.encoder import Encoder
+from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
 from precompute.encoders.hardware import gpu_uuid, hardware_of
 from precompute.sources import Source
 
 WRITES_BEHIND = 2
 """Most encoded batches that wait to be written."""
 
-VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow")
+VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow", "ftfy")
 
 
 class ShardSink:
@@ -55,9 +55,10 @@ class ShardSink:
         self._commit: Future[None] | None = None
         self._failed = False
 
-    def write(self, batch: Batch, encoding: Encoding) -> None:
-        """Add a batch. After a failure, of a commit too, ignore the batches that are queued already."""
+    def write(self, batch: Batch, encoding: Encoding, null_text: Encoding | None = None) -> None:
+        """Add a batch, and the null prompt. After a failure, of a commit too, ignore the batches in the queue."""
         samples, seconds = encoding.samples()
+        null_NF = None if null_text is None else null_text.samples()[0]  # also frees the device's memory
         self._busy.add("encoding", seconds)
         if self._failed:
             return
@@ -65,10 +66,10 @@ class ShardSink:
         with self._busy.measured("writing"):
             if self._commit and self._commit.done():
                 self._wait_for_commit()
-            self._write(batch, samples)
+            self._write(batch, samples, None if null_NF is None else null_NF[0])
         self._failed = False
 
-    def _write(self, batch: Batch, samples: np.ndarray) -> None:
+    def _write(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None) -> None:
         if batch.start == 0:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
@@ -81,6 +82,8 @@ class ShardSink:
             good = [place for place, outcome in enumerate(outcomes) if outcome.reason is None]
             self._canary.begin(batch.inputs, samples, good, self._job.spec.array)
         self._builder.append(samples, rgb, outcomes)
+        if null_text is not None:
+            self._builder.add_null_text(null_text)
         if batch.stop == batch.planned.num_rows:
             self._wait_for_commit()
             seconds = time.monotonic() - self._started
@@ -166,8 +169,8 @@ def encode_shards(
     busy = BusyTimes(decode_threads)
     feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress, stop)
 
-    def write(batch: Batch, encoding: Encoding) -> None:
-        sink.write(batch, encoding)
+    def write(batch: Batch, encoding: Encoding, null_text: Encoding | None) -> None:
+        sink.write(batch, encoding, null_text)
         feed.rooms.give_back(batch.room)
 
     decoders, writes, meter = Decoders(decode_threads), WriteQueue(), GpuMeter(gpu_uuid(encoder.device))
@@ -180,7 +183,10 @@ def encode_shards(
                 raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
             batch.refuse_vanished(source)
             batch.encoding_since = time.monotonic()
-            writes.add(partial(write, batch, encode_batch(feed, batch, job.spec)))
+            encoding, null_text = encode_batch(feed, batch, job.spec), None
+            if isinstance(encoder, TextEncoder) and (batch.shard, batch.start) == (0, 0):
+                null_text = encode_null_text(feed, encoder)
+            writes.add(partial(write, batch, encoding, null_text))
             now, since = time.monotonic(), last
             last = now
             on_progress(Progress(len(batch.inputs), now - since, busy.take(), gpu_use=meter.take()))
@@ -199,3 +205,11 @@ def encode_batch(feed: DeviceFeed, batch: Batch, spec: Spec) -> Encoding:
     if all(outcome.reason is not None for outcome in batch.wait()):
         return DoneEncoding(torch.zeros(len(batch.inputs), *spec.array.shape))
     return feed.encode(batch.room, len(batch.inputs))
+
+
+def encode_null_text(feed: DeviceFeed, encoder: TextEncoder) -> Encoding:
+    """Give the null prompt to the device, in a batch of its own, so that its bits depend on no other text."""
+    room = feed.rooms.take()
+    room[0] = NO_TOKEN
+    room[0, : len(encoder.null_ids)] = encoder.null_ids
+    return feed.encode(room, 1)

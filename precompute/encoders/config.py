@@ -16,8 +16,9 @@ ComputeDtype = Literal["float32", "bfloat16"]
 """No float16: SDXL's VAE and others overflow in it."""
 
 Padding = Literal["seen", "masked", "zero"]
+Clean = Literal["none", "prompt_clean", "lower"]
 
-TEXT_FIELDS = ("max_tokens", "output", "template", "drop", "padding")
+TEXT_FIELDS = ("max_tokens", "output", "clean", "template", "drop", "padding")
 FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
 """Fields that only some families use."""
 
@@ -48,10 +49,15 @@ class EncoderConfig:
     such as 77 for CLIP or 512 for T5: a longer text is cut, a shorter one padded."""
     output: Literal["tokens", "pooled"] = "tokens"
     """For a text encoder: tokens keeps a hidden state for each token; pooled keeps CLIP's one vector of the text."""
+    clean: Clean | Literal["auto"] = "auto"
+    """For a text encoder, what is done to a caption first. none: nothing. prompt_clean, as diffusers' function of that
+    name: mended with ftfy, HTML entities resolved, each run of white space one space, none around it. lower: lower
+    case, without white space around it. auto: prompt_clean for UMT5, none for others."""
     template: str = PLAIN_TEMPLATE
     """For a text encoder: a text in which each caption replaces {}."""
-    drop: int = 0
-    """For a text encoder: tokens at the template's beginning that are encoded, then left out; 34 for Qwen-Image."""
+    drop: int | Literal["instruction"] = 0
+    """For a text encoder: tokens at the template's beginning that are encoded, then left out; 34 for Qwen-Image.
+    instruction, as SANA does: all before {} but the first and the last."""
     padding: Padding | Literal["auto"] = "auto"
     """For a text encoder: seen attends to padding and keeps its output; masked keeps its output and does not attend to
     it; zero does not attend to it and stores zeros. auto: seen for T5 and CLIP, masked for Gemma, zero for UMT5 and
@@ -83,9 +89,9 @@ class EncoderConfig:
                     f"encoder.{given[0]} is for text encoders; set encoder.max_tokens, 512 say, or leave it out"
                 )
             return
-        if self.max_tokens < 1 or self.drop < 0:
-            name, least = ("max_tokens", 1) if self.max_tokens < 1 else ("drop", 0)
-            raise ConfigError(f"encoder.{name} must be at least {least}, got {getattr(self, name)}")
+        for name, least in (("max_tokens", 1), ("drop", 0)):
+            if isinstance(value := getattr(self, name), int) and value < least:
+                raise ConfigError(f"encoder.{name} must be at least {least}, got {value}")
         if self.template.count(PLAIN_TEMPLATE) != 1:
             raise ConfigError(f"encoder.template must have one {{}}, where the text goes, got {self.template!r}")
 

@@ -71,6 +71,8 @@ class TextEncoder(Protocol):
     """
 
     recipe: TextRecipe
+    null_ids: Sequence[int]
+    """Tokens of the null prompt, cut as those of a text."""
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         """Put each text into the template and tokenize it; called from several threads."""

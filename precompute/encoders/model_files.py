@@ -23,7 +23,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from cache_store.errors import MissingPathError, ModelError
 from cache_store.log import log_info
 from cache_store.refusal import counted
-from precompute.encoders.config import Padding
+from precompute.encoders.config import Clean, Padding
 
 VISION_CONFIG = "vision_config"
 """The section of config.json for the vision tower of a model with several parts."""
@@ -72,6 +72,10 @@ class TextLocation:
     """
     padding: Padding
     """Padding as in the pipelines of diffusers."""
+    clean: Clean = "none"
+    """What is done to a caption, as in the pipelines of diffusers; if they differ, as in most."""
+    null_is_bare: bool = False
+    """Whether the pipelines of diffusers encode the null prompt without a template."""
     config_keys: tuple[str, ...] = ()
     """Config values that its output depends on; if empty, all values of its config."""
 

@@ -1,22 +1,24 @@
 """A frozen text model as an encoder: its tokenizer, and hidden states of its tokens or one pooled vector."""
 
 import hashlib
+import html
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import ftfy
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import PLAIN_TEMPLATE, SampleLayout, TextRecipe
-from precompute.encoders.config import EncoderConfig, Padding
+from precompute.encoders.config import Clean, EncoderConfig, Padding
 from precompute.encoders.encoder import NO_TOKEN, Tokens
-from precompute.encoders.model_files import ModelFiles, model_file
+from precompute.encoders.model_files import ModelFiles, TextLocation, model_file
 from precompute.encoders.weights import json_line, model_errors, native_identity, silence_transformers
 
 FILES = (
@@ -31,31 +33,45 @@ def tokenizer_folder(files: ModelFiles) -> str:
     return re.sub("^text_encoder", "tokenizer", files.subfolder)
 
 
-class TemplateTokenizer:
-    """Puts texts into a template and makes tokens of them; safe to share between threads."""
+def prompt_clean(text: str) -> str:
+    """Clean a text as the function of this name in diffusers' pipelines of Wan and Kandinsky 5 does."""
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
 
-    def __init__(self, files: ModelFiles, template: str, drop: int, most: int) -> None:
-        """Load a tokenizer: it keeps `most` tokens, of which `drop` are left out later; ModelError if none is found."""
-        folder = tokenizer_folder(files)
-        found = [(name, model_file(files.model, str(PurePosixPath(folder, name)))) for name in FILES]
-        held = [(name, path) for name, path in found if path is not None]
-        if not held:
-            where = f"{files.model}/{folder}" if folder else files.model
-            raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
-        self.sha256 = files_sha256(held)
-        with model_errors(files), silence_transformers():
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False)
-        self._template, self._drop, self._most = template, drop, most
+
+CLEAN: dict[Clean, Callable[[str], str]] = {
+    "none": str,
+    "prompt_clean": prompt_clean,
+    "lower": lambda text: text.lower().strip(),
+}
+"""What `encoder.clean` does to a text."""
+
+
+class TemplateTokenizer:
+    """Cleans texts, puts them into a template and makes tokens of them; safe to share between threads."""
+
+    def __init__(self, files: ModelFiles, held: TextLocation, config: EncoderConfig) -> None:
+        """Load a tokenizer; ModelError if none is found, ConfigError if the config's template does not fit it."""
+        assert config.max_tokens is not None
+        self._tokenizer, self.sha256 = load_tokenizer(files)
+        self.clean: Clean = held.clean if config.clean == "auto" else config.clean
+        self._template = config.template
         self._lock = threading.Lock()
         """Held during calls, because a tokenizer keeps the option to cut from one call to the next."""
-        (blank,) = self._ids([template.replace(PLAIN_TEMPLATE, "")], cut=False)
-        if len(blank) < drop:
-            raise ConfigError(f"encoder.drop is {drop}, but encoder.template is {len(blank)} tokens alone")
-        if len(blank) >= most:
+        blank, before = self._ids([self._within(""), self._template.partition(PLAIN_TEMPLATE)[0]], cut=False)
+        self.keeps_first = config.drop == "instruction"
+        self.drop = max(0, len(before) - 2) if config.drop == "instruction" else config.drop
+        self.most = self.drop + config.max_tokens
+        """Tokens of a text that are encoded: with those that are dropped afterwards."""
+        if len(blank) < self.drop:
+            raise ConfigError(f"encoder.drop is {self.drop}, but encoder.template is {len(blank)} tokens alone")
+        if len(blank) >= self.most:
             raise ConfigError(
-                f"encoder.max_tokens must be at least {len(blank) - drop + 1}, got {most - drop}: the template and the "
-                "tokenizer's own tokens leave no room for a text"
+                f"encoder.max_tokens must be at least {len(blank) - self.drop + 1}, got {config.max_tokens}: the "
+                "template and the tokenizer's own tokens leave no room for a text"
             )
+        is_bare = held.null_is_bare and (self.keeps_first or not self.drop)
+        self.null_prompt = "" if is_bare else self._within("")
+        (self.null,) = self._tokens([self.null_prompt])
 
     @property
     def pad(self) -> int | None:
@@ -64,13 +80,14 @@ class TemplateTokenizer:
         return token
 
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
-        if not texts:
-            return []
-        whole = [self._template.replace(PLAIN_TEMPLATE, text) for text in texts]
+        return self._tokens([self._within(CLEAN[self.clean](text)) for text in texts]) if texts else []
+
+    def _tokens(self, whole: list[str]) -> list[Tokens]:
+        """Tokenize texts that are in their template already."""
         with self._lock:
             found = self._ids(whole, cut=False)
-            long = [place for place, ids in enumerate(found) if len(ids) > self._most]
-            counts = [len(ids) - self._drop for ids in found]
+            long = [place for place, ids in enumerate(found) if len(ids) > self.most]
+            counts = [max(len(ids) - self.drop, int(self.keeps_first)) for ids in found]
             if long:  # cut by the tokenizer, which keeps the tokens that end a text
                 cut = self._ids([whole[place] for place in long], cut=True)
                 found = [*found]
@@ -78,10 +95,25 @@ class TemplateTokenizer:
                     found[place] = ids
         return [Tokens(ids, count) for ids, count in zip(found, counts, strict=True)]
 
+    def _within(self, text: str) -> str:
+        return self._template.replace(PLAIN_TEMPLATE, text)
+
     def _ids(self, texts: list[str], *, cut: bool) -> list[list[int]]:
-        how = {"truncation": True, "max_length": self._most} if cut else {"truncation": False}
+        how = {"truncation": True, "max_length": self.most} if cut else {"truncation": False}
         ids: list[list[int]] = self._tokenizer(texts, padding=False, verbose=False, **how)["input_ids"]
         return ids
+
+
+def load_tokenizer(files: ModelFiles) -> tuple[Any, str]:
+    """Load the tokenizer of the encoder in `files`, with the SHA-256 of its files; ModelError if none is found."""
+    folder = tokenizer_folder(files)
+    found = [(name, model_file(files.model, str(PurePosixPath(folder, name)))) for name in FILES]
+    held = [(name, path) for name, path in found if path is not None]
+    if not held:
+        where = f"{files.model}/{folder}" if folder else files.model
+        raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
+    with model_errors(files), silence_transformers():
+        return AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False), files_sha256(held)
 
 
 def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
@@ -129,11 +161,16 @@ class TransformersTextEncoder:
         )
         self.recipe = TextRecipe(
             source="caption",
+            clean=tokenizer.clean,
             template=config.template,
             max_tokens=config.max_tokens,
-            drop=config.drop,
+            drop=tokenizer.drop,
+            keeps_first=tokenizer.keeps_first,
             padding=model.padding,
+            null_prompt=tokenizer.null_prompt,
+            null_tokens=tokenizer.null.whole,
         )
+        self.null_ids = tokenizer.null.ids
         self._model, self._tokenizer, self._pad = model, tokenizer, tokenizer.pad or 0
 
     def layout(self, height: int, width: int) -> SampleLayout:
@@ -166,6 +203,13 @@ class TransformersTextEncoder:
             pooled_NF: Tensor = getattr(made, model.pooled)
             return pooled_NF.float()
         states = [made.hidden_states[layer] for layer in model.layers] or [made.last_hidden_state]
+        hidden_NTF = torch.cat([self._without_dropped(state) for state in states], -1).float()
+        is_token_NT = self._without_dropped(is_token_NT)
+        return hidden_NTF.where(is_token_NT[:, :, None], 0.0) if model.padding == "zero" else hidden_NTF
+
+    def _without_dropped(self, values_NT: Tensor) -> Tensor:
+        """Leave out the dropped tokens of [N, T, …]."""
         drop = self.recipe.drop
-        hidden_NTF = torch.cat([state[:, drop:] for state in states], -1).float()
-        return hidden_NTF.where(is_token_NT[:, drop:, None], 0.0) if model.padding == "zero" else hidden_NTF
+        if self.recipe.keeps_first:
+            return torch.cat([values_NT[:, :1], values_NT[:, drop + 1 :]], 1)
+        return values_NT[:, drop:]

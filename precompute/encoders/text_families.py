@@ -1,5 +1,7 @@
 """Text encoders that transformers runs, and where checkpoints keep them. Imports no torch."""
 
+from functools import partial
+
 from precompute.encoders.config import TEXT_FIELDS, EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, accept_any_size
 from precompute.encoders.model_files import ModelFiles, TextLocation
@@ -14,12 +16,14 @@ T5_KEYS = (
     *("relative_attention_num_buckets", "relative_attention_max_distance"),
 )
 T5 = TextLocation(runs="T5EncoderModel", names=T5_NAMES, padding="seen", config_keys=T5_KEYS)
-UMT5 = TextLocation(runs="UMT5EncoderModel", names=T5_NAMES, padding="zero", config_keys=T5_KEYS)
+UMT5 = TextLocation(runs="UMT5EncoderModel", names=T5_NAMES, padding="zero", clean="prompt_clean", config_keys=T5_KEYS)
 
 CLIP_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),
     *("max_position_embeddings", "vocab_size", "eos_token_id"),
 )
+
+gemma = partial(TextLocation, padding="masked", null_is_bare=True)
 
 WITHIN_QWEN = {"model.visual.": None, **WITHIN_MULTIMODAL, "model.": ""}
 """Older checkpoints of Qwen2.5-VL have the decoder's weights beside its tower's."""
@@ -35,11 +39,11 @@ LOCATIONS = {
     "CLIPTextModelWithProjection": TextLocation(
         runs="CLIPTextModelWithProjection", names={"": ""}, padding="seen", config_keys=(*CLIP_KEYS, "projection_dim")
     ),
-    "Gemma2Model": TextLocation(runs="Gemma2Model", names={"": ""}, padding="masked"),
-    "Gemma2ForCausalLM": TextLocation(runs="Gemma2Model", names={"model.": ""}, padding="masked"),
-    "Gemma3TextModel": TextLocation(runs="Gemma3TextModel", names={"": ""}, padding="masked"),
-    "Gemma3ForCausalLM": TextLocation(runs="Gemma3TextModel", names={"model.": ""}, padding="masked"),
-    "Gemma3ForConditionalGeneration": TextLocation(runs="Gemma3TextModel", names=WITHIN_MULTIMODAL, padding="masked"),
+    "Gemma2Model": gemma(runs="Gemma2Model", names={"": ""}),
+    "Gemma2ForCausalLM": gemma(runs="Gemma2Model", names={"model.": ""}),
+    "Gemma3TextModel": gemma(runs="Gemma3TextModel", names={"": ""}),
+    "Gemma3ForCausalLM": gemma(runs="Gemma3TextModel", names={"model.": ""}),
+    "Gemma3ForConditionalGeneration": gemma(runs="Gemma3TextModel", names=WITHIN_MULTIMODAL),
     "Qwen3ForCausalLM": TextLocation(runs="Qwen3Model", names={"model.": ""}, padding="zero"),
     "Qwen3Model": TextLocation(runs="Qwen3Model", names={"": ""}, padding="zero"),
     "Qwen2ForCausalLM": TextLocation(runs="Qwen2Model", names={"model.": ""}, padding="zero"),

@@ -34,7 +34,6 @@ TIED = "encoder.embed_tokens.weight"
 
 def load_text_encoder(files: ModelFiles, held: TextLocation, config: EncoderConfig) -> TransformersTextEncoder:
     """Load the frozen text encoder of the checkpoint in `files`; raise ModelError if that fails."""
-    assert config.max_tokens is not None
     with model_errors(files):
         model_config = config_of(files, held)
         weights = encoder_weights(files, held)
@@ -42,8 +41,8 @@ def load_text_encoder(files: ModelFiles, held: TextLocation, config: EncoderConf
         digest = weights_sha256(class_name, model_config.to_dict(), keys, weights.items())
         model = read_model(files, held, model_config, weights, config.torch_dtype)
     del weights
-    text = config.drop + config.max_tokens
-    refuse_too_many_tokens(model_config, text, config)
+    tokenizer = TemplateTokenizer(files, held, config)
+    refuse_too_many_tokens(model_config, tokenizer)
     layers = layers_of(files, model_config, config)
     return TransformersTextEncoder(
         TextModel(
@@ -55,7 +54,7 @@ def load_text_encoder(files: ModelFiles, held: TextLocation, config: EncoderConf
             features=features_of(model_config, config, layers),
             padding=held.padding if config.padding == "auto" else config.padding,
         ),
-        TemplateTokenizer(files, config.template, config.drop, text),
+        tokenizer,
         config,
     )
 
@@ -101,13 +100,13 @@ def read_model(
     return model.requires_grad_(False).eval()
 
 
-def refuse_too_many_tokens(model_config: Any, tokens: int, config: EncoderConfig) -> None:
+def refuse_too_many_tokens(model_config: Any, tokenizer: TemplateTokenizer) -> None:
     """Raise ConfigError if the model has too few positions for so many tokens."""
-    most = getattr(model_config, "max_position_embeddings", None)
-    if most is not None and tokens > most:
+    most, drop = getattr(model_config, "max_position_embeddings", None), tokenizer.drop
+    if most is not None and tokenizer.most > most:
         raise ConfigError(
-            f"encoder.max_tokens must be at most {most - config.drop}: the model has positions for {most} tokens, and "
-            f"encoder.drop is {config.drop}; got {config.max_tokens}"
+            f"encoder.max_tokens must be at most {most - drop}: the model has positions for {most} tokens, and "
+            f"{drop} are dropped; got {tokenizer.most - drop}"
         )
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from posixpath import commonpath, dirname
 
 from cache_store.cache.commit import make_seal, refuse_non_canonical, withdraw, write_seal
@@ -95,7 +96,8 @@ def make_way_for_ranks(store: Store, work: Work) -> None:
 def delete_shard_files(store: Store, spec: Spec, shards: Collection[int]) -> None:
     """Delete what lies there of these shards' files, by one listing of each folder rather than a look at each file."""
     there = with_listing(store)
-    for names in zip(*(files_of_shard(spec, shard) for shard in shards), strict=True):
+    for kind in zip_longest(*(files_of_shard(spec, shard) for shard in shards)):
+        names = [*filter(None, kind)]
         folder = commonpath([*names, dirname(names[0])])
         entries = {entry.rstrip("/") for entry in there.list(folder)}
         for name in names:

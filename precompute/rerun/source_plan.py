@@ -156,7 +156,7 @@ def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> i
     """
     tables = found.shards(["id", "conversations"])
     pairs = (zip(table["id"].to_pylist(), table["conversations"].to_pylist(), strict=True) for table in tables)
-    without = [name for pair in pairs for name, turns in pair if not answer_of(turns)]
+    without = [name for pair in pairs for name, turns in pair if answer_of(turns) is None]
     if len(without) > allowed * len(found):
         raise SourceError(
             f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridge(without)}. "

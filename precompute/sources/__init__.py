@@ -49,7 +49,7 @@ class SourceConfig:
 
     text: Literal["caption"] | None = None
     """For a text encoder: which text of a sample it reads. caption: the caption, or the first answer of the
-    conversation; a sample without one is rejected."""
+    conversation, empty or not; a sample without one is rejected."""
 
     fields: FieldNames = field(default_factory=FieldNames)
 

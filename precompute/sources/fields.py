@@ -45,13 +45,18 @@ def read_text(where: str, read: Callable[[], bytes]) -> str:
         raise SourceError(f"{where} is not UTF-8 text: {at}; mend or remove it") from None
 
 
-def answer_of(conversation: Conversation | None) -> str:
-    """Return the first answer of a conversation, which is where a caption is; empty if there is none."""
-    return next(iter(answers_of(conversation)), "").strip()
+def read_caption(where: str, read: Callable[[], bytes]) -> str:
+    """Read a text file that is a caption: the line break at its end belongs to the file."""
+    return read_text(where, read).removesuffix("\n").removesuffix("\r")
 
 
-def conversation_of(caption: str) -> Conversation:
-    """Make a conversation whose question is only the image and whose answer is the caption; empty if that is blank."""
-    if not (caption := caption.strip()):
+def answer_of(conversation: Conversation | None) -> str | None:
+    """Return the first answer of a conversation, which is where a caption is; None if there is none."""
+    return next(iter(answers_of(conversation)), None)
+
+
+def conversation_of(caption: str | None) -> Conversation:
+    """Make a conversation whose question is only the image and whose answer is the caption; empty without a caption."""
+    if caption is None:
         return []
     return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": caption}]

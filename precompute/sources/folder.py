@@ -9,7 +9,7 @@ from cache_store.storage.calls import map_concurrently
 from precompute.images.decode import SUFFIXES
 from precompute.sources.archives.image_store import ImageStore, prefetch_of
 from precompute.sources.archives.names import Names, Samples, counted_suffix, suffix_of
-from precompute.sources.fields import Conversation, conversation_of, read_text
+from precompute.sources.fields import Conversation, conversation_of, read_caption
 
 CAPTION = ".txt"
 
@@ -44,7 +44,7 @@ class FolderSource:
             yield from map_concurrently(self._conversation, block)
 
     def _conversation(self, text: str | None) -> Conversation:
-        return [] if text is None else conversation_of(read_text(f"caption {text}", partial(self.read, text)))
+        return [] if text is None else conversation_of(read_caption(f"caption {text}", partial(self.read, text)))
 
 
 def is_image(name: str) -> bool:

@@ -94,7 +94,8 @@ class ImageTable:
             id_, caption, turns = (texts.get(self._columns[field]) for field in ("id", "caption", "conversations"))
             if id_ is None and self._columns["id"] is not None:
                 raise SourceError(f"{self._where}: row {row} has no {self._columns['id']}")
-            conversation = conversation_of(str(caption or "")) if turns is None else self._conversation(row, turns)
+            text = None if caption is None else str(caption)
+            conversation = conversation_of(text) if turns is None else self._conversation(row, turns)
             yield (None if id_ is None else str(id_)), conversation
 
     def _texts(self) -> Iterator[dict[str | None, object]]:

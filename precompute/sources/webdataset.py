@@ -8,7 +8,7 @@ lie in one tar.
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 
@@ -24,7 +24,7 @@ from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
 from precompute.sources.archives.names import HIDDEN, OTHER_IMAGE, ChosenNames, Names, Samples, counted_suffix
 from precompute.sources.archives.tar import ImageTar
-from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of, read_text
+from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of, read_caption, read_text
 from precompute.sources.folder import is_image
 from precompute.sources.source_files import SourceFiles
 
@@ -172,7 +172,7 @@ def read_conversation(tar_name: str, tar: ImageTar, members: dict[str, str]) -> 
     """Return the `.json`'s conversations, else the caption of the `.txt`, else of the `.json`; empty without text."""
     record = TextRecord()
     if RECORD_EXTENSION in members:
-        data = read_member_text(tar_name, tar, members[RECORD_EXTENSION])
+        data = read_text(*text_member(tar_name, tar, members[RECORD_EXTENSION]))
         try:
             record = msgspec.json.decode(data, type=TextRecord)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -182,13 +182,11 @@ def read_conversation(tar_name: str, tar: ImageTar, members: dict[str, str]) -> 
     if record.conversations is not None:
         turns: Conversation = msgspec.to_builtins(record.conversations)
         return turns
-    caption = (
-        read_member_text(tar_name, tar, members[CAPTION_EXTENSION])
-        if CAPTION_EXTENSION in members
-        else record.caption or ""
-    )
-    return conversation_of(caption)
+    if CAPTION_EXTENSION in members:
+        return conversation_of(read_caption(*text_member(tar_name, tar, members[CAPTION_EXTENSION])))
+    return conversation_of(record.caption)
 
 
-def read_member_text(tar_name: str, tar: ImageTar, member: str) -> str:
-    return read_text(f"{tar_name}/{member}", partial(tar.read, member, MAX_TEXT_BYTES))
+def text_member(tar_name: str, tar: ImageTar, member: str) -> tuple[str, Callable[[], bytes]]:
+    """Return a member's name for errors, and a function that reads it."""
+    return f"{tar_name}/{member}", partial(tar.read, member, MAX_TEXT_BYTES)

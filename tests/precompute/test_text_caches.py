@@ -11,9 +11,12 @@ import torch
 import precompute.rerun.steps as build_module
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
+from cache_store.cache.writer import ShardBuilder
 from cache_store.cli import main as cache_store
-from cache_store.errors import ConfigError
+from cache_store.errors import CacheError, ConfigError
+from cache_store.format.layout import NULL_TEXT_FILE
 from cache_store.format.tables import SAMPLES_OF_TEXTS
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
 from precompute.encoders.registry import load_encoder
@@ -29,7 +32,7 @@ TOKENS = 16
 SPEECHLESS = (3, 12)
 """Numbers of the samples without a caption."""
 SPEAKING = [number for number in range(SAMPLES) if number not in SPEECHLESS]
-CAPTIONS = {number: f"Picture {number}{', a long one' * (number == 5)}." for number in SPEAKING}
+CAPTIONS = {number: f"Picture {number}{', a long one' * (number == 5)}." for number in SPEAKING} | {7: ""}
 SETTINGS: dict[str, Any] = {"source__text": "caption", "encoder__max_tokens": TOKENS, "image": {}}
 
 
@@ -39,7 +42,10 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_captions(project: Project) -> None:
-    """Leave two samples without an answer, and give one a long one; two images are broken, which does not matter."""
+    """Leave two samples without an answer, and give one a long and one an empty one.
+
+    Two images are broken, which does not matter.
+    """
     path = project.source / "chat.json"
     records = json.loads(path.read_text())
     for number, record in enumerate(records):
@@ -80,6 +86,39 @@ def test_a_cache_of_texts_holds_the_encoders_samples_of_them(captioned, t5):
     assert mask.sum(1).tolist() == [min(counts[each], TOKENS) for each in order]
     assert mask[:, 0].all()
     assert not (np.diff(mask.astype(int)) > 0).any()
+
+
+def test_a_cache_of_texts_holds_the_null_prompt(texts, t5):
+    """It is what an empty caption gives."""
+    cache = open_cache(texts.cache)
+    null, (of_empty,) = cache.null_text(), cache.read(np.array([6]))  # row 7, after a rejected one
+    assert (null.dtype, null.shape) == (np.float16, (TOKENS, FEATURES))
+    np.testing.assert_allclose(null, encoded(load(t5, max_tokens=TOKENS), [""])[0].numpy(), rtol=0, atol=2e-3)
+    np.testing.assert_allclose(null, of_empty, rtol=0, atol=2e-3)
+    np.testing.assert_array_equal(cache.null_mask(), cache.mask(np.array([6]))[0])
+    assert cache.null_mask().sum() == 1
+
+
+def test_a_damaged_or_lost_null_prompt_is_named_and_mended(texts):
+    with texts.same_in_the_end():
+        texts.place.flip(NULL_TEXT_FILE)
+        with pytest.raises(CacheError, match="null_text.bin is not as sealed"):
+            open_cache(texts.cache).null_text()
+        (finding,) = verify(texts.cache, "full").findings
+        assert (finding.shard, finding.file) == (0, NULL_TEXT_FILE)
+        texts.repair("--report", texts.report())
+        texts.lose(NULL_TEXT_FILE)
+        (finding,) = verify(texts.cache, "quick").findings
+        assert (finding.file, finding.problem) == (NULL_TEXT_FILE, "is missing")
+        texts.build()
+
+
+def test_a_null_prompt_that_overflows_its_dtype_stops_the_build(captioned, monkeypatch):
+    add = ShardBuilder.add_null_text
+    monkeypatch.setattr(ShardBuilder, "add_null_text", lambda builder, sample: add(builder, sample * 1e9))
+    (line,) = captioned.build(code=1).splitlines()[-1:]
+    assert "the null prompt's sample is not finite in float16; take a larger store.dtype" in line
+    assert not [*captioned.cache.glob("commits/*")]
 
 
 def test_samples_tables_of_texts_count_tokens(texts):
@@ -129,6 +168,7 @@ def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
         rewrite(other / "tokenizer" / name, '"</s>"', '"<eos>"')
     for option, value, field in (
         ("max_tokens", 12, "array.text.max_tokens"),
+        ("clean", "lower", "array.text.clean"),
         ("template", "an image of {}", "array.text.template"),
         ("padding", "zero", "array.text.padding"),
         ("layer", -2, "array.encoder.layer"),
@@ -194,6 +234,11 @@ def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
     text = joined.caches["text"]
     np.testing.assert_array_equal(batch["mask"]["text"], text.mask(joined.rows(batch["numbers"].numpy())))
     assert batch["mask"]["text"].dtype == torch.bool
+    for joined_nulls, alone in ((joined.null_text(), text.null_text()), (joined.null_mask(), text.null_mask())):
+        np.testing.assert_array_equal(joined_nulls.pop("text"), alone)
+        assert not joined_nulls
+    with pytest.raises(ConfigError, match="holds samples of images, which have no null prompt"):
+        joined.caches["world"].null_text()
     (alone, *_) = LatentStream(text, batch_size=4, seed=0)
     np.testing.assert_array_equal(alone["mask"], text.mask(alone["numbers"].numpy()))
 
@@ -208,8 +253,10 @@ def test_pooled_vectors_are_a_cache_without_a_mask(project, tmp_path):
     assert "float16 [feature 8]" in said
     assert "CLIPTextModelWithProjection, native, float32, pooled vector, batches of 3" in said
     assert "all 22 cached samples were compared: 0 differ" in project.run(main, "audit", project.cache)
-    with pytest.raises(ConfigError, match=r"holds \[feature 8\], which has no mask of tokens"):
-        cache.mask(np.arange(3))
+    assert cache.null_text().shape == (8,)
+    for mask in (lambda: cache.mask(np.arange(3)), cache.null_mask):
+        with pytest.raises(ConfigError, match=r"holds \[feature 8\], which has no mask of tokens"):
+            mask()
     assert "mask" not in next(iter(LatentStream(cache, batch_size=4)))
 
 

@@ -18,7 +18,7 @@ from cache_store.cache.gather import COPY_FUNCTIONS, Fastest, move_rows
 from cache_store.cache.metadata import read_seal
 from cache_store.errors import ConfigError, NoCacheError, StaleError
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, samples_of, shard_name
-from tests.make_cache import caption, make_cache
+from tests.make_cache import caption, make_cache, text_recipe
 
 ALL = np.arange(len(CACHED_ROWS))
 
@@ -218,8 +218,24 @@ def test_joined_caches_give_the_rows_cached_in_all(caches):
     for number in (-1, len(joined)):
         with pytest.raises(IndexError, match=rf"\[0, {len(joined)}\)"):
             joined.read(np.array([number]))
-    with pytest.raises(ValueError, match="'status' is not common"):
-        joined.samples(np.array([0]), ["status"])
+
+
+def test_a_column_comes_from_the_first_joined_cache_that_has_it(caches, tmp_path):
+    """Whatever the order, a size comes from a cache of images; the row of all is the plan's."""
+    tokens = np.zeros((ROWS, 6, 8), np.float32)
+    text = make_cache(tmp_path / "text", tokens, text=text_recipe(6), rejected=[JOINED_ROWS[1]])
+    joined, numbers = open_joined({"text": text, **caches}), np.array([3, 0, 1])
+    rows = [JOINED_ROWS[number] for number in (4, 0, 2)]
+    found = joined.samples(numbers, ["width", "tokens", "row", "height"])
+    assert found.column_names == ["width", "tokens", "row", "height"]
+    assert found["row"].to_pylist() == rows
+    world, text_only = open_joined({"world": caches["world"]}), open_joined({"text": text})
+    for alone, column in ((world, "width"), (world, "height"), (text_only, "tokens")):
+        places = [alone.rows(np.arange(len(alone))).tolist().index(row) for row in rows]
+        assert found[column].to_pylist() == alone.samples(np.array(places), [column])[column].to_pylist()
+    assert joined.samples(np.array([], np.int64), ["width", "id"]).num_rows == 0
+    with pytest.raises(ValueError, match="no joined cache has a column 'size'; columns are row, id, "):
+        joined.samples(numbers, ["size"])
 
 
 def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):

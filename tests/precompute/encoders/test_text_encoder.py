@@ -1,5 +1,6 @@
 """Text encoders give the embeddings that pipelines of diffusers give their transformers; misuse is refused."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -27,6 +29,15 @@ from tests.precompute.encoders.text_models import (
 )
 
 TEXTS = ["a tench", "a house finch, red as a brick", "x"]
+AWKWARD = [
+    "",
+    "   ",
+    " A  Tench\n\tin\r\nLINES \n",
+    "fish &amp;amp; &lt;CHIPS&gt;",
+    "sch\u00c3\u00b6n \u201cx\u201d\u00a0y",
+    "&nbsp;z ",
+]
+"""Captions that pipelines clean in different ways: white space, entities, mojibake, capitals, nothing."""
 LONG = "a caption of far more tokens than are kept of any"
 
 
@@ -48,12 +59,13 @@ def encoded(encoder: TransformersTextEncoder, texts: list[str]) -> Tensor:
     return encoder.encode(padded(encoder, texts))
 
 
-def pipeline(class_name: str, model: str, *, which: str = "") -> Any:
-    """Make a pipeline of that class with only this text encoder and its tokenizer."""
+def pipeline(class_name: str, model: str = "", *, which: str = "", **models: str) -> Any:
+    """Make a pipeline of that class with only this text encoder and its tokenizer, or several, by suffix."""
     kind = getattr(diffusers, class_name)
     parts = dict.fromkeys(kind._get_signature_types())
-    held = {f"text_encoder{which}": random_text_model(model), f"tokenizer{which}": make_text_tokenizer(model)}
-    return kind(**{**parts, **held})
+    for suffix, each in (models or {which: model}).items():
+        parts[f"text_encoder{suffix}"], parts[f"tokenizer{suffix}"] = random_text_model(each), make_text_tokenizer(each)
+    return kind(**parts)
 
 
 def flux(texts: list[str]) -> Tensor:
@@ -82,12 +94,71 @@ def wan(texts: list[str]) -> Tensor:
     )
 
 
-LUMINA_PROMPT = "You are an assistant. <Prompt Start> "
+def ltx(texts: list[str]) -> Tensor:
+    pipe = pipeline("LTXPipeline", "T5EncoderModel")
+    return pipe._get_t5_prompt_embeds(texts, max_sequence_length=32, device="cpu")[0]
 
 
-def lumina(texts: list[str]) -> Tensor:
-    pipe, whole = pipeline("Lumina2Pipeline", "Gemma2Model"), [LUMINA_PROMPT + text for text in texts]
-    return pipe._get_gemma_prompt_embeds(whole, max_sequence_length=80, device="cpu")[0]
+def cogvideox(texts: list[str]) -> Tensor:
+    return pipeline("CogVideoXPipeline", "T5EncoderModel")._get_t5_prompt_embeds(texts, max_sequence_length=32)
+
+
+def mochi(texts: list[str]) -> Tensor:
+    return pipeline("MochiPipeline", "T5EncoderModel")._get_t5_prompt_embeds(texts, max_sequence_length=32)[0]
+
+
+def aura_flow(texts: list[str]) -> Tensor:
+    return pipeline("AuraFlowPipeline", "UMT5EncoderModel").encode_prompt(texts, None, False, max_sequence_length=32)[0]
+
+
+def pixart(texts: list[str]) -> Tensor:
+    pipe = pipeline("PixArtAlphaPipeline", "T5EncoderModel")
+    return pipe.encode_prompt(texts, False, device="cpu", max_sequence_length=32)[0]
+
+
+def sdxl(output: int) -> Callable[[list[str]], Tensor]:
+    def embed(texts: list[str]) -> Tensor:
+        pipe = pipeline("StableDiffusionXLPipeline", "CLIPTextModelWithProjection", which="_2")
+        return pipe.encode_prompt(texts, device="cpu", do_classifier_free_guidance=False)[output]
+
+    return embed
+
+
+KANDINSKY = {"": "Qwen2_5_VLForConditionalGeneration", "_2": "CLIPTextModel"}
+
+
+def kandinsky(texts: list[str]) -> Tensor:
+    pipe = pipeline("Kandinsky5T2IPipeline", **KANDINSKY)
+    made, _, ends = pipe.encode_prompt(texts, device="cpu")
+    return pad_behind([each[:length] for each, length in zip(made, ends.diff(), strict=True)], 240)
+
+
+def kandinsky_clip(texts: list[str]) -> Tensor:
+    return pipeline("Kandinsky5T2IPipeline", **KANDINSKY).encode_prompt(texts, device="cpu")[1]
+
+
+INSTRUCTION = inspect.signature(diffusers.SanaPipeline.__call__).parameters["complex_human_instruction"].default
+
+
+def sana(output: int) -> Callable[[list[str]], Tensor]:
+    def embed(texts: list[str]) -> Tensor:
+        pipe = pipeline("SanaPipeline", "Gemma2Model")
+        options = {"max_sequence_length": 48, "complex_human_instruction": INSTRUCTION}
+        return pipe.encode_prompt(texts, output > 0, device="cpu", **options)[output]
+
+    return embed
+
+
+LUMINA_SYSTEM = "You are an assistant."
+
+
+def lumina(output: int) -> Callable[[list[str]], Tensor]:
+    def embed(texts: list[str]) -> Tensor:
+        pipe = pipeline("Lumina2Pipeline", "Gemma2Model")
+        options = {"system_prompt": LUMINA_SYSTEM, "max_sequence_length": 80}
+        return pipe.encode_prompt(texts, output > 0, device="cpu", **options)[output]
+
+    return embed
 
 
 def qwen_image(texts: list[str]) -> Tensor:
@@ -114,6 +185,14 @@ QWEN_IMAGE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
+KANDINSKY_PROMPT = (
+    "<|im_start|>system\nYou are a prompt engineer. Describe the image by detailing the color, shape, size, texture, "
+    "quantity, text, spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>"
+)
+CONFIGS = Path(__file__).parents[3] / "configs"
+SANA_CONFIG = yaml.safe_load((CONFIGS / "precompute_sana_text.yaml").read_text())["encoder"]
+SANA = {**{name: SANA_CONFIG[name] for name in ("template", "drop", "clean")}, "max_tokens": 48}
+LUMINA = {"template": f"{LUMINA_SYSTEM} <Prompt Start> {{}}", "layer": -2, "max_tokens": 80}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 KLEIN = {"template": f"{CHAT}<think>\n\n</think>\n\n", "layer": [1, 2, 4], "padding": "masked", "max_tokens": 120}
 
@@ -122,8 +201,26 @@ PIPELINES: dict[str, tuple[str, dict[str, Any], Callable[[list[str]], Tensor]]] 
     "FLUX.1, pooled": ("CLIPTextModel", {"output": "pooled"}, flux_clip),
     "SD3": ("CLIPTextModelWithProjection", {"layer": -2}, sd3(0)),
     "SD3, pooled": ("CLIPTextModelWithProjection", {"output": "pooled"}, sd3(1)),
+    "SDXL": ("CLIPTextModelWithProjection", {"layer": -2, "max_tokens": 40}, sdxl(0)),
+    "SDXL, pooled": ("CLIPTextModelWithProjection", {"output": "pooled", "max_tokens": 40}, sdxl(2)),
+    "LTX": ("T5EncoderModel", {}, ltx),
+    "CogVideoX": ("T5EncoderModel", {}, cogvideox),
+    "Mochi": ("T5EncoderModel", {"padding": "masked"}, mochi),
+    "AuraFlow": ("UMT5EncoderModel", {"clean": "none"}, aura_flow),
+    "PixArt": ("T5EncoderModel", {"clean": "lower", "padding": "masked"}, pixart),
     "Wan": ("UMT5EncoderModel", {}, wan),
-    "Lumina 2": ("Gemma2Model", {"layer": -2, "template": LUMINA_PROMPT + "{}", "max_tokens": 80}, lumina),
+    "Kandinsky 5": (
+        KANDINSKY[""],
+        {"template": KANDINSKY_PROMPT, "drop": 40, "clean": "prompt_clean", "max_tokens": 240},
+        kandinsky,
+    ),
+    "Kandinsky 5, pooled": (
+        KANDINSKY["_2"],
+        {"output": "pooled", "clean": "prompt_clean", "max_tokens": 77},
+        kandinsky_clip,
+    ),
+    "SANA": ("Gemma2Model", SANA, sana(0)),
+    "Lumina 2": ("Gemma2Model", LUMINA, lumina(0)),
     "Qwen-Image": (
         "Qwen2_5_VLForConditionalGeneration",
         {"template": QWEN_IMAGE, "drop": 34, "max_tokens": 300},
@@ -134,22 +231,40 @@ PIPELINES: dict[str, tuple[str, dict[str, Any], Callable[[list[str]], Tensor]]] 
 }
 
 
+NULL_PROMPTS = {"SANA": sana(2), "Lumina 2": lumina(2)}
+"""Pipelines that encode the negative prompt, by default an empty one, in a way of its own."""
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_null_prompt_is_encoded_as_its_pipelines_negative_prompt(tmp_path, name):
+    kind, options, embed = PIPELINES[name]
+    encoder = load_text(save_text_encoder(kind, tmp_path), **options)
+    ids_NT = torch.full((1, encoder.recipe.drop + encoder.recipe.max_tokens), NO_TOKEN)
+    ids_NT[0, : len(encoder.null_ids)] = torch.tensor(encoder.null_ids)
+    ours, theirs = encoder.encode(ids_NT), NULL_PROMPTS.get(name, embed)([""])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    if encoder.recipe.padding == "zero":
+        assert (ours != 0).any(-1).sum() == encoder.recipe.null_tokens
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
     kind, options, embed = PIPELINES[name]
     encoder = load_text(save_text_encoder(kind, tmp_path), **options)
-    ours, theirs = encoded(encoder, TEXTS), embed(TEXTS)
-    assert ours.shape == theirs.shape == (len(TEXTS), *encoder.layout(0, 0).shape)
+    texts = [*TEXTS, *AWKWARD]
+    ours, theirs = encoded(encoder, texts), embed([*texts])
+    assert ours.shape == theirs.shape == (len(texts), *encoder.layout(0, 0).shape)
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["FLUX.1", "SD3, pooled", "Wan"])
+@pytest.mark.parametrize("name", ["FLUX.1", "SD3, pooled", "Wan", "SANA"])
 def test_a_text_too_long_is_cut_as_its_pipeline_cuts_it(tmp_path, name):
     kind, options, embed = PIPELINES[name]
     encoder = load_text(save_text_encoder(kind, tmp_path), **options)
     (tokens,) = encoder.tokens([LONG])
-    assert (len(tokens.ids), tokens.whole > 32) == (32, True)
+    recipe = encoder.recipe
+    assert (len(tokens.ids), tokens.whole > recipe.max_tokens) == (recipe.drop + recipe.max_tokens, True)
     torch.testing.assert_close(encoded(encoder, [LONG]), embed([LONG]), rtol=0, atol=1e-5)
 
 
@@ -210,7 +325,7 @@ def test_t5_is_the_same_with_its_decoder_or_without(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("CLIPTextModel", {"max_tokens": 41}, "encoder.max_tokens must be at most 40: the model has positions"),
+        ("CLIPTextModel", {"max_tokens": 78}, "encoder.max_tokens must be at most 77: the model has positions"),
         ("CLIPTextModel", {"max_tokens": 2}, "encoder.max_tokens must be at least 3, got 2: the template and"),
         ("CLIPTextModel", {"drop": 5}, "encoder.drop is 5, but encoder.template is 2 tokens alone"),
         ("Gemma2Model", {"layer": LAYERS + 1}, f"encoder.layer is {LAYERS + 1}, but .* has hidden states 0 to 4"),

@@ -31,13 +31,16 @@ TURNS = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A cat.
 
 @pytest.mark.parametrize("large", [False, True])
 def test_columns_are_found_by_usual_names_or_by_those_given(tmp_path, large):
-    """Conversations win over captions; ids default to file and row; both widths of Arrow's text and bytes are read."""
+    """Conversations win over captions; ids default to file and row; both widths of Arrow's text and bytes are read.
+
+    A caption is read as it is; without one there is no conversation.
+    """
     text, binary = (pa.large_string(), pa.large_binary()) if large else (pa.string(), pa.binary())
     turns = (pa.large_list if large else pa.list_)(pa.struct([("from", text), ("value", text), ("more", pa.int8())]))
     columns = {
         "jpg": pa.array([b"a", b"b", b"a", None], binary),
         "caption": pa.array(["no", " B ", None, ""], text),
-        "conversations": pa.array([TURNS, None, None, []], turns),
+        "conversations": pa.array([TURNS, None, None, None], turns),
         "name": pa.array([*"wxyz"], text),
         "other": pa.array([{"bytes": each} for each in (b"1", b"2", b"3", None)], pa.struct([("bytes", binary)])),
     }
@@ -45,7 +48,7 @@ def test_columns_are_found_by_usual_names_or_by_those_given(tmp_path, large):
     source = opened("parquet", path)
     rows = rows_of(source)
     assert [row["id"] for row in rows] == [row["uri"] for row in rows] == [f"a.parquet/{row}" for row in range(4)]
-    assert [row["conversations"] for row in rows] == [TURNS, conversation_of("B"), [], []]
+    assert [row["conversations"] for row in rows] == [TURNS, *map(conversation_of, (" B ", None, ""))]
     assert [source.read(row["uri"]) for row in rows[:3]] == [b"a", b"b", b"a"]
     given = opened("parquet", path, image="other", id="name", caption="name")
     assert [row["id"] for row in rows_of(given)] == [*"wxyz"]

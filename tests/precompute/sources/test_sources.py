@@ -206,11 +206,15 @@ OTHERS = (
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar"])
 def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
-    """The top folder of an archive may be left out, even if macOS metadata lies beside it."""
+    """The top folder of an archive may be left out, even if macOS metadata lies beside it.
+
+    A caption is the file's text without the line break at its end.
+    """
     source = tree(tmp_path / "tree", TREE, form)
     rows = plan_of(source).to_pylist()
-    caption = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A\n cat"}]
-    expected = {"photos/a.jpg": caption, "photos/b.PNG": [], "photos/deep/c.jpg": []}
+    caption = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": " A\n cat "}]
+    empty = [caption[0], {"from": "gpt", "value": ""}]
+    expected = {"photos/a.jpg": caption, "photos/b.PNG": empty, "photos/deep/c.jpg": []}
     assert {row["id"]: row["conversations"] for row in rows} == expected
     assert source.samples().skipped_note == OTHERS
     assert source.read("photos/a.jpg") == b"pixels"

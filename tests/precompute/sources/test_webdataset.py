@@ -24,7 +24,8 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     """Samples keep the tars' order; the text is the .json's conversations, else the .txt, else the .json's caption."""
     image = image_bytes(1)
     write_tar(
-        tmp_path / "00001.tar", {"2": {"png": image, "txt": " B \n", "json": {"caption": "no"}}, "1": {"PNG": image}}
+        tmp_path / "00001.tar",
+        {"2": {"png": image, "txt": " B \n", "json": {"caption": "no"}}, "1": {"PNG": image, "txt": "\r\n"}},
     )
     first = {"jpg": image, "txt": "no", "json": {"conversations": TURNS, "width": 3}, "cls": 7}
     more = {
@@ -39,7 +40,7 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     rows = plan_table(samples).to_pylist()
     assert [row["id"] for row in rows] == ["9", "in/3", "5", "2", "1"]
     assert [row["uri"] for row in rows][::3] == ["00000.tar/9.jpg", "00001.tar/2.png"]
-    assert [row["conversations"] for row in rows] == [TURNS, conversation_of("C"), [], conversation_of("B"), []]
+    assert [row["conversations"] for row in rows] == [TURNS, *map(conversation_of, ("C", None, " B ", ""))]
     assert samples.skipped_note == (
         "skipped: 2 files without an image suffix (.cls 1, .txt 1); 1 hidden file (names that begin with a dot)"
     )

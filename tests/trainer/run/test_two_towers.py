@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from cache_store import open_cache, open_joined
-from cache_store.format.array import TextRecipe
-from tests.make_cache import make_cache
+from tests.make_cache import make_cache, text_recipe
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import (
     Caches,
@@ -86,7 +85,7 @@ def test_both_towers_learn_and_describe_what_they_read(two, caches):
     assert not torch.equal(after(samples), out)
 
 
-TEXT = TextRecipe(source="caption", template="{}", max_tokens=6, drop=0, padding="seen")
+TEXT = text_recipe(6)
 
 
 def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_path):
