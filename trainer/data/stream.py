@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.random import Generator, Philox
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from cache_store.cache.reader import valid_numbers
@@ -224,6 +224,18 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         else:
             self._cursor, self._end = cursor, end
             self._passes_2W[:] = torch.tensor([[cursor], [end]])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Refuse to be prepared by Accelerate for several processes; its loaders call this before each pass.
+
+        They divide batches among the processes, and this stream has done so already: most samples would never be seen.
+        """
+        if self.share.world_size > 1 or (distributed.is_initialized() and distributed.get_world_size() > 1):
+            raise ConfigError(
+                "LatentStream was prepared by Accelerate, which would divide its batches among the processes again; "
+                "give it rank= and world_size=, and take DataLoader(stream, batch_size=None) as it is, not prepared; "
+                "with transformers' Trainer, return that from get_train_dataloader"
+            )
 
     def _must_match(self) -> dict[str, Any]:
         order = self.order

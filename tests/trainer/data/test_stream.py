@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, get_worker_info
 
 from cache_store import open_cache, open_joined
@@ -346,6 +348,17 @@ def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
         LatentStream(cache, BATCH, samples=np.array([3, 21]))
     with pytest.raises(ConfigError, match="there are no samples to show"):
         next(iter(LatentStream(cache, BATCH, samples=[])))
+
+
+def test_a_stream_prepared_for_several_processes_is_refused(cache):
+    """Accelerate calls `set_epoch`. One that knows of no other rank could not be resumed: cursors would differ."""
+    LatentStream(cache, BATCH).set_epoch(1)
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(ConfigError, match="prepared by Accelerate"):
+            LatentStream(cache, BATCH).set_epoch(1)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_joined_caches_stream_by_row_and_resume(tmp_path):
