@@ -51,7 +51,7 @@ def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tupl
         full = load_every_weight(path, dtype).to(device)
         model = take_language_model(full, image_parts_of=full)
         check_forward(model, full)
-        drop_other_parts(full, [model])
+        keep_only(model, full)
     return model, full
 
 
@@ -172,6 +172,19 @@ def drop_other_parts(whole: nn.Module, kept: Iterable[nn.Module]) -> list[str]:
                 yield from drop_below(child, f"{path}{name}.")
 
     return list(drop_below(whole, ""))
+
+
+def keep_only(model: LanguageModel, full: Transformers) -> None:
+    """Remove from `full` all that `model` does not use, even bare weights such as `image_newline` of LLaVA-NeXT.
+
+    Those cannot go before the checkpoint is read: transformers initialises them.
+    """
+    drop_other_parts(full, [model])
+    used = {id(weight) for weight in model.parameters()}
+    for module in full.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if id(weight) not in used:
+                setattr(module, name, None)
 
 
 def multimodal_remedy(config: Any) -> str:
