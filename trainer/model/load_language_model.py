@@ -32,6 +32,11 @@ REFUSED_MASKS = (
 LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 """Config fields with a scale of the logits: Cohere, Falcon-H1 and HyperCLOVA X multiply by it, Granite divides."""
 
+UNQUANTISED = "quantised language models are not supported: name one in float32, float16 or bfloat16"
+
+DRAWN_VALUES = 4_096
+"""At least this many values of each matrix are looked at (all, if it has fewer)."""
+
 CAUSAL_SETTINGS: dict[str, dict[str, Any]] = {"paligemma": {"use_bidirectional_attention": False}}
 """Values of a text model's config under which it is causal, by the model type of the whole.
 
@@ -93,17 +98,35 @@ def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None
             f"lacks {len(missing)} of its weights ({named}); they would be random. The checkpoint is incomplete or of "
             "another architecture than its config.json says"
         )
+    refuse_whole_numbers(full)
     return full
 
 
 def read_causal_config(path: str) -> Any:
-    """Read the config of a hub id or folder, with values under which its text model is causal."""
+    """Read a model's config, with values under which its text model is causal; ModelError if it is quantised."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    if getattr(config, "quantization_config", None):
+        raise ModelError(f"is quantised (quantization_config in its config.json); {UNQUANTISED}")
     for name, value in CAUSAL_SETTINGS.get(config.model_type, {}).items():
         setattr(config.get_text_config(decoder=True), name, value)
     return config
+
+
+def refuse_whole_numbers(full: Transformers) -> None:
+    """Raise ModelError for matrices of integers, such as int8 weights, which transformers casts without their scales."""
+    faulty = [name for name, weight in full.named_parameters() if weight.ndim > 1 and holds_integers(weight)]
+    if faulty:
+        raise ModelError(f"has integers in {len(faulty)} of its weights ({faulty[0]}): it is quantised; {UNQUANTISED}")
+
+
+def holds_integers(weight: Tensor) -> bool:
+    """Return whether a draw of its values are all integers, and not only -1, 0 and 1."""
+    if weight.is_meta:
+        return False
+    drawn = weight.detach().flatten()[:: max(1, weight.numel() // DRAWN_VALUES)]
+    return bool((drawn == drawn.round()).all() and (drawn.abs() > 1).any())
 
 
 def loader_of(config: Any) -> Any:
