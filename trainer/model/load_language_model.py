@@ -19,6 +19,7 @@ from trainer.model.pretrained import (
     first_line,
     loading_bar_hidden,
     pretrained_name,
+    refuse_unreachable,
 )
 from trainer.model.projector import CAUSAL
 
@@ -31,6 +32,8 @@ REFUSED_MASKS = (
 
 LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 """Config fields with a scale of the logits: Cohere, Falcon-H1 and HyperCLOVA X multiply by it, Granite divides."""
+
+DECODER_ALONE = "name a causal decoder, such as a Gemma 3, Qwen3 or Llama"
 
 UNQUANTISED = "quantised language models are not supported: name one in float32, float16 or bfloat16"
 
@@ -70,6 +73,13 @@ def name_model(name: str) -> Iterator[str]:
         raise ModelError(f"model.language_model {name!r} {error}") from None
 
 
+def refuse_no_language_model(name: str) -> None:
+    """Raise ModelError if the config of a hub id or folder is of no model that can be used; no weight is read."""
+    with name_model(name) as path:
+        refuse_unreachable(path)
+        loader_of(read_causal_config(path))
+
+
 def take_language_model(full: Transformers, image_parts_of: Transformers) -> LanguageModel:
     """Take the parts that training needs from `full`, and the image parts from the model that has their weights."""
     embed, decoder, head = text_modules(full)
@@ -79,19 +89,23 @@ def take_language_model(full: Transformers, image_parts_of: Transformers) -> Lan
     return model
 
 
+def unreadable_model(error: Exception) -> ModelError:
+    return ModelError(f"cannot be loaded: {explain_unreadable(error)}")
+
+
 def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None = None) -> Transformers:
     """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random.
 
     On the device `meta` the model has shapes and no values.
     """
+    config = read_causal_config(path)
     try:
         with loading_bar_hidden():
-            config = read_causal_config(path)
             full, report = loader_of(config).from_pretrained(
                 path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, device_map=device
             )
     except UNREADABLE_MODEL as error:
-        raise ModelError(f"cannot be loaded: {explain_unreadable(error)}") from None
+        raise unreadable_model(error) from None
     if missing := sorted(report["missing_keys"]):  # for a weight of another shape, transformers itself raises an error
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise ModelError(
@@ -106,7 +120,10 @@ def read_causal_config(path: str) -> Any:
     """Read a model's config, with values under which its text model is causal; ModelError if it is quantised."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except UNREADABLE_MODEL as error:
+        raise unreadable_model(error) from None
     if getattr(config, "quantization_config", None):
         raise ModelError(f"is quantised (quantization_config in its config.json); {UNQUANTISED}")
     for name, value in CAUSAL_SETTINGS.get(config.model_type, {}).items():
@@ -115,7 +132,7 @@ def read_causal_config(path: str) -> Any:
 
 
 def refuse_whole_numbers(full: Transformers) -> None:
-    """Raise ModelError for matrices of integers, such as int8 weights, which transformers casts without their scales."""
+    """Raise ModelError for matrices of integers: transformers casts int8 weights to floats, without their scales."""
     faulty = [name for name, weight in full.named_parameters() if weight.ndim > 1 and holds_integers(weight)]
     if faulty:
         raise ModelError(f"has integers in {len(faulty)} of its weights ({faulty[0]}): it is quantised; {UNQUANTISED}")
@@ -134,14 +151,20 @@ def loader_of(config: Any) -> Any:
     from transformers import (  # takes seconds to import, and reading a projector does not need it
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING,
         AutoModelForCausalLM,
     )
 
     kind = type(config)
+    if config.is_encoder_decoder:
+        raise ModelError(f"is an encoder-decoder ({config.model_type}); {DECODER_ALONE}")
+    if kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        raise ModelError(f"is an encoder ({config.model_type}), whose tokens attend to later ones; {DECODER_ALONE}")
     if is_multimodal(config) and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return text_part_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind])
-    if is_multimodal(config) and kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(multimodal_remedy(config))
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        other = f"is no language model ({config.model_type}); {DECODER_ALONE}"
+        raise ModelError(multimodal_remedy(config) if is_multimodal(config) else other)
     return AutoModelForCausalLM
 
 

@@ -27,7 +27,10 @@ IMAGE_MARKER = re.compile(r"(?<![ \t])[ \t]*<image>\n?")
 """LLaVA's marker for the image, removed since world tokens come first. The lookbehind keeps long runs of blanks
 fast."""
 
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
+TEMPLATE_ERRORS = (
+    *(TemplateError, TypeError, ValueError, ArithmeticError),
+    *(LookupError, AttributeError, RecursionError, MemoryError),
+)
 """Exceptions that Jinja raises, and those that code in a template can raise."""
 
 Message = dict[str, str]

@@ -127,6 +127,15 @@ def test_code_that_a_folder_brings_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_template_that_does_not_end_in_time_is_refused(tmp_path, monkeypatch):
+    """Jinja limits one loop, but not loops in loops; these two end after a second."""
+    loops = "{% for _ in range(100_000) %}{% for _ in range(100) %}{% endfor %}{% endfor %}"
+    make_tokenizer(loops).save_pretrained(tmp_path)
+    monkeypatch.setattr("trainer.text.tokenizer.PATIENCE_S", 0.01)
+    with pytest.raises(ConfigError, match=r"runs longer than 0\.01 s; correct it, or name another Jinja file"):
+        load_chat_tokenizer(str(tmp_path), None, 64)
+
+
 SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_image>"]
 
 
