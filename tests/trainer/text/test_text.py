@@ -285,6 +285,13 @@ def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, logge
     assert "1 sample skipped: sample 'sample-000005': unknown role 'robot'" in logged.text
 
 
+def test_samples_whose_image_moves_to_the_beginning_are_counted(tmp_path, chat, logged):
+    asked = ["<image>\nwhat", " <image> what", "what", "what\n<image>", "<image> and <image>", "look <image> now"]
+    conversations = [[{"from": "human", "value": each}, caption("red")[1]] for each in asked]
+    tokenise(described_cache(tmp_path / "cache", 6, conversations=conversations), chat)
+    assert "3 samples with an image marker after other words, or several" in logged.text
+
+
 def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tmp_path):
     text = text_folder(open_joined({"world": cache_path}), chat, str(tmp_path))
     precious, left_over = tmp_path / ".precious.partial", tmp_path / f".{text.name}.1.partial"
