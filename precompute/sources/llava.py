@@ -15,12 +15,14 @@ from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore, prefetch_of
 from precompute.sources.archives.names import Samples
 from precompute.sources.fields import Turn
 
 T = TypeVar("T")
+
+TEXT_ONLY = "text only"
+"""Kind of reason for a record that names no image, as some of LLaVA's instructions do: no file is missing."""
 
 MAX_LINE_BYTES = 64 * 2**20
 """Largest record that is read; a conversation takes a few kilobytes."""
@@ -72,7 +74,7 @@ class LlavaSource:
 
     def read(self, uri: str) -> bytes:
         if not uri:
-            raise Rejected(MISSING, "the record names no image")
+            raise Rejected(TEXT_ONLY, "the record names no image")
         return self._images.read(uri)
 
 

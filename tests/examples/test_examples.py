@@ -13,9 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+from cache_store.errors import ConfigError
 from tests.make_cache import make_cache
 from tests.trainer.runs import meeting_of_two
+from trainer import LatentStream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {
@@ -23,6 +26,7 @@ NEEDS = {
     "stateful_dataloader": "torchdata",
     "accelerate_loop": "accelerate",
     "lightning_loop": "lightning",
+    "transformers_trainer": "accelerate",
 }
 STEPS, SAVE_EVERY = 150, 25
 BATCH = 8
@@ -112,7 +116,10 @@ def uninterrupted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Step
 
 @pytest.mark.parametrize(
     ("script", "before", "after"),
-    [("plain_pytorch", 1, 1), ("stateful_dataloader", 1, 1), ("accelerate_loop", 2, 2), ("lightning_loop", 2, 1)],
+    [
+        *(("plain_pytorch", 1, 1), ("stateful_dataloader", 1, 1), ("accelerate_loop", 2, 2), ("lightning_loop", 2, 1)),
+        ("transformers_trainer", 2, 2),
+    ],
 )
 def test_a_killed_example_goes_on_as_if_never_stopped(cache, tmp_path, uninterrupted, script, before, after):
     """`before` and `after`: processes before and after the kill; sums over two are rounded otherwise."""
@@ -130,6 +137,17 @@ def test_a_killed_example_goes_on_as_if_never_stopped(cache, tmp_path, uninterru
     for step, (loss, numbers) in [*killed.items(), *resumed.items()]:
         assert numbers == uninterrupted[step][1]
         assert loss == pytest.approx(uninterrupted[step][0], rel=tolerance)
+
+
+@pytest.mark.parametrize("dispatch_batches", [True, False])
+def test_a_stream_that_accelerate_would_divide_again_is_refused(cache, dispatch_batches):
+    """If not, each of two processes would train on a half of its own samples, or of the first one's."""
+    prepare = pytest.importorskip("accelerate.data_loader").prepare_data_loader
+    options = {"num_processes": 2, "process_index": 0, "dispatch_batches": dispatch_batches, "put_on_device": True}
+    stream = LatentStream(cache, BATCH, rank=0, world_size=2)
+    with pytest.raises(ConfigError, match="prepared by Accelerate, .* DataLoader"):
+        next(iter(prepare(DataLoader(stream, batch_size=1), **options)))
+    assert len(list(prepare(DataLoader(LatentStream(cache, BATCH), batch_size=None), num_processes=1))) == 8
 
 
 @pytest.mark.parametrize("script", NEEDS)

@@ -94,6 +94,21 @@ CHECKPOINTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         hf.LlavaConfig,
         configured({"model_type": "llama"}, CLIP, image_token_index=20),
     ),
+    "llava_next": (
+        hf.LlavaNextForConditionalGeneration,
+        hf.LlavaNextConfig,
+        configured({"model_type": "llama"}, CLIP, image_token_index=20),
+    ),
+    "llava_next_video": (
+        hf.LlavaNextVideoForConditionalGeneration,
+        hf.LlavaNextVideoConfig,
+        configured({"model_type": "llama"}, CLIP, image_token_index=20, video_token_index=19),
+    ),
+    "llava_onevision": (
+        hf.LlavaOnevisionForConditionalGeneration,
+        hf.LlavaOnevisionConfig,
+        configured({"model_type": "qwen2"}, SIGLIP, image_token_index=20, video_token_index=19),
+    ),
     "paligemma": (
         hf.PaliGemmaForConditionalGeneration,
         hf.PaliGemmaConfig,

@@ -64,6 +64,7 @@ def cut_cache(home: Path) -> dict[str, Path]:
 
 
 NO_JINJA = "{{ bos_token }}\n{% for m in messages %}{{ m"
+RECURSIVE = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
 LAST_TURN = "{% for m in messages %}{% if loop.last %}{{ m['role'] + m['content'] }}{% endif %}{% endfor %}"
 NO_TOKENIZER = "no tokenizer can be loaded from "
 WORDY = '{"model_type": "gemma3_text", "hidden_size": "w"}'
@@ -94,7 +95,9 @@ LEAVING_NOTHING = [
     (2, partial(changed_model, file="chat_template.jinja", text=None), "name a Jinja file in model.chat_template"),
     (2, partial(changed_model, file="chat_template.jinja", text=NO_JINJA), "/lm' is broken in line 2: unexpected"),
     (2, partial(template_file, template=NO_JINJA), "/chat.jinja is broken in line 2: unexpected end of template"),
-    *((1, partial(changed_model, file="config.json", text=text), "/lm") for text in ("[]", WORDY)),
+    *((1, partial(changed_model, file="config.json", text=text), "/lm' cannot be loaded: ") for text in ("[]", WORDY)),
+    (1, partial(changed_model, file="config.json", text='{"model_type": "t5"}'), "/lm' is an encoder-decoder (t5); "),
+    (1, partial(changed_model, file="*", text=None), "/lm' cannot be loaded: Unrecognized model in "),
     (1, partial(changed_model, file="config.json", text=WIDER), "/lm' cannot be loaded: "),
     (1, partial(changed_model, file="model.safetensors", text="\x10\0\0\0\0\0\0\0not a header...."), "/lm"),
     (1, partial(changed_model, file="model.safetensors", text=None), "/lm"),
@@ -102,6 +105,10 @@ LEAVING_NOTHING = [
     (1, partial(template_file, template="{{ raise_exception('no') }}"), "refuses it: no; the same for every sample"),
     (1, partial(template_file, template="{{ 1 // 0 }}"), "refuses it: integer division or modulo by zero; the same"),
     (1, partial(template_file, template="{{ messages + 1 }}"), "refuses it: can only concatenate list"),
+    (1, partial(template_file, template="{{ '{a}'.format() }}"), "refuses it: KeyError 'a'; the same for every sample"),
+    (1, partial(template_file, template=RECURSIVE), "refuses it: maximum recursion depth exceeded"),
+    (1, partial(template_file, template="{{ 'a' * 10**14 }}"), "refuses it: MemoryError; the same for every sample"),
+    (2, partial(template_file, template="{{ 'a' * 10**7 }}"), "chat.jinja turns one word into more than 1,000,000 ch"),
     (2, partial(template_file, template=LAST_TURN), "; set model.chat_template to one that only appends"),
 ]
 

@@ -19,7 +19,7 @@ from cache_store.errors import ConfigError, MissingPathError, ModelError, Source
 from cache_store.refusal import Difference, refuse
 from trainer.generate.config import GenerateConfig
 from trainer.model.language_model import LanguageModel, Masks, image_masks
-from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
+from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks, refuse_no_language_model
 from trainer.model.model import WorldModel
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line
 from trainer.model.projector_file import ProjectorConfig, TrainedProjector
@@ -230,6 +230,7 @@ def find_language_model(projector: TrainedProjector, named: str | None) -> str:
 def open_generator(projector: TrainedProjector, name: str, config: GenerateConfig, device: torch.device) -> Generator:
     """Load the language model `name`; StaleError if the projector was trained for another one."""
     trained, text = projector.config.language_model, projector.config.text
+    refuse_no_language_model(name)
     chat = prompt_tokenizer(name, text.chat_template)
     language, whole = load_with_whole(name, PRECISIONS[config.precision or trained.precision], device)
     refuse_other_model(projector.config, name, language)

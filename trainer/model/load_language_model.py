@@ -19,6 +19,7 @@ from trainer.model.pretrained import (
     first_line,
     loading_bar_hidden,
     pretrained_name,
+    refuse_unreachable,
 )
 from trainer.model.projector import CAUSAL
 
@@ -31,6 +32,13 @@ REFUSED_MASKS = (
 
 LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 """Config fields with a scale of the logits: Cohere, Falcon-H1 and HyperCLOVA X multiply by it, Granite divides."""
+
+DECODER_ALONE = "name a causal decoder, such as a Gemma 3, Qwen3 or Llama"
+
+UNQUANTISED = "quantised language models are not supported: name one in float32, float16 or bfloat16"
+
+DRAWN_VALUES = 4_096
+"""At least this many values of each matrix are looked at (all, if it has fewer)."""
 
 CAUSAL_SETTINGS: dict[str, dict[str, Any]] = {"paligemma": {"use_bidirectional_attention": False}}
 """Values of a text model's config under which it is causal, by the model type of the whole.
@@ -51,7 +59,7 @@ def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tupl
         full = load_every_weight(path, dtype).to(device)
         model = take_language_model(full, image_parts_of=full)
         check_forward(model, full)
-        drop_other_parts(full, [model])
+        keep_only(model, full)
     return model, full
 
 
@@ -65,6 +73,13 @@ def name_model(name: str) -> Iterator[str]:
         raise ModelError(f"model.language_model {name!r} {error}") from None
 
 
+def refuse_no_language_model(name: str) -> None:
+    """Raise ModelError if the config of a hub id or folder is of no model that can be used; no weight is read."""
+    with name_model(name) as path:
+        refuse_unreachable(path)
+        loader_of(read_causal_config(path))
+
+
 def take_language_model(full: Transformers, image_parts_of: Transformers) -> LanguageModel:
     """Take the parts that training needs from `full`, and the image parts from the model that has their weights."""
     embed, decoder, head = text_modules(full)
@@ -74,36 +89,61 @@ def take_language_model(full: Transformers, image_parts_of: Transformers) -> Lan
     return model
 
 
+def unreadable_model(error: Exception) -> ModelError:
+    return ModelError(f"cannot be loaded: {explain_unreadable(error)}")
+
+
 def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None = None) -> Transformers:
     """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random.
 
     On the device `meta` the model has shapes and no values.
     """
+    config = read_causal_config(path)
     try:
         with loading_bar_hidden():
-            config = read_causal_config(path)
             full, report = loader_of(config).from_pretrained(
                 path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, device_map=device
             )
     except UNREADABLE_MODEL as error:
-        raise ModelError(f"cannot be loaded: {explain_unreadable(error)}") from None
+        raise unreadable_model(error) from None
     if missing := sorted(report["missing_keys"]):  # for a weight of another shape, transformers itself raises an error
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise ModelError(
             f"lacks {len(missing)} of its weights ({named}); they would be random. The checkpoint is incomplete or of "
             "another architecture than its config.json says"
         )
+    refuse_whole_numbers(full)
     return full
 
 
 def read_causal_config(path: str) -> Any:
-    """Read the config of a hub id or folder, with values under which its text model is causal."""
+    """Read a model's config, with values under which its text model is causal; ModelError if it is quantised."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except UNREADABLE_MODEL as error:
+        raise unreadable_model(error) from None
+    if getattr(config, "quantization_config", None):
+        raise ModelError(f"is quantised (quantization_config in its config.json); {UNQUANTISED}")
     for name, value in CAUSAL_SETTINGS.get(config.model_type, {}).items():
         setattr(config.get_text_config(decoder=True), name, value)
     return config
+
+
+def refuse_whole_numbers(full: Transformers) -> None:
+    """Raise ModelError for matrices of integers: transformers casts int8 weights to floats, without their scales."""
+    faulty = [name for name, weight in full.named_parameters() if weight.ndim > 1 and holds_integers(weight)]
+    if faulty:
+        raise ModelError(f"has integers in {len(faulty)} of its weights ({faulty[0]}): it is quantised; {UNQUANTISED}")
+
+
+def holds_integers(weight: Tensor) -> bool:
+    """Return whether a draw of its values are all integers, and not only -1, 0 and 1."""
+    if weight.is_meta:
+        return False
+    drawn = weight.detach().flatten()[:: max(1, weight.numel() // DRAWN_VALUES)]
+    return bool((drawn == drawn.round()).all() and (drawn.abs() > 1).any())
 
 
 def loader_of(config: Any) -> Any:
@@ -111,14 +151,20 @@ def loader_of(config: Any) -> Any:
     from transformers import (  # takes seconds to import, and reading a projector does not need it
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING,
         AutoModelForCausalLM,
     )
 
     kind = type(config)
+    if config.is_encoder_decoder:
+        raise ModelError(f"is an encoder-decoder ({config.model_type}); {DECODER_ALONE}")
+    if kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        raise ModelError(f"is an encoder ({config.model_type}), whose tokens attend to later ones; {DECODER_ALONE}")
     if is_multimodal(config) and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return text_part_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind])
-    if is_multimodal(config) and kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(multimodal_remedy(config))
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        other = f"is no language model ({config.model_type}); {DECODER_ALONE}"
+        raise ModelError(multimodal_remedy(config) if is_multimodal(config) else other)
     return AutoModelForCausalLM
 
 
@@ -172,6 +218,19 @@ def drop_other_parts(whole: nn.Module, kept: Iterable[nn.Module]) -> list[str]:
                 yield from drop_below(child, f"{path}{name}.")
 
     return list(drop_below(whole, ""))
+
+
+def keep_only(model: LanguageModel, full: Transformers) -> None:
+    """Remove from `full` all that `model` does not use, even bare weights such as `image_newline` of LLaVA-NeXT.
+
+    Those cannot go before the checkpoint is read: transformers initialises them.
+    """
+    drop_other_parts(full, [model])
+    used = {id(weight) for weight in model.parameters()}
+    for module in full.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if id(weight) not in used:
+                setattr(module, name, None)
 
 
 def multimodal_remedy(config: Any) -> str:

@@ -54,18 +54,18 @@ def pretrained_name(name: str) -> str:
 def refuse_unreachable(name: str) -> None:
     """Raise ModelError, after one try, if a hub id is not in the local cache and the Hub cannot be reached.
 
-    transformers would try six times for each of several files. It reports the Hub's own errors.
+    transformers would try six times for each of several files. It reports a wrong id and the Hub's own errors.
     """
-    if Path(name).is_dir() or is_offline_mode() or isinstance(try_to_load_from_cache(name, CONFIG), str):
-        return
     try:
+        if Path(name).is_dir() or is_offline_mode() or isinstance(try_to_load_from_cache(name, CONFIG), str):
+            return
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_TIMEOUT_S)
     except (HfHubHTTPError, HFValidationError):
         return
     except (HTTPError, OSError) as error:
         raise ModelError(
-            f"model.language_model {name!r} is not a folder here and not in the Hub's local cache, and the Hub cannot "
-            f"be reached ({first_line(error)}); {WITHOUT_THE_HUB}"
+            "is not a folder here and not in the Hub's local cache, and the Hub cannot be reached "
+            f"({first_line(error)}); {WITHOUT_THE_HUB}"
         ) from None
 
 
@@ -94,8 +94,11 @@ def explain_unreadable(error: Exception) -> str:
     return f"{first_line(error).rstrip('.')}; {WITHOUT_THE_HUB}"
 
 
+TERSE = (KeyError, AttributeError, MemoryError)
+
+
 def first_line(error: Exception) -> str:
-    """Return the first line of a message, and the next after a colon; for a KeyError, with its class name."""
+    """Return the first line of a message, and the next after a colon; with the error's name if it says too little."""
     line, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = f"{line} {more[0]}" if line.endswith(":") and more else line
-    return f"{type(error).__name__} {line}" if isinstance(error, KeyError | AttributeError) else line
+    return f"{type(error).__name__} {line}".strip() if isinstance(error, TERSE) else line

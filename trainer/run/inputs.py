@@ -18,7 +18,7 @@ from trainer.config import DataConfig, TrainConfig
 from trainer.data.views import has_moments, open_caches
 from trainer.model.kernels import choose_attention
 from trainer.model.language_model import LanguageModel
-from trainer.model.load_language_model import Transformers, load_with_whole
+from trainer.model.load_language_model import Transformers, load_with_whole, refuse_no_language_model
 from trainer.model.pretrained import pretrained_name
 from trainer.model.projector import Projectors
 from trainer.model.projector_file import (
@@ -80,6 +80,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     joined = open_sound_caches(config, world)
     refuse_unread(config.model, joined)
     draw = draws_latents(joined, config.data.posterior)
+    refuse_no_language_model(config.model.language_model)
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(joined, chat, config.text_dir)
     for path in config.all_caches:

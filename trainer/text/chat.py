@@ -23,11 +23,15 @@ from trainer.text.special_text import MASK, Span, SpecialText, mask_words
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
-IMAGE_MARKER = re.compile(r"(?<![ \t])[ \t]*<image>\n?")
+MARKER = "<image>"
+IMAGE_MARKER = re.compile(rf"(?<![ \t])[ \t]*{MARKER}\n?")
 """LLaVA's marker for the image, removed since world tokens come first. The lookbehind keeps long runs of blanks
 fast."""
 
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
+TEMPLATE_ERRORS = (
+    *(TemplateError, TypeError, ValueError, ArithmeticError),
+    *(LookupError, AttributeError, RecursionError, MemoryError),
+)
 """Exceptions that Jinja raises, and those that code in a template can raise."""
 
 Message = dict[str, str]
@@ -56,6 +60,12 @@ class Rendered:
     """Places of the assistant's turns in `text`, each with its end of turn."""
     problem: str = ""
     """Why there is no text although the sample has words."""
+
+
+def has_moved_image(conversation: Sequence[Message]) -> bool:
+    """Return whether its image markers are other than one at the beginning, where an image's tokens come here."""
+    text = "\n".join(turn["value"] or "" for turn in conversation)
+    return MARKER in text and (text.count(MARKER) > 1 or not text.lstrip().startswith(MARKER))
 
 
 def to_messages(conversation: Sequence[Message]) -> list[Message]:

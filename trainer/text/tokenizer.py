@@ -1,6 +1,7 @@
 """Load a model's fast tokenizer with its chat template, from a hub id or a folder."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,7 @@ from jinja2 import TemplateSyntaxError
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.config import MAX_TOKENS
-from trainer.model.pretrained import (
-    UNREADABLE_MODEL,
-    explain_unreadable,
-    first_line,
-    pretrained_name,
-    refuse_unreachable,
-)
+from trainer.model.pretrained import UNREADABLE_MODEL, explain_unreadable, first_line, pretrained_name
 from trainer.text.chat import TEMPLATE_ERRORS, ChatTokenizer
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
@@ -25,6 +20,9 @@ PROCESSOR_TEMPLATE = "chat_template.json"
 
 SHOWN_CHARACTERS = 200
 """Longest part shown of Jinja's own message."""
+
+PATIENCE_S, MAX_PROBE = 10.0, 1_000_000
+"""Longest time and text that a chat template may take for one word; real ones take milliseconds and a few thousand."""
 
 
 def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
@@ -70,7 +68,6 @@ def load_tokenizer(model: str) -> Any:
     name = pretrained_name(model)
     if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
         raise ModelError(f"no tokenizer can be loaded from {model!r}: the folder has no tokenizer files")
-    refuse_unreachable(name)
     from transformers import AutoTokenizer  # takes seconds to import, and reading a projector does not need it
 
     try:
@@ -83,16 +80,39 @@ def load_tokenizer(model: str) -> Any:
 
 
 def refuse_broken_template(tokenizer: Any, template: str, where: str) -> None:
-    """Raise ConfigError for broken Jinja; a template that only refuses this probe may accept conversations."""
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], chat_template=template, tokenize=False)
-    except TemplateSyntaxError as error:
+    """Raise ConfigError for a template that is broken Jinja, or that makes no text of reasonable size in time."""
+    remedy = "correct it, or name another Jinja file in model.chat_template"
+    outcome = render_probe(tokenizer, template)
+    if isinstance(outcome, TemplateSyntaxError):
         raise ConfigError(
-            f"the chat template {where} is broken in line {error.lineno}: {first_line(error)[:SHOWN_CHARACTERS]}; "
-            "correct it, or name another Jinja file in model.chat_template"
-        ) from None
-    except TEMPLATE_ERRORS:
-        return  # it may refuse only this probe; each sample's problem is reported with its id
+            f"the chat template {where} is broken in line {outcome.lineno}: "
+            f"{first_line(outcome)[:SHOWN_CHARACTERS]}; {remedy}"
+        )
+    if outcome is None or (isinstance(outcome, str) and len(outcome) > MAX_PROBE):
+        raise ConfigError(
+            f"the chat template {where} turns one word into more than {MAX_PROBE:,} characters, or runs longer than "
+            f"{PATIENCE_S:g} s; {remedy}"
+        )
+
+
+def render_probe(tokenizer: Any, template: str) -> str | Exception | None:
+    """Render one word; return an error if the template refuses that, as it may, and None if it takes too long.
+
+    A template's loops cannot be stopped. Their thread ends with the program.
+    """
+    outcome = list[str | Exception]()
+
+    def render() -> None:
+        try:
+            messages = [{"role": "user", "content": "a"}]
+            outcome.append(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False))
+        except TEMPLATE_ERRORS as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=render, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    return outcome[0] if outcome else None
 
 
 def read_template(path: str) -> str:

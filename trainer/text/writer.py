@@ -15,7 +15,7 @@ from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
 from cache_store.storage.files import claim_folder, name_in_errors
 from trainer.published import publish_folder
-from trainer.text.chat import ChatTokenizer
+from trainer.text.chat import ChatTokenizer, has_moved_image
 from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c
 
 SHOWN_PROBLEMS = 3
@@ -63,7 +63,7 @@ def publish_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
 
 def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple[int, int]:
     """Write every array of the store; return the number of tokens and the largest token id."""
-    largest, problems = 0, list[str]()
+    largest, problems, moved = 0, list[str](), 0
     with ExitStack() as stack:
         files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
         files["offsets"].append([0])
@@ -71,6 +71,7 @@ def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple
         for numbers in number_chunks(len(cache)):
             samples = cache.samples(numbers, columns=["id", "conversations"]).to_pydict()
             texts = chat(samples["id"], samples["conversations"])
+            moved += sum(map(has_moved_image, samples["conversations"]))
             problems += [text.problem for text in texts if text.problem]
             tokens = np.concatenate([text.tokens for text in texts])
             largest = max(largest, int(tokens.max(initial=0)))
@@ -81,6 +82,11 @@ def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple
             files["id_hash"].append([id_hash(sample_id) for sample_id in samples["id"]])
             progress.update(len(numbers))
     report_skipped(problems, len(cache))
+    if moved:
+        log_info(
+            f"{counted(moved, 'sample')} with an image marker after other words, or several: an image's tokens come "
+            "once, before the conversation"
+        )
     return files["tokens"].length, largest
 
 

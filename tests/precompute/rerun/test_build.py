@@ -159,7 +159,7 @@ def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
     ("name", "said", "advice"),
     [
         ("../x.png", "looked in {images}; not a name inside it: ../x.png", "Set source.images, or mend it"),
-        (None, "{count} records without an image name: sample-000, sample-001", "or leave it out of {chat}"),
+        (None, "{count} text-only records, which name no image: sample-000, sample-001", "records out of {chat}"),
     ],
 )
 def test_records_whose_image_cannot_be_there_are_named(project, count, name, said, advice):

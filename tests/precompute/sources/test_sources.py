@@ -93,7 +93,7 @@ def test_records_of_any_lawful_list_become_rows_by_id(tmp_path, mark, step):
     assert plan["uri"].to_pylist()[:2] == ["a.jpg", ""]
     assert plan["conversations"][0].as_py() == record("a")["conversations"]
     assert set(plan["fingerprint"].to_pylist()) == {MISSING}
-    with pytest.raises(Rejected, match="missing: the record names no image"):
+    with pytest.raises(Rejected, match="text only: the record names no image"):
         source.read("")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
@@ -42,6 +43,26 @@ def save_audio_config(folder: Path) -> None:
     hf.Qwen2AudioConfig().save_pretrained(folder)
 
 
+def save_quantised(folder: Path) -> None:
+    hf.GPT2Config(quantization_config={"quant_method": "gptq", "bits": 4}).save_pretrained(folder)
+
+
+def save_integers(folder: Path) -> None:
+    """Save int8 weights without scales, which transformers casts."""
+    file = save_language_model(folder) / "model.safetensors"
+    weights = {name: weight / weight.abs().max() * 127 for name, weight in load_file(file).items() if "proj" in name}
+    integers = {name: weight.round().to(torch.int8) for name, weight in weights.items()}
+    save_file(load_file(file) | integers, file, metadata={"format": "pt"})
+
+
+def save_encoder(folder: Path) -> None:
+    hf.BertConfig().save_pretrained(folder)
+
+
+def save_encoder_decoder(folder: Path) -> None:
+    hf.T5Config().save_pretrained(folder)
+
+
 REFUSED = [
     (
         save_audio_config,
@@ -53,6 +74,11 @@ REFUSED = [
     (partial(save_language_model, use_bidirectional_attention=True), FLOAT32, "is not causal"),
     (partial(save_language_model, use_bidirectional_attention=True), BFLOAT16, "is not causal"),
     (lambda folder: drop_weights(save_language_model(folder), "q_proj"), FLOAT32, "lacks 2 of its weights (model.laye"),
+    (save_integers, BFLOAT16, "has integers in 14 of its weights (model.layers.0.self_attn.q_proj.weight): it is q"),
+    (save_encoder, FLOAT32, "is an encoder (bert), whose tokens attend to later ones; name a causal decoder, such as"),
+    (save_encoder_decoder, FLOAT32, "is an encoder-decoder (t5); name a causal decoder, such as"),
+    (hf.SiglipVisionConfig().save_pretrained, FLOAT32, "is no language model (siglip_vision_model); name a causal dec"),
+    (save_quantised, FLOAT32, "is quantised (quantization_config in its config.json)"),
 ]
 
 

@@ -39,6 +39,9 @@ DECODERS = {
     "qwen3_vl": "Qwen3VLTextModel",
     "qwen3_vl_moe": "Qwen3VLMoeTextModel",
     "llava": "LlamaModel",
+    "llava_next": "LlamaModel",
+    "llava_next_video": "LlamaModel",
+    "llava_onevision": "Qwen2Model",
     "paligemma": "GemmaModel",
     "paligemma2": "Gemma2Model",
     "llama4": "Llama4TextModel",
@@ -113,6 +116,11 @@ OLDER = {
     "qwen2_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
     "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
     "llava": {"lm_head.": "language_model.lm_head.", "model.language_model.": "language_model.model."},
+    "llava_next": {
+        "lm_head.": "language_model.lm_head.",
+        "model.language_model.": "language_model.model.",
+        "model.image_newline": "image_newline",
+    },
     "paligemma": {"model.language_model.": "language_model.model."},
     "paligemma2": {"model.language_model.": "language_model.model."},
 }

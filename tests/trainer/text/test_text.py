@@ -127,6 +127,15 @@ def test_code_that_a_folder_brings_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_template_that_does_not_end_in_time_is_refused(tmp_path, monkeypatch):
+    """Jinja limits one loop, but not loops in loops; these two end after a second."""
+    loops = "{% for _ in range(100_000) %}{% for _ in range(100) %}{% endfor %}{% endfor %}"
+    make_tokenizer(loops).save_pretrained(tmp_path)
+    monkeypatch.setattr("trainer.text.tokenizer.PATIENCE_S", 0.01)
+    with pytest.raises(ConfigError, match=r"runs longer than 0\.01 s; correct it, or name another Jinja file"):
+        load_chat_tokenizer(str(tmp_path), None, 64)
+
+
 SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_image>"]
 
 
@@ -274,6 +283,13 @@ def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, logge
     split = TextStore(folder).split(0)
     assert (split.train.tolist(), split.unlabelled) == ([0, 3], 4)
     assert "1 sample skipped: sample 'sample-000005': unknown role 'robot'" in logged.text
+
+
+def test_samples_whose_image_moves_to_the_beginning_are_counted(tmp_path, chat, logged):
+    asked = ["<image>\nwhat", " <image> what", "what", "what\n<image>", "<image> and <image>", "look <image> now"]
+    conversations = [[{"from": "human", "value": each}, caption("red")[1]] for each in asked]
+    tokenise(described_cache(tmp_path / "cache", 6, conversations=conversations), chat)
+    assert "3 samples with an image marker after other words, or several" in logged.text
 
 
 def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tmp_path):
