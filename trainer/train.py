@@ -1,11 +1,27 @@
-"""The command `train`: check the config and the output, then train from the start or from a checkpoint."""
+"""A training run from top to bottom: begin or resume, then step by step, until the projector is written.
 
-from contextlib import nullcontext
+A step takes a batch, computes gradients, clips and applies them (`trainer/run/update.py`), validates, reports and
+saves. A run can stop after any step and resumes exactly there. Observers report each step, in their order, on rank 0.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from threading import Event
 
+import numpy as np
+
+from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.output_file import refuse_inside
+from cache_store.program.running import stop_on_signals
+from cache_store.refusal import ABSENT, counted, differences_between
 from cache_store.storage.files import claim_folder
-from trainer.config import WARMUP_STEPS, TrainConfig
+from trainer.config import TrainConfig
+from trainer.data.batches import StepBatch
+from trainer.data.prefetch import prefetched
 from trainer.data.stream import LatentSource
 from trainer.insight.captioner import HeldOutCaptions
 from trainer.insight.health import Health
@@ -13,16 +29,39 @@ from trainer.insight.log import Console, StepLog
 from trainer.insight.report import Report
 from trainer.insight.startup import announce
 from trainer.insight.trackers import refuse_missing
-from trainer.model.config import PRETRAINED
-from trainer.run.checkpoint import find_checkpoint, refuse_other_run
-from trainer.run.folder import checkpoints_of, refuse_foreign_output
-from trainer.run.inputs import Inputs, open_inputs
-from trainer.run.loop import TrainingLoop
-from trainer.run.memory import fit_memory
-from trainer.run.observers import Captioner, Observer
+from trainer.model.phases import phase
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
+from trainer.run.checkpoint import (
+    CheckpointFolder,
+    CheckpointState,
+    find_checkpoint,
+    load_optimizer,
+    refuse_other_run,
+    restore_heads,
+    restore_projectors,
+)
+from trainer.run.folder import (
+    checkpoints_of,
+    has_run,
+    read_metrics,
+    refuse_foreign_output,
+    write_changed,
+    write_config,
+)
+from trainer.run.inputs import open_inputs
+from trainer.run.memory import fit_memory, peak_memory_bytes
+from trainer.run.observers import Caption, Captioner, Metrics, Observer, StepDone, Validation
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 from trainer.run.trained import can_start_from, initial_projector
+from trainer.run.update import Update, Updater
+from trainer.run.validation import sample_names, sample_scores, shuffle_test
+
+MOST_SKIPPED = 10
+"""Steps skipped in a row after which a run with `run.nonfinite: skip` stops."""
+
+MOST_THREADS = 8
+"""Most threads that read batches ahead; they are added while steps wait."""
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -34,17 +73,14 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         inputs = open_inputs(config, world)
         if start is not None:
             refuse_other_run(*start, inputs.must_match, config, partial(can_start_from, inputs))
-        announce_other_vision_tower(inputs)
-        session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
-        announce_large_batch(session)
-        session = fit_memory(session)
-        loop = TrainingLoop(session, checkpoints, make_captioner(session))
-        loop.observers += make_observers(session, loop.total_steps) if world.is_main else []
-        announce_warmup(session, loop.total_steps)
-        announce(session)
+        projector = initial_projector(inputs) if start is None else None
+        session = fit_memory(open_session(inputs, source, start=projector))
+        run = TrainingRun(session, checkpoints, make_captioner(session))
+        run.observers += make_observers(session, run.total_steps) if world.is_main else []
+        announce(session, run.total_steps)
         if start is not None:
-            loop.resume(*start)
-        loop.run()
+            run.resume(*start)
+        run.run()
 
 
 def refuse_impossible(config: TrainConfig, world_size: int) -> None:
@@ -78,29 +114,252 @@ def make_captioner(session: Session) -> Captioner | None:
     return HeldOutCaptions(session) if session.world.is_main or session.in_step else lambda _: []
 
 
-def announce_other_vision_tower(inputs: Inputs) -> None:
-    """Warn if a checkpoint's own projector reads hidden states that may come from another model's tower."""
-    language = inputs.projector_config.language_model.name
-    for tower in inputs.projector_config.towers:
-        if tower.projector == PRETRAINED and tower.encoder_model != language:
-            made_by = tower.encoder_model or "an unknown model"
-            inputs.world.warn(
-                f"model.towers.{tower.name}: the projector of {language} reads hidden states of its own vision tower "
-                f"only, but the cache was made by {made_by}; check that the two towers have equal weights: from "
-                "another tower's states the projector makes noise"
+class TrainingRun:
+    """The state of a run between steps, and its step."""
+
+    def __init__(
+        self,
+        session: Session,
+        checkpoints: CheckpointFolder,
+        captioner: Captioner | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """Either all ranks have a `captioner`, or none has. `observers` run on rank 0 alone.
+
+        Observers see a step before its checkpoint is saved, so that a kill in between loses nothing.
+        """
+        self.session, self.checkpoints, self.captioner = session, checkpoints, captioner
+        self.config, self.world = session.config, session.world
+        self.observers = list(observers) if self.world.is_main else []
+        self.output = self.config.run.folder
+        self.model = session.model
+        self.total_steps = self.config.run.total_steps(len(session.split.train), self.config.data.batch_size)
+        self.updater = Updater(session, self.total_steps)
+        self.started_from = session.started_from
+        self.completed = 0
+        """Optimizer steps done; the position is this many global batches."""
+        self.skipped = 0
+        """Latest steps in a row whose figures were not finite."""
+        self.stop_request = Event()
+        """Set when this rank gets a signal to stop."""
+        self.stopping = False
+        """Whether any rank got a signal to stop; the same on all ranks."""
+
+    # The run: from a checkpoint or the start to the projector.
+
+    def resume(self, path: Path, state: CheckpointState) -> None:
+        self.started_from = restore_projectors(path, self.model.projectors).training.started_from
+        restore_heads(path, self.model.reconstruction)
+        load_optimizer(path, self.updater.optimizer)
+        self.completed = state.step
+        self.world.say(f"resuming after step {state.step:,} of {self.total_steps:,}, from {path}")
+        for name, before, now in differences_between(state.config, asdict(self.config)):
+            if (before, now) != (ABSENT, "None"):  # a field that the older version did not have
+                self.world.say(f"  changed since then: {name}: {before} → {now}")
+
+    def run(self) -> None:
+        """Do the remaining steps, then write the projector for use."""
+        owed = self.owes_validation()
+        remaining = self.completed < self.total_steps or owed
+        if self.world.is_main and (remaining or not has_run(self.config.run)):
+            write_config(self.config)
+        if remaining:
+            self.train_to_the_end(owed)
+        else:
+            self.world.say(f"nothing to do: {self.completed:,} steps are done, and the run has {self.total_steps:,}")
+        if self.world.is_main:
+            self.publish_projector()
+        for observer in self.observers:
+            observer.finish()
+        self.world.say(f"trained {counted(self.completed, 'step')}: {self.output / PROJECTOR_FILE}")
+
+    def train_to_the_end(self, owed: bool) -> None:
+        with stop_on_signals(self.stop_request.set), ExitStack() as stack:
+            for observer in self.observers:
+                stack.callback(observer.close)
+                observer.begin(self.completed)
+            if owed:
+                self.catch_up()
+            steps = range(self.completed, self.total_steps)
+            loader = self.session.loader
+            with closing(prefetched(loader, steps, loader.threads, MOST_THREADS)) as batches:
+                for _ in steps:
+                    self.one_step(batches)
+
+    def publish_projector(self) -> None:
+        """Write the projector unless it is up to date; a rerun does so too, since a kill may come before this."""
+        for name, data in ((CONFIG_FILE, self.projector_config.as_json), (PROJECTOR_FILE, self.projector_bytes)):
+            write_changed(self.output / name, data)
+
+    # A step.
+
+    def one_step(self, batches: Iterator[StepBatch]) -> None:
+        """Do a step and everything due after it, in an order in which a kill at any point loses nothing."""
+        began = time.perf_counter()
+        with phase("data wait"):
+            batch = next(batches)
+        waited = time.perf_counter() - began
+        update = self.updater(batch, self.completed, stop=self.stop_request.is_set())
+        self.stopping |= update.stops
+        self.skipped = 0 if update.is_finite else self.skipped + 1
+        diverged = not update.is_finite and not (self.config.run.nonfinite == "skip" and update.is_harmless)
+        self.completed += not diverged
+        metrics = update.metrics | self.figures(batch, time.perf_counter() - began, waited)
+        validation: Validation | None = Validation()
+        if self.validation_due and not diverged:
+            validation = None if self.stopping else self.validate()
+        is_cut = validation is None
+        self.stopping |= is_cut or self.skipped == MOST_SKIPPED
+        alerts = []
+        if self.skipped and not diverged:
+            alerts = [f"skipped: {update.figures}; samples {sample_names(self.session, batch.numbers)}"]
+        done = self.notify(metrics, validation or Validation(), batch.numbers, alerts, diverged=diverged)
+        if diverged:
+            raise self.divergence(update, batch)
+        self.save_if_due()
+        for observer in self.observers:
+            observer.after_save(done)
+        if self.skipped == MOST_SKIPPED:
+            raise EncodeOnceError(
+                f"step {self.completed:,}: {MOST_SKIPPED} steps in a row were skipped, none with finite figures; the "
+                "state before them is saved: try a lower optim.lr, and see that the cache is sound with "
+                "`cache-store verify CACHE --level deep`"
             )
+        if is_cut or (self.stopping and self.completed < self.total_steps):
+            raise self.interrupted()
 
+    def figures(self, batch: StepBatch, elapsed_s: float, waited_s: float) -> Metrics:
+        """Return how far the run is, and how fast."""
+        tokens = len(batch.numbers) * self.model.projectors.num_tokens + batch.text_tokens
+        return {
+            "epoch": self.position / len(self.session.split.train),
+            "position": self.position,
+            "tokens": tokens,
+            "passes": len(batch.micro_batches),
+            "samples_per_s": self.config.data.batch_size / elapsed_s,
+            "tokens_per_s": tokens / elapsed_s,
+            "data_wait_share": waited_s / elapsed_s,
+            "peak_memory_bytes": peak_memory_bytes(self.world.device),
+        }
 
-def announce_large_batch(session: Session) -> None:
-    batch_size = session.config.data.batch_size
-    if len(session.split.train) < batch_size:
-        session.world.say(f"data.batch_size {batch_size} is larger than the training set: every batch repeats samples")
+    def notify(
+        self,
+        metrics: Metrics,
+        validation: Validation,
+        numbers: np.ndarray,
+        alerts: Sequence[str] = (),
+        *,
+        diverged: bool = False,
+    ) -> StepDone:
+        done = StepDone(
+            number=int(metrics.get("step", self.completed)),
+            total=self.total_steps,
+            metrics=metrics,
+            validation=validation,
+            numbers=numbers,
+            stopping=self.stopping,
+            diverged=diverged,
+            alerts=list(alerts),
+        )
+        for observer in self.observers:
+            observer.after_step(done)
+        return done
 
+    def divergence(self, update: Update, batch: StepBatch) -> EncodeOnceError:
+        saved = max(self.checkpoints.steps(), default=0)
+        again = f"; a rerun resumes from step {saved}: if it diverges again, delete that checkpoint" if saved else ""
+        return EncodeOnceError(
+            f"step {update.metrics['step']} diverged: {update.figures}; try a lower optim.lr{again}\n"
+            f"  samples  {sample_names(self.session, batch.numbers)}"
+        )
 
-def announce_warmup(session: Session, total_steps: int) -> None:
-    """Print the warm-up if the default was shortened; ConfigError if optim.warmup_steps is too long for the run."""
-    optim = session.config.optim
-    optim.refuse_endless_warmup(total_steps)
-    if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
-        share = f"{steps:,} of {total_steps:,} steps, a tenth of the run" if steps else "none, in a run so short"
-        session.world.say(f"warm-up: {share}; optim.warmup_steps sets another number")
+    def interrupted(self) -> Interrupted:
+        return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
+
+    # Validation.
+
+    @property
+    def validation_due(self) -> bool:
+        last, regular = self.completed == self.total_steps, self.completed % self.config.run.eval_every == 0
+        return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
+
+    def validate(self) -> Validation | None:
+        """Measure and caption the held-out samples; None if a rank was stopped meanwhile."""
+        measured = self.measure()
+        captions = None if measured is None else self.caption()
+        if measured is None or captions is None:
+            return None
+        return Validation(measured.metrics, captions, measured.summary)
+
+    def measure(self) -> Validation | None:
+        """Measure loss and accuracy, with shuffled latents too if there are two samples; None if a rank was stopped."""
+        if len(numbers := self.session.split.validation) < 2:
+            own = sample_scores(self.session, numbers, self.stop_request.is_set)
+            return None if own is None else Validation({"val_loss": own.mean_loss, "val_accuracy": own.accuracy})
+        result = shuffle_test(self.session, self.stop_request.is_set)
+        if result is None:
+            return None
+        last = self.completed == self.total_steps
+        return Validation(result.metrics, (), str(result) if last else f"step {self.completed:,}: {result.on_one_line}")
+
+    def caption(self) -> list[Caption] | None:
+        """Generate captions on rank 0 while the others wait, or on all ranks in step; return None if stopped."""
+        captions = list[Caption]()
+        if (captioner := self.captioner) is None:
+            return captions
+        stopped = self.session.on_all(self.stop_request.is_set)
+        if self.session.in_step:
+            captions.extend(captioner(stopped))
+        else:
+            self.world.on_main(lambda: captions.extend(captioner(stopped)))
+        cuts = self.session.in_step or self.world.is_main
+        return None if self.world.any(cuts and self.stop_request.is_set()) else captions
+
+    def owes_validation(self) -> bool:
+        """Return whether, by rank 0's log, the run was stopped before the validation due after its last step."""
+        owed = False
+        if self.world.is_main and self.validation_due:
+            metrics = read_metrics(self.output, self.completed)
+            owed = bool(metrics) and "val_loss" not in metrics
+        return self.world.any(owed)
+
+    def catch_up(self) -> None:
+        """Do the validation that a stopped run still owes."""
+        validation = self.validate()
+        if validation is None:
+            raise self.interrupted()
+        done = self.notify({}, validation, np.empty(0, np.int64))
+        for observer in self.observers:
+            observer.after_save(done)
+
+    # Checkpoints, and the projector's description.
+
+    def save_if_due(self) -> None:
+        due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps
+        if self.world.is_main and (due or self.stopping):
+            self.save()
+
+    def save(self) -> None:
+        self.checkpoints.save(
+            self.completed,
+            self.position,
+            self.projector_bytes,
+            self.updater.optimizer,
+            self.session.must_match,
+            asdict(self.config),
+            self.model.reconstruction,
+        )
+
+    @property
+    def position(self) -> int:
+        """Samples consumed."""
+        return self.completed * self.config.data.batch_size
+
+    @property
+    def projector_config(self) -> ProjectorConfig:
+        """The description of the projector in its current state."""
+        return self.session.projector_config.with_training(self.completed, self.position, self.started_from)
+
+    @property
+    def projector_bytes(self) -> bytes:
+        return projector_bytes(self.model.projectors, self.projector_config)

@@ -30,11 +30,10 @@ from trainer.model.config import ModelConfig
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
-from trainer.run.loop import TrainingLoop
 from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, make_loader, open_session
-from trainer.train import train
+from trainer.train import TrainingRun, train
 
 PATIENCE_S = 300
 """Longest wait for a process: only one that hangs takes so long."""
@@ -157,9 +156,9 @@ def rank_loaders(session: Session, world_size: int, accumulate: int) -> list[Ste
     return [replace(each, accumulate=accumulate) for each in loaders]
 
 
-def make_loop(session: Session, captioner: Captioner | None = None, *observers: Observer) -> TrainingLoop:
+def make_loop(session: Session, captioner: Captioner | None = None, *observers: Observer) -> TrainingRun:
     """Make a loop with the log and the console of `train`; `observers` follow."""
-    loop = TrainingLoop(session, checkpoints_of(session.config.run), captioner)
+    loop = TrainingRun(session, checkpoints_of(session.config.run), captioner)
     loop.observers += [StepLog(session.config), Console(loop.total_steps), *observers]
     return loop
 

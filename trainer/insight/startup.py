@@ -1,4 +1,4 @@
-"""The table at the start of a run: hardware, versions, attention, trained parameters, expected memory."""
+"""What a run says before its first step: hardware, versions, attention, trained parameters, memory, and warnings."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -7,6 +7,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cache_store.errors import ModelError
+from trainer.config import WARMUP_STEPS
+from trainer.model.config import PRETRAINED
 from trainer.model.kernels import MATH, attention_kernels
 from trainer.run.memory import memory_bytes
 from trainer.run.session import Session
@@ -18,8 +20,14 @@ with Gemma 3's proportions in bfloat16, in units of its two bytes; other models 
 LIBRARIES = ("torch", "transformers", "encode-once")
 
 
-def announce(session: Session) -> None:
-    """Print the table on rank 0; ModelError if anything but the projectors would learn."""
+def announce(session: Session, total_steps: int) -> None:
+    """Print warnings and the table on rank 0.
+
+    Raises ModelError if anything but the projectors would learn, ConfigError if the warm-up is too long for the run.
+    """
+    announce_other_vision_tower(session)
+    announce_large_batch(session)
+    announce_warmup(session, total_steps)
     refuse_other_trainable(session)
     if not session.world.is_main and not session.in_step:
         return
@@ -31,6 +39,34 @@ def announce(session: Session) -> None:
     math_layers = [kind for kind, kernel in kernels.items() if kernel == MATH]
     if math_layers:
         session.world.warn(f"{' and '.join(math_layers)}: torch's math kernel holds all attention weights in memory")
+
+
+def announce_other_vision_tower(session: Session) -> None:
+    """Warn if a checkpoint's own projector reads hidden states that may come from another model's tower."""
+    language = session.projector_config.language_model.name
+    for tower in session.projector_config.towers:
+        if tower.projector == PRETRAINED and tower.encoder_model != language:
+            made_by = tower.encoder_model or "an unknown model"
+            session.world.warn(
+                f"model.towers.{tower.name}: the projector of {language} reads hidden states of its own vision tower "
+                f"only, but the cache was made by {made_by}; check that the two towers have equal weights: from "
+                "another tower's states the projector makes noise"
+            )
+
+
+def announce_large_batch(session: Session) -> None:
+    batch_size = session.config.data.batch_size
+    if len(session.split.train) < batch_size:
+        session.world.say(f"data.batch_size {batch_size} is larger than the training set: every batch repeats samples")
+
+
+def announce_warmup(session: Session, total_steps: int) -> None:
+    """Print the warm-up if the default was shortened; ConfigError if optim.warmup_steps is too long for the run."""
+    optim = session.config.optim
+    optim.refuse_endless_warmup(total_steps)
+    if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
+        share = f"{steps:,} of {total_steps:,} steps, a tenth of the run" if steps else "none, in a run so short"
+        session.world.say(f"warm-up: {share}; optim.warmup_steps sets another number")
 
 
 def refuse_other_trainable(session: Session) -> None:

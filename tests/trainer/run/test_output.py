@@ -32,8 +32,8 @@ from trainer.run.checkpoint import (
     read_state,
 )
 from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
-from trainer.run.loop import TrainingLoop
 from trainer.run.optim import make_optimizer
+from trainer.train import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
@@ -185,7 +185,7 @@ def undisturbed(configured_here: MakeConfig) -> TrainConfig:
 
 
 def die_before_the_projector() -> None:
-    TrainingLoop.publish_projector = lambda loop: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    TrainingRun.publish_projector = lambda loop: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
 
 
 def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undisturbed, capsys):
