@@ -66,7 +66,7 @@ def refuse_unsealed(store: Store, spec: Spec) -> None:
 
 def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:
     """Raise StaleError if the seal was made for a spec other than the cache's."""
-    sealed = {"rows": seal.planned, "spec digest": seal.spec_digest}
+    sealed = {"rows": seal.spec.rows, "spec digest": seal.spec.digest}
     if differences := differences_between(sealed, {"rows": spec.rows, "spec digest": spec.digest}):
         refuse(f"{store}: the seal belongs to another spec", differences, [BUILD_AGAIN], held="in the seal")
 

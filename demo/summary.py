@@ -36,12 +36,12 @@ def show(console: Console, config: DemoConfig, words: Mapping[str, WordAccuracy]
 def facts_table(cache: Cache, validated: Mapping[str, float], seconds: Mapping[str, float]) -> Table:
     seal, root = cache.seal, Path(str(cache.store))
     records = filter(None, (read_commit(cache.store, shard) for shard in range(cache.spec.num_shards)))
-    images_per_s = seal.planned / sum(record.run.seconds for record in records)
+    images_per_s = seal.spec.rows / sum(record.run.seconds for record in records)
     disk_bytes = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("images", f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected")
+    table.add_row("images", f"{seal.spec.rows:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected")
     # The speed of one worker: records do not say which shards were built at the same time.
     table.add_row("encoding", f"{images_per_s:,.0f} images/s a worker, decoding and writing included")
     table.add_row("cache size", f"{disk_bytes / 1e6:.1f} MB")

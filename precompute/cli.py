@@ -38,7 +38,7 @@ EXAMPLES = """\
 
 
 ONCE = {
-    "--extend": "Add samples that are new in the source; only a partly filled last shard is written again.",
+    "--extend": "Add samples that are new in the source, as new shards; the others stay as they are.",
     "--retry-rejected": "Try rejected samples again; rebuild the shards in which one can be decoded now.",
     "--check-sources": "Read every image again, not only those that look changed, and compare it with the encoded one.",
 }
@@ -187,7 +187,7 @@ def show(summary: Any, cache: str) -> None:
         console.print(f"recovered {summary.recovered:,} of {summary.num_retried:,} rejected samples tried again")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
-    console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
+    console.print(f"{seal.spec.rows:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
     if seal.cut_texts:
         console.print(f"cut {counted(seal.cut_texts, 'text')} longer than encoder.max_tokens")
     if seal.unreadable_exif:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -39,12 +40,13 @@ def text_recipe(max_tokens: int) -> array.TextRecipe:
 
 def make_cache(
     path: Path,
-    latents: np.ndarray,
+    latents: np.ndarray | Sequence[np.ndarray],
     ids: Sequence[str] | None = None,
     conversations: Sequence[Conversation] | None = None,
     *,
     rejected: Sequence[int] = (),
     samples_per_shard: int = 8,
+    lengths: Sequence[int] = (),
     store_format: schema.StoreFormat = "zarr",
     dtype: array.StoreDtype = "float16",
     codec: array.CodecName = "none",
@@ -58,19 +60,24 @@ def make_cache(
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
 
-    Samples of three axes are a VAE's, with previews; others have none. `image` overrides fields of the image recipe.
+    Several `latents` are those of images of several sizes, an array each.
+    Samples of three axes are a VAE's, with previews; others have none. `image` overrides fields of the image recipe,
+    `lengths` the number of rows of each shard.
     With a `text` recipe, samples are texts of five tokens each.
     """
-    plan = make_plan(len(latents), ids, conversations)
-    channels = latents.shape[1] if latents.ndim == 4 else 0
+    sizes = [latents] if isinstance(latents, np.ndarray) else [*latents]
+    plan = make_plan(sum(map(len, sizes)), ids, conversations)
+    channels = sizes[0].shape[1] if sizes[0].ndim == 4 else 0
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels, posterior)
+    arrays = [make_array(each.shape[1:], dtype, codec, encoder, image, text) for each in sizes]
     spec = schema.Spec(
         format_version=1,
         store_format=store_format,
-        rows=len(latents),
         samples_per_shard=samples_per_shard,
         plan_digest=plan_digest(plan),
-        array=make_array(latents.shape[1:], dtype, codec, encoder, image, text),
+        shards=tuple(schema.shard_runs(lengths)) if lengths else even_shards(sizes, samples_per_shard),
+        array=arrays[0] if len(arrays) == 1 else without_size(arrays[0]),
+        arrays=sized_arrays(arrays) if len(arrays) > 1 else (),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
     store = LocalStore(path)
@@ -78,21 +85,43 @@ def make_cache(
     write_build(store, {})
     for name, data in metadata_of(spec):
         store.put_whole(name, data)
-    rgb_shape = (len(latents), *latents.shape[2:], 3)
-    rgb = np.random.default_rng(0).random(rgb_shape, np.float32) if spec.array.has_preview else None
-    outcomes = [outcome(row, row in rejected) for row in range(len(latents))]
+    outcomes = [outcome(row, row in rejected) for row in range(spec.rows)]
+    samples, random = [sample for each in sizes for sample in each], np.random.default_rng(0)
     for shard, planned in enumerate(shards):
-        rows = spec.shard_rows(shard)
+        rows, array_spec = spec.shard_rows(shard), spec.array_of(shard)
         with ShardBuilder(store, spec, shard, planned) as builder:
             for first in range(rows.start, rows.stop, batch_size):
                 batch = slice(first, min(first + batch_size, rows.stop))
-                builder.append(latents[batch], None if rgb is None else rgb[batch], outcomes[batch])
+                values = np.stack(samples[batch])
+                rgb_shape = (len(values), *array_spec.shape[1:], 3)
+                rgb = random.random(rgb_shape, np.float32) if array_spec.has_preview else None
+                builder.append(values, rgb, outcomes[batch])
             if text and shard == 0:
-                builder.add_null_text(np.zeros(latents.shape[1:], np.float32))
+                builder.add_null_text(np.zeros(array_spec.shape, np.float32))
             builder.commit(seconds=1.0, device="cpu", versions={})
     if seal:
         seal_cache(path, spec)
     return path
+
+
+def even_shards(sizes: Sequence[np.ndarray], samples_per_shard: int) -> tuple[schema.ShardRun, ...]:
+    """Cut the rows of each size into shards."""
+    return tuple(
+        msgspec.structs.replace(run, array=number)
+        for number, latents in enumerate(sizes)
+        for run in schema.even_shards(len(latents), samples_per_shard)
+    )
+
+
+def without_size(array_spec: array.ArraySpec) -> array.ArraySpec:
+    """Make the recipe of a cache of several sizes from one of its arrays."""
+    image = msgspec.structs.replace(array_spec.images, height=0, width=0)
+    return msgspec.structs.replace(array_spec, shape=(array_spec.shape[0], 0, 0), image=image)
+
+
+def sized_arrays(arrays: Sequence[array.ArraySpec]) -> tuple[schema.SizedArray, ...]:
+    sizes = ((each.images.width, each.images.height, each.shape) for each in arrays)
+    return tuple(schema.SizedArray(width=width, height=height, shape=shape) for width, height, shape in sizes)
 
 
 def seal_cache(path: Path, spec: schema.Spec) -> None:

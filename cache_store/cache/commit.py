@@ -204,10 +204,8 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
     previews = [each.preview for each in contents if each.preview is not None]
     seal = Seal(
         format_version=FORMAT_VERSION,
-        recipe=spec.recipe,
-        spec_digest=spec.digest,
+        spec=spec,
         identity=cache_identity(contents),
-        planned=spec.rows,
         cached=cached,
         rejected=rejected,
         reasons=dict(reasons),

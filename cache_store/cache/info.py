@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
@@ -82,6 +83,10 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
     yield "format", f"{spec.store_format}, version {spec.format_version}"
     yield "spec digest", spec.digest
     yield "rows", f"{spec.rows:,} in {counted(spec.num_shards, 'shard')} of {spec.samples_per_shard:,}"
+    for index, array in enumerate(spec.arrays):
+        shards = np.flatnonzero(spec.array_indices == index)
+        rows = int(np.diff(spec.bounds)[shards].sum())
+        yield f"size {array.name}", f"{rows:,} rows in {counted(len(shards), 'shard')}, {list(array.shape)} a sample"
 
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:

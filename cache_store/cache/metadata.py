@@ -128,7 +128,9 @@ def parse_spec(data: bytes, where: str) -> Spec:
 
 
 def spec_problems(spec: Spec) -> list[str]:
-    """List what a reader would refuse: fields out of bounds, too many shards, large samples, an unsupported array."""
+    """List what a reader would refuse: fields out of bounds, too many or too long shards, samples too large or of no
+    size, an unsupported array.
+    """
     try:
         msgspec.convert(msgspec.to_builtins(spec), Spec, strict=True)
     except msgspec.ValidationError as error:
@@ -136,8 +138,21 @@ def spec_problems(spec: Spec) -> list[str]:
     problems = []
     if spec.num_shards > MAX_SHARDS:
         problems.append(f"{spec.num_shards:,} shards, more than {MAX_SHARDS:,}; take more samples per shard")
-    if spec.array.sample_bytes > MAX_SAMPLE_BYTES:
-        problems.append(f"{spec.array.sample_bytes:,} bytes a sample, more than {MAX_SAMPLE_BYTES:,}")
+    if (longest := max(run.rows for run in spec.shards)) > spec.samples_per_shard:
+        problems.append(f"a shard of {longest:,} rows, more than samples_per_shard {spec.samples_per_shard:,}")
+    if (last := max(run.array for run in spec.shards)) >= max(1, len(spec.arrays)):
+        problems.append(f"a shard of array {last}, which is not listed")
+    if len({each.name for each in spec.arrays}) < len(spec.arrays):
+        problems.append("two arrays of one size")
+    if spec.arrays and spec.array.image is None:
+        problems.append("arrays of several sizes, but not of images")
+    if any(len(each.shape) != len(spec.array.axes) for each in spec.arrays):
+        problems.append(f"an array whose samples do not have the axes {', '.join(spec.array.axes)}")
+    if problems:
+        return problems
+    for array in spec.sized_arrays:
+        if not 0 < array.sample_bytes <= MAX_SAMPLE_BYTES:
+            problems.append(f"{array.sample_bytes:,} bytes a sample, expected 1 to {MAX_SAMPLE_BYTES:,}")
     if problem := shard_format(spec).unsupported(spec.array.dtype, spec.array.codec):
         problems.append(problem)
     return problems

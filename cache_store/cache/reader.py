@@ -18,7 +18,7 @@ from cache_store.cache.gather import COPY_FUNCTIONS, Fastest, ReadAhead
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards, fetch_samples
 from cache_store.errors import CacheError, ConfigError
-from cache_store.format.array import TextRecipe
+from cache_store.format.array import ArraySpec, TextRecipe
 from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.normalization import normalize as normalized
@@ -73,7 +73,7 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
     counts = seal.cached_per_shard
     if len(counts) != spec.num_shards or sum(counts) != seal.cached or seal.cached + seal.rejected != spec.rows:
         return "the seal's counts do not add up"
-    if any(count > len(spec.shard_rows(shard)) for shard, count in enumerate(counts)):
+    if (np.array(counts) > np.diff(spec.bounds)).any():
         return "the seal counts more samples in a shard than it has rows"
     if len(seal.commits) != spec.num_shards:
         return "the seal does not list as many shards as the spec has"
@@ -134,8 +134,7 @@ class Cache:
 
     def rejected_rows(self) -> NDArray[np.int64]:
         """Return the rows without a sample, ascending; it reads the samples tables of shards with rejected rows."""
-        counts = enumerate(self.seal.cached_per_shard)
-        lacking = [shard for shard, count in counts if count < len(self.spec.shard_rows(shard))]
+        lacking = np.flatnonzero(np.array(self.seal.cached_per_shard) < np.diff(self.spec.bounds)).tolist()
         rows = map_calls(self.store, self._rejected_rows, lacking)
         return np.concatenate([np.empty(0, np.int64), *rows])
 
@@ -169,7 +168,7 @@ class Cache:
             refuse_moments(self.spec.array.encoder)
             return normalized(self.read(numbers, out, check=check), self.spec.array.encoder)
         numbers = valid_numbers(numbers, len(self))
-        spec = self.spec.array
+        spec = self.array_of(numbers)
         shape = (len(numbers), *spec.shape)
         if out is None:
             out = np.empty(shape, spec.numpy_dtype)
@@ -185,6 +184,25 @@ class Cache:
         read = self._copy if spec.codec == "none" else self._decode
         read(numbers, mapped, target, check)
         return out
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """The arrays of the cache: one, or one for each size of its images."""
+        return self.spec.sized_arrays
+
+    def array_indices(self, numbers: np.ndarray) -> NDArray[np.int64]:
+        """Return the index in `arrays` of each sample number [N]."""
+        return self.spec.array_indices[self.shards.shards_of(valid_numbers(numbers, len(self)))]
+
+    def array_of(self, numbers: np.ndarray) -> ArraySpec:
+        """Return the array that has all these samples; ValueError if they are in several."""
+        if not self.spec.arrays:
+            return self.spec.array
+        indices = np.unique(self.array_indices(numbers))
+        if len(indices) != 1:
+            names = ", ".join(self.spec.arrays[each].name for each in indices) or "none"
+            raise ValueError(f"samples read together must have one size; these have: {names}")
+        return self.arrays[int(indices[0])]
 
     def mask(self, numbers: np.ndarray) -> NDArray[np.bool_]:
         """Read by sample number which tokens are a text's: [N, T], False at padding.

@@ -6,7 +6,7 @@ import resource
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,11 @@ class SealedShards:
         self._checked_versions: dict[int, tuple[int, bytes]] = {}
         """File size and SHA-256 of the record's file, for each shard that was mapped once."""
 
+    @cached_property
+    def sample_bytes(self) -> NDArray[np.int64]:
+        """Bytes of a decoded sample, for each shard."""
+        return np.array([each.sample_bytes for each in self.spec.sized_arrays])[self.spec.array_indices]
+
     def shards_of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Return the shard of each sample number."""
         return np.searchsorted(self.ends, numbers, side="right")
@@ -114,7 +119,7 @@ class SealedShards:
         offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
         if not ((offset >= 0) & (length > 0) & (length <= size - offset)).all():
             raise self._broken(f"{file} is shorter than its samples table says")
-        spec = self.spec.array
+        spec = self.spec.array_of(shard)
         if spec.codec == "none" and (length != spec.sample_bytes).any():
             raise self._broken(f"{file} holds samples that are not {spec.sample_bytes} bytes long")
         for name, column in self.places.items():
@@ -238,9 +243,9 @@ def fetch_samples(store: Store, shards: SealedShards, numbers: NDArray[np.int64]
     """
     by_shard = shards.shards_of(numbers)
     shards.locate(np.unique(by_shard).tolist())
-    places, fixed = shards.places, shards.spec.array.sample_bytes
+    places = shards.places
     offsets = places["offset"][numbers]
-    lengths = places["length"][numbers] if "length" in places else np.full(len(numbers), fixed)
+    lengths = places["length"][numbers] if "length" in places else shards.sample_bytes[by_shard]
     order = np.lexsort((offsets, by_shard))
     parts = [*split_into_calls(order, *(each[order].tolist() for each in (by_shard, offsets, lengths)))]
     for first in range(0, len(parts), CALLS_AT_ONCE):

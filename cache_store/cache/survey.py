@@ -10,13 +10,12 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
-import pyarrow as pa
 
 from cache_store.cache.commit import withdrawn_shards
-from cache_store.cache.metadata import has_cache, open_recorded_plan, open_table, parse_checked_spec, read_record
+from cache_store.cache.metadata import has_cache, open_recorded_plan, parse_checked_spec, read_record
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import BUILD_FILE, COMMITS, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, COMMITS, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe
@@ -43,7 +42,6 @@ class PlanOnDisk:
     """The plan file; its digests come from the seal, from `known_plans`, from the records or from every row."""
     file: FileRecord
     digests: PlanDigests
-    """Digests of as many rows as the spec has, or of all rows without a spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +69,6 @@ class Survey:
     """Shards whose record was withdrawn to replace their files; only a store without exclusive claims marks them."""
     metadata: Mapping[str, bytes | None] = field(default_factory=dict)
     """Bytes of the files that the spec determines; None for one that cannot be read."""
-    ids: Mapping[int, str] = field(default_factory=dict)
-    """Ids by row, from the samples tables; filled only if the plan is lost or is not the spec's."""
 
     @property
     def records(self) -> dict[int, CommitRecord]:
@@ -94,7 +90,6 @@ def survey(
 ) -> Survey:
     """Read a cache's records and its plan.
 
-
     Raises NewerFormatError if the spec has an unknown version, and OlderFormatError if it lacks a field and no
     readable record or seal can restore it.
 
@@ -104,10 +99,7 @@ def survey(
     found = survey_records(cache, build)
     if not found.has_cache:
         return found
-    store, spec = found.store, found.spec.value
-    plan = try_read(partial(read_plan_file, found, known_plans or {}))
-    is_planned = spec and plan.value and plan.value.digests.whole == spec.plan_digest
-    return replace(found, plan=plan, ids={} if is_planned else dict(ids_by_row(store)))
+    return replace(found, plan=try_read(partial(read_plan_file, found, known_plans or {})))
 
 
 def survey_without_reading_plan(cache: Address) -> Survey:
@@ -166,7 +158,7 @@ def held_recipe(survey: Survey) -> Recipe | None:
         return records[0].content.recipe
     if survey.spec.value:
         return survey.spec.value.recipe
-    return survey.seal.value.recipe if survey.seal.value else None
+    return survey.seal.value.spec.recipe if survey.seal.value else None
 
 
 def try_read(parse: Callable[[], T]) -> Reading[T]:
@@ -186,11 +178,8 @@ def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | No
 
 def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
     """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or known."""
-    store, spec = found.store, found.spec.value
-    plan, file = open_recorded_plan(store)  # a file that cannot be read gives its OSError, not CacheError
-    digests = sealed_digests(found, file) or known_plans.get(file.sha256)
-    if digests is None or (spec and digests.whole != spec.plan_digest):
-        digests = plan.digests(spec.rows if spec else None)
+    plan, file = open_recorded_plan(found.store)  # a file that cannot be read gives its OSError, not CacheError
+    digests = sealed_digests(found, file) or known_plans.get(file.sha256) or plan.digests()
     return PlanOnDisk(plan=plan, file=file, digests=digests)
 
 
@@ -205,7 +194,7 @@ def plan_from_records(found: Survey, spec: Spec) -> PlanOnDisk:
 def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
     """Return the plan's digests from the records, if the plan file and every record are the sealed ones; else None."""
     spec, seal, records = found.spec.value, found.seal.value, found.records
-    if spec is None or seal is None or (seal.spec_digest, seal.plan_file) != (spec.digest, file):
+    if spec is None or seal is None or (seal.spec, seal.plan_file) != (spec, file):
         return None
     contents = [records[shard].content for shard in range(spec.num_shards) if shard in records]
     if len(contents) < spec.num_shards or not all(map(seal.holds, range(spec.num_shards), contents)):
@@ -252,14 +241,3 @@ def size_problem(store: Store, file: FileRecord) -> CacheError | OSError | None:
     except (CacheError, OSError) as error:
         return error
     return None if size == file.bytes else CacheError(f"{where} is {size} bytes, expected {file.bytes}")
-
-
-def ids_by_row(store: Store) -> Iterator[tuple[int, str]]:
-    """Yield rows and ids from every readable samples table; the caller checks them against a digest."""
-    for name in names_in(store, SAMPLES):
-        if name.endswith(".parquet") and (table := try_read(partial(read_ids, store, f"{SAMPLES}/{name}")).value):
-            yield from zip(table["row"].to_pylist(), table["id"].to_pylist(), strict=True)
-
-
-def read_ids(store: Store, name: str) -> pa.Table:
-    return open_table(store, name).whole(["row", "id"])

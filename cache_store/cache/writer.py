@@ -64,19 +64,19 @@ class ShardBuilder:
         *,
         shared: bool = False,
     ) -> None:
-        self._spec, self._shard, self._planned = spec, shard, planned
+        self._spec, self._array, self._shard, self._planned = spec, spec.array_of(shard), shard, planned
         self._allowed_digests = allowed_digests
         self._files = ShardFiles(store, spec, shard, shared=shared)
         self._outcomes: list[Outcome] = []
         self._places: list[np.ndarray] = []
-        self._sums = RunningSums(spec.array, spec.array.dtype)
+        self._sums = RunningSums(self._array, self._array.dtype)
         self._non_finite = 0
         self._null_text: bytes | None = None
 
     def __enter__(self) -> Self:
         self._files.__enter__()
         with self._files.writing() as stream:
-            self._writer = shard_format(self._spec).writer(stream, self._planned)
+            self._writer = shard_format(self._spec).writer(stream, self._shard, self._planned)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -92,7 +92,7 @@ class ShardBuilder:
         outcomes = [*outcomes]
         for number in np.flatnonzero(wanted & ~kept).tolist():
             outcomes[number] = self._rejected(samples[number], outcomes[number])
-        rows = encoded_rows(self._spec.array, stored, kept, checksums, outcomes)
+        rows = encoded_rows(self._array, stored, kept, checksums, outcomes)
         with self._files.writing():
             self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
@@ -111,7 +111,7 @@ class ShardBuilder:
         """Reject a sample that is not finite, before or after rounding to the stored dtype."""
         non_finite = int(np.count_nonzero(~np.isfinite(sample)))
         self._non_finite += non_finite
-        dtype = self._spec.array.dtype
+        dtype = self._array.dtype
         reason = (
             f"latent not finite: {non_finite} values"
             if non_finite
@@ -139,7 +139,7 @@ class ShardBuilder:
         )
         with self._files.writing():
             self._writer.finish()
-        samples = samples_table(self._spec.array, self._planned, self._outcomes, np.concatenate(self._places))
+        samples = samples_table(self._array, self._planned, self._outcomes, np.concatenate(self._places))
         content = self._content(self._files.finish(samples, self._null_text), samples)
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
@@ -152,6 +152,8 @@ class ShardBuilder:
         contents = [outcome.content_sha256 for outcome in self._outcomes]
         return CommitContent(
             shard=self._shard,
+            first_row=self._spec.shard_rows(self._shard).start,
+            array=self._spec.array_name(self._shard),
             recipe=self._spec.recipe,
             plan_digest=plan_digest(planned),
             files=files,
@@ -161,7 +163,7 @@ class ShardBuilder:
             reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
             non_finite=self._non_finite,
             unreadable_exif=sum(each.reason is None and not each.exif_is_readable for each in self._outcomes),
-            cut_texts=cut_texts(self._spec.array, samples),
+            cut_texts=cut_texts(self._array, samples),
             statistics=self._sums.statistics(),
             preview=self._sums.preview(),
         )

@@ -82,7 +82,7 @@ class ShardConverter:
         """Check every sample and write it to the new shard file; return the new places."""
         source, target, shard, found = self._source, self._target, samples.shard, samples.locations
         file = shard_format(source.spec).shard_file(shard)
-        writer = shard_format(target.spec).writer(stream, samples.planned)
+        writer = shard_format(target.spec).writer(stream, samples.shard, samples.planned)
         contents = samples.table["content_sha256"].to_pylist()
         tokens = samples.table[TOKENS].to_pylist() if source.spec.array.text else [None] * len(contents)
         locations = list[Location | None]()

@@ -152,7 +152,8 @@ class SampleLayout(Record, frozen=True, kw_only=True):
 
     axes: Annotated[tuple[Axis, ...], msgspec.Meta(min_length=1, max_length=MAX_AXES)]
     """A VAE has `channel, latent_y, latent_x`, a vision tower or a text encoder `token, feature`."""
-    shape: tuple[Side, ...]
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)], ...]
+    """The recipe of a cache with images of several sizes has 0 for the sides that vary."""
     feature_axis: Axis
     """The axis that has separate statistics for each entry: a VAE's channels, a tower's features."""
     has_preview: bool

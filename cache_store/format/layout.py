@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cache_store.format.array import CodecName, StoreDtype
+from cache_store.format.array import ArraySpec, CodecName, StoreDtype
 from cache_store.format.schema import Spec
 
 SPEC_FILE = "zarr.json"
@@ -25,7 +25,7 @@ SAMPLES = "samples"
 NULL_TEXT_FILE = "null_text.bin"
 """The sample of the null prompt, in a cache of texts; it is a file of the first shard."""
 ZARR_ARRAY = "latents"
-"""Folder of the array in the Zarr form."""
+"""Folder of the array in the Zarr form; several arrays are folders in it, named for their sizes."""
 
 
 def samples_file(shard: int) -> str:
@@ -57,6 +57,10 @@ class ShardSamples:
     table: pa.Table
     planned: pa.Table | None
     """The shard's rows of the plan; None unless they are known to be sound."""
+
+    @property
+    def array(self) -> ArraySpec:
+        return self.spec.array_of(self.shard)
 
     @property
     def rows(self) -> range:
@@ -105,8 +109,8 @@ class ShardFormat(Protocol):
     def shard_file(self, shard: int) -> str:
         """Name of a shard's file, relative to the cache."""
 
-    def writer(self, stream: BinaryIO, planned: pa.Table) -> ShardWriter:
-        """Make a writer for the shard whose plan rows are `planned`."""
+    def writer(self, stream: BinaryIO, shard: int, planned: pa.Table) -> ShardWriter:
+        """Make a writer for a shard, whose plan rows are `planned`."""
 
     def metadata(self) -> dict[str, bytes]:
         """Return the contents of every metadata file by name; they depend on the spec alone."""

@@ -3,11 +3,14 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
 from cache_store.format.schema import CommitContent
@@ -90,22 +93,20 @@ class PlanFile:
     def num_rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def has_shards_of(self, samples_per_shard: int) -> bool:
-        """Return whether each row group has `samples_per_shard` rows; the last may have fewer."""
-        counts = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
-        return all(each == samples_per_shard for each in counts[:-1]) and max(counts, default=0) <= samples_per_shard
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """First row of each shard, then the number of rows: [shards + 1]."""
+        lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
+        return np.cumsum([0, *lengths])
 
-    def digests(self, rows: int | None = None) -> PlanDigests:
-        """Compute the digests of the first `rows` rows, or of all.
+    def digests(self, num_shards: int | None = None) -> PlanDigests:
+        """Compute the digests of the rows of the first shards, or of all.
 
-        It reads every column of every row, with one shard in memory at a time.
+        It reads every column of these rows, with one shard in memory at a time.
         """
-        plan_hash, left = PlanHash(), self.num_rows if rows is None else rows
-        for shard in range(self.num_shards):
-            table = self.shard(shard)
-            if left > 0:
-                plan_hash.add(table.slice(0, left))
-            left -= table.num_rows
+        plan_hash = PlanHash()
+        for shard in range(self.num_shards if num_shards is None else num_shards):
+            plan_hash.add(self.shard(shard))
         return plan_hash.digests()
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:

@@ -1,12 +1,16 @@
 """The records of a cache: spec, commit records, build record and seal, all strict and frozen."""
 
-from collections.abc import Sized
+from collections.abc import Iterable, Iterator, Sized
+from functools import cached_property
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from cache_store.format.array import MAX_COUNT, ArraySpec, Count
+from cache_store.format.array import MAX_COUNT, ArraySpec, Count, Side
 from cache_store.format.record import Record
 
 StoreFormat = Literal["zarr", "webdataset"]
@@ -21,7 +25,7 @@ Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 
 
 class Recipe(Record, frozen=True, kw_only=True):
-    """The settings that all shards share: the spec without its sample list, so that a cache can grow.
+    """The settings that all shards share: the spec without its samples and sizes, so that a cache can grow.
 
     Every commit record and the seal contain it in full, so that a lost spec can be restored from them.
     """
@@ -30,31 +34,117 @@ class Recipe(Record, frozen=True, kw_only=True):
     store_format: StoreFormat
     samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
     array: ArraySpec
+    """If images have several sizes, the sides that vary are 0 here."""
 
-    def spec(self, rows: int, plan_digest: str) -> "Spec":
-        """Make the spec of a cache that has this plan."""
+    def spec(self, plan_digest: str, shards: Iterable["ShardRun"], arrays: Iterable["SizedArray"] = ()) -> "Spec":
+        """Make the spec of a cache whose plan has this digest and is cut into these shards."""
         recipe = {name: getattr(self, name) for name in Recipe.__struct_fields__}
-        return Spec(**recipe, rows=rows, plan_digest=plan_digest)
+        return Spec(**recipe, plan_digest=plan_digest, shards=tuple(shards), arrays=tuple(arrays))
 
 
-class Spec(Recipe, frozen=True, kw_only=True):
+class ShardRun(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Consecutive shards of one length in one array."""
+
+    shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
+    """Rows of each of these shards."""
+    array: Count = 0
+    """Index of the array; the record omits 0."""
+
+
+class SizedArray(Record, frozen=True, kw_only=True):
+    """One of a cache's several arrays: the samples of all images of one size."""
+
+    width: Side
+    height: Side
+    """Size of the fitted images, in pixels."""
+    shape: tuple[Side, ...]
+
+    @property
+    def name(self) -> str:
+        """Such as `1344x768`: width, then height."""
+        return f"{self.width}x{self.height}"
+
+
+class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
     """The cache's contract with its readers; two caches with equal digests are interchangeable."""
 
-    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS * MAX_SAMPLES_PER_SHARD)]
     plan_digest: str
+    shards: Annotated[tuple[ShardRun, ...], msgspec.Meta(min_length=1)]
+    """The lengths of all shards, in order: row numbers continue from each shard to the next."""
+    arrays: tuple[SizedArray, ...] = ()
+    """The arrays of a cache of several sizes; the record omits them if there is one, whose shape is `array.shape`."""
 
     @property
     def recipe(self) -> Recipe:
         return Recipe(**{name: getattr(self, name) for name in Recipe.__struct_fields__})
 
-    @property
+    @cached_property
+    def rows(self) -> int:
+        return sum(run.shards * run.rows for run in self.shards)
+
+    @cached_property
     def num_shards(self) -> int:
-        return -(-self.rows // self.samples_per_shard)
+        return sum(run.shards for run in self.shards)
+
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """First row of each shard, then the number of rows: [shards + 1]."""
+        lengths = self._per_shard([run.rows for run in self.shards])
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
     def shard_rows(self, shard: int) -> range:
-        """The rows of a shard; the last shard may be short."""
-        first = shard * self.samples_per_shard
-        return range(first, min(first + self.samples_per_shard, self.rows))
+        """Return the rows of a shard."""
+        return range(int(self.bounds[shard]), int(self.bounds[shard + 1]))
+
+    def shard_of_row(self, row: int) -> int:
+        return int(np.searchsorted(self.bounds, row, side="right")) - 1
+
+    @cached_property
+    def array_indices(self) -> NDArray[np.int64]:
+        """Index of each shard's array: [shards]."""
+        return self._per_shard([run.array for run in self.shards])
+
+    @cached_property
+    def places_in_arrays(self) -> NDArray[np.int64]:
+        """Number of shards that precede each shard in its array: [shards]."""
+        places = np.empty(self.num_shards, np.int64)
+        for array in range(len(self.sized_arrays)):
+            mine = self.array_indices == array
+            places[mine] = np.arange(np.count_nonzero(mine))
+        return places
+
+    @cached_property
+    def sized_arrays(self) -> tuple[ArraySpec, ...]:
+        """Every array of the cache, each with its size."""
+        return tuple(map(self._sized, self.arrays)) or (self.array,)
+
+    def array_of(self, shard: int) -> ArraySpec:
+        """Return the array that has a shard."""
+        return self.sized_arrays[self.array_indices[shard]] if self.arrays else self.array
+
+    def array_name(self, shard: int) -> str:
+        """Return the name of the array that has a shard; empty if the cache has one array."""
+        return self.arrays[self.array_indices[shard]].name if self.arrays else ""
+
+    def _per_shard(self, values: list[int]) -> NDArray[np.int64]:
+        return np.repeat(np.array(values, np.int64), [run.shards for run in self.shards])
+
+    def _sized(self, size: SizedArray) -> ArraySpec:
+        image = msgspec.structs.replace(self.array.images, width=size.width, height=size.height)
+        return msgspec.structs.replace(self.array, shape=size.shape, image=image)
+
+
+def shard_runs(lengths: Iterable[int]) -> Iterator[ShardRun]:
+    """Summarise the lengths of the shards of one array."""
+    for rows, equal in groupby(lengths):
+        yield ShardRun(shards=sum(1 for _ in equal), rows=rows)
+
+
+def even_shards(rows: int, samples_per_shard: int) -> tuple[ShardRun, ...]:
+    """Cut rows into full shards, and a shorter last one if any are left."""
+    full, rest = divmod(rows, samples_per_shard)
+    return tuple(shard_runs([samples_per_shard] * full + [rest] * bool(rest)))
 
 
 def require_lengths(length: int, *lists: Sized) -> None:
@@ -104,6 +194,10 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The contents of a shard; equal inputs give equal contents."""
 
     shard: Count
+    first_row: Count
+    """The shard has the rows from here on, as many as `cached` and `rejected` together."""
+    array: str = ""
+    """Name of the shard's array; the record omits it if the cache has one array."""
     recipe: Recipe
     plan_digest: str
     """Digest of the shard's planned rows, which exposes a shard of another cache."""
@@ -219,11 +313,9 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The digests of `MAX_SHARDS` take 67 MB, their counts 8 MB."""
 
     format_version: int
-    recipe: Recipe
-    spec_digest: str
+    spec: Spec
     identity: str
     """The cache identity: SHA-256 over `commits` joined in order."""
-    planned: Count
     cached: Count
     rejected: Count
     reasons: dict[str, Count]

@@ -97,8 +97,8 @@ class TarFormat:
     def shard_file(self, shard: int) -> str:
         return f"shards/{shard:06d}.tar"
 
-    def writer(self, stream: BinaryIO, planned: pa.Table) -> TarShardWriter:
-        return TarShardWriter(stream, self._spec.array, planned)
+    def writer(self, stream: BinaryIO, shard: int, planned: pa.Table) -> TarShardWriter:
+        return TarShardWriter(stream, self._spec.array_of(shard), planned)
 
     def metadata(self) -> dict[str, bytes]:
         """Return the Zarr group that holds the spec; the tars describe themselves."""
@@ -109,7 +109,7 @@ class TarFormat:
         """Compare every byte outside the latents with what plan and samples table imply: (slot or None, difference)."""
         if samples.planned is None:
             return
-        first_row, layout = samples.rows.start, RowLayout(self._spec.array)
+        first_row, layout = samples.rows.start, RowLayout(samples.array)
         contents, position = samples.table["content_sha256"].to_pylist(), 0
         of_texts = self._spec.array.text is not None
         tokens = samples.table[TOKENS].to_pylist() if of_texts else [None] * len(contents)

@@ -70,31 +70,35 @@ class ZarrFormat:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._within_row = "/0" * len(spec.array.shape)
 
     @staticmethod
     def unsupported(dtype: StoreDtype, codec: CodecName) -> str | None:
         return None
 
     def shard_file(self, shard: int) -> str:
-        return f"{ZARR_ARRAY}/c/{shard}{self._within_row}"
+        array, chunk = array_folder(self._spec.array_name(shard)), self._spec.places_in_arrays[shard]
+        return f"{array}/c/{chunk}{'/0' * len(self._spec.array.shape)}"
 
-    def writer(self, stream: BinaryIO, planned: pa.Table) -> ZarrShardWriter:
+    def writer(self, stream: BinaryIO, shard: int, planned: pa.Table) -> ZarrShardWriter:
         return ZarrShardWriter(stream, self._spec.samples_per_shard)
 
     def metadata(self) -> dict[str, bytes]:
         """Return the contents of every metadata file.
 
-        The group contains the array's metadata (consolidated), so that readers need not list the folder.
+        The group contains the metadata of all arrays (consolidated), so that readers need not list the folder.
         """
-        array = array_metadata(self._spec)
+        spec = self._spec
+        names = [each.name for each in spec.arrays] or [""]
+        nodes: dict[str, object] = {ZARR_ARRAY: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
+        nodes |= {array_folder(name): array_metadata(spec, array) for array, name in enumerate(names)}
         group = {
             "zarr_format": 3,
             "node_type": "group",
-            "attributes": {SPEC_ATTRIBUTE: self._spec},
-            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {ZARR_ARRAY: array}},
+            "attributes": {SPEC_ATTRIBUTE: spec},
+            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes},
         }
-        return {SPEC_FILE: canonical_json(group), f"{ZARR_ARRAY}/zarr.json": canonical_json(array)}
+        files = {f"{name}/zarr.json": canonical_json(node) for name, node in nodes.items()}
+        return {SPEC_FILE: canonical_json(group), **files}
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Compare every byte outside the latents with what the samples table implies: (slot or None, difference)."""
@@ -147,8 +151,16 @@ def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple
         yield int(slots[each]), "crc32c behind the sample differs from the samples table"
 
 
-def array_metadata(spec: Spec) -> dict[str, object]:
-    array = spec.array
+def array_folder(name: str) -> str:
+    """Return the folder of a cache's array; a cache's only array has no name of its own."""
+    return f"{ZARR_ARRAY}/{name}".rstrip("/")
+
+
+def array_metadata(spec: Spec, index: int) -> dict[str, object]:
+    """Describe an array: a chunk of `samples_per_shard` rows for each of its shards, which may fill less of it."""
+    array, shards = spec.sized_arrays[index], np.flatnonzero(spec.array_indices == index)
+    chunk = spec.samples_per_shard
+    rows = (len(shards) - 1) * chunk + len(spec.shard_rows(int(shards[-1]))) if len(shards) else 0
     sharding = {
         "chunk_shape": [1, *array.shape],
         "codecs": zarr_codecs(array.codec, array.numpy_dtype.itemsize),
@@ -158,11 +170,11 @@ def array_metadata(spec: Spec) -> dict[str, object]:
     return {
         "zarr_format": 3,
         "node_type": "array",
-        "shape": [spec.rows, *array.shape],
+        "shape": [rows, *array.shape],
         "data_type": array.dtype,
         "chunk_grid": {
             "name": "regular",
-            "configuration": {"chunk_shape": [spec.samples_per_shard, *array.shape]},
+            "configuration": {"chunk_shape": [chunk, *array.shape]},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": "NaN",

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from cache_store.cache.commit import cache_identity, make_seal
 from cache_store.cache.metadata import metadata_of, open_plan
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
-from cache_store.format.plan import plan_digest
+from cache_store.format.plan import PlanFile, plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
@@ -31,16 +32,21 @@ def is_contradicted(survey: Survey, spec: Spec) -> bool:
     except StaleError:
         return False  # records differ from each other; each is reported by itself
     seal = survey.seal.value
-    return seal is not None and seal.spec_digest != spec.digest and not is_planned(survey.store, spec)
+    return seal is not None and seal.spec != spec and not is_planned(survey.store, spec)
 
 
 def is_planned(store: Store, spec: Spec) -> bool:
     """Return whether the plan is the spec's; True also if it cannot be read."""
     try:
         plan = open_plan(store)
-        return plan.num_rows == spec.rows and plan.digests().whole == spec.plan_digest
+        return has_shards_of(plan, spec) and plan.digests().whole == spec.plan_digest
     except CacheError:
         return True
+
+
+def has_shards_of(plan: PlanFile, spec: Spec) -> bool:
+    """Return whether the plan is cut where the spec says."""
+    return np.array_equal(plan.bounds, spec.bounds)
 
 
 def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
@@ -94,14 +100,14 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
         digests = plan.digests()
     except (CacheError, OSError) as error:
         return CheckedPlan(findings=(unreadable_finding(error, store, PLAN_FILE),))
-    if (plan.num_shards, digests.whole) == (spec.num_shards, spec.plan_digest):
+    if has_shards_of(plan, spec) and digests.whole == spec.plan_digest:
         return CheckedPlan(digests=dict(enumerate(digests.shards)))
     return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))
 
 
 def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:
     """Check that the seal summarises the commit records, and name each record that was not sealed."""
-    if seal.spec_digest != spec.digest:
+    if seal.spec != spec:
         yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
         return
     others = unsealed_records(seal, checked)

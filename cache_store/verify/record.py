@@ -48,9 +48,11 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
     claims = {
         "shard": (content.shard, shard),
         "files": (tuple(file.path for file in content.files), files_of_shard(spec, shard)),
+        "first row": (content.first_row, spec.shard_rows(shard).start),
+        "array": (content.array, spec.array_name(shard)),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
-        "statistics": (statistics_shape(content), expected_shape(spec.array, content.cached)),
+        "statistics": (statistics_shape(content), expected_shape(spec.array_of(shard), content.cached)),
     }
     for field, found_text, expected_text in recipe_differences(content.recipe, spec.recipe):
         problem = f"recipe: {field}: expected {expected_text}, found {found_text}"
@@ -91,7 +93,7 @@ def expected_shape(array: ArraySpec, cached: int) -> list[int]:
 
 def table_problem(samples: ShardSamples) -> str | None:
     """Say why a samples table cannot be the shard's, or return None."""
-    if samples.table.schema != samples_schema(samples.spec.array):
+    if samples.table.schema != samples_schema(samples.array):
         return "does not have the columns of the format"
     if samples.table.num_rows != len(samples.rows):
         return f"has {samples.table.num_rows} rows, {len(samples.rows)} are planned"
@@ -108,7 +110,7 @@ def table_findings(samples: ShardSamples, content: CommitContent) -> Iterator[Fi
     expected = {CACHED: content.cached, REJECTED: content.rejected}
     if counts != {status: count for status, count in expected.items() if count}:
         yield Finding(shard=shard, file=name, problem=f"counts {counts}, the commit record {expected}")
-    if (cut := cut_texts(samples.spec.array, table)) != content.cut_texts:
+    if (cut := cut_texts(samples.array, table)) != content.cut_texts:
         problem = f"{cut} texts were cut, the commit record says {content.cut_texts}"
         yield Finding(shard=shard, file=name, problem=problem)
     reasons = Counter(reason_kind(reason) for reason in table["reason"].drop_null().to_pylist())

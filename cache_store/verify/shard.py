@@ -198,7 +198,7 @@ class ShardVerifier:
         yield from table_findings(samples, content)
         yield from mismatched_rows(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
-        sums = RunningSums(self._spec.array, self._spec.array.dtype) if task.level == "deep" else None
+        sums = RunningSums(samples.array, samples.array.dtype) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
         yield from (each for each in differing if each.row is not None or not wrong_data)  # reported already
         if sums is not None and not differing and content.statistics is not None:
@@ -262,7 +262,7 @@ class ShardVerifier:
         shard, (name, table, *_) = task.shard, self._files(task)
         try:
             with self._store.open(name) as stream:
-                problems = scan_shard(stream, self._spec.array, samples.locations, sums)
+                problems = scan_shard(stream, samples.array, samples.locations, sums)
         except (CacheError, OSError) as error:
             yield unreadable_finding(error, self._store, name, shard)
             return

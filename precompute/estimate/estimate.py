@@ -14,7 +14,7 @@ import pyarrow as pa
 from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.errors import SourceError
 from cache_store.format.array import CodecName
-from cache_store.format.schema import Spec
+from cache_store.format.schema import Spec, even_shards
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.store import open_store
@@ -26,7 +26,7 @@ from precompute.estimate.costs import MeasuredStep, Prices, Training, read_step
 from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
 from precompute.images.decode import silence_decoders
-from precompute.rerun.decide import make_spec
+from precompute.rerun.decide import checked_spec
 from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
 
@@ -112,7 +112,8 @@ def estimate(config: EstimateConfig) -> Estimate:
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     drawn = draw_samples(source, config)
-    spec = make_spec(recipe_of(config, encoder), drawn.count, NO_PLAN)
+    recipe = recipe_of(config, encoder)
+    spec = checked_spec(recipe.spec(NO_PLAN, even_shards(drawn.count, recipe.samples_per_shard)))
     planned = [plan_table(batch) for batch in drawn.batches(config.encoder.batch_size)]
     with encoder_threads():
         threads = config.run.threads(crew_of(config, spec.num_shards).sharing)

@@ -48,7 +48,7 @@ def with_codec(spec: Spec, codec: CodecName) -> Spec:
 
 def measure_size(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
     stream, outcomes = io.BytesIO(), [make_up_outcome(name, spec.array) for name in planned["id"].to_pylist()]
-    writer = shard_format(spec).writer(stream, planned)
+    writer = shard_format(spec).writer(stream, 0, planned)
     sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
     grey = np.full((len(samples), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None
     stored, _, checksums = sums.round_and_add(samples, everyone, grey)

@@ -1,8 +1,8 @@
 """Carry out what was decided: every write and delete of a build, so that a rerun can resume after a kill at any moment.
 
-The plan comes first: from then on every build, with or without --extend, sees that an extension has begun. The spec is
-the last of the metadata: it makes the folder a cache, or a cache with more rows. Then come the shards, and at last the
-seal. Every step is idempotent.
+The plan comes first: from then on every build goes on with an extension. The spec is the last of the metadata: it
+makes the folder a cache, or a cache with more rows. Then come the shards, and at last the seal. Every step is
+idempotent.
 """
 
 import threading
@@ -49,8 +49,8 @@ class Summary:
 def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
     """Write metadata that is missing, damaged or changed, and print notes; return the work without the plan.
 
-    The notes come before the encoding, which can take days. The only shard records that it deletes are that of a partly
-    filled last shard, when the cache grows, and `for_ranks` those of retried shards.
+    The notes come before the encoding, which can take days. It deletes shard records only `for_ranks`, which replace no
+    file: those of shards to replace.
     """
     survey, store, config = facts.survey, inputs.store, inputs.config
     overlap = None if survey.has_cache else config.overlap_warning
@@ -59,11 +59,11 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     if work.plan_file is None:
         write_plan(store, map(work.plan_rows, range(work.spec.num_shards)))
     plan_file = work.plan_file or file_record(store, PLAN_FILE)
-    retried = work.recovered if for_ranks else ()
-    if work.is_extension or retried:
-        store.delete(SEAL_FILE)  # before anything that it covers changes
-        for shard in (*retried, *work.open_shards):
-            withdraw(store, shard)
+    replaced = work.shards_to("replace") if for_ranks else []
+    if work.is_extension or replaced:
+        store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards
+    for shard in replaced:
+        withdraw(store, shard)
     listed = listing_record(work, plan_file)
     build = survey.build.value
     if build is None or (build.config, build.listed) != (config.recorded(), listed):
@@ -126,7 +126,7 @@ def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shar
             progress.refuse_too_many_rejects()
             if shards:
                 # Keep the seal while shards must match its digests, so that an interrupted repair loses nothing.
-                if not shared and (work.has_other_samples or not work.allowed_digests):
+                if not shared and not all(task.allowed for task in work.tasks.values()):
                     store.delete(SEAL_FILE)
                 encode(inputs, encode_job(inputs, work, shards, shared), progress)
         except TooManyRejectsError as error:
@@ -146,9 +146,9 @@ def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: b
     """
     store, new = inputs.store, frozenset[int]()
     if not store.has_exclusive_claims:
-        new = work.new
+        new = frozenset(work.shards_to("build"))
     elif inputs.config.run.engine == "ray" and not shared:
-        new = frozenset(work.unfinished)
+        new = frozenset(work.shards_to("build"))
         delete_shard_files(store, work.spec, new)
     return EncodeJob(
         config=inputs.config,
@@ -186,6 +186,6 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
         is_asked = work.has_other_samples
         why = "its samples changed; restart training" if is_asked else "the old seal did not match these shards"
         log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
-    left = sum(progress.built[shard].content.rejected for shard in work.recovered)
-    recovered = sum(work.recovered.values()) - left
+    retried = [(task.rejected, progress.built[shard]) for shard, task in work.tasks.items() if task.rejected]
+    recovered = sum(before - record.content.rejected for before, record in retried)
     return Summary(seal=seal, encoded=progress.encoded, num_retried=work.num_retried, recovered=recovered)

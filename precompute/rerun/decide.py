@@ -7,7 +7,9 @@ is in its record and the seal.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from cache_store.cache.metadata import spec_problems
@@ -33,13 +35,25 @@ from precompute.rerun.refusals import (
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import Rows
 
-AllowedDigests = dict[int, frozenset[str]]
-"""Content digests allowed for each shard; a shard without a sound record or seal may have any content."""
+State = Literal["build", "mend", "replace"]
+"""`build`: never committed; any content. `mend`: committed or sealed; the same content again, if its digest is known.
+`replace`: a committed shard gets other content, because rejected samples can be decoded now.
+"""
+
+
+class Task(NamedTuple):
+    """The work on a shard that is not kept."""
+
+    state: State
+    allowed: frozenset[str] = frozenset()
+    """Content digests that a mended shard may have; empty if none is known."""
+    rejected: int = 0
+    """Rejected samples of a replaced shard, before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work left to do."""
+    """The work left to do: every shard is kept or has a task."""
 
     spec: Spec
     plan: Rows | None
@@ -54,18 +68,13 @@ class Work:
     """Version of the source, if `plan` holds all its samples; None if every build must list it."""
     kept: Mapping[int, CommitRecord] = field(default_factory=dict)
     """Records of the shards that need no work."""
-    recorded: frozenset[int] = frozenset()
-    """Shards that have a record, sound or not."""
-    withdrawn: frozenset[int] = frozenset()
-    """Shards whose files an earlier build was replacing when it died, in a store that no claim guards."""
-    allowed_digests: AllowedDigests = field(default_factory=dict)
+    tasks: Mapping[int, Task] = field(default_factory=dict)
+    """The other shards, in order."""
     earlier_seal: Seal | None = None
     notes: tuple[str, ...] = ()
     """Notes for the user, such as damage that is mended."""
     num_retried: int = 0
     """Rejected samples that were tried again."""
-    recovered: Mapping[int, int] = field(default_factory=dict)
-    """Shards with rejected samples that succeed now, and how many each had rejected."""
 
     @property
     def is_extension(self) -> bool:
@@ -74,13 +83,7 @@ class Work:
     @property
     def has_other_samples(self) -> bool:
         """Whether this work changes the cache's samples, and so its identity, on purpose."""
-        return self.is_extension or bool(self.recovered)
-
-    @property
-    def open_shards(self) -> frozenset[int]:
-        """The partly filled last shard, if new rows are added to it; else none."""
-        full, open_rows = divmod(self.rows_before, self.spec.samples_per_shard)
-        return frozenset([full] if self.is_extension and open_rows else [])
+        return self.is_extension or bool(self.shards_to("replace"))
 
     @property
     def is_plan_reused(self) -> bool:
@@ -89,24 +92,16 @@ class Work:
 
     @property
     def to_build(self) -> list[int]:
-        return [shard for shard in range(self.spec.num_shards) if shard not in self.kept]
+        """All shards with a task."""
+        return [*self.tasks]
+
+    def shards_to(self, *states: State) -> list[int]:
+        return [shard for shard, task in self.tasks.items() if task.state in states]
 
     @property
-    def to_mend(self) -> list[int]:
-        """Shards to build that already have a record, sound or damaged, or a digest in the seal."""
-        known = {*self.recorded, *self.allowed_digests} - self.open_shards - {*self.recovered}
-        return [shard for shard in self.to_build if shard in known]
-
-    @property
-    def unfinished(self) -> list[int]:
-        """Shards to build for which neither a record nor a seal vouches, once the metadata is written."""
-        known = {*self.to_mend, *self.recovered}
-        return [shard for shard in self.to_build if shard not in known]
-
-    @property
-    def new(self) -> frozenset[int]:
-        """Shards to build that were never there; in a store that no claim guards, their files replace none."""
-        return frozenset(self.unfinished) - self.open_shards - self.withdrawn
+    def allowed_digests(self) -> dict[int, frozenset[str]]:
+        """Digests that mended shards may have."""
+        return {shard: task.allowed for shard, task in self.tasks.items() if task.allowed}
 
     def source_rows(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read a shard's rows, as the source has them now."""
@@ -116,24 +111,20 @@ class Work:
     def plan_rows(self, shard: int) -> pa.Table:
         """Return a shard's rows, with the fingerprints that the images had when they were encoded."""
         rows = self.source_rows(shard)
-        before = self.trusted.shard(shard, ["fingerprint"])["fingerprint"].chunks if self.trusted else []
-        new = rows["fingerprint"].slice(sum(map(len, before)))
-        fingerprints = pa.chunked_array([*before, *new.chunks], pa.string()).combine_chunks()
-        return rows.set_column(rows.column_names.index("fingerprint"), "fingerprint", fingerprints)
+        if self.trusted is None or shard >= self.trusted.num_shards:
+            return rows
+        before = self.trusted.shard(shard, ["fingerprint"])["fingerprint"].combine_chunks()
+        return rows.set_column(rows.column_names.index("fingerprint"), "fingerprint", before)
 
     def without_plan(self) -> "Work":
         """Drop the plan once it is on disk, so that memory does not grow with the data set."""
         return replace(self, plan=None, trusted=None)
 
     def with_recovered(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
-        """Add these shards to the build, and allow them any content."""
-        return replace(
-            self,
-            num_retried=num_retried,
-            recovered=shards,
-            kept={shard: record for shard, record in self.kept.items() if shard not in shards},
-            allowed_digests={shard: each for shard, each in self.allowed_digests.items() if shard not in shards},
-        )
+        """Replace these kept shards; each has a number of rejected samples."""
+        tasks = {**self.tasks, **{shard: Task("replace", rejected=count) for shard, count in shards.items()}}
+        kept = {shard: record for shard, record in self.kept.items() if shard not in shards}
+        return replace(self, num_retried=num_retried, kept=kept, tasks=dict(sorted(tasks.items())))
 
 
 def decide(facts: Facts, request: BuildRequest) -> Work:
@@ -141,8 +132,9 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
     survey, found = facts.survey, facts.found
     assert found is not None
     if not survey.has_cache:
-        spec = make_spec(facts.recipe, len(found), found.digests.whole)
-        return Work(spec=spec, plan=found, source_version=facts.source_version)
+        spec = make_spec(facts.recipe, found)
+        tasks = dict.fromkeys(range(spec.num_shards), Task("build"))
+        return Work(spec=spec, plan=found, source_version=facts.source_version, tasks=tasks)
     survey.raise_unreadable()
     refuse_other_report(survey, request.report)
     recipe = held_recipe(survey)
@@ -152,10 +144,11 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
     samples, num_left_out = wanted_samples(facts, request)
     planned, trusted = facts.planned, trusted_rows(facts)
     assert planned is not None
-    spec = make_spec(recipe, len(samples), samples.digests.whole)
+    spec = make_spec(recipe, samples)
     if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
         raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
-    keeps_plan = trusted is not None and not facts.has_begun_to_grow and spec.rows == len(planned)
+    keeps_plan = trusted is not None and spec.rows == len(planned)
+    kept, tasks, notes = divide_shards(spec, survey, samples.digests, request)
     work = Work(
         spec=spec,
         plan=samples,
@@ -163,12 +156,11 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
         trusted=trusted,
         plan_file=survey.plan.value.file if survey.plan.value and keeps_plan else None,
         source_version=None if num_left_out else facts.source_version,
-        recorded=frozenset(survey.shards),
-        withdrawn=survey.withdrawn,
+        kept=kept,
+        tasks=tasks,
         earlier_seal=survey.seal.value,
     )
-    work = with_shards(work, survey, samples.digests, request)
-    return replace(work, notes=(*work.notes, *metadata_notes(facts, work, num_left_out)))
+    return replace(work, notes=(*notes, *metadata_notes(facts, work, num_left_out)))
 
 
 def decide_planned(facts: Facts, request: BuildRequest) -> Work:
@@ -181,45 +173,48 @@ def decide_planned(facts: Facts, request: BuildRequest) -> Work:
     if facts.found is None:
         refuse_unfinished_plan(survey.store, survey.spec.problem or survey.plan.problem, request)
     work = decide(facts, request)
-    refuse_mending(survey.store, work.to_mend, request)
+    refuse_mending(survey.store, work.shards_to("mend"), request)
     damage = next(damaged_metadata(survey, work.spec), None)
     if damage or work.plan_file is None:
         refuse_unfinished_plan(survey.store, damage, request)
     return work
 
 
-def make_spec(recipe: Recipe, rows: int, plan_digest: str) -> Spec:
-    """Make the spec of a cache of this plan; raise ConfigError if no cache can have it."""
-    spec = recipe.spec(rows, plan_digest)
+def make_spec(recipe: Recipe, samples: Rows) -> Spec:
+    """Make the spec of a cache of these samples; raise ConfigError if no cache can have it."""
+    return checked_spec(samples.spec(recipe))
+
+
+def checked_spec(spec: Spec) -> Spec:
+    """Return the spec; raise ConfigError if no cache can have it."""
     if problems := spec_problems(spec):
-        raise ConfigError(f"no cache can hold {rows:,} samples of this size: {'; '.join(problems)}")
+        raise ConfigError(f"no cache can hold {spec.rows:,} samples of this size: {'; '.join(problems)}")
     return spec
 
 
 def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
     """Return the samples that the cache will hold, and how many new ones are left out; raise StaleError if others."""
-    store, planned, found = facts.survey.store, facts.planned, facts.found
+    survey, planned, found = facts.survey, facts.planned, facts.found
     assert found is not None
     if planned is None:
-        refuse_lost_list(facts.survey, found.digests, facts.difference)
+        refuse_lost_list(survey, found.digests)
     lists = (len(planned), len(found), facts.difference)
     if not facts.is_continuation:
-        refuse_other_list(store, *lists, request, has_grown=False)
+        refuse_other_list(survey.store, *lists, request, has_grown=False)
     num_new = len(found) - len(planned)
-    if not num_new or request.new_samples == "append" or facts.has_begun_whole:
+    if not num_new or request.new_samples == "append":
         return found, 0
     if request.new_samples == "refuse":
-        refuse_other_list(store, *lists, request, has_grown=True)
-    return found.cut(len(planned), planned.digests), num_new
+        refuse_other_list(survey.store, *lists, request, has_grown=True)
+    return replace(found, bounds=planned.bounds, digests=planned.digests), num_new
 
 
 def trusted_rows(facts: Facts) -> Rows | None:
-    """Return the rows planned before if the plan file is the sealed one, or none is sealed, or an extension began."""
+    """Return the rows planned before if they are from the plan file, unless it is another than the sealed one."""
     plan, seal, planned = facts.survey.plan.value, facts.survey.seal.value, facts.planned
     if plan is None or planned is None or not planned.is_on_disk:
         return None
-    is_sealed = seal is not None and seal.spec_digest == planned.spec(facts.recipe).digest
-    if seal is not None and is_sealed and not facts.has_begun_to_grow and seal.plan_file != plan.file:
+    if seal is not None and seal.spec == planned.spec(facts.recipe) and seal.plan_file != plan.file:
         return None
     return planned
 
@@ -231,17 +226,15 @@ def metadata_notes(facts: Facts, work: Work, num_left_out: int) -> Iterator[str]
         yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
     if survey.seal.problem:
         yield f"damage found, the seal is made again from the records: {survey.seal.problem}"
-    if work.is_extension:
-        before, full = work.rows_before, work.rows_before // work.spec.samples_per_shard
-        kept = f"; shards [0, {full:,}) are full and kept" if full else ""
-        again = "".join(f"; shard {shard}, partly filled so far, is written again" for shard in work.open_shards)
-        yield f"extending from {before:,} to {counted(work.spec.rows, 'sample')}{kept}{again}"
+    if work.is_extension or facts.extended_before:
+        spec = survey.spec.value
+        before = spec.rows if facts.extended_before and spec else work.rows_before
+        kept = f"; {counted(len(work.kept), 'shard')} kept" if work.kept else ""
+        yield f"extending from {before:,} to {counted(work.spec.rows, 'sample')}{kept}"
         return
     for finding in damaged_metadata(survey, work.spec):
         yield f"damage found and mended: {finding}"
-    if facts.has_begun_to_grow:
-        yield f"an unfinished extension is undone: {PLAN_FILE} is written again"
-    elif work.plan_file is None:
+    if work.plan_file is None:
         yield f"damage found, {PLAN_FILE} is written again from the source"
 
 
@@ -256,42 +249,59 @@ def damaged_metadata(survey: Survey, spec: Spec) -> Iterator[Finding | Exception
         yield survey.build.problem or Finding(file=BUILD_FILE, problem="is missing")
 
 
-def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: BuildRequest) -> Work:
-    """Divide the shards into kept and to-build; a rebuilt shard with the same samples must get the same bytes."""
-    shards = [shard for shard in survey.shards if shard < work.spec.num_shards and shard not in work.open_shards]
+def divide_shards(
+    spec: Spec, survey: Survey, digests: PlanDigests, request: BuildRequest
+) -> tuple[dict[int, CommitRecord], dict[int, Task], list[str]]:
+    """Divide the shards: return the records of those to keep, the tasks of the others, and notes on damage.
+
+    A rebuilt shard with the same samples must get the same bytes.
+    """
     records, problems = dict[int, CommitRecord](), dict[int, str]()
-    for shard in shards:
-        record, problem = usable_record(work.spec, shard, survey.shards[shard])
+    for shard in (shard for shard in survey.shards if shard < spec.num_shards):
+        record, problem = usable_record(spec, shard, survey.shards[shard])
         if record and record.content.plan_digest != digests.shards[shard]:
             record, problem = None, problem or f"{commit_file(shard)}: was made for other samples"
         if record is not None:
             records[shard] = record
         if problem is not None:
             problems[shard] = problem
-    allowed = allowed_digests(work.spec, survey.seal.value, records)
+    allowed = allowed_digests(spec, survey.seal.value, records)
     for shard, record in records.items():
         if shard not in problems and record.content.digest not in allowed.get(shard, ()):
             problems[shard] = f"{commit_file(shard)}: is not the record that the cache was sealed with"
     kept = {shard: each for shard, each in records.items() if shard not in problems and shard not in request.rebuild}
-    notes = tuple(f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems))
-    return replace(work, kept=kept, allowed_digests=allowed, notes=notes)
+    tasks = dict[int, Task]()
+    for shard in (shard for shard in range(spec.num_shards) if shard not in kept):
+        if shard in survey.shards or shard in allowed:
+            tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
+        else:
+            tasks[shard] = Task("replace" if shard in survey.withdrawn else "build")
+    return kept, tasks, [f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems)]
 
 
-def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord]) -> AllowedDigests:
+def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord]) -> Mapping[int, frozenset[str]]:
     """Return the digests allowed for rebuilt shards: damage is repaired to the old bytes or not at all.
 
     The seal's digests count if at least one record matches them or no record is left; otherwise a shard may match its
-    record or the seal.
+    record or the seal. The seal of a cache that is extended is that of its first shards.
     """
     recorded = {shard: record.content.digest for shard, record in records.items()}
-    sealed = dict(enumerate(seal.commits)) if seal and seal.spec_digest == spec.digest else {}
+    is_sealed = seal is not None and seal.spec.recipe == spec.recipe and begins_with(spec, seal.spec)
+    sealed = dict(enumerate(seal.commits)) if seal and is_sealed else {}
     if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
         return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
     return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}
 
 
+def begins_with(spec: Spec, sealed: Spec) -> bool:
+    """Return whether the spec has the sealed plan, or one that was cut alike and then grew."""
+    if spec.rows == sealed.rows:
+        return spec == sealed
+    return sealed.rows < spec.rows and np.array_equal(spec.bounds[: sealed.num_shards + 1], sealed.bounds)
+
+
 def certain_bytes(work: Work, max_reject_fraction: float) -> float:
     """Return a lower bound on the new bytes; 0 with a codec, or if the cache already has shards."""
-    if work.spec.array.codec != "none" or work.kept or work.allowed_digests:
+    if work.spec.array.codec != "none" or work.kept or work.shards_to("mend", "replace"):
         return 0.0
     return work.spec.rows * (1.0 - max_reject_fraction) * work.spec.array.sample_bytes

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cache_store.cache.survey import Survey, survey, survey_build, survey_without_reading_plan
+from cache_store.cache.survey import PlanOnDisk, Survey, survey, survey_build, survey_without_reading_plan
 from cache_store.format.array import ArraySpec
-from cache_store.format.plan import PlanDigests
+from cache_store.format.plan import PlanDigests, PlanHash
 from cache_store.format.record import FORMAT_VERSION
-from cache_store.format.schema import BuildRecord, Recipe
+from cache_store.format.schema import BuildRecord, Recipe, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.rerun.order import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import NO_IDS, SHOWN_IDS, Rows, SomeIds, hashes_of, rows_on_disk
-from precompute.rerun.source_plan import SourceList, list_source
+from precompute.rerun.rows import NO_IDS, Rows, rows_on_disk
+from precompute.rerun.source_plan import list_source
 from precompute.sources import Source
 
 if TYPE_CHECKING:
@@ -57,16 +57,18 @@ class Facts:
     """Whether `found` begins with all of `planned`."""
     difference: PlanDifference = NO_DIFFERENCE
     """How `found` differs from `planned`."""
-    has_begun_to_grow: bool = False
-    """Whether the plan file is already that of an extension, though the spec is not."""
-    has_begun_whole: bool = False
-    """Whether that extension's plan file has all samples of the source."""
     source_version: str | None = None
     """The source's version from before the listing; None if every build must list it."""
     skipped_note: str = ""
     """Note on the source's files that are not samples; empty if this run did not list the source."""
     free_bytes: int | None = None
     """Bytes free at the cache's place; None if unknown."""
+
+    @property
+    def extended_before(self) -> bool:
+        """Whether a run planned an extension and was stopped before it wrote the new spec."""
+        spec, planned = self.survey.spec.value, self.planned
+        return bool(spec and planned and spec.recipe == self.recipe and spec.rows < len(planned))
 
 
 def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
@@ -97,7 +99,7 @@ def read_facts(inputs: BuildInputs) -> Facts:
     build = survey_build(store)
     is_unchanged = not inputs.request.has_extra_work and is_source_unchanged(build.value, config, version)
     source_list = None if is_unchanged else list_source(inputs.source, config)
-    surveyed = survey(store, known_plans(build.value, source_list), build)
+    surveyed = survey(store, known_plans(build.value), build)
     if is_unchanged and (rows := unchanged_rows(surveyed)):
         facts = compare_lists(surveyed, inputs.recipe, rows)
     else:
@@ -117,9 +119,9 @@ def read_planned_facts(inputs: BuildInputs, *, as_stated: bool = False) -> Facts
 
 def planned_facts(surveyed: Survey, recipe: Recipe) -> Facts:
     spec, plan = surveyed.spec.value, surveyed.plan.value
-    if spec is None or plan is None or (plan.plan.num_rows, plan.digests.whole) != (spec.rows, spec.plan_digest):
+    if spec is None or plan is None or not is_plan_of(plan, spec):
         return Facts(survey=surveyed, recipe=recipe, found=None)
-    return compare_lists(surveyed, recipe, rows_on_disk(plan.plan, spec.samples_per_shard, spec.rows, plan.digests))
+    return compare_lists(surveyed, recipe, rows_on_disk(plan.plan, plan.digests))
 
 
 def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_version: str | None) -> bool:
@@ -128,10 +130,8 @@ def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_v
     return bool(build and listed and listed.source == source_version and build.config == config.recorded())
 
 
-def known_plans(build: BuildRecord | None, source_list: SourceList | None) -> dict[str, PlanDigests]:
-    """Digests of rows that this run listed, or else an earlier one, by the SHA-256 of the plan file that has them."""
-    if source_list is not None:
-        return source_list.rows.known_plan
+def known_plans(build: BuildRecord | None) -> dict[str, PlanDigests]:
+    """Digests of the rows that an earlier run listed, by the SHA-256 of the plan file that has them."""
     listed = build and build.listed
     return {listed.plan_sha256: PlanDigests(listed.plan_digest, listed.shard_digests)} if listed else {}
 
@@ -141,11 +141,11 @@ def unchanged_rows(surveyed: Survey) -> Rows | None:
     spec, plan, seal, build = surveyed.spec.value, surveyed.plan.value, surveyed.seal.value, surveyed.build.value
     if spec is None or plan is None or build is None or (listed := build.listed) is None:
         return None
-    if (plan.file.sha256, spec.plan_digest) != (listed.plan_sha256, listed.plan_digest):
+    if plan.file.sha256 != listed.plan_sha256 or not is_plan_of(plan, spec):
         return None
     if (seal and seal.plan_file != plan.file) or not has_recipe(surveyed, spec.recipe):
         return None
-    return rows_on_disk(plan.plan, spec.samples_per_shard, spec.rows, plan.digests)
+    return rows_on_disk(plan.plan, plan.digests)
 
 
 def compare_lists(surveyed: Survey, recipe: Recipe, found: Rows) -> Facts:
@@ -156,79 +156,71 @@ def compare_lists(surveyed: Survey, recipe: Recipe, found: Rows) -> Facts:
     facts = Facts(survey=surveyed, recipe=recipe, found=found)
     if not surveyed.has_cache or not has_recipe(surveyed, recipe):
         return facts
-    planned, restored = planned_rows(surveyed, recipe, found)
+    planned, size = planned_rows(surveyed, recipe, found), recipe.samples_per_shard
     if planned is None:
-        gone = sorted({*surveyed.ids.values()}.difference(restored.ids()))
-        return replace(facts, found=restored, difference=PlanDifference(removed=SomeIds(len(gone), gone[:SHOWN_IDS])))
-    in_rows = found if found.begins_with(planned) else reorder_by_ids(found, planned.id_hashes())
-    if not in_rows.begins_with(planned):
+        return facts
+    in_rows = found.cut_like(planned, size)
+    if in_rows is None:
+        in_rows = reorder_by_ids(found, planned.id_hashes(), size).cut_like(planned, size)
+    if in_rows is None:
         return replace(facts, planned=planned, difference=compare_plans(planned, found))
-    is_longer = len(in_rows) > len(planned)
-    added = in_rows.ids_where(np.arange(len(in_rows)) >= len(planned)) if is_longer else NO_IDS
-    file = surveyed.plan.value.plan if surveyed.plan.value and planned.is_on_disk else planned.plan
-    has_begun = planned.is_on_disk and file.num_rows > len(planned)
-    return replace(
-        facts,
-        found=in_rows,
-        planned=planned,
-        is_continuation=True,
-        difference=PlanDifference(added=added),
-        has_begun_to_grow=has_begun,
-        has_begun_whole=has_begun and is_longer and file.digests() == in_rows.digests,
-    )
+    added = in_rows.ids_where(np.arange(len(in_rows)) >= len(planned)) if len(in_rows) > len(planned) else NO_IDS
+    difference = PlanDifference(added=added)
+    return replace(facts, found=in_rows, planned=planned, is_continuation=True, difference=difference)
 
 
 def has_recipe(surveyed: Survey, recipe: Recipe) -> bool:
     """Return whether the cache was made with this recipe, by all its records, or else its spec, or else its seal."""
     held = [record.content.recipe for record in surveyed.records.values()]
-    stated = [each.value.recipe for each in (surveyed.spec, surveyed.seal) if each.value]
+    stated = [spec.recipe for spec in stated_specs(surveyed)]
     return all(each == recipe for each in held) if held else stated[:1] == [recipe]
 
 
-def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> tuple[Rows | None, Rows]:
-    """Find the rows that the cache was planned with, by what the spec, the seal or else the records were made for.
+def stated_specs(surveyed: Survey) -> list[Spec]:
+    """List the specs that the cache states: its own, and the sealed one."""
+    sealed = surveyed.seal.value and surveyed.seal.value.spec
+    return [spec for spec in (surveyed.spec.value, sealed) if spec]
 
-    The plan file lists them, and the source is its backup; None if neither can have had them. The second result is what
-    the source has of them.
+
+def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> Rows | None:
+    """Find the rows that the cache was planned with: those of its plan, or of the source if they are equal.
+
+    The spec and the seal say which rows those are, or else all records do. None if neither list has them.
     """
-    spec, plan, seal, size = surveyed.spec.value, surveyed.plan.value, surveyed.seal.value, recipe.samples_per_shard
-    spec = spec if spec and spec.recipe == recipe else None
-    plan = plan if plan and plan.plan.has_shards_of(size) else None
-    if spec and plan and plan.digests.whole == spec.plan_digest:
-        return rows_on_disk(plan.plan, size, spec.rows, plan.digests), found
-    restored = source_in_rows(surveyed, spec.rows if spec else count_planned(surveyed, size), found)
-    candidates = [restored]
-    if plan:
-        candidates.insert(0, rows_on_disk(plan.plan, size, plan.plan.num_rows, plan.plan.digests()))
-    stated = {each for each in (spec and spec.digest, seal and seal.spec_digest) if each}
-    fitting = [rows for rows in candidates if rows.spec(recipe).digest in stated]
-    fitting += [rows for rows in candidates if fits_records(surveyed, recipe, rows)]
-    return next(iter(fitting), None), restored
+    plan, stated = surveyed.plan.value, [spec for spec in stated_specs(surveyed) if spec.recipe == recipe]
+    if plan and (any(is_plan_of(plan, spec) for spec in stated) or (not stated and fits_records(surveyed, plan))):
+        return rows_on_disk(plan.plan, plan.digests)
+    for spec in stated:
+        if plan and extends(plan, spec):
+            return rows_on_disk(plan.plan, plan.digests)
+        if found.digests.whole == spec.plan_digest:
+            return restored_rows(found, spec)
+    return None
 
 
-def fits_records(surveyed: Survey, recipe: Recipe, rows: Rows) -> bool:
-    """Return whether every record of a shard with as many samples was made for them; a growing shard has more."""
-    spec = rows.spec(recipe)
-    contents = [record.content for shard, record in surveyed.records.items() if shard < spec.num_shards]
-    full = [each for each in contents if each.cached + each.rejected == len(spec.shard_rows(each.shard))]
-    return bool(full) and all(each.plan_digest == rows.digests.shards[each.shard] for each in full)
+def is_plan_of(plan: PlanOnDisk, spec: Spec) -> bool:
+    """Return whether the plan has the rows of the spec, cut into the same shards."""
+    return plan.digests.whole == spec.plan_digest and np.array_equal(plan.plan.bounds, spec.bounds)
 
 
-def source_in_rows(surveyed: Survey, num_planned: int, found: Rows) -> Rows:
-    """Put the source's samples in the rows that samples tables state, as many as the cache was planned with.
-
-    Rows that no table states go to the remaining samples, in order; a digest decides whether that was right.
-    """
-    rows = min(num_planned or len(found), len(found))
-    known = [surveyed.ids.get(row) for row in range(rows)]
-    taken = set(known)
-    left = (name for name in found.ids() if name not in taken)
-    named = [name if name is not None else next(left, None) for name in known]
-    return reorder_by_ids(found, hashes_of(name for name in named if name is not None)).first(rows)
+def extends(plan: PlanOnDisk, spec: Spec) -> bool:
+    """Return whether the plan begins with the rows and shards of the spec: then an extension was planned."""
+    begins = np.array_equal(plan.plan.bounds[: spec.num_shards + 1], spec.bounds)
+    return begins and plan.plan.digests(spec.num_shards).whole == spec.plan_digest
 
 
-def count_planned(surveyed: Survey, samples_per_shard: int) -> int:
-    """Count rows up to the last that a record or samples table knows."""
-    contents = ((shard, record.content) for shard, record in surveyed.records.items())
-    ends = (shard * samples_per_shard + each.cached + each.rejected for shard, each in contents)
-    return max([0, *ends, *(row + 1 for row in surveyed.ids)])
+def fits_records(surveyed: Survey, plan: PlanOnDisk) -> bool:
+    """Return whether every record was made for the plan's rows."""
+    contents = [record.content for record in surveyed.records.values()]
+    shards = plan.digests.shards
+    return bool(contents) and all(
+        each.shard < len(shards) and each.plan_digest == shards[each.shard] for each in contents
+    )
+
+
+def restored_rows(found: Rows, spec: Spec) -> Rows:
+    """Cut the source's rows, which have the spec's digest, as the spec says."""
+    cut, plan_hash = replace(found, bounds=spec.bounds), PlanHash()
+    for table in cut.shards():
+        plan_hash.add(table)
+    return replace(cut, digests=plan_hash.digests())

@@ -1,7 +1,7 @@
 """Check that images are still the encoded ones, by the SHA-256 in the samples tables, and retry rejected ones."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,15 +61,15 @@ def compare_images(survey: Survey, work: Work, source: Source, request: BuildReq
     It reads images whose fingerprint (a file's size and time, a zip member's CRC) differs from the planned one, and all
     images of shards that are rebuilt, because a new latent would hide a changed image.
     """
-    compared, changes, unknown, size = 0, list[ImageChange](), list[int](), work.spec.samples_per_shard
-    rows = {shard: min(size, work.rows_before - shard * size) for shard in shards_to_check(survey, work)}
+    compared, changes, unknown = 0, list[ImageChange](), list[int]()
+    rows = {shard: len(work.spec.shard_rows(shard)) for shard in shards_to_check(survey, work)}
     before = None if request.check_sources else work.trusted
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
         progress_bar(total=sum(rows.values()), desc="check images", unit="image", delay=0.5) as bar,
     ):
         for shard, count in rows.items():
-            suspects = suspects_of(survey, work, shard, count, before if shard in work.kept else None)
+            suspects = suspects_of(survey, work, shard, before if shard in work.kept else None)
             if suspects is None:
                 unknown.append(shard)
             else:
@@ -81,17 +81,17 @@ def compare_images(survey: Survey, work: Work, source: Source, request: BuildReq
 
 def shards_to_check(survey: Survey, work: Work) -> list[int]:
     """List the planned shards to check; skip shards never built, and kept ones whose source is unchanged."""
-    planned = range(-(-work.rows_before // work.spec.samples_per_shard))
+    planned = range(work.spec.shard_of_row(work.rows_before - 1) + 1)
     built = survey.shards if survey.seal.is_absent else planned
     return [shard for shard in planned if shard in built and not (work.is_plan_reused and shard in work.kept)]
 
 
-def suspects_of(survey: Survey, work: Work, shard: int, count: int, before: Rows | None) -> list[dict[str, Any]] | None:
+def suspects_of(survey: Survey, work: Work, shard: int, before: Rows | None) -> list[dict[str, Any]] | None:
     """Return the encoded samples whose fingerprints changed since `before`; None if no trusted table has them."""
-    now = work.source_rows(shard, ["fingerprint"])["fingerprint"].slice(0, count)
+    now = work.source_rows(shard, ["fingerprint"])["fingerprint"]
     trusted = None if before is None else before.shard(shard, ["fingerprint"])["fingerprint"]
     places = changed_places(now, trusted)
-    samples = encoded_samples(survey, work, shard, count) if places else []
+    samples = encoded_samples(survey, work, shard) if places else []
     return None if samples is None else [samples[place] for place in places]
 
 
@@ -105,13 +105,13 @@ def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list
     return [place for place, (was, is_now) in enumerate(pairs) if was != is_now]
 
 
-def encoded_samples(survey: Survey, work: Work, shard: int, count: int) -> list[dict[str, Any]] | None:
-    """Return a shard's first `count` samples with their recorded SHA-256 and status; None without a trusted table."""
-    record, allowed = survey.records.get(shard), work.allowed_digests.get(shard)
-    if record is None or (allowed is not None and record.content.digest not in allowed):
+def encoded_samples(survey: Survey, work: Work, shard: int) -> list[dict[str, Any]] | None:
+    """Return a shard's samples with their recorded SHA-256 and status; None without a trusted table."""
+    record, task = survey.records.get(shard), work.tasks.get(shard)
+    if record is None or (task and task.allowed and record.content.digest not in task.allowed):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
-    planned = work.source_rows(shard, ["id", "uri"]).slice(0, count)
+    planned = work.source_rows(shard, ["id", "uri"])
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
     rows: list[dict[str, Any]] = samples.append_column("uri", planned["uri"]).to_pylist()
@@ -156,23 +156,17 @@ def judge_images(store: Store, work: Work, images: ImageFacts, request: BuildReq
         refuse_unknown_images(store, images.unknown)
         notes.append(f"{counted(images.num_compared, 'image')} read again; every encoded image is unchanged")
     rejected = [each for each in images.changes if each.is_rejected and not request.retry_rejected]
-    held = [each.difference for each in rejected if each.shard not in {*work.kept, *work.open_shards}]
+    held = [each.difference for each in rejected if each.shard not in work.kept]
     refuse_changed_rejects(store, held, request)
-    notes += changed_reject_notes(rejected, work.open_shards, request)
+    notes += changed_reject_notes([each.difference for each in rejected], request)
     source_version = None if rejected else work.source_version
     return replace(work, notes=(*notes, *work.notes), source_version=source_version)
 
 
-def changed_reject_notes(
-    changes: Sequence[ImageChange], rewritten: Collection[int], request: BuildRequest
-) -> Iterator[str]:
-    """Report rejected samples that may succeed now; an extension retries those of its open shard anyway."""
-    if tried := [each.difference.field for each in changes if each.shard in rewritten]:
-        count = f"{len(tried):,} ({abridge(tried)})"
-        yield f"rejected images that have changed, in the shard that is written again: {count}"
-    rest = [each.difference for each in changes if each.shard not in rewritten]
-    back = [each.field for each in rest if each.before == ABSENT]
-    changed = [each.field for each in rest if each.before != ABSENT]
+def changed_reject_notes(changes: Sequence[Difference], request: BuildRequest) -> Iterator[str]:
+    """Report rejected samples that may succeed now."""
+    back = [each.field for each in changes if each.before == ABSENT]
+    changed = [each.field for each in changes if each.before != ABSENT]
     for ids, what in ((back, "were missing and are there now"), (changed, "were rejected and have changed")):
         if ids:
             flag = request.with_options("--retry-rejected")
@@ -194,7 +188,7 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
             samples = recorded_samples(store, work.kept[shard], ["status"])
             if samples is None:
                 continue  # damaged; `cache-store verify` reports it
-            planned = work.source_rows(shard, ["uri"]).slice(0, samples.num_rows)
+            planned = work.source_rows(shard, ["uri"])
             rejected = planned.filter(pc.equal(samples["status"], REJECTED))["uri"].to_pylist()
             outcomes = list(pool.map(lambda uri: is_decodable(source, uri, recipe), rejected))
             tried += len(outcomes)

@@ -53,13 +53,12 @@ def content_hashes(rows: Rows) -> Hashes:
     return np.concatenate([np.empty(0, np.int64), *(hashes_of(map(repr, shard)) for shard in pairs)])
 
 
-def reorder_by_ids(found: Rows, ids: Hashes, rows_held: int = ROWS_HELD) -> Rows:
+def reorder_by_ids(found: Rows, ids: Hashes, samples_per_shard: int, rows_held: int = ROWS_HELD) -> Rows:
     """Reorder `found`: first the samples that `ids` name, in that order, then the others, in their own order."""
     order = order_of(found.id_hashes(), ids)
     if len(order) == len(found) and (order[1:] > order[:-1]).all():
         return found
-    size = found.samples_per_shard
-    return rows_in_scratch(number_rows(reorder(found.plan, size, order, size, rows_held)), size)
+    return rows_in_scratch(number_rows(reorder(found.plan, order, samples_per_shard, rows_held)))
 
 
 def order_of(found: Hashes, wanted: Hashes) -> Places:
@@ -81,23 +80,21 @@ def places_of(found: Hashes, wanted: Hashes) -> tuple[Places, NDArray[np.bool_]]
     return places, found[places] == wanted
 
 
-def reorder(
-    found: PlanFile, page_rows: int, order: Places, samples_per_shard: int, rows_held: int
-) -> Iterator[pa.Table]:
-    """Yield shards of the rows of `found` at the places in `order`; pages of `found` have `page_rows` rows."""
+def reorder(found: PlanFile, order: Places, samples_per_shard: int, rows_held: int) -> Iterator[pa.Table]:
+    """Yield shards of the rows of `found` at the places in `order`."""
     block = max(1, rows_held // samples_per_shard) * samples_per_shard
     for first in range(0, len(order), block):
-        rows = read_rows(found, page_rows, order[first : first + block])
+        rows = read_rows(found, order[first : first + block])
         yield from (each.combine_chunks() for each in slices_of(rows, samples_per_shard))
 
 
-def read_rows(found: PlanFile, page_rows: int, places: Places) -> pa.Table:
-    """Read the rows at these places, each page only once."""
+def read_rows(found: PlanFile, places: Places) -> pa.Table:
+    """Read the rows at these places, each row group only once."""
     in_order = np.argsort(places, kind="stable")
     rising = places[in_order]
-    pages, starts = np.unique(rising // page_rows, return_index=True)
+    pages, starts = np.unique(np.searchsorted(found.bounds, rising, side="right") - 1, return_index=True)
     parts = [
-        found.shard(page).take(rising[start:stop] - page * page_rows)
+        found.shard(page).take(rising[start:stop] - int(found.bounds[page]))
         for page, start, stop in zip(pages.tolist(), starts, [*starts[1:], len(rising)], strict=True)
     ]
     back = np.empty(len(places), np.int64)

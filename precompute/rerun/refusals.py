@@ -9,7 +9,7 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.layout import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import Recipe
-from cache_store.refusal import ABSENT, Difference, counted, differences_between, recipe_differences, refuse
+from cache_store.refusal import Difference, counted, differences_between, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Report
 from precompute.encode.job import MismatchedShard
@@ -87,21 +87,17 @@ def refuse_other_list(
     refuse(f"{store} was planned {summary}; it is untouched", differences, remedies)
 
 
-def refuse_lost_list(survey: Survey, source: PlanDigests, difference: PlanDifference) -> NoReturn:
-    """Raise StaleError if the plan file is lost or damaged and the source's samples differ from the planned ones."""
-    now = dict(enumerate(source.shards))
-    changed = (
-        Difference(f"samples of shard {shard}", record.content.plan_digest, now.get(shard, ABSENT))
-        for shard, record in survey.records.items()
-    )
+def refuse_lost_list(survey: Survey, source: PlanDigests) -> NoReturn:
+    """Raise StaleError if the plan file is lost or damaged, and the source's samples are not the planned ones."""
+    stated = [each.value.plan_digest for each in (survey.spec,) if each.value]
+    stated += [survey.seal.value.spec.plan_digest] if survey.seal.value else []
+    where = survey.store.where(PLAN_FILE)
     refuse(
-        f"{survey.store.where(PLAN_FILE)} is lost, and the source's samples are not those it was made from; the "
+        f"{where} is lost or damaged, and the source does not list the samples that it listed, in the same order; the "
         "cache is untouched",
-        [
-            *(Difference("gone sample", name, "") for name in difference.removed.first),
-            *(each for each in changed if each.before != each.now),
-        ],
-        ["restore the source and run the same command again; it then restores the file"],
+        [Difference("plan digest", next(iter(stated), "lost, too"), source.whole)],
+        [f"restore {where} from a copy, or the source as it was when the cache was planned, and run the same command"],
+        now="of the source",
     )
 
 

@@ -1,11 +1,11 @@
 """Rows of samples in a file, not in memory: a cache's plan or a temporary one, read one shard at a time."""
 
-import hashlib
 import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import nsmallest
 from io import BufferedRandom
 from itertools import islice
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
-from cache_store.format.schema import Recipe, Spec
+from cache_store.format.schema import Recipe, ShardRun, Spec, shard_runs
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 from cache_store.storage.files import name_scratch_in_errors
 
@@ -62,89 +62,89 @@ def abridge(names: Sequence[str], count: int | None = None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The first rows of a plan file, whose row groups are shards."""
+    """Rows of samples in a plan file, cut into shards, perhaps at other places than the file's row groups."""
 
     plan: PlanFile
-    count: int
-    samples_per_shard: int
+    bounds: NDArray[np.int64]
+    """First row of each shard, then the number of rows: [shards + 1]."""
     digests: PlanDigests
-    """Digests of these rows."""
+    """Digests of these rows and shards."""
     is_on_disk: bool = False
     """Whether these rows come from the cache's plan file; otherwise they come from the source."""
-    file_sha256: str | None = None
-    """SHA-256 of a temporary file of exactly these rows; a plan file with the same SHA-256 has the same rows."""
 
     def __len__(self) -> int:
-        return self.count
+        return int(self.bounds[-1])
 
     @property
     def num_shards(self) -> int:
-        return -(-self.count // self.samples_per_shard)
+        return len(self.bounds) - 1
 
-    @property
-    def known_plan(self) -> dict[str, PlanDigests]:
-        """Digests of these rows by the SHA-256 of their plan file; empty if that is unknown."""
-        return {self.file_sha256: self.digests} if self.file_sha256 else {}
+    @cached_property
+    def runs(self) -> tuple[ShardRun, ...]:
+        return tuple(shard_runs(np.diff(self.bounds).tolist()))
 
     def spec(self, recipe: Recipe) -> Spec:
         """Make the spec of a cache with this recipe and these rows."""
-        return recipe.spec(self.count, self.digests.whole)
+        return recipe.spec(self.digests.whole, self.runs)
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the rows of a shard; return an empty table beyond the last one."""
-        if shard >= self.num_shards:
-            return PLAN_SCHEMA.empty_table().select(columns or PLAN_SCHEMA.names)
-        rows = self.plan.shard(shard, None if columns is None else list(columns))
-        return rows.slice(0, self.count - shard * self.samples_per_shard)
+        """Read the rows of a shard."""
+        first, stop = self.bounds[shard : shard + 2].tolist()
+        return read_slice(self.plan, first, stop, columns)
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         return (self.shard(shard, columns) for shard in range(self.num_shards))
-
-    def ids(self) -> Iterator[str]:
-        return (name for table in self.shards(["id"]) for name in table["id"].to_pylist())
 
     def id_hashes(self) -> Hashes:
         """Hash every row's id."""
         parts = [hashes_of(table["id"].to_pylist()) for table in self.shards(["id"])]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def first(self, count: int) -> "Rows":
-        """Keep the first `count` rows and compute their digests."""
-        return self if count == self.count else self.cut(count, self.plan.digests(count))
-
-    def cut(self, count: int, digests: PlanDigests) -> "Rows":
-        """Keep the first `count` rows, whose digests are known."""
-        return replace(self, count=count, digests=digests, file_sha256=None)
-
     def ids_where(self, mask: NDArray[np.bool_]) -> SomeIds:
         """Count the rows marked in `mask` [rows], and return the smallest of their ids."""
         first: list[str] = []
-        for shard in np.unique(np.flatnonzero(mask) // self.samples_per_shard).tolist():
-            start = shard * self.samples_per_shard
-            marked = pa.array(mask[start : min(start + self.samples_per_shard, self.count)])
+        shards = np.searchsorted(self.bounds, np.flatnonzero(mask), side="right") - 1
+        for shard in np.unique(shards).tolist():
+            marked = pa.array(mask[self.bounds[shard] : self.bounds[shard + 1]])
             first = nsmallest(SHOWN_IDS, [*first, *self.shard(shard, ["id"])["id"].filter(marked).to_pylist()])
         return SomeIds(int(np.count_nonzero(mask)), first)
 
-    def begins_with(self, rows: "Rows") -> bool:
-        """Return whether these rows begin with `rows`, by digest; both must have the same `samples_per_shard`."""
-        if rows.count == self.count:
-            return self.digests == rows.digests
-        full, rest = divmod(rows.count, rows.samples_per_shard)
-        if rows.count > self.count or self.digests.shards[:full] != rows.digests.shards[:full]:
-            return False
-        if rest == 0:
-            return True
-        last = PlanHash()
-        last.add(self.shard(full).slice(0, rest))
-        return last.digests().shards == rows.digests.shards[full:]
+    def cut_like(self, planned: "Rows", samples_per_shard: int) -> "Rows | None":
+        """Cut these rows as `planned`, and the rows that follow into new shards; None unless they begin with its rows.
+
+        Compares digests, so every row is read unless both have the same rows.
+        """
+        if self.digests.whole == planned.digests.whole:
+            return replace(self, bounds=planned.bounds, digests=planned.digests)
+        if len(self) <= len(planned):
+            return None
+        added = np.arange(len(planned) + samples_per_shard, len(self), samples_per_shard)
+        grown = replace(self, bounds=np.concatenate([planned.bounds, added, [len(self)]]))
+        plan_hash = PlanHash()
+        for shard, table in enumerate(grown.shards()):
+            plan_hash.add(table)
+            if shard + 1 == planned.num_shards and plan_hash.digests() != planned.digests:
+                return None
+        return replace(grown, digests=plan_hash.digests())
 
 
-def rows_on_disk(plan: PlanFile, samples_per_shard: int, count: int, digests: PlanDigests) -> Rows:
-    """Take the first `count` rows of a cache's plan file."""
-    return Rows(plan=plan, count=count, samples_per_shard=samples_per_shard, digests=digests, is_on_disk=True)
+def read_slice(plan: PlanFile, first: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read rows [first, stop) of a plan, which may lie in several of its row groups."""
+    parts, names = list[pa.Table](), None if columns is None else list(columns)
+    for group in range(int(np.searchsorted(plan.bounds, first, side="right")) - 1, plan.num_shards):
+        start = int(plan.bounds[group])
+        if start >= stop:
+            break
+        parts.append(plan.shard(group, names).slice(max(first - start, 0), stop - max(first, start)))
+    return parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
 
 
-def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
+def rows_on_disk(plan: PlanFile, digests: PlanDigests) -> Rows:
+    """Take the rows of a cache's plan file."""
+    return Rows(plan=plan, bounds=plan.bounds, digests=digests, is_on_disk=True)
+
+
+def rows_in_scratch(shards: Iterable[pa.Table]) -> Rows:
     """Write samples, shard after shard, to a temporary file."""
     plan_hash = PlanHash()
 
@@ -153,19 +153,16 @@ def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
             plan_hash.add(shard)
             yield shard
 
-    plan, file = plan_in_scratch(hashed())
-    with file.stream() as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    rows = Rows(plan=plan, count=plan.num_rows, samples_per_shard=samples_per_shard, digests=plan_hash.digests())
-    return replace(rows, file_sha256=sha256)
+    plan = plan_in_scratch(hashed())
+    return Rows(plan=plan, bounds=plan.bounds, digests=plan_hash.digests())
 
 
-def plan_in_scratch(tables: Iterable[pa.Table]) -> "tuple[PlanFile, ScratchFile]":
+def plan_in_scratch(tables: Iterable[pa.Table]) -> PlanFile:
     """Write samples to a temporary file, one row group per table; the file is deleted with the plan."""
     file = ScratchFile()
     with name_scratch_in_errors(), file.stream() as stream:  # closing it writes the last bytes
         encode_plan(stream, tables)
-    return PlanFile(TableFile(file.stream, "the list of samples")), file
+    return PlanFile(TableFile(file.stream, "the list of samples"))
 
 
 def number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

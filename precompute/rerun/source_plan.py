@@ -82,7 +82,7 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
             hashes.append(hashes_of(shard["id"].to_pylist()))
             yield shard
 
-    plan = rows_in_scratch(number_rows(hashed()), samples_per_shard)
+    plan = rows_in_scratch(number_rows(hashed()))
     if not len(plan):
         raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.skipped_note])))
     refuse_duplicates(plan, np.concatenate(hashes), source)
@@ -101,10 +101,10 @@ def sorted_by_id(
             yield from slices_of(run, page_rows)
             del run  # before the next one is made
 
-    runs, _ = plan_in_scratch(number_rows(pages()))
+    runs = plan_in_scratch(number_rows(pages()))
     order = pc.sort_indices(pa.chunked_array(ids, pa.large_string())).to_numpy()
     ids.clear()
-    return reorder(runs, page_rows, order, samples_per_shard, run_rows)
+    return reorder(runs, order, samples_per_shard, run_rows)
 
 
 def refuse_long_ids(shard: pa.Table, source: str) -> None:
@@ -124,7 +124,7 @@ def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:
         return
     uris = defaultdict[str, list[str]](list)
     for shard, table in enumerate(plan.shards(["id", "uri"])):
-        first = shard * plan.samples_per_shard
+        first = plan.bounds[shard]
         is_suspect = pc.is_in(pa.array(hashes[first : first + table.num_rows]), value_set=repeated)
         for sample in table.filter(is_suspect).to_pylist():
             if len(uris[sample["id"]]) < 2:

@@ -57,7 +57,7 @@ def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
     with inputs.store.claim():
         facts = read_facts(inputs)
         work = decide_all(inputs, facts)
-        refuse_mending(inputs.store, work.to_mend, request)
+        refuse_mending(inputs.store, work.shards_to("mend"), request)
         work = write_metadata(inputs, facts, work, for_ranks=True)
         make_way_for_ranks(inputs.store, work)
         return work

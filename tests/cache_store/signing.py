@@ -84,7 +84,7 @@ ODD = (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError, 
 def resign(root: Path) -> None:
     """Compute every digest of files, records and the whole cache again."""
     spec, contents = resign_spec(root), []
-    recipe = {name: value for name, value in spec.items() if name not in ("rows", "plan_digest")}
+    recipe = {name: value for name, value in spec.items() if name not in ("shards", "arrays", "plan_digest")}
     for path in sorted(root.glob("commits/*.json")):
         record = load(path)
         with contextlib.suppress(*ODD):
@@ -96,7 +96,7 @@ def resign(root: Path) -> None:
     if seal := load(root / "seal.json"):
         commits = [digest(content) for content in contents]
         identity = hashlib.sha256("".join(commits).encode()).hexdigest()
-        seal.update(recipe=recipe or seal.get("recipe"), spec_digest=digest(spec), identity=identity)
+        seal.update(spec=spec or seal.get("spec"), identity=identity)
         if isinstance(seal.get("commits"), list):
             seal["commits"] = commits
         refile(root, seal.get("plan_file"))

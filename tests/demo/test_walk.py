@@ -22,7 +22,7 @@ def test_the_whole_demo_runs_at_toy_size(tmp_path, capfd):
     assert main(["--output", str(root), *sizes]) == 0
     said = capfd.readouterr().out
     seal = open_cache(root / "cache").seal
-    assert (seal.planned, seal.rejected) == (120 + len(BROKEN) + len(UNUSUAL), len(BROKEN))
+    assert (seal.spec.rows, seal.rejected) == (120 + len(BROKEN) + len(UNUSUAL), len(BROKEN))
     assert "data:image/png" in (root / "gallery.html").read_text(encoding="utf-8")
     validated = read_records(root / "train")[-1]
     assert load_projector(root / "projector").config.training.steps == 2

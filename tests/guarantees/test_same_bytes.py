@@ -27,7 +27,7 @@ def test_planned_samples_are_cached_or_rejected_with_reasons(project):
     """The cache records its config; a rerun finds nothing to do."""
     assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.build()
     cache = open_cache(project.place.address)
-    assert (cache.seal.planned, cache.seal.cached, cache.seal.rejected) == (22, 20, 2)
+    assert (cache.seal.spec.rows, cache.seal.cached, cache.seal.rejected) == (22, 20, 2)
     ids = cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist()
     assert ids == [sample_name(number) for number in GOOD]
     assert not verify(project.place.address, "deep").findings

@@ -316,7 +316,7 @@ def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):
 
 def sealed(cache: Path) -> tuple[str, str]:
     seal = read_seal(LocalStore(cache))
-    return seal.identity, seal.spec_digest
+    return seal.identity, seal.spec.digest
 
 
 def images_of(cache: Path) -> dict[str, bytes]:

@@ -95,7 +95,7 @@ def sample_numbers(cache: JoinedCache, rows: Sequence[int]) -> np.ndarray:
 
 def rejection_of(cache: JoinedCache, row: int) -> str:
     lacking = next(each for each in cache.caches.values() if row in each.rejected_rows())
-    shard = row // lacking.spec.samples_per_shard
+    shard = lacking.spec.shard_of_row(row)
     reasons = lacking.shards.table(shard, ["row", "status", "reason"]).to_pylist()
     (reason,) = [each["reason"] for each in reasons if each["row"] == row and each["status"] != CACHED]
     return f"row {row:,} of {lacking.store} was rejected ({reason}), so the cache holds no sample of it"

@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "five axes": (TOWER | {"axes": ["a", "b", "c", "d", "e"], "shape": [1] * 5}, "length <= 4"),
     "fewer sides than axes": (TOWER | {"shape": [3]}, "the axes are token, feature, but shape has 1"),
     "more sides than axes": (TOWER | {"shape": [3] * 10_000}, "but shape has 10000"),
-    "a side of nothing": (TOWER | {"shape": [0, 8]}, "int` >= 1"),
+    "a side of nothing": (TOWER | {"shape": [0, 8]}, "0 bytes a sample"),
     "a side too long": (TOWER | {"shape": [3, 2**16 + 1]}, "int` <= 65536"),
     "one name twice": (TOWER | {"axes": ["feature", "feature"]}, "must differ from each other and from row"),
     "the rows' own name": (TOWER | {"axes": ["row", "feature"]}, "must differ from each other and from row"),

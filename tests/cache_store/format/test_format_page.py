@@ -1,11 +1,12 @@
 """docs/format.md is the specification: its reader reads both formats and finds damage, its tables name every field, and
-its rules hold, checked without this project's code. A small cache of each format is committed: today's code must read
-it and write equal bytes. To change the format, raise FORMAT_VERSION and write the two again with `python -m
-tests.cache_store.format.test_format_page`.
+its rules hold, checked without this project's code. Small caches of each form, of one and of two sizes, are committed:
+today's code must read them and write equal bytes. To change the format, raise FORMAT_VERSION and write them again with
+`python -m tests.cache_store.format.test_format_page`.
 """
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import rfc8785
+import zarr
 
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
@@ -30,10 +32,18 @@ from tests.make_cache import caption, make_cache
 
 PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
 HERE = Path(__file__).parent
-GOLDEN: dict[StoreFormat, Path] = {"zarr": HERE / "golden", "webdataset": HERE / "golden_webdataset"}
-IDENTITIES: dict[StoreFormat, str] = {
-    "zarr": "3fe6aa0a99481e308e34ee0a9a1226983c6c069cecd0d6a6e88e166f8ed7d536",
-    "webdataset": "f1cc98db088c5bcc2ade60d1fb4e73d10433bc1ad0e8f365fe038d3584e250a1",
+GOLDEN: dict[tuple[StoreFormat, int], Path] = {
+    ("zarr", 1): HERE / "golden",
+    ("webdataset", 1): HERE / "golden_webdataset",
+    ("zarr", 2): HERE / "golden_sizes",
+    ("webdataset", 2): HERE / "golden_sizes_webdataset",
+}
+"""By form and number of sizes."""
+IDENTITIES: dict[tuple[StoreFormat, int], str] = {
+    ("zarr", 1): "1ff2b4a0c8e776d8fd174b78446fdb945e7ca1bb79885841774d7a295a3a23d7",
+    ("webdataset", 1): "b4a28c0723d3e4f7de04717e09c8eedc890e6fe5b09609d073e08af6dbe7d5da",
+    ("zarr", 2): "f88b6ed82e7b8fe334cc22f90076f776f2d228da30c2616cd17f2b8c289019c4",
+    ("webdataset", 2): "46c67780be4451dff72dae73170fde570fec54bba0729460cdf51618f10667bc",
 }
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
 CACHED = [row for row in range(ROWS) if row not in REJECTED]
@@ -63,8 +73,8 @@ def read_row() -> Callable[..., np.ndarray | None]:
 
 @pytest.fixture
 def cache(store_format: StoreFormat, tmp_path: Path) -> Path:
-    """Write the committed cache again with today's code: rows [0, 4) and [4, 6), row 2 rejected."""
-    return write_golden(tmp_path / "cache", store_format)
+    """Write the committed cache of one size again with today's code: rows [0, 4) and [4, 6), row 2 rejected."""
+    return write_golden(tmp_path / "cache", store_format, 1)
 
 
 def load(path: Path) -> Any:
@@ -127,9 +137,9 @@ def test_the_page_names_every_field_of_every_record_and_table():
 
 def test_an_arrays_metadata_is_what_the_page_shows():
     metadata, blosc = map(json.loads, page_code("json"))
-    assert metadata == load(GOLDEN["zarr"] / "latents/zarr.json")
+    assert metadata == load(GOLDEN["zarr", 1] / "latents/zarr.json")
     assert blosc in zarr_codecs("zstd", 2)
-    group = load(GOLDEN["zarr"] / "zarr.json")
+    group = load(GOLDEN["zarr", 1] / "zarr.json")
     inline = {"kind": "inline", "must_understand": False, "metadata": {"latents": metadata}}
     group["attributes"].pop("encode_once")
     assert group == {"attributes": {}, "consolidated_metadata": inline, "node_type": "group", "zarr_format": 3}
@@ -167,9 +177,9 @@ def test_every_digest_of_a_cache_follows_from_the_pages_rules(tmp_path, store_fo
     assert all(digest({**record, "sha256": ""}) == record["sha256"] for record in signed)
     spec, seal = records["zarr.json"]["attributes"]["encode_once"], records["seal.json"]
     contents = [records[f"commits/{shard:06d}.json"]["content"] for shard in range(3)]
-    assert digest(spec) == seal["spec_digest"]
-    recipe = {name: value for name, value in spec.items() if name not in ("rows", "plan_digest")}
-    assert [recipe] * 4 == [each["recipe"] for each in (seal, *contents)]
+    assert spec == seal["spec"]
+    recipe = {name: value for name, value in spec.items() if name not in ("shards", "plan_digest")}
+    assert [recipe] * 3 == [each["recipe"] for each in contents]
     assert [digest(content) for content in contents] == seal["commits"]
     identity = hashlib.sha256("".join(seal["commits"]).encode()).hexdigest()
     assert identity == seal["identity"] == open_cache(path).seal.identity
@@ -196,37 +206,72 @@ def test_the_previews_equations_are_as_the_page_says(cache):
     np.testing.assert_allclose(solution, [*np.transpose(preview["weight"]), preview["bias"]], rtol=1e-9)
 
 
-def write_golden(path: Path, store_format: StoreFormat) -> Path:
-    return make_cache(path, golden_latents(), rejected=[2], samples_per_shard=4, store_format=store_format)
+SIZES = ((2, 2, 3), (2, 4, 1))
+"""Shapes of the golden samples."""
 
 
-def golden_latents() -> np.ndarray:
-    """[6, 2, 2, 3], every value exact in float16."""
-    return (np.arange(6 * 2 * 2 * 3, dtype=np.float32).reshape(6, 2, 2, 3) - 36) / 8
+def write_golden(path: Path, store_format: StoreFormat, num_sizes: int) -> Path:
+    """Write six rows of each size in shards of at most four, row 2 rejected."""
+    latents = [golden_latents(shape) for shape in SIZES[:num_sizes]]
+    return make_cache(path, latents, rejected=[2], samples_per_shard=4, store_format=store_format)
 
 
-def test_the_golden_cache_is_sound_and_reads_as_it_was_written(store_format):
-    assert not verify(GOLDEN[store_format], "deep").findings
-    cache = open_cache(GOLDEN[store_format])
-    expected = np.delete(golden_latents(), 2, axis=0).astype(np.float16)
-    np.testing.assert_array_equal(cache.read(np.arange(5)), expected)
-    assert cache.seal.identity == IDENTITIES[store_format]
+def golden_latents(shape: tuple[int, ...]) -> np.ndarray:
+    """[6, *shape], every value exact in float16."""
+    count = 6 * math.prod(shape)
+    return (np.arange(count, dtype=np.float32).reshape(6, *shape) - count // 2) / 8
 
 
-def test_todays_code_writes_the_golden_bytes(cache, store_format):
+golden = pytest.mark.parametrize(("form", "num_sizes"), GOLDEN)
+
+
+@golden
+def test_a_golden_cache_is_sound_and_reads_as_it_was_written(form, num_sizes, read_row):
+    path = GOLDEN[form, num_sizes]
+    assert not verify(path, "deep").findings
+    cache, numbers = open_cache(path), np.arange(6 * num_sizes - 1)
+    assert cache.seal.identity == IDENTITIES[form, num_sizes]
+    for number, (shape, array) in enumerate(zip(SIZES, cache.arrays, strict=False)):
+        mine = numbers[cache.array_indices(numbers) == number]
+        expected = golden_latents(shape).astype(np.float16)
+        expected = expected if number else np.delete(expected, 2, axis=0)
+        assert array.shape == shape
+        np.testing.assert_array_equal(cache.read(mine), expected)
+        rows = cache.samples(mine, ["row"])["row"].to_pylist()
+        np.testing.assert_array_equal(np.stack([read_row(path, row) for row in rows]), expected)
+
+
+def test_samples_of_several_sizes_are_not_read_together():
+    cache = open_cache(GOLDEN["zarr", 2])
+    with pytest.raises(ValueError, match=r"must have one size; these have: 24x16, 8x32"):
+        cache.read(np.array([0, 10]))
+
+
+def test_zarr_reads_each_size_as_an_array():
+    group = zarr.open_group(GOLDEN["zarr", 2], mode="r")
+    for name, shape in zip(("24x16", "8x32"), SIZES, strict=True):
+        found = group["latents"][name][:]
+        expected = golden_latents(shape).astype(np.float16)
+        if name == "24x16":
+            expected[2] = np.nan
+        np.testing.assert_array_equal(found, expected)
+
+
+@golden
+def test_todays_code_writes_the_golden_bytes(tmp_path, form, num_sizes):
     """Except files that depend on clock or host; Parquet files, which depend on the writer, hold equal tables."""
-    golden = GOLDEN[store_format]
-    written, expected = contents(cache), contents(golden)
+    folder, cache = GOLDEN[form, num_sizes], write_golden(tmp_path / "cache", form, num_sizes)
+    written, expected = contents(cache), contents(folder)
     assert written.keys() == expected.keys()
     for name in expected:
         if name.endswith(".parquet"):
-            assert pq.read_table(cache / name).equals(pq.read_table(golden / name)), name
+            assert pq.read_table(cache / name).equals(pq.read_table(folder / name)), name
         elif not name.startswith(("commits/", "seal.json")):
             assert written[name] == expected[name], name
 
 
 if __name__ == "__main__":
-    for form, folder in GOLDEN.items():
+    for (store_form, count), folder in GOLDEN.items():
         shutil.rmtree(folder, ignore_errors=True)
-        write_golden(folder, form)
-        print(form, open_cache(folder).seal.identity)
+        write_golden(folder, store_form, count)
+        print(store_form, count, open_cache(folder).seal.identity)

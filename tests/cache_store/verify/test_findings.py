@@ -83,7 +83,7 @@ RECORD_EDITS: list[dict[str, Any]] = [
     {"cached": -1, "rejected": 7, "reasons": {"missing": 7}},
 ]
 SEAL_EDITS: list[dict[str, Any]] = [
-    *({field: "0" * 64} for field in ("spec_digest", "identity")),
+    *({field: "0" * 64} for field in ("identity",)),
     *({field: lambda values: values[::-1]} for field in ("cached_per_shard", "commits")),
     *({f"array.{field}.0": lambda value: value + 1e-3} for field in ("mean", "maximum", "preview.bias")),
     *({"planned": 99}, {"reasons": {}}, {"commits": []}, {"plan_file.path": "build.json"}, {"array.bytes": 1}),

@@ -191,7 +191,7 @@ MISTAKES = [
     ({"image__height": 33}, "must be multiples of 8"),
     ({"image__fit": "stretch"}, "fit"),
     ({"image__height": 8, "image__width": 8 * 2**16 + 8}, "no cache can hold 22 samples of this size"),
-    ({"image__height": 80_000, "image__width": 80_000}, "bytes a sample, more than 1,073,741,824"),
+    ({"image__height": 80_000, "image__width": 80_000}, "bytes a sample, expected 1 to 1,073,741,824"),
     ({"image__heigth": 32}, "image.heigth"),
     ({"extend": True}, "there is no field extend"),  # a flag of one run
     ({"store__samples_per_shard": 0}, "store.samples_per_shard must be in [1,"),

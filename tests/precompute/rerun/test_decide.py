@@ -49,7 +49,7 @@ def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
 
 
 def rows(table: pa.Table, size: int = PER_SHARD) -> Rows:
-    return rows_in_scratch(slices_of(table, size), size)
+    return rows_in_scratch(slices_of(table, size))
 
 
 def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
@@ -57,7 +57,8 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
     sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
-        shard=shard, recipe=spec.recipe, plan_digest=rows(plan, spec.samples_per_shard).digests.shards[shard],
+        shard=shard, first_row=spec.shard_rows(shard).start, recipe=spec.recipe,
+        plan_digest=rows(plan, spec.samples_per_shard).digests.shards[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
         rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
         statistics=schema.FeatureStatistics(count=count * spec.array.shape[1], **sums),
@@ -67,25 +68,24 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
     return sign(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
 
 
-def plan_on_disk(table: pa.Table, count: int, content: str = "", size: int = PER_SHARD) -> Reading[PlanOnDisk]:
+def plan_on_disk(planned: Rows, content: str = "") -> Reading[PlanOnDisk]:
     file = schema.FileRecord(path=PLAN_FILE, bytes=1, sha256=content)
-    plan = rows(table, size).plan
-    return Reading(PlanOnDisk(plan=plan, file=file, digests=plan.digests(count)))
+    return Reading(PlanOnDisk(plan=planned.plan, file=file, digests=planned.digests))
 
 
 def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
     """Make the survey of a whole, sealed cache."""
     plan = samples() if plan is None else plan
-    size = recipe.samples_per_shard
-    spec = recipe.spec(plan.num_rows, rows(plan, size).digests.whole)
+    planned = rows(plan, recipe.samples_per_shard)
+    spec = planned.spec(recipe)
     records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
-    on_disk = plan_on_disk(plan, spec.rows, content, size)
+    on_disk = plan_on_disk(planned, content)
     return Survey(
         store=NoStore(), has_cache=True, spec=Reading(spec), plan=on_disk,
         seal=Reading(make_seal(spec, [each.content for each in records.values()], on_disk.value.file)),
         build=Reading(sign(schema.BuildRecord(format_version=1, config={}, sha256=""))),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
-        metadata=dict(shard_format(spec).metadata()), ids=dict(enumerate(plan["id"].to_pylist())),
+        metadata=dict(shard_format(spec).metadata()),
     )  # fmt: skip
 
 
@@ -138,12 +138,15 @@ def reported(survey: Survey) -> BuildRequest:
 
 LONGER = samples(range(20))
 APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
-BEGUN = replace(WHOLE, plan=plan_on_disk(LONGER, 12))
-SWAPPED = replace(WHOLE, plan=plan_on_disk(samples([1, 0, *range(2, 12)]), 12), seal=Reading(), shards={})
-OTHER_TEXTS = replace(WHOLE, plan=plan_on_disk(samples(s09="x"), 12))
+GROWN = rows_in_scratch([LONGER[:8], LONGER[8:12], LONGER[12:]])
+BEGUN = replace(WHOLE, plan=plan_on_disk(GROWN), seal=Reading())
+SWAPPED = replace(WHOLE, plan=plan_on_disk(rows(samples([1, 0, *range(2, 12)]))), seal=Reading(), shards={})
+OTHER_TEXTS = replace(WHOLE, plan=plan_on_disk(rows(samples(s09="x"))))
 FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
 OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal, plan=WHOLE.plan)
-OTHER_PLAN = replace(WHOLE, spec=Reading(RECIPE.spec(12, "0")), metadata={SPEC_FILE: b"of another plan"})
+OTHER_PLAN = replace(
+    WHOLE, spec=Reading(RECIPE.spec("0", schema.even_shards(12, PER_SHARD))), metadata={SPEC_FILE: b"of another plan"}
+)
 NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problems={"f": CacheError("C/f is missing")})
 NO_RECORD, UNREADABLE = ShardOnDisk(record=DAMAGED), ShardOnDisk(record=Reading(problem=OSError("no such device")))
 NO_SEAL = without("seal")
@@ -175,21 +178,21 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a spec of another recipe": (Case(OTHER_SPEC), [], [], "zarr.json: is not what the spec says it should be"),
     "a spec of another plan": (Case(OTHER_PLAN), [], [], "zarr.json: is not what the spec says it should be"),
     "no spec, the seal of another recipe": (Case(BESIDE_OTHER), [], [], "zarr.json: is missing"),
-    "no spec or plan, beside that": (Case(replace(BESIDE_OTHER, plan=Reading())), [], [], PLAN),
     "a lost build record": (Case(without("build")), [], [], "build.json: is missing"),
     "a lost plan": (Case(without("plan")), [], [], PLAN),
     "a swapped plan": (Case(SWAPPED), [0, 1], [0, 1], PLAN),
     "a damaged plan": (Case(replace(WHOLE, plan=DAMAGED)), [], [], PLAN),
     "a plan of other texts": (Case(OTHER_TEXTS), [], [], PLAN),
     "a plan of other bytes": (Case(replace(WHOLE, plan=FOREIGN.plan)), [], [], PLAN),
-    "no spec, seal or plan": (Case(without("spec", "seal", "plan")), [], [], PLAN),
+    "neither spec nor plan": (Case(without("spec", "plan")), [], [], "zarr.json: is missing"),
+    "neither spec nor seal": (Case(without("spec", "seal")), [], [], "zarr.json: is missing"),
     "a lost seal": (Case(without("seal")), [], [], ""),
     "a damaged seal": (Case(replace(WHOLE, seal=DAMAGED)), [], [], "the seal is made again from the records"),
     "a foreign seal": (Case(OTHER_SEAL), [], [], PLAN),
-    "an extension": (Case(source=LONGER, request=APPEND), [1, 2], [1, 2], EXTENDS),
-    "one without a spec": (Case(without("spec"), LONGER, APPEND), [1, 2], [1, 2], EXTENDS),
-    "one that has begun": (Case(BEGUN, LONGER), [1, 2], [1, 2], EXTENDS),
-    "one that is given up": (Case(BEGUN), [], [], "an unfinished extension is undone: plan.parquet is written again"),
+    "an extension": (Case(source=LONGER, request=APPEND), [2], [2], EXTENDS),
+    "one beside damage": (Case(shard_1(NO_FILE), LONGER, APPEND), [1, 2], [2], EXTENDS),
+    "one without a spec": (Case(without("spec"), LONGER, APPEND), [2], [2], EXTENDS),
+    "one that has begun": (Case(BEGUN, LONGER), [2], [2], EXTENDS),
 }
 """Cases, the shards to build, those of them whose content is free, and a note."""
 
@@ -201,13 +204,15 @@ def test_what_is_kept_and_built(name):
     count = 12 if case.request is LEAVE_OUT else case.source.num_rows
     assert (work.to_build, work.spec.rows) == (to_build, count)
     vouching = [WHOLE, FOREIGN] if case.found is OTHER_SEAL else [WHOLE]
-    held = {shard: {each.records[shard].content.digest for each in vouching} for shard in {0, 1} - {*free}}
+    held = {shard: {each.records[shard].content.digest for each in vouching} for shard in {*to_build} - {*free}}
     assert work.allowed_digests == held
     assert said in " ".join(work.notes)
     assert bool(work.notes) == bool(said)
-    assert (work.plan_file is None) is (name == "a new cache" or said == EXTENDS or "plan.parquet" in said)
-    assert said != EXTENDS or len(work.notes) == 1
-    assert work.has_other_samples is (bool(case.recovered) or said == EXTENDS)
+    is_new = name == "a new cache" or (said == EXTENDS and case.found is not BEGUN)
+    assert (work.plan_file is None) is (is_new or said == PLAN or name == "neither spec nor plan")
+    assert work.has_other_samples is (bool(case.recovered) or (said == EXTENDS and case.found is not BEGUN))
+    if said == EXTENDS:
+        assert work.spec.bounds.tolist() == [0, 8, 12, 20]
 
 
 REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
@@ -223,12 +228,20 @@ REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
     ),
     "new samples": (Case(source=LONGER), StaleError, "new sample  .*s12.*--extend"),
     "new, no spec": (Case(without("spec"), LONGER), StaleError, "new sample  .*s12.*--extend"),
-    "more than a begun extension": (Case(BEGUN, samples(range(21))), StaleError, "new sample  .*s12.*--extend"),
+    "more than a begun extension": (Case(BEGUN, samples(range(21))), StaleError, "new sample  .*s20.*--extend"),
     "gone": (Case(source=samples(range(1, 20)), request=APPEND), StaleError, r"1 gone \(s00\).*--cache NEW"),
     "gone, no plan": (Case(without("plan"), samples(range(1, 12))), StaleError, "plan.parquet is lost"),
+    "gone, after an extension began": (Case(BEGUN), StaleError, r"8 gone \(s12, .*--cache NEW"),
+    "no spec, seal or plan": (Case(without("spec", "seal", "plan")), StaleError, "plan.parquet is lost"),
+    "no plan, another seal": (Case(replace(BESIDE_OTHER, plan=Reading())), StaleError, "plan.parquet is lost"),
+    "foreign plan, no spec or seal": (
+        Case(replace(without("spec", "seal"), plan=OTHER_TEXTS.plan)),
+        StaleError,
+        "plan.parquet is lost",
+    ),
     "other text": (Case(source=samples(s09="x")), StaleError, "image name or text  s09"),
     "other text, no spec": (Case(without("spec"), samples(s09="x")), StaleError, "image name or text  s09"),
-    "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, "parquet is lost.*samples of shard 1"),
+    "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, "parquet is lost"),
     "another's report": (Case(request=reported(FOREIGN)), StaleError, "does not fit C as it is.*cache-store verify C"),
     "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, "has no shard 2"),
     "an unreadable record": (Case(shard_1(UNREADABLE)), OSError, "no such device"),
@@ -242,24 +255,24 @@ def test_what_is_refused_and_in_which_words(name):
         case.decided()
 
 
-SHARDS: dict[str, tuple[Case, list[int], list[int], set[int]]] = {
-    "a new cache": (Case(Survey(store=NoStore())), [], [0, 1], {0, 1}),
-    "a shard not built yet": (Case(shard_1(None, NO_SEAL)), [], [1], {1}),
-    "one that a dead build withdrew": (Case(shard_1(None, replace(NO_SEAL, withdrawn=frozenset([1])))), [], [1], set()),
-    "a lost record, sealed": (Case(shard_1(None)), [1], [], set()),
-    "a damaged record, no seal": (Case(shard_1(NO_RECORD, NO_SEAL)), [1], [], set()),
-    "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], set()),
-    "a retry": (Case(recovered={1: 2}), [], [], set()),
-    "an extension": (Case(source=LONGER, request=APPEND), [], [1, 2], {2}),
+WITHDRAWN = shard_1(None, replace(NO_SEAL, withdrawn=frozenset([1])))
+STATES: dict[str, tuple[Case, dict[int, str]]] = {
+    "a new cache": (Case(Survey(store=NoStore())), {0: "build", 1: "build"}),
+    "a shard not built yet": (Case(shard_1(None, NO_SEAL)), {1: "build"}),
+    "one that a dead build withdrew": (Case(WITHDRAWN), {1: "replace"}),
+    "a lost record, sealed": (Case(shard_1(None)), {1: "mend"}),
+    "a damaged record, no seal": (Case(shard_1(NO_RECORD, NO_SEAL)), {1: "mend"}),
+    "a repair": (Case(request=BuildRequest(rebuild=[0])), {0: "mend"}),
+    "a retry": (Case(recovered={1: 2}), {1: "replace"}),
+    "an extension": (Case(source=LONGER, request=APPEND), {2: "build"}),
 }
-"""Cases, the shards to mend, those without a record or seal, and those of them that never existed."""
+"""Cases, and the state of each shard that is not kept."""
 
 
-@pytest.mark.parametrize("name", SHARDS)
-def test_the_work_says_which_shards_are_new_and_which_replace_others(name):
-    case, to_mend, unfinished, new = SHARDS[name]
-    work = case.decided()
-    assert (work.to_mend, work.unfinished, work.new) == (to_mend, unfinished, new)
+@pytest.mark.parametrize("name", STATES)
+def test_each_shard_that_is_not_kept_is_built_mended_or_replaced(name):
+    case, states = STATES[name]
+    assert {shard: task.state for shard, task in case.decided().tasks.items()} == states
 
 
 def test_only_a_new_uncompressed_cache_certainly_needs_space():
@@ -292,7 +305,7 @@ def test_ranks_build_a_whole_plan_and_mend_nothing(name):
     facts = unreadable(planned_facts(found, TALLER if name == "another recipe" else RECIPE))
     if not words:
         work = decide_planned(facts, BuildRequest())
-        assert (work.to_build, work.unfinished) == ([1] if found is not WHOLE else [],) * 2
+        assert work.to_build == work.shards_to("build") == ([1] if found is not WHOLE else [])
         return
     with pytest.raises((CacheError, StaleError), match=words):
         decide_planned(facts, BuildRequest())

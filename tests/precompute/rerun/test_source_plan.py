@@ -9,12 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cache_store.cache.metadata import file_record, metadata_of, write_plan
-from cache_store.cache.survey import survey
 from cache_store.errors import SourceError
-from cache_store.format.layout import PLAN_FILE
 from cache_store.format.schema import Recipe
-from cache_store.storage.local import LocalStore
 from precompute.rerun.order import ROWS_HELD, compare_plans, reorder_by_ids
 from precompute.rerun.rows import Rows, number_rows, rows_in_scratch
 from precompute.rerun.source_plan import make_plan, refuse_duplicates, sorted_by_id
@@ -63,17 +59,6 @@ def test_ten_times_as_many_samples_take_no_more_memory():
     assert many[1] < 1.5 * few[1] + 2**20
 
 
-def test_no_row_of_a_plan_just_listed_is_read_in_a_cache(tmp_path):
-    """After a kill, only the source knows yet that the plan file is whole."""
-    store, planned, other = LocalStore(tmp_path), plan_of(range(100)), plan_of(range(99))
-    write_plan(store, planned.shards())
-    for name, data in metadata_of(planned.spec(RECIPE)):
-        store.put_whole(name, data)
-    assert survey(store, planned.known_plan).plan.value.digests is planned.digests
-    for known in ({}, other.known_plan, {file_record(store, PLAN_FILE).sha256: other.digests}):
-        assert survey(store, known).plan.value.digests == planned.digests
-
-
 def test_ids_of_one_hash_are_no_duplicates():
     plan = plan_of(range(10), per_shard=4)
     refuse_duplicates(plan, np.zeros(10, np.int64), "")
@@ -87,7 +72,7 @@ def test_samples_in_no_order_are_sorted_a_run_at_a_time(count):
     """The result is the one of a sort by id in memory."""
     numbers = random.Random(0).sample(range(count), count)
     shards = sorted_by_id(map(sample, numbers), 20, run_rows=32, page_rows=8)
-    found = rows_in_scratch(number_rows(shards), 20)
+    found = rows_in_scratch(number_rows(shards))
     assert found.digests == (expected := plan_of(range(count), per_shard=20)).digests
     assert pa.concat_tables(found.shards()) == pa.concat_tables(expected.shards())
 
@@ -98,12 +83,16 @@ def test_samples_in_another_order_come_into_the_caches_rows(held):
     numbers = list(range(50))
     random.Random(0).shuffle(numbers)
     planned, found = plan_of(range(0, 50, 2), per_shard=4), plan_of(numbers, per_shard=4)
-    arranged = reorder_by_ids(found, planned.id_hashes(), held)
+    arranged = reorder_by_ids(found, planned.id_hashes(), 4, held)
     expected = plan_of([*range(0, 50, 2), *(number for number in numbers if number % 2)], per_shard=4)
-    assert arranged.begins_with(planned)
-    assert not found.begins_with(planned)
     assert arranged.digests == expected.digests
     assert pa.concat_tables(arranged.shards()) == pa.concat_tables(expected.shards())
-    assert reorder_by_ids(arranged, planned.id_hashes()) is arranged
+    assert reorder_by_ids(arranged, planned.id_hashes(), 4) is arranged
+    assert found.cut_like(planned, 4) is None
+    grown = arranged.cut_like(planned, 4)
+    assert grown.bounds.tolist() == [*range(0, 25, 4), *range(25, 50, 4), 50]
+    assert pa.concat_tables(grown.shards()) == pa.concat_tables(expected.shards())
+    assert grown.digests.whole == expected.digests.whole
+    assert grown.digests.shards[: planned.num_shards] == planned.digests.shards
     assert str(compare_plans(planned, found)).startswith("25 new (sample-000001, sample-000003, ")
     assert str(compare_plans(found, planned)).startswith("25 gone (sample-000001, ")

@@ -1,0 +1,79 @@
+"""Shards are runs of rows of any length: each reader finds a row wherever the cache is cut."""
+
+import msgspec
+import numpy as np
+import pytest
+import zarr
+
+from cache_store import open_cache
+from cache_store.cache.metadata import spec_problems
+from cache_store.errors import CacheError
+from cache_store.format.schema import ShardRun, SizedArray, even_shards, shard_runs
+from cache_store.verify.verify import verify
+from tests.cache_store.conftest import flip, shard_name
+from tests.make_cache import make_cache
+
+LENGTHS = (3, 1, 8, 8, 2)
+REJECTED = (3, 5, 21)
+
+
+@pytest.fixture
+def latents() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((sum(LENGTHS), 2, 3, 4), np.float32)
+
+
+def test_rows_are_read_and_damage_is_named_in_shards_of_any_length(tmp_path, latents, store_format):
+    path = make_cache(
+        tmp_path / "cache", latents, rejected=REJECTED, lengths=LENGTHS, store_format=store_format, dtype="float32"
+    )
+    cache = open_cache(path)
+    np.testing.assert_array_equal(cache.read(np.arange(len(cache))), np.delete(latents, REJECTED, axis=0))
+    assert cache.rejected_rows().tolist() == [*REJECTED]
+    assert [cache.spec.shard_of_row(row) for row in (0, 2, 3, 4, 21)] == [0, 0, 1, 2, 4]
+    assert not verify(path, "deep").findings
+    flip(path / shard_name(path, 3), 0)
+    (finding,) = (each for each in verify(path, "deep").findings if each.row is not None)
+    assert (finding.shard, finding.row) == (3, 12)
+
+
+def test_a_zarr_array_has_a_chunk_for_each_shard(tmp_path, latents):
+    """The slots behind a short shard are absent, as those of rejected rows are."""
+    path = make_cache(tmp_path / "cache", latents, lengths=LENGTHS, dtype="float32")
+    found = zarr.open_group(path, mode="r")["latents"][:]
+    assert len(found) == 4 * 8 + 2
+    places = np.concatenate([8 * shard + np.arange(length) for shard, length in enumerate(LENGTHS)])
+    np.testing.assert_array_equal(found[places], latents)
+    assert np.isnan(np.delete(found, places, axis=0)).all()
+
+
+RUNS = {
+    "longer than a full shard": ([ShardRun(shards=1, rows=9)], (), "more than samples_per_shard 8"),
+    "in no array": ([ShardRun(shards=1, rows=8, array=1)], (), "of array 1"),
+    "too many": ([ShardRun(shards=10**6, rows=8), ShardRun(shards=1, rows=1)], (), "1,000,001 shards"),
+    "two of one size": (
+        [ShardRun(shards=1, rows=8)],
+        (SizedArray(width=32, height=24, shape=(2, 3, 4)),) * 2,
+        "two arrays of one size",
+    ),
+    "of nothing": ([ShardRun(shards=1, rows=8)], (SizedArray(width=32, height=24, shape=(2, 3)),), "the axes channel"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_shards_that_cannot_be_are_named(tmp_path, latents, name):
+    runs, arrays, why = RUNS[name]
+    spec = open_cache(make_cache(tmp_path / "cache", latents[:8])).spec
+    assert why in "; ".join(spec_problems(msgspec.structs.replace(spec, shards=tuple(runs), arrays=arrays)))
+
+
+def test_a_spec_whose_shards_are_not_the_sealed_ones_is_refused(tmp_path, latents):
+    path, other = (make_cache(tmp_path / str(lengths), latents, lengths=lengths) for lengths in (LENGTHS, (8, 8, 6)))
+    (path / "seal.json").write_bytes((other / "seal.json").read_bytes())
+    with pytest.raises(CacheError, match="the seal belongs to another spec"):
+        open_cache(path)
+
+
+def test_lengths_are_summarised_in_runs():
+    full = ShardRun(shards=2, rows=8)
+    assert even_shards(22, 8) == tuple(shard_runs([8, 8, 6])) == (full, ShardRun(shards=1, rows=6))
+    assert even_shards(16, 8) == (full,)
