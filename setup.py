@@ -24,7 +24,6 @@ setup(
     ext_modules=[
         extension("cache_store.cache._gather", "-pthread"),
         extension("cache_store.format._sums"),
-        extension("precompute.images._pixels"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -5,8 +5,9 @@ These texts, as every reason to reject a sample, are bytes of a cache: another w
 
 import re
 from collections.abc import Mapping
+from itertools import product
 
-from precompute.images.box_parts import AVIF_BRANDS, HEIF_BRANDS
+from precompute.images.parts import AVIF_BRANDS, HEIF_BRANDS
 
 CONVERT = "convert it to PNG or JPEG"
 CUT = "but its header is damaged or cut short"
@@ -42,7 +43,8 @@ BY_MAGIC = {
     b"GIF8": f"begins as a GIF, {CUT}",
     b"BM": f"begins as a BMP, {NOT_READ}",
     **dict.fromkeys((b"II*\0", b"MM\0*"), f"begins as a TIFF, {NOT_READ}"),
-    b"\0\0\0\x0cjP  ": f"begins as a JPEG 2000, {NOT_READ}",
+    **dict.fromkeys((b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"), f"is JPEG 2000: {CONVERT}"),
+    **dict.fromkeys((b"P%d%c" % each for each in product(range(1, 7), b" \n")), f"is Netpbm (PPM): {CONVERT}"),
 }
 """Files found among images, by first bytes."""
 

@@ -1,8 +1,6 @@
 """Convert any of Pillow's modes to RGB, and write a fitted image's pixels and preview into a batch.
 
-Pillow's own conversion is wrong for some modes. Writing runs in C if there was a compiler when the package was
-installed; with Pillow alone it costs another twentieth of the time to decode a 500 x 375 photograph. Both ways give the
-same bytes.
+Pillow's own conversion is wrong for some modes.
 """
 
 import numpy as np
@@ -94,30 +92,9 @@ def high_byte(image: Image.Image) -> Image.Image:
 # Axes: Y X pixels, h w cells of a preview, 3 RGB.
 
 
-Bands = NDArray[np.uint8]
-
-
-def write_pixels_by_pillow(image: Image.Image, pixels_YX3: Bands, preview_hw3: Bands | None) -> None:
+def write_pixels(image: Image.Image, pixels_YX3: NDArray[np.uint8], preview_hw3: NDArray[np.uint8] | None) -> None:
+    """Write an image's pixels, and the means of its cells, into a batch."""
     pixels_YX3[:] = to_pixels(image)
     if preview_hw3 is not None:
         height, width = preview_hw3.shape[:2]
         preview_hw3[:] = to_pixels(image.reduce((image.width // width, image.height // height)))
-
-
-def write_pixels_in_c(image: Image.Image, pixels_YX3: Bands, preview_hw3: Bands | None) -> None:
-    try:
-        _, lent = image.__arrow_c_array__()
-    except ValueError:  # it is larger than one of Pillow's memory blocks, 16 MiB
-        write_pixels_by_pillow(image, pixels_YX3, preview_hw3)
-        return
-    copy_pixels(lent, pixels_YX3)
-    if preview_hw3 is not None:
-        mean_pixels(pixels_YX3, preview_hw3)
-
-
-try:
-    from precompute.images._pixels import copy_pixels, mean_pixels
-
-    write_pixels = write_pixels_in_c
-except ImportError:  # not built, or built for another machine
-    write_pixels = write_pixels_by_pillow

@@ -16,11 +16,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images.box_parts import AVIF_FRAME_COUNT
-from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image, silence_decoders
+from precompute.images.decode import (
+    AVIF_EXIF_ITEM,
+    MEMORY_AT_LEAST,
+    MEMORY_PER_BYTE,
+    MEMORY_PER_PIXEL,
+    SUFFIXES_OF,
+    ImageConfig,
+    decode_image,
+    silence_decoders,
+)
 from precompute.images.fit import fit_image, unreduced
-from precompute.images.netpbm import LONG_VALUE
-from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
+from precompute.images.parts import AVIF_FRAME_COUNT, JPEG_MARKER, refuse_costly
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import LONG_NUMBER
 from tests.precompute.images import hostile_images as hostile
@@ -76,50 +83,65 @@ from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels
 from precompute.images.rejected import Rejected
 
-def ends(max_pixels):
-    recipe = ImageConfig(max_pixels=max_pixels).recipe
-    for name in sys.argv[2:]:
-        try:
-            to_pixels(fit_image(decode_image(Path(name).read_bytes(), recipe), recipe))
-            end = "image"
-        except Rejected as rejected:
-            end = rejected.reason
-        yield resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, end
+recipe = ImageConfig(max_pixels=int(sys.argv[1])).recipe
+
+def end_of(name):
+    try:
+        to_pixels(fit_image(decode_image(Path(name).read_bytes(), recipe), recipe))
+        return "image"
+    except Rejected as rejected:
+        return rejected.reason
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 silence_decoders()
-*_, (before, _) = ends(1)  # decoders loaded
-for peak, end in ends(int(sys.argv[1])):
-    print(peak - before, end)
+first = [end_of(name) for name in sys.argv[2].split()]  # decoders loaded
+before = peak()
+for name in sys.argv[3:]:
+    end = end_of(name)
+    print(peak() - before, end)
 """
 
 PROGRAM_BYTES, PIXEL_BYTES = 2**30, MEMORY_PER_PIXEL * MAX_PIXELS
 """Generous address space of Python with Pillow, numpy and their libraries; and the most that an image may take."""
 
 
-def assert_each_ends(folder: Path, makers: dict[str, Callable[[], bytes]], ends: tuple[str, ...], more: int) -> None:
-    """Check each file's end, and that it takes at most `more` bytes, twice the file and MEMORY_AT_LEAST.
+def assert_each_ends(
+    folder: Path, makers: dict[str, Callable[[], bytes]], ends: tuple[str, ...], more: int = 0, per_byte: int = 2
+) -> None:
+    """Check each file's end, and that it takes at most `more` bytes, some for each of its own and MEMORY_AT_LEAST.
 
     One child process decodes all of them, with limits on its address space and on its processor time (a minute).
     """
-    sizes = [(folder / f"{number}").write_bytes(make()) for number, make in enumerate(makers.values())]
-    bound = 2 * max(sizes) + MEMORY_AT_LEAST
+    sound = {f"sound.{each}": hostile.save(hostile.small(), each) for each in SUFFIXES_OF}
+    files = dict(sorted(((name, make()) for name, make in makers.items()), key=lambda each: len(each[1])))
+    for name, data in (sound | files).items():
+        (folder / name).write_bytes(data)
+    bounds = [more + per_byte * len(data) + MEMORY_AT_LEAST for data in files.values()]
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (PROGRAM_BYTES + PIXEL_BYTES + bound,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (PROGRAM_BYTES + max(bounds),) * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 
-    command = [sys.executable, "-c", WATCHED, str(MAX_PIXELS), *(str(folder / f"{n}") for n in range(len(sizes)))]
+    paths = [str(folder / name) for name in files]
+    command = [sys.executable, "-c", WATCHED, str(MAX_PIXELS), " ".join(str(folder / name) for name in sound), *paths]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    for name, line in zip(makers, done.stdout.splitlines(), strict=True):
+    for name, bound, line in zip(files, bounds, done.stdout.splitlines(), strict=True):
         peak, end = line.split(maxsplit=1)
         assert end.startswith(ends), (name, end)
-        assert int(peak) <= more + bound, (name, peak)
+        assert int(peak) <= bound, (name, peak)
 
 
 def test_bombs_of_every_format_are_refused_in_little_memory(tmp_path):
-    assert_each_ends(tmp_path, hostile.REFUSED, ("too large", "too many parts", "cannot decode"), more=0)
+    """Among them the largest sizes that each format can declare."""
+    assert_each_ends(tmp_path, hostile.REFUSED, ("too large", "too many parts", "cannot decode"))
+
+
+def test_files_of_many_parts_that_are_read_stay_within_the_promised_memory(tmp_path):
+    assert_each_ends(tmp_path, hostile.BOUNDED, ("image",), per_byte=MEMORY_PER_BYTE)
 
 
 def test_the_largest_images_stay_within_the_promised_memory(tmp_path):
@@ -154,8 +176,9 @@ FEW_PARTS, RUN = 500, 20_000
 """With this few parts allowed, a run of this many bytes shows whether the steps depend on the limit or on the file."""
 
 RUNS = [bytes([byte]) for byte in range(256)] + [b"\xff\0", b"\xff\xd0", b"\xff\xfe", b"\0\2", b"\0\0\0\1"]
-RUNS += [b"\0\0\0\x08iprp", b"\0\0\0\x14metaiprp" + bytes(8), b"\0\0\0\x08meta", b"\xff\x64\0\2"]
-MAGICS = {magic if magic != b"ftyp" else bytes(4) + b"ftypavif": parts for magic, parts in PARTS.items()}
+RUNS += [b"\0\0\0\x08iprp", b"\0\0\0\x08meta", b"\xff\x64\0\2", b"\xff\1"]
+MAGICS = [b"\xff\xd8", hostile.PNG_MAGIC, b"\0\0\0\x18ftypavif", b"II*\0", b"MM\0*", b"II+\0"]
+"""First bytes of files whose parts are counted before Pillow reads them."""
 
 
 @pytest.fixture
@@ -169,17 +192,15 @@ def test_parts_of_any_run_are_counted_in_bounded_steps(few_parts, magic):
         assert calls(refuse_costly, magic + run * (RUN // len(run)), MAX_PIXELS) <= 10 * FEW_PARTS, run
 
 
-@pytest.mark.parametrize("magic", MAGICS, ids=bytes.hex)
+@pytest.mark.parametrize("magic", MAGICS[:3], ids=bytes.hex)
 def test_every_pair_of_bytes_is_passed_in_as_many_steps(magic):
     """A loop that does not move on shows in 20 bytes as well as in a million."""
     for pair in product(range(256), repeat=2):
-        data = magic + bytes(pair) * 10
-        with suppress(Rejected):
-            assert sum(1 for _ in MAGICS[magic](data, MAX_PIXELS)) <= len(data), pair
+        assert calls(refuse_costly, magic + bytes(pair) * 10, MAX_PIXELS) <= 100, pair
 
 
 @pytest.mark.parametrize(
-    "pattern", [JPEG_MARKER, LONG_NUMBER, AVIF_FRAME_COUNT, LONG_VALUE, TGA], ids=lambda each: each.pattern
+    "pattern", [JPEG_MARKER, LONG_NUMBER, AVIF_FRAME_COUNT, AVIF_EXIF_ITEM], ids=lambda each: each.pattern
 )
 def test_a_pattern_searched_in_files_has_a_bounded_width(pattern):
     """A search then takes at most 100 steps per byte; an unbounded repeat can restart at every byte."""
@@ -187,7 +208,7 @@ def test_a_pattern_searched_in_files_has_a_bounded_width(pattern):
 
 
 PHOTO = hostile.save(hostile.small().resize((64, 64)), "JPEG")
-HALVES = [data[: len(data) // 2] for data in CORPUS] + [b"P3\n", b"P6 # ", b"P2 9 9 255\n", b"", b"\xff\xd8"]
+HALVES = [data[: len(data) // 2] for data in CORPUS] + [b"", b"\xff\xd8"]
 LONG_RUNS: list[tuple[Callable[[bytes], bytes], int]] = [
     (lambda run: PHOTO[:-400] + run, 1_000_000),
     (lambda run: PHOTO + run, 1_000_000),
@@ -201,7 +222,7 @@ def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around,
     """The run replaces a file's second half; in a JPEG also before the first segment, in the data and after the end."""
     silence_decoders()
     for run in (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"#", b" ", b"9", b"\n", b"#\n", b"1 ", b"<", b"\0\0\0\x08"):
-        assert calls(decode_image, around(run * (size // len(run))), RECIPE) <= 20 * FEW_PARTS, run
+        assert calls(decode_image, around(run * (size // len(run))), RECIPE) <= 100 * FEW_PARTS, run
 
 
 def test_behind_a_sequential_jpegs_only_scan_nothing_is_searched():

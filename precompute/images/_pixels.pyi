@@ -1,6 +1,0 @@
-from typing import Any
-
-from numpy.typing import NDArray
-
-def copy_pixels(arrow_array: object, out: NDArray[Any], /) -> None: ...
-def mean_pixels(pixels: NDArray[Any], means: NDArray[Any], /) -> None: ...
