@@ -23,7 +23,7 @@ from numpy.random import Generator, Philox
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cache_store.cache.reader import valid_numbers
+from cache_store.cache.reader import Cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize
 from cache_store.refusal import differences_between, refuse
@@ -79,9 +79,10 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
         normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
             a latent is drawn first.
-        source: Gives samples in place of the cache.
+        source: Gives samples in place of the cache, by the names of its caches.
 
-    Raises ConfigError if options contradict each other, and IndexError for a sample number that the cache lacks.
+    Raises ConfigError if there are no samples or options contradict each other, and IndexError for a sample number that
+    the cache lacks.
     """
 
     def __init__(
@@ -105,6 +106,11 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         self.batch_size, self.share = batch_size, RankShare(batch_size, rank, world_size)
         self.cache, self._are_named = open_caches(cache), are_named(cache)
         self.source: LatentSource = self.cache if source is None else source
+        if isinstance(source, Cache) or not hasattr(self.source, "read"):
+            raise ConfigError(
+                "source must have a `read` that gives samples by the names of the caches, as that of "
+                f"cache_store.open_joined({{'world': CACHE}}) does; got {source!r}"
+            )
         if draw and not has_moments(self.cache):
             raise ConfigError(f"draw: {self.cache.first.store} holds no posterior moments to draw from")
         self.draw, self.normalize = draw or normalize, normalize
@@ -117,6 +123,9 @@ class LatentStream(IterableDataset[dict[str, Any]]):
                 raise ConfigError(f"lengths must be a whole number for each of {total:,} samples, got {found}")
             lengths = lengths if self.samples is None else lengths[self.samples]
         count = total if self.samples is None else len(self.samples)
+        if not count:
+            where = f"{self.cache.first.store} holds none" if self.samples is None else "samples is empty"
+            raise ConfigError(f"there are no samples to show: {where}")
         self.order = make_order(self.cache.identity, seed, count, batch_size, shuffle_block, group_lengths, lengths)
         self.pass_samples = None if epochs is None else exact(epochs) * count
         self._cursor, self._end = 0, self.pass_end(0)
@@ -176,9 +185,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         }
 
     def numbers(self, positions: Int64Array) -> Int64Array:
-        """Return the numbers of the samples at `positions`; ConfigError if there are no samples."""
-        if not self.order.count:
-            raise ConfigError(f"{self.cache.first.store}: there are no samples to show")
+        """Return the numbers of the samples at `positions`."""
         indices = self.order.at(positions)
         return indices if self.samples is None else self.samples[indices]
 

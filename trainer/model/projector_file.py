@@ -250,6 +250,17 @@ class TrainedProjector(Projectors):
         load_tensors(self, tensors, str(path))
         self.requires_grad_(False).eval()
 
+    def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
+        """Return all towers' tokens, as `Projectors` does; ConfigError for what is no batch of a tower's samples."""
+        given = samples if isinstance(samples, Mapping) else dict.fromkeys(self.names[:1], samples)
+        for tower in self.config.towers:
+            found, shape = given.get(tower.name), tower.array.shape
+            if not isinstance(found, Tensor) or found.ndim != 1 + len(shape):
+                shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                expected = ", ".join(map(str, ["N", *shape]))
+                raise ConfigError(f"{self.path} reads a tensor [{expected}] of the tower {tower.name}, got {shown}")
+        return super().forward(given)
+
 
 def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]) -> TowerProjector:
     """Make a tower's projector without weights; its mean in `tensors` tells how many channels of a sample are read."""

@@ -135,7 +135,7 @@ def make_loader(
     stream = LatentStream(
         inputs.cache,
         data.batch_size,
-        samples=train,
+        samples=train if to_train else None,
         seed=data.seed,
         epochs=None,
         rank=world.rank if to_train else 0,

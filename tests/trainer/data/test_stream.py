@@ -217,6 +217,10 @@ def test_a_stream_groups_chosen_samples_by_their_lengths(cache):
 
 
 def test_a_source_gives_latents_in_place_of_the_cache(cache):
+    with pytest.raises(ConfigError, match=r"source must have a .* got Cache\("):
+        LatentStream(cache, BATCH, source=open_cache(cache))
+    joined = open_joined({"world": cache})
+    assert numbers_of(LatentStream(cache, BATCH, source=joined)) == numbers_of(LatentStream(cache, BATCH))
     source = SimpleNamespace(read=lambda numbers: {"world": numbers[:, None] + 0.5})
     for batch in LatentStream(cache, BATCH, source=source):
         assert torch.equal(batch["latents"], batch["numbers"][:, None] + 0.5)
@@ -333,6 +337,8 @@ UNUSABLE = {
     ],
     "group_lengths must be 1 with": [{"group_lengths": 2, "lengths": np.ones(COUNT, int), "shuffle_block": 2}],
     "no posterior moments to draw from": [{"draw": True}],
+    "there are no samples to show: samples is empty": [{"samples": []}],
+    "source must have a `read`": [{"source": "cache"}, {"source": Path("cache")}],
     "must divide among ranks": [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
 }
 
@@ -346,8 +352,6 @@ def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
             LatentStream(cache, BATCH, **options)
     with pytest.raises(IndexError, match=r"must be in \[0, 21\), got 3..21"):
         LatentStream(cache, BATCH, samples=np.array([3, 21]))
-    with pytest.raises(ConfigError, match="there are no samples to show"):
-        next(iter(LatentStream(cache, BATCH, samples=[])))
 
 
 def test_a_stream_prepared_for_several_processes_is_refused(cache):

@@ -49,6 +49,9 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     projector = load_projector(shutil.copy(config.run.folder / PROJECTOR_FILE, tmp_path / "alone"))
     assert torch.equal(projector(latents), session.model.projectors(latents))
     assert projector(latents).shape == (5, projector.config.tower.tokens, 32)
+    for wrong, shown in [(latents[0], r"\[4, 3, 2\]"), (latents.numpy(), "ndarray"), ({"siglip": latents}, "NoneType")]:
+        with pytest.raises(ConfigError, match=rf"reads a tensor \[N, 4, 3, 2\] of the tower world, got {shown}$"):
+            projector(wrong)
     assert not any(each.requires_grad for each in projector.parameters())
     described = json.loads((config.run.folder / CONFIG_FILE).read_text())
     assert described == json.loads(msgspec.json.encode(projector.config))
