@@ -60,6 +60,7 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: F
         class_name=files.class_name,
         weights_sha256=digest,
         spatial_factor=kind.spatial_factor(vae.config),
+        multiple=kind.multiple(vae.config),
         channels=vae.config[kind.channels],
         normalization=normalization,
         has_posterior=kind.has_posterior,
