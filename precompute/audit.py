@@ -2,7 +2,7 @@
 
 Verification shows that a cache holds the bytes as written; an audit, that they were right. A latent depends on its
 planned batch, so the whole batch of a drawn sample is encoded again and compared. Only the drawn samples enter the
-confidence bound, because errors within one batch are not independent.
+last line's share, because errors within one batch are not independent.
 """
 
 import secrets

@@ -1,4 +1,4 @@
-"""The result of an audit: how samples differ from their images encoded again, and a bound for those not compared."""
+"""The result of an audit: how samples differ from their images encoded again, and what that says of the others."""
 
 import shlex
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from functools import cached_property
 from math import ceil
 
 import numpy as np
-from scipy.special import betaincinv
 
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import DTYPES, StoreDtype
@@ -164,11 +163,19 @@ class AuditReport:
         return len(self.compared) == self.samples
 
     @property
-    def bound(self) -> float:
-        """Return the largest share of cached samples that may be wrong: exactly, or with CONFIDENCE."""
+    def bound(self) -> float | None:
+        """Return the largest share of cached samples that may be wrong; None if some of those drawn are.
+
+        It is exact if all were compared. Otherwise, if a share of 1 - 0.05 ** (1 / n) were wrong, a draw of n samples
+        would have one in 95 of 100 draws.
+        """
         if self.is_exhaustive:
             return len(self.findings) / self.samples
-        return upper_bound(sum(each.problem is not None for each in self.drawn), len(self.drawn))
+        return None if self.num_wrong_drawn else 1 - (1 - CONFIDENCE) ** (1 / len(self.drawn))
+
+    @property
+    def num_wrong_drawn(self) -> int:
+        return sum(each.problem is not None for each in self.drawn)
 
     @property
     def statement(self) -> str:
@@ -177,6 +184,9 @@ class AuditReport:
             beyond += ", or their image is not the encoded one"
         if self.is_exhaustive:
             return f"all {self.samples:,} cached samples were compared: {len(self.findings):,} {beyond}"
+        if self.bound is None:
+            share = f"{self.num_wrong_drawn / len(self.drawn):.2%}"
+            return f"{self.num_wrong_drawn:,} of the {len(self.drawn):,} samples drawn ({share}) {beyond}"
         share = f"at most {self.bound:.2%} of the {self.samples:,} cached samples"
         return f"with {CONFIDENCE:.0%} confidence {share} {beyond}"
 
@@ -203,17 +213,6 @@ class AuditReport:
             "findings": [asdict(each) | {"problem": each.problem} for each in self.findings],
             "next": list(next_steps(self)),
         }
-
-
-def upper_bound(bad: int, drawn: int) -> float:
-    """Return the one-sided Clopper-Pearson bound: the largest share of bad samples consistent with `bad` of `drawn`.
-
-    It is the share at which a binomial variable of `drawn` trials is `bad` or less with probability 1 - CONFIDENCE,
-    that is the CONFIDENCE quantile of Beta(bad + 1, drawn - bad) (Clopper and Pearson, Biometrika 26, 1934); for
-    bad = 0 it is 1 - (1 - CONFIDENCE) ** (1 / drawn). Drawing without replacement from a finite cache makes so few
-    bad samples even less likely, so the bound is conservative and needs no correction.
-    """
-    return 1.0 if bad >= drawn else float(betaincinv(bad + 1, drawn - bad, CONFIDENCE))
 
 
 def audit_lines(report: AuditReport) -> list[str]:

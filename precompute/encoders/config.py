@@ -18,6 +18,9 @@ ComputeDtype = Literal["float32", "bfloat16"]
 Padding = Literal["seen", "masked", "zero"]
 Clean = Literal["none", "prompt_clean", "lower"]
 
+LARGEST_BATCH = 65_536
+"""More images at once are a slip of the keyboard: of 64 x 64 pixels they take 0.8 GB."""
+
 TEXT_FIELDS = ("max_tokens", "output", "clean", "template", "drop", "padding")
 FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
 """Fields that only some families use."""
@@ -77,8 +80,8 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("encoder.model is empty; give a hub id or a folder")
-        if self.batch_size < 1:
-            raise ConfigError(f"encoder.batch_size must be at least 1, got {self.batch_size}")
+        if not 1 <= self.batch_size <= LARGEST_BATCH:
+            raise ConfigError(f"encoder.batch_size must be 1 to {LARGEST_BATCH:,}, got {self.batch_size:,}")
         if self.compile is True and not self.fold:
             raise ConfigError("encoder.compile needs encoder.fold: true; diffusers' own path is not compiled")
         if self.pool != "auto" and self.pool < 1:
@@ -120,7 +123,7 @@ class EncoderConfig:
             value = getattr(self, field.name)
             if field.name in FAMILY_FIELDS and field.name not in takes and value != field.default:
                 shown = str(value).lower()
-                raise ConfigError(f"encoder.{field.name}: {shown} means nothing to a {class_name}; leave it out")
+                raise ConfigError(f"encoder.{field.name}: {shown} has no effect on {class_name}; leave it out")
 
     @property
     def compiles(self) -> bool:

@@ -130,7 +130,9 @@ def accept_any_size(config: Mapping[str, Any], height: int, width: int) -> None:
 def refuse_cropping(height: int, width: int, factor: int) -> None:
     """Raise ConfigError for a size that an encoder would have to crop."""
     if height < 1 or width < 1 or height % factor or width % factor:
-        raise ConfigError(f"image.height and image.width must be multiples of {factor}, got {height}x{width}")
+        nearest = "x".join(str(max(1, round(side / factor)) * factor) for side in (height, width))
+        got = f"got {height}x{width}; the nearest is {nearest}"
+        raise ConfigError(f"image.height and image.width must be multiples of {factor}, {got}")
 
 
 def refuse_other_size(height: int, width: int, side: int) -> None:

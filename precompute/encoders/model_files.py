@@ -32,6 +32,12 @@ SUBFOLDERS = ("vae", "")
 """Subfolders to search, in this order: a pipeline may have a config of its own at its root."""
 
 
+PIPELINE_FILES = ("model_index.json", "../model_index.json")
+"""Where a pipeline says its class, from its own folder or a local subfolder of it."""
+
+UNQUANTISED = "quantised checkpoints are not supported; use one in float32, bfloat16 or float16"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
     """A model that was found."""
@@ -159,6 +165,15 @@ def local_file(model: str, *names: str) -> Path | None:
     return next((Path(path) for path in cached if isinstance(path, str)), None)
 
 
+def pipeline_class(model: str) -> str:
+    """Read the class of the pipeline that the model is, or is in; empty if that is not known."""
+    try:
+        path = local_file(model, *PIPELINE_FILES) or model_file(model, PIPELINE_FILES[0])
+        return str(json.loads(path.read_text(encoding="utf-8"))["_class_name"]) if path else ""
+    except (ModelError, ValueError, LookupError, TypeError):
+        return ""  # not fetched with the VAE, or broken
+
+
 @contextmanager
 def silence_library(library: Any) -> Iterator[None]:
     """Silence a library of Hugging Face by its `logging` module; our own errors report problems."""
@@ -180,6 +195,12 @@ def read_config(config: Path) -> tuple[str, dict[str, Any]]:
         case {"_class_name": str(class_name)} | {"architectures": [str(class_name)]}:
             return class_name, values
     raise MissingPathError(f"{config} is not an encoder's config: it names no class in _class_name or architectures")
+
+
+def refuse_quantised(files: ModelFiles, reads_text: bool) -> None:
+    """Raise ModelError if config.json names a quantisation; one of a larger model may leave its vision tower alone."""
+    if "quantization_config" in files.config and (reads_text or VISION_CONFIG not in files.config):
+        raise ModelError(f"encoder.model {files.model} has a quantization_config in its config.json: {UNQUANTISED}")
 
 
 def refuse_incomplete(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:

@@ -97,7 +97,12 @@ def make_own(path: str, config: EncoderConfig) -> Any:
             f"encoder.model {path} cannot be imported: {one_line(error)}; install its package, or name its folder in "
             "PYTHONPATH"
         ) from error
-    own = own_class(config.torch_device, config.torch_dtype)
+    if not isinstance(own_class, type):
+        raise ModelError(f"encoder.model {path} is no class; docs/reference/encoders.md says what it needs")
+    try:
+        own = own_class(config.torch_device, config.torch_dtype)
+    except TypeError as error:
+        raise ModelError(f"encoder.model {path} cannot be made as {class_name}(device, dtype): {error}") from error
     if missing := [name for name in ("identity", "layout", "encode") if not hasattr(own, name)]:
         raise ModelError(
             f"encoder.model {path} has no {' and no '.join(missing)}; docs/reference/encoders.md says what it needs"

@@ -126,6 +126,10 @@ REFUSED = {
 }
 """Classes that cannot be served, and the reason."""
 
+OTHER_ORDER = "Ideogram4Pipeline"
+"""A pipeline with the class of FLUX.2's VAE that stacks cells into channels in another order, which `normalize` would
+get wrong."""
+
 ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
 TEXT_ENTRIES = {class_name: entry for entry in TEXTS for class_name in entry.classes}
 
@@ -143,17 +147,27 @@ def entry_of(files: ModelFiles) -> Entry | None:
 
 def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
     """Find the model's family and files; raise ModelError for an unknown class."""
-    from precompute.encoders.model_files import ModelFiles  # needs huggingface_hub, which `--help` does without
+    from precompute.encoders.model_files import (  # needs huggingface_hub, which `--help` does without
+        ModelFiles,
+        pipeline_class,
+        refuse_quantised,
+    )
 
     model = config.model
     if IMPORT_PATH.fullmatch(model):
         return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})
     files = find_encoder_files(config)
     refuse_wrong_use(files, config)
+    refuse_quantised(files, config.reads_text)
     if config.reads_text:
         return TEXT_ENTRIES[files.class_name].family, files
     if reason := REFUSED.get(files.class_name):
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
+    if files.class_name == "AutoencoderKLFlux2" and pipeline_class(model) == OTHER_ORDER:
+        raise ModelError(
+            f"encoder.model {model} is of class {OTHER_ORDER}, which is not served: it stacks cells into channels in "
+            "another order than FLUX.2, so normalize=True would give wrong values"
+        )
     if (entry := entry_of(files)) is None:
         known = "`precompute build --help` lists those that are"
         raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {known}")

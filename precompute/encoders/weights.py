@@ -22,7 +22,7 @@ from torch import Tensor
 from cache_store.errors import ModelError
 from cache_store.format.array import EncoderIdentity
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, model_file, one_line, silence_library
+from precompute.encoders.model_files import UNQUANTISED, ModelFiles, model_file, one_line, silence_library
 
 Naming = Callable[[str], str | None]
 """Maps a weight's name in the checkpoint to its name in the part; None if it is not the part's."""
@@ -36,6 +36,9 @@ LOADING_ERRORS = (
     *(SafetensorError, StrictDataclassError),
 )
 """Errors of json, safetensors and model constructors for missing or cut weights and invalid configs."""
+
+NOT_WEIGHTS = "I64"
+"""Type of the counters and positions that libraries save beside weights."""
 
 INDEX = ".index.json"
 """Suffix of the file that says which file holds which weight."""
@@ -71,6 +74,7 @@ def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming)
         with open_weights(path) as weights:
             for name in weights.keys():  # noqa: SIM118 (it is no mapping)
                 if within := name_within(name):
+                    refuse_integers(path, name, weights)
                     yield within, weights.get_tensor(name)
 
 
@@ -85,11 +89,19 @@ def open_weights(path: Path) -> Iterator[Any]:
         yield file
 
 
-def refuse_damaged(files: ModelFiles, names: tuple[str, str]) -> None:
-    """Raise ModelError if a file of weights is missing or damaged, before a library reads the whole model."""
+def refuse_unusable(files: ModelFiles, names: tuple[str, str]) -> None:
+    """Raise ModelError if weights are missing, damaged or quantised, before a library reads the whole model."""
     for path in weight_files(files, names, lambda name: name):
-        with open_weights(path):
-            pass
+        with open_weights(path) as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                refuse_integers(path, name, weights)
+
+
+def refuse_integers(path: Path, name: str, weights: Any) -> None:
+    """Raise ModelError for a weight of integers: without the scales that belong to them they are no weights."""
+    kind: str = weights.get_slice(name).get_dtype()
+    if not kind.startswith(("F", "BF")) and kind != NOT_WEIGHTS:
+        raise ModelError(f"{path} has {kind} values in {name}, which are no floating-point numbers: {UNQUANTISED}")
 
 
 def weight_files(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> list[Path]:

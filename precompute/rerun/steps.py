@@ -19,6 +19,7 @@ from cache_store.verify.findings import SHOWN
 from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
 from precompute.encode.engines import refuse_unreachable_engine
 from precompute.encode.local_engine import worker_encoder
+from precompute.encode.pipeline import library_versions
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
@@ -85,6 +86,7 @@ def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
 
 def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs:
     silence_decoders()
+    library_versions()  # fails now if a library that shards are recorded with is missing, not after planning
     config = config.prepared()
     store = open_store(config.cache)
     refuse_foreign_place(store, "cache")

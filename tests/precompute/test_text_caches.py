@@ -264,8 +264,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"source__text": None}, "encoder.max_tokens is for a text encoder, which reads texts; set source.t"),
     ({"encoder__max_tokens": None}, "source.text: caption is for a text encoder; set encoder.max_tokens"),
     ({"image": {"height": 64}}, "image.height has no effect on a text encoder; leave image: out"),
-    ({"encoder__posterior": "moments"}, "encoder.posterior: moments means nothing to a T5EncoderModel"),
-    ({"encoder__fold": False}, "encoder.fold: false means nothing to a T5EncoderModel; leave it out"),
+    ({"encoder__posterior": "moments"}, "encoder.posterior: moments has no effect on T5EncoderModel"),
+    ({"encoder__fold": False}, "encoder.fold: false has no effect on T5EncoderModel; leave it out"),
     ({"encoder__output": "pooled"}, "encoder.output: a T5EncoderModel has no pooled vector of a text"),
 ]
 

@@ -18,7 +18,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, refuse_incomplete, silence_library
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
 from precompute.encoders.vaes.vae import FrozenVae, Network, add_alpha, split_batches
-from precompute.encoders.weights import DIFFUSERS_FILES, model_errors, refuse_damaged, weights_sha256
+from precompute.encoders.weights import DIFFUSERS_FILES, model_errors, refuse_unusable, weights_sha256
 
 Fold = Callable[[torch.nn.Module, torch.dtype], None]
 """Replaces layers of an encoder with layers for still images, in a dtype."""
@@ -27,7 +27,7 @@ Fold = Callable[[torch.nn.Module, torch.dtype], None]
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
     """Load the model in float32, frozen; raise ModelError if a needed path is not complete and sound."""
     with silence_library(logging), model_errors(files):
-        refuse_damaged(files, DIFFUSERS_FILES)
+        refuse_unusable(files, DIFFUSERS_FILES)
         vae, report = getattr(diffusers, files.class_name).from_pretrained(
             files.model,
             subfolder=files.subfolder or None,
@@ -60,6 +60,7 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: F
         class_name=files.class_name,
         weights_sha256=digest,
         spatial_factor=kind.spatial_factor(vae.config),
+        multiple=kind.multiple(vae.config),
         channels=vae.config[kind.channels],
         normalization=normalization,
         has_posterior=kind.has_posterior,

@@ -41,6 +41,7 @@ def folded_cosmos(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Fr
         class_name=files.class_name,
         weights_sha256=encode_path_sha256(files, kind, vae.config, weights),
         spatial_factor=kind.spatial_factor(vae.config),
+        multiple=kind.multiple(vae.config),
         channels=vae.config[kind.channels],
         normalization=normalization,
         has_posterior=False,

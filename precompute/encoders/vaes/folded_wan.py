@@ -58,6 +58,7 @@ def folded_wan(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Froze
         class_name=files.class_name,
         weights_sha256=weights_sha256(files.class_name, held.values, kind.encode_config, weights.items()),
         spatial_factor=kind.spatial_factor(files.config),
+        multiple=kind.multiple(files.config),
         channels=held.z_dim,
         normalization=normalization,
         is_folded=True,

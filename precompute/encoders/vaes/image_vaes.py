@@ -9,7 +9,7 @@ from cache_store.format.array import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.kind import DECODER, ENCODER, Config, VaeKind, factor_of_levels
+from precompute.encoders.vaes.kind import DECODER, ENCODER, Config, VaeKind, factor_of_levels, two_cells
 
 if TYPE_CHECKING:
     import torch
@@ -44,15 +44,23 @@ def native_family(kinds: Mapping[str, VaeKind]) -> Family:
         return diffusers_vae.load_decoder(files, kinds[files.class_name], device)
 
     def refuse_size(config: Config, height: int, width: int) -> None:
-        kind = kinds[config["_class_name"]]
-        refuse_cropping(height, width, kind.spatial_factor(config) * kind.cells)
+        refuse_cropping(height, width, kinds[config["_class_name"]].multiple(config))
 
     takes = ("posterior",) if any(kind.has_posterior for kind in kinds.values()) else ()
     return Family(load=load, refuse_size=refuse_size, takes=takes, load_decoder=load_decoder)
 
 
+def cells_of_kl(config: Config) -> int:
+    """Return 2 for a VAE of 16 channels: all diffusion models that have one (FLUX.1, SD3, …) take 2x2 cells as one."""
+    return 2 if config.get("latent_channels", 4) == 16 else 1
+
+
 KL = native_family(
-    {"AutoencoderKL": VaeKind(spatial_factor=factor_of_levels("block_out_channels", (64,)), encode_config=KL_CONFIG)}
+    {
+        "AutoencoderKL": VaeKind(
+            spatial_factor=factor_of_levels("block_out_channels", (64,)), cells=cells_of_kl, encode_config=KL_CONFIG
+        )
+    }
 )
 """The VAE of Stable Diffusion, SDXL, SD3, FLUX.1 and many others.
 
@@ -74,7 +82,7 @@ FLUX2 = native_family(
     {
         "AutoencoderKLFlux2": VaeKind(
             spatial_factor=factor_of_levels("block_out_channels", (128, 256, 512, 512)),
-            cells=2,
+            cells=two_cells,
             encode_config=KL_CONFIG,
             further_weights=("bn.",),
             normalization=flux2_normalization,

@@ -30,6 +30,14 @@ def config_normalization(config: Config, weights: Config) -> Normalization:
     )
 
 
+def one_cell(config: Config) -> int:
+    return 1
+
+
+def two_cells(config: Config) -> int:
+    return 2
+
+
 def rgb_channels(config: Config) -> int:
     return 3
 
@@ -40,8 +48,8 @@ class VaeKind:
 
     spatial_factor: Callable[[Config], int]
     """Reads the side of a latent cell, in pixels, from config.json."""
-    cells: int = 1
-    """A latent's sides are multiples of this number of cells."""
+    cells: Callable[[Config], int] = one_cell
+    """Reads the side, in cells, of the square that diffusion models take as one, where the VAE tells it."""
     encode_config: tuple[str, ...]
     """Config values that encoding depends on."""
     channels: str = "latent_channels"
@@ -62,6 +70,10 @@ class VaeKind:
     """The part of the encoder that takes pixels in float32, whatever the dtype, because it amplifies rounding."""
     pixel_channels: Callable[[Config], int] = rgb_channels
     """Reads the number of channels of an image: 3, or 4 with alpha."""
+
+    def multiple(self, config: Config) -> int:
+        """Return the number of pixels whose multiples an image's height and width must be."""
+        return self.spatial_factor(config) * self.cells(config)
 
 
 def stated_factor(config: Config) -> int:

@@ -40,6 +40,8 @@ class FrozenVae:
     class_name: str
     weights_sha256: str
     spatial_factor: int
+    multiple: int
+    """Pixels whose multiples an image's height and width must be."""
     channels: int
     """Channels of a latent."""
     normalization: Normalization
@@ -75,7 +77,7 @@ class VaeEncoder:
     def layout(self, height: int, width: int) -> SampleLayout:
         """Describe a sample [C, H, W] with statistics per channel; raise ConfigError for a size that needs cropping."""
         factor = self._vae.spatial_factor
-        refuse_cropping(height, width, factor * self.identity.latents_patch)
+        refuse_cropping(height, width, self._vae.multiple)
         channels = self._vae.channels * (2 if self.identity.posterior == "moments" else 1)
         return SampleLayout(
             axes=("channel", "latent_y", "latent_x"),

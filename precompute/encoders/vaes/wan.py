@@ -7,13 +7,14 @@ with 2-D convolutions, and its images have an alpha channel, which is opaque her
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.kind import Config, VaeKind, factor_of_levels
+from precompute.encoders.vaes.kind import Config, VaeKind, factor_of_levels, one_cell, two_cells
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from precompute.encoders.vaes.vae import FrozenVae
 
 
-def wan_kind(levels: tuple[int, ...], *further: str) -> VaeKind:
+def wan_kind(levels: tuple[int, ...], *further: str, cells: Callable[[Config], int] = one_cell) -> VaeKind:
     """Describe a class whose `dim_mult` is by default `levels`; `further` are config values of this class alone."""
     halved = factor_of_levels("dim_mult", levels)
 
@@ -32,6 +33,7 @@ def wan_kind(levels: tuple[int, ...], *further: str) -> VaeKind:
 
     return VaeKind(
         spatial_factor=spatial_factor,
+        cells=cells,
         encode_config=(*COMMON_CONFIG, *further),
         channels="z_dim",
         needs_means=True,
@@ -50,13 +52,13 @@ RESIDUAL_CONFIG = ("is_residual", "in_channels", "patch_size")
 
 KINDS = {
     "AutoencoderKLWan": wan_kind((1, 2, 4, 4), *RESIDUAL_CONFIG),
-    "AutoencoderKLQwenImage": wan_kind((1, 2, 4, 4), "input_channels"),
-    "AutoencoderKLQwenImage21": wan_kind((1, 2, 4, 8, 8), *RESIDUAL_CONFIG),
+    "AutoencoderKLQwenImage": wan_kind((1, 2, 4, 4), "input_channels", cells=two_cells),
+    "AutoencoderKLQwenImage21": wan_kind((1, 2, 4, 8, 8), *RESIDUAL_CONFIG, cells=two_cells),
 }
 
 
 def refuse_size(config: Config, height: int, width: int) -> None:
-    refuse_cropping(height, width, KINDS[config["_class_name"]].spatial_factor(config))
+    refuse_cropping(height, width, KINDS[config["_class_name"]].multiple(config))
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:

@@ -13,7 +13,8 @@ from tests.precompute.encoders.loading import load
     ("config", "message"),
     [
         ({"model": ""}, "encoder.model is empty"),
-        ({"batch_size": 0}, "encoder.batch_size must be at least 1, got 0"),
+        ({"batch_size": 0}, "encoder.batch_size must be 1 to 65,536, got 0"),
+        ({"batch_size": 10**11}, "encoder.batch_size must be 1 to 65,536, got 100,000,000,000"),
         ({"compile": True, "fold": False}, "encoder.compile needs encoder.fold: true"),
         ({"max_tokens": 8, "template": "no place"}, "encoder.template must have one {}, where the text goes"),
         *(({"device": each}, f"encoder.device is '{each}', but") for each in ("gpu", "cuda:99", "cuda:x", "cpu:1")),
@@ -42,4 +43,4 @@ def test_a_field_for_another_family_is_refused_unloaded(kind, option, value, tmp
     (tmp_path / "config.json").write_text(json.dumps(key))
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, **{option: value})
-    assert str(caught.value) == f"encoder.{option}: {str(value).lower()} means nothing to a {kind}; leave it out"
+    assert str(caught.value) == f"encoder.{option}: {str(value).lower()} has no effect on {kind}; leave it out"

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cache_store.errors import EncodeOnceError
 from precompute.encoders.model_files import find_model
 from tests.precompute.encoders.conftest import narrow_vae
 from tests.precompute.encoders.loading import Spoil, changed_config, changed_weights, load
+from tests.precompute.encoders.test_vaes import VAES
 from tests.precompute.encoders.text_models import save_text_encoder
 from tests.precompute.encoders.towers import save_model
 
@@ -121,6 +123,10 @@ def copy_weight(file: str, source: str, name: str) -> Spoil:
     return changed_weights(file, lambda held: held | {name: held[source].clone()})
 
 
+def as_integers(file: str, name: str) -> Spoil:
+    return changed_weights(file, lambda held: held | {name: held[name].mul(100).to(torch.int8)})
+
+
 def write_config(text: str) -> Spoil:
     return lambda folder: (folder / "config.json").write_text(text)
 
@@ -141,6 +147,8 @@ def rename_pickle(folder: Path) -> None:
     (folder / "model.pt").rename(folder / VAE_FILE)
 
 
+QUANTISED: Any = changed_config(quantization_config={"quant_method": "bitsandbytes"})
+UNQUANTISED = "quantised checkpoints are not supported"
 NO_CLASS = "config.json is not an encoder's config: it names no class in _class_name or architectures"
 BIAS, KEY = "encoder.conv_out.bias", "key in its encode path, such as"
 DAMAGED = f"vae/{VAE_FILE} is damaged or cut short; fetch it again"
@@ -149,6 +157,12 @@ SPOILT_VAES: list[tuple[Spoil, int, str]] = [
     (lose(VAE_FILE, BIAS), 1, f"1 missing {KEY} {BIAS}"),
     (copy_weight(VAE_FILE, BIAS, "encoder.x"), 1, f"1 unexpected {KEY} encoder.x"),
     (copy_weight(VAE_FILE, "encoder.conv_in.bias", "quant_conv.bias"), 1, f"1 mismatched {KEY} quant_conv.bias"),
+    (
+        as_integers(VAE_FILE, "encoder.conv_in.weight"),
+        1,
+        "has I8 values in encoder.conv_in.weight",
+    ),
+    (QUANTISED, 1, UNQUANTISED),
     (changed_config(_class_name="VQModel"), 1, "is of class VQModel, which is not known; `precompute build --help`"),
     (changed_config(latents_std=[1.0, 2.0]), 1, "has 2 values of latents_std for 16 latent channels"),
     (changed_config(dim_mult="wide"), 1, "cannot be loaded"),
@@ -186,6 +200,7 @@ SPOILT_TOWERS: list[tuple[Spoil, str]] = [
     ),
     (copy_weight(TOWER_FILE, LOST, "vision_tower.x"), f"1 unexpected {TOWER_KEY} x"),
     (copy_weight(TOWER_FILE, LOST, LAST), f"1 mismatched {TOWER_KEY} post_layernorm.bias"),
+    (as_integers(TOWER_FILE, LOST), "has I8 values in "),
     (changed_config(vision_config=None), "has no vision_config in its config.json: it has no vision tower"),
     (changed_config(vision_config={"model_type": "clip_vision_model"}), "has a vision tower of type clip_vision_model"),
     (changed_config(vision_config={"hidden_size": "wide"}), "cannot be loaded"),
@@ -221,6 +236,8 @@ T5_WEIGHT = "encoder.block.2.layer.0.SelfAttention.q.weight"
     ("spoil", "message"),
     [
         (lose(TOWER_FILE, T5_WEIGHT), f"1 missing key in its text encoder, such as {T5_WEIGHT}"),
+        (as_integers(TOWER_FILE, T5_WEIGHT), f"has I8 values in {T5_WEIGHT}"),
+        (QUANTISED, UNQUANTISED),
         (remove_tokenizer, "/tokenizer holds none of its files"),
     ],
 )
@@ -236,6 +253,19 @@ def test_a_path_without_a_model_is_wrong_usage(model):
     message = no_model if model == __file__ else "is neither a folder here nor a hub id, which is owner/name"
     code, said = refusal(model)
     assert (code, message in said) == (2, True)
+
+
+def test_a_pipeline_that_stacks_cells_in_another_order_is_refused(tmp_path):
+    """Its VAE is of the class of FLUX.2's."""
+    vae = next(each for each in VAES if each.class_name == "AutoencoderKLFlux2")
+    vae.save(tmp_path / "vae")
+    for pipeline in ("Flux2Pipeline", "Ideogram4Pipeline"):
+        (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
+        for model in (tmp_path, tmp_path / "vae"):
+            if pipeline == "Flux2Pipeline":
+                load(model)
+            else:
+                assert f"is of class {pipeline}, which is not served" in refusal(model)[1]
 
 
 @pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model", "ViTMAEModel"])

@@ -77,6 +77,8 @@ class Vae:
     """Some values of the identity's normalisation."""
     folds: bool = False
     has_posterior: bool = True
+    cells: int = 1
+    """Side, in cells, of the square that its diffusion models take as one."""
 
     def __str__(self) -> str:
         return self.class_name.removeprefix("Autoencoder")
@@ -96,13 +98,13 @@ KL_SCALE = {"latents_shift": 0.5, "latents_scale": 0.18215, "latents_mean": ()}
 KL = Vae("AutoencoderKL", {**NARROW_KL, "shift_factor": 0.5}, 4, 4, KL_SCALE)
 IMAGE_VAES = [
     KL,
-    Vae("AutoencoderKLFlux2", {**NARROW_KL, "latent_channels": 3}, 4, 3, {"latents_patch": 2}),
+    Vae("AutoencoderKLFlux2", {**NARROW_KL, "latent_channels": 3}, 4, 3, {"latents_patch": 2}, cells=2),
     Vae("AutoencoderDC", NARROW_DC, 4, 4, {"latents_scale": 0.41407}, has_posterior=False),
     Vae("AutoencoderTiny", NARROW_TINY, 8, 4, has_posterior=False),
     Vae("AutoencoderKLWan", PATCHED_WAN, 16, 16, folds=True),
-    Vae("AutoencoderKLQwenImage", NARROW_WAN, 8, 16, folds=True),
+    Vae("AutoencoderKLQwenImage", NARROW_WAN, 8, 16, folds=True, cells=2),
     Vae("AutoencoderKLCosmos", NARROW_COSMOS, 8, 4, {"latents_scale": 0.5}, folds=True, has_posterior=False),
-    Vae("AutoencoderKLQwenImage21", NARROW_21, 16, 3, {"latents_std": (2.0,) * 3}, folds=True),
+    Vae("AutoencoderKLQwenImage21", NARROW_21, 16, 3, {"latents_std": (2.0,) * 3}, folds=True, cells=2),
 ]
 VIDEO_VAES = [
     Vae("AutoencoderKLHunyuanVideo", NARROW_VIDEO, 8, 4, {"latents_scale": 0.476986}, folds=True),
@@ -176,20 +178,33 @@ def test_a_decoder_is_diffusers_own(kind, tmp_path):
 
 
 def test_a_size_that_is_no_multiple_is_refused_unloaded(kind, tmp_path):
-    """FLUX.2 joins two cells per side."""
     kind.save(tmp_path)
-    multiple = kind.factor * kind.scale.get("latents_patch", 1)
+    multiple = kind.factor * kind.cells
     width = multiple * 3 + kind.factor // 2
     for refuse in (load(tmp_path).layout, lambda *size: refuse_image_size(EncoderConfig(model=str(tmp_path)), *size)):
         for size in ((96, width), (0, multiple)):
-            with pytest.raises(ConfigError, match=f"multiples of {multiple}, got {size[0]}x{size[1]}"):
+            with pytest.raises(ConfigError, match=f"multiples of {multiple}, got {size[0]}x{size[1]}; the nearest is "):
                 refuse(*size)
 
 
-@pytest.mark.parametrize(("levels", "is_refused"), [([1, 2, 4, 4], True), ([1, 2, 4], False), (3, False)])
-def test_a_size_is_judged_by_the_config_and_a_broken_one_is_left_to_loading(tmp_path, levels, is_refused):
-    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", "dim_mult": levels}))
-    with pytest.raises(ConfigError, match="multiples of 8, got 20x40") if is_refused else nullcontext():
+LEVELS = {"block_out_channels": [128, 256, 512, 512]}
+
+
+@pytest.mark.parametrize(
+    ("config", "multiple"),
+    [
+        ({"_class_name": "AutoencoderKLWan", "dim_mult": [1, 2, 4, 4]}, 8),
+        ({"_class_name": "AutoencoderKLWan", "dim_mult": [1, 2, 4]}, None),
+        ({"_class_name": "AutoencoderKLWan", "dim_mult": 3}, None),
+        ({"_class_name": "AutoencoderKL", **LEVELS, "latent_channels": 16}, 16),
+        ({"_class_name": "AutoencoderKL", **LEVELS}, 8),
+    ],
+)
+def test_a_size_is_judged_by_the_config_and_a_broken_one_is_left_to_loading(tmp_path, config, multiple):
+    """VAEs with 16 channels are those of FLUX.1 and SD3, whose transformers take 2 x 2 cells as one."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = f"multiples of {multiple}, got 20x40; the nearest is "
+    with pytest.raises(ConfigError, match=message) if multiple else nullcontext():
         refuse_image_size(EncoderConfig(model=str(tmp_path)), 20, 40)
 
 

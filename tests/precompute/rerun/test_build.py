@@ -1,5 +1,6 @@
 """Builds by the command line: what is cached, and what ends a build before its seal."""
 
+import importlib.metadata
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from cache_store import open_cache
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from precompute.encode.pipeline import library_versions
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
@@ -215,6 +217,18 @@ def test_a_mistake_is_named_before_anything_is_made(project, monkeypatch, overri
     assert message in project.run(main, "build", "--config", config, code=2)
     assert not project.cache.exists()
     assert not list(Path.cwd().iterdir())
+
+
+def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch):
+    def version(name: str) -> str:
+        if name == "diffusers":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1"
+
+    library_versions.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert "diffusers is not installed; run `pip install 'encode-once[precompute]'`" in project.build(code=2)
+    assert not project.cache.exists()
 
 
 def test_a_foreign_folder_is_never_built_into(project):
