@@ -86,7 +86,7 @@ MAX_PLAN_FOOTER_BYTES = MAX_SHARDS * 2**10
 MAGIC = b"PAR1"
 
 READ_BYTES = 2**20
-"""Read buffer of a column whose values are read one by one."""
+"""Read buffer of a column that is read a few rows at a time."""
 
 
 class TableFile:
@@ -131,13 +131,11 @@ class TableFile:
                     f"{self.where} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
                 )
 
-    def claimed_bytes(self, number: int, columns: Collection[str]) -> tuple[int, int]:
-        """Return the size of a row group's columns, uncompressed (each distinct value once) and as stored."""
+    def claimed_bytes(self, number: int, columns: Collection[str]) -> int:
+        """Return the uncompressed size of a row group's columns, in which each distinct value may be there once."""
         group = self.metadata.row_group(number)
-        parts = [
-            each for each in map(group.column, range(group.num_columns)) if each.path_in_schema.split(".")[0] in columns
-        ]
-        return sum(each.total_uncompressed_size for each in parts), sum(each.total_compressed_size for each in parts)
+        parts = map(group.column, range(group.num_columns))
+        return sum(each.total_uncompressed_size for each in parts if each.path_in_schema.split(".")[0] in columns)
 
     def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
         """Read one row group. The file is opened anew each time, so that threads and forks share no file position."""
@@ -148,13 +146,14 @@ class TableFile:
         except PARQUET_ERRORS as error:
             raise self._broken(error) from None
 
-    def values(self, number: int, column: str) -> Iterator[pa.Scalar]:
-        """Yield the values of a column of a row group one by one, with one page in memory."""
+    def batches(self, number: int, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of a row group, so many rows at a time, with one page of each in memory."""
         try:
             with self._open_file() as stream:
                 file = pq.ParquetFile(stream, metadata=self.metadata, pre_buffer=False, buffer_size=READ_BYTES)
-                for batch in file.iter_batches(1, [number], [column], use_threads=False):
-                    yield from batch.column(0)
+                for batch in file.iter_batches(rows, [number], columns, use_threads=False):
+                    batch.validate(full=True)
+                    yield batch
         except PARQUET_ERRORS as error:
             raise self._broken(error) from None
 
@@ -175,6 +174,8 @@ class TableFile:
     def _broken(self, error: Exception) -> CacheError:
         if isinstance(error, FileNotFoundError):
             return CacheError(f"{self.where} is missing")
+        if isinstance(error, MemoryError):
+            return CacheError(f"{self.where} cannot be read: there is not enough memory")
         if isinstance(error, OSError) and error.strerror:
             return CacheError(f"{self.where} cannot be read: {error.strerror}")
         return CacheError(f"{self.where} is damaged: it is not a complete Parquet file")

@@ -33,8 +33,8 @@ USUAL_NAMES = {
 }
 """Usual column names; the first one in the file is used."""
 
-ROWS_AT_ONCE = 4_096
-"""Rows of texts held as Python objects at a time."""
+ROWS_AT_ONCE, BYTES_AT_ONCE = 64, 2**28
+"""Rows that are read at a time: fewer if a single value could be so large that they take more than these bytes."""
 
 FILES_HELD = 64
 """Files whose footers are in memory."""
@@ -42,17 +42,10 @@ FILES_HELD = 64
 GROUPS_HELD = 2
 """Row groups whose images are in memory: a batch may begin in one and end in the next."""
 
-MAX_HELD_BYTES = 640 * 2**20
-"""Bytes of images in memory, unless a single row group has more. While a row group is read, one page is in memory too,
-packed and unpacked; Arrow writes up to 1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
+MAX_GROUP_BYTES = {"images": 2**31, "texts": 2**29}
+"""Uncompressed bytes of a row group; Hugging Face datasets' row groups take 100 MB. All images of a row group are in
+memory, and a page of it while they are read.
 """
-
-MAX_IMAGE_BYTES_OF_FILE = 2**31 - 2**20
-"""Bytes of a row group's images, if these take at least half as much in the file, as encoded images do: it is no bomb.
-Reading takes four times as much memory. This is nearly Arrow's own limit of a binary array."""
-
-MAX_TEXT_BYTES = 256 * 2**20
-"""Bytes of a row group's texts, which are read at once and then take a few times as much memory."""
 
 
 class ImageTable:
@@ -103,9 +96,7 @@ class ImageTable:
         names = sorted({name for field, name in self._columns.items() if field != "image" and name is not None})
         for number in range(len(self._ends)):
             if names:
-                self._claimed("texts", number, names, MAX_TEXT_BYTES)
-                group = as_source_error(lambda: self._file.row_group(number, names))  # noqa: B023 (used at once)
-                for batch in group.to_batches(max_chunksize=ROWS_AT_ONCE):
+                for batch in self._batches("texts", number, names):
                     yield from batch.to_pylist()
             else:
                 yield from ({} for _ in range(self._file.metadata.row_group(number).num_rows))
@@ -123,40 +114,40 @@ class ImageTable:
         group = bisect_right(self._ends, row)
         return group, row - (self._ends[group - 1] if group else 0)
 
-    def image_bytes(self, group: int) -> int:
-        """Return the bytes that a row group claims for its images; raise SourceError if that is too much."""
-        return self._claimed("images", group, [self._image], self._most_bytes(group))
-
-    def _most_bytes(self, group: int) -> int:
-        claimed, in_file = self._file.claimed_bytes(group, [self._image])
-        return MAX_IMAGE_BYTES_OF_FILE if 2 * in_file >= claimed else MAX_HELD_BYTES
-
-    def _claimed(self, what: str, group: int, columns: list[str], at_most: int) -> int:
-        size: int = self._file.claimed_bytes(group, columns)[0]
-        if size > at_most:
-            raise SourceError(
-                f"{self._where}: row group {group} holds {size:,} bytes of {what}, more than {at_most:,}; "
-                "write the file again with smaller row groups"
-            )
-        return size
-
     def num_rows_of(self, group: int) -> int:
         rows: int = self._file.metadata.row_group(group).num_rows
         return rows
 
+    def image_bytes(self, group: int) -> int:
+        """Return the bytes that a row group claims for its images."""
+        size: int = self._file.claimed_bytes(group, [self._image])
+        return size
+
     def images(self, group: int) -> Iterator[bytes | None]:
         """Read the images of a row group."""
-        self.image_bytes(group)
-        left = most = self._most_bytes(group)
+        for batch in self._batches("images", group, [self._image]):
+            for image in batch.column(0):
+                yield image["bytes"].as_py() if pa.types.is_struct(image.type) and image.is_valid else image.as_py()
+
+    def _batches(self, what: str, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield a row group's columns a few rows at a time; raise SourceError if they take too many bytes."""
+        claimed, decoded = self._file.claimed_bytes(group, columns), 0
+        self._refuse_large(what, group, claimed)
+        rows = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(claimed, 1)))
         try:
-            for image in self._file.values(group, self._image):
-                if pa.types.is_struct(image.type) and image.is_valid:
-                    image = image["bytes"]
-                if image.is_valid and (left := left - image.as_buffer().size) < 0:
-                    raise SourceError(f"{self._where}: row group {group} holds more than {most:,} bytes of images")
-                yield image.as_py()
+            for batch in self._file.batches(group, columns, rows):
+                decoded += batch.nbytes
+                self._refuse_large(what, group, decoded)
+                yield batch
         except CacheError as error:
             raise SourceError(str(error)) from None
+
+    def _refuse_large(self, what: str, group: int, size: int) -> None:
+        if size > (most := MAX_GROUP_BYTES[what]):
+            raise SourceError(
+                f"{self._where}: row group {group} is too large, with more than {most:,} bytes of {what}; "
+                "write the file again with smaller row groups"
+            )
 
 
 def is_image_type(kind: pa.DataType) -> bool:
@@ -252,7 +243,7 @@ class ParquetSource:
 
     def _make_room(self, size: int) -> None:
         """Evict the least recently used images, until there is room for `size` bytes of others."""
-        while self._held and (len(self._held) >= GROUPS_HELD or size + self._held_bytes > MAX_HELD_BYTES):
+        while self._held and (len(self._held) >= GROUPS_HELD or size + self._held_bytes > MAX_GROUP_BYTES["images"]):
             del self._held[next(iter(self._held))]
 
     @property

@@ -1,6 +1,5 @@
 """Parquet files of images as a source, written by Hugging Face datasets and by Arrow."""
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -118,13 +117,6 @@ def test_other_columns_are_refused_in_one_line(tmp_path, name):
     assert str(tmp_path) in str(caught.value) or "once" in name or "twice" in name
 
 
-def test_row_groups_of_much_text_are_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr("precompute.sources.parquet.MAX_TEXT_BYTES", 1_000)
-    source = opened("parquet", write_table(tmp_path / "a.parquet", image=[b"a"], id=["x" * 2_000]))
-    with pytest.raises(SourceError, match=r"row group 0 holds [0-9,]+ bytes of texts, more than 1,000; write"):
-        rows_of(source)
-
-
 def test_an_id_that_is_a_text_is_refused(tmp_path):
     with pytest.raises(SourceError, match=r"a sample id of 20,000 bytes, more than 16,384, begins x{20}$"):
         rows_of(opened("parquet", write_table(tmp_path / "a.parquet", image=[b"a"], id=["x" * 20_000])))
@@ -136,48 +128,74 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
         opened("parquet", path, caption="tilte")
 
 
-PEAK = """
-import resource, sys
-from precompute.sources import SourceConfig, open_source
-source = open_source(SourceConfig(kind="parquet", path=sys.argv[1]))
+READ_ALL = """
+import os, resource, sys
+from cache_store.errors import SourceError
+from precompute.sources import SourceConfig, open_source, parquet
+path, most_image_bytes, more = sys.argv[1], *map(int, sys.argv[2:])
+parquet.MAX_GROUP_BYTES["images"] = most_image_bytes
+source = open_source(SourceConfig(kind="parquet", path=path))
+used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + more,) * 2)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-sizes = [len(source.read(row["uri"])) for row in source.samples()]
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10, *sizes, sep="\\n")
+try:
+    end = [len(source.read(row["uri"])) for row in source.samples()]
+except SourceError as error:
+    end = error
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10, end)
 """
+
+
+def read_apart(path: Path, most_image_bytes: int) -> tuple[int, str]:
+    """Read all images in a process with 2 GiB more; return its growth in MiB, and the images' sizes or the error."""
+    command = [sys.executable, "-c", READ_ALL, str(path), str(most_image_bytes), str(2**31)]
+    growth, end = subprocess.check_output(command, text=True, timeout=300).strip().split(maxsplit=1)
+    return int(growth), end
 
 
 def test_images_take_the_memory_of_a_row_group_and_of_a_page(tmp_path, monkeypatch):
     """One page is in memory too while images become bytes; a row group of one image that is too large is not read."""
     many, large = [bytes([number]) * 2**24 for number in range(8)], [bytes(2**28 + 1)]
-    growth, *sizes = read_apart(write_table(tmp_path / "a.parquet", image=many, id=[*range(8)]))
-    assert sizes == [str(2**24)] * 8
-    assert int(growth) < 2.6 * 128
+    path = write_table(tmp_path / "a.parquet", image=many, id=[*range(8)])
+    growth, end = read_apart(path, 2**27 + 2**12)
+    assert end == str([2**24] * 8)
+    assert growth < 2.6 * 128
     source = opened("parquet", write_table(tmp_path / "b.parquet", image=large))
     monkeypatch.setattr(ImageTable, "images", None)
     with pytest.raises(Rejected, match="too large: b.parquet/0 is 268,435,"):
         source.read("b.parquet/0")
 
 
-def read_apart(path: Path) -> list[str]:
-    """Read all images in a separate process; return its growth in MiB and the size of each image."""
-    return subprocess.check_output([sys.executable, "-c", PEAK, str(path)], text=True, timeout=300).splitlines()
+@pytest.mark.parametrize("column", ["image", "caption"])
+def test_one_value_in_many_rows_is_refused_once_it_takes_too_much(tmp_path, column):
+    """The file of less than a kilobyte unpacks to 4 GB; it takes some rows' memory, and that of the images before."""
+    value, rows = bytes(215_000) if column == "image" else "x" * 215_000, 20_000
+    repeated = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
+    columns = {"image": pa.array([b"a"] * rows), column: repeated}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=rows, store_schema=False, compression="zstd")
+    assert path.stat().st_size < 1_000
+    what, most = ("images", 2**27) if column == "image" else ("texts", 2**29)
+    growth, end = read_apart(path, 2**27)
+    assert end.startswith(f"{path}: row group 0 is too large, with more than {most:,} bytes of {what}; write the file")
+    assert growth < 256
 
 
 def test_files_that_are_cut_or_claim_too_much_are_refused(tmp_path, monkeypatch):
-    """A file that unpacks to 5 GB is refused in the memory of one of its values."""
     path = write_table(tmp_path / "a.parquet", image=[b"a" * 5_000])
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(SourceError, match=r"a.parquet is damaged: it is not a complete Parquet file$"):
         opened("parquet", path)
-    bomb = pa.DictionaryArray.from_arrays(pa.array(np.zeros(500_000, np.int32)), pa.array([bytes(10_000)]))
-    pq.write_table(pa.table({"image": bomb}), path, row_group_size=10**6, store_schema=False)
-    source = opened("parquet", path)
-    with pytest.raises(SourceError, match=r"row group 0 holds more than 671,088,640 bytes of images"):
+    monkeypatch.setattr("precompute.sources.parquet.MAX_GROUP_BYTES", {"images": 1_000, "texts": 1_000})
+    columns = {"id": ["x" * 600, "y" * 600], "image": [b"a" * 600, b"b" * 600]}
+    source = opened("parquet", write_table(path, **columns))
+    with pytest.raises(SourceError, match=r"row group 0 is too large, with more than 1,000 bytes of images; write the"):
         source.read("a.parquet/0")
-    monkeypatch.setattr("precompute.sources.parquet.MAX_HELD_BYTES", 1_000)
-    assert opened("parquet", write_table(path, image=[os.urandom(6_000)] * 2)).read("a.parquet/1"), (
-        "as large in the file"
-    )
-    source = opened("parquet", write_table(path, image=[bytes([n]) * 20_000 for n in range(2)]))
-    with pytest.raises(SourceError, match=r"row group 0 holds 4.* more than 1,000; write the file again with smaller"):
-        source.read("a.parquet/0")
+    with pytest.raises(SourceError, match=r"row group 0 is too large, with more than 1,000 bytes of texts; write the"):
+        rows_of(source)
+
+
+def test_texts_that_are_not_utf8_are_refused(tmp_path):
+    broken = pa.StringArray.from_buffers(1, *pa.array([b"\xff"]).buffers()[1:])
+    with pytest.raises(SourceError, match=r"a.parquet is damaged"):
+        rows_of(opened("parquet", write_table(tmp_path / "a.parquet", image=[b"a"], caption=broken)))
