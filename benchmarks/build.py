@@ -1,8 +1,8 @@
 """Measure images per second of a whole `precompute build` against its parts alone: decoding and encoding.
 
 On a GPU a build should reach the slower of decoding and encoding; on a CPU the two share the cores, so the build is
-compared with doing both in turn. A build's rate is measured from the moment its encoder is loaded; the rest of its time
-is reported separately. Memory is the peak of a separate process, for `--count` images and for ten times as many.
+compared with doing both in turn. A build's rate is measured from the moment its encoder is loaded. Memory is the peak
+of a separate process, for `--count` images and for ten times as many.
 """
 
 import argparse
@@ -10,24 +10,47 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from benchmarks.decode import jpegs_of
-from benchmarks.options import parser_with
-from benchmarks.record import print_record
-from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+
+from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
+from benchmarks.photographs import write_images
+from cache_store.cache.metadata import read_spec
+from cache_store.format.schema import Spec
 from cache_store.program.command_line import parse_config
-from cache_store.program.running import run_program, usable_cores
+from cache_store.program.running import usable_cores
+from cache_store.storage.store import open_store
+from demo.vae import random_vae
+from precompute.config import BuildConfig
+from precompute.encode.batches import Decoders, decoded_batches, planned_batches
+from precompute.encode.device_feed import SLOTS, DeviceFeed, Encoding
+from precompute.encode.job import EncodeJob, Progress
+from precompute.encode.local_engine import run_local
+from precompute.encode.progress import BuildProgress
+from precompute.encode.worker import ENCODER_THREADS
+from precompute.encoders.registry import load_encoder
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.steps import plan_for_ranks
+from precompute.sources import open_source
 
-if TYPE_CHECKING:
-    from benchmarks.build_parts import Parts
+# Axes: N images of a batch, Y X pixels, 3 RGB.
 
 PACKAGES = ("pillow", "torch", "diffusers", "numpy", "encode-once")
 MORE = 10
 """Factor of images that shows whether memory grows with them."""
+
+STEADY = 0.3
+"""Share of a build's images done before its steady rate is measured: all workers have then started."""
 
 PEAK = """
 import sys
@@ -38,48 +61,59 @@ sys.exit(code)
 """
 """Program that prints its peak memory in KiB; a child's `ru_maxrss` would start with its parent's."""
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_program("benchmarks.build", run, argv)
+Steps = list[tuple[float, int]]
+"""Times, and how many images were done by then."""
 
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    # These imports and torch take seconds; `--help` and wrong usage stay quick.
-    from benchmarks.build_parts import Parts, save_vae
-    from precompute.config import BuildConfig
-
     with tempfile.TemporaryDirectory(prefix="build-", dir=options.folder) as name:
         folder = Path(name)
         save_vae(folder / "model", options.vae)
         write_images(folder / "images", options, options.count)
-        config = parse_config(BuildConfig, arguments(folder, "images", options)[1:])
-        measured = rates_of_parts(Parts(config), options)
+        parts = Parts(config_in(folder, "images", options))
+        parts.build()
+        pixels_NYX3, encoder = parts.decode(1), load_encoder(parts.config.encoder, parts.config.image.range)
+
+        def encode() -> None:
+            torch.set_num_threads(ENCODER_THREADS)
+            for batch_NYX3 in pixels_NYX3:
+                encoder.encode(torch.from_numpy(batch_NYX3)).cpu()
+
+        builds = list[Built]()
+        works: dict[str, Callable[[], object]] = {
+            "build": lambda: builds.append(parts.build()),
+            "decode only": partial(parts.decode, usable_cores()),
+            "encode only": encode,
+        }
+        seconds = take_turns(works, options.repeats)
         write_images(folder / "more", options, options.count * MORE)
         counts = {"images": options.count, "more": options.count * MORE}
-        measured["peak_mib"] = {str(count): peak_mib(folder, each, options) for each, count in counts.items()}
-    for part, figures in measured.items():
-        print(f"{part:<34}{figures}")
-    print_record("build", PACKAGES, settings=vars(options) | {"decode_threads": usable_cores()}, **measured)
+        peak_mib = {str(count): peak_mib_of(folder, each, options) for each, count in counts.items()}
+    measured = [*zip(builds[-options.repeats :], seconds["decode only"], seconds["encode only"], strict=True)]
+    speeds = {name: rates(options.count, each) for name, each in seconds.items()}
+    speeds["build"] = [each.images_per_s for each, *_ in measured]
+    over = {
+        "build over the slower": ratios(speeds["build"], [options.count / max(both) for _, *both in measured]),
+        "build over both in turn": ratios(speeds["build"], [options.count / sum(both) for _, *both in measured]),
+    }
+    report(options, PACKAGES, "images_per_s", speeds, over, decode_threads=usable_cores(), peak_mib=peak_mib)
     return 0
 
 
-def option_parser(description: str | None = __doc__, *more: str) -> argparse.ArgumentParser:
+def option_parser() -> argparse.ArgumentParser:
     names = ("vae", "images", "mosaic", "height", "width", "repeats", "folder")
-    parser = parser_with(description, *names, *more, count=196, batch_size=8)
-    parser.add_argument("--compute-dtype", default="bfloat16")
-    return parser
+    return parser_with(__doc__, *names, count=196, batch_size=8, compute_dtype="bfloat16")
 
 
-def write_images(folder: Path, options: argparse.Namespace, count: int) -> None:
-    folder.mkdir()
-    files = jpegs_of(options)
-    for number in range(count):
-        (folder / f"{number:06d}.jpg").write_bytes(files[number % len(files)])
+def save_vae(folder: Path, size: str) -> None:
+    torch.manual_seed(0)
+    vae = random_vae(0) if size == "demo" else AutoencoderKLWan(decoder_base_dim=8)
+    vae.save_pretrained(folder / "vae")
 
 
 def arguments(folder: Path, images: str, options: argparse.Namespace) -> list[str]:
-    """Return the arguments with which `precompute` builds the cache `{images}.cache` from the folder `{images}`."""
+    """Return the options with which `precompute build` builds the cache `{images}.cache` of the folder `{images}`."""
     values = {
         "cache": folder / f"{images}.cache",
         "source.kind": "folder",
@@ -91,38 +125,98 @@ def arguments(folder: Path, images: str, options: argparse.Namespace) -> list[st
         "encoder.batch_size": options.batch_size,
         "store.samples_per_shard": options.batch_size * max(1, options.count // options.batch_size // 3),
     }
-    return ["build", *(each for name, value in values.items() for each in (f"--{name}", str(value)))]
+    return [f"--{name}={value}" for name, value in values.items()]
 
 
-def rates_of_parts(parts: "Parts", options: argparse.Namespace) -> dict[str, object]:
-    works: dict[str, Callable[[], object]] = {
-        "build": parts.build,
-        "decode only": partial(parts.decode, usable_cores()),
-        "encode only": parts.encode,
-    }
-    seconds = interleaved_seconds(works, options.repeats)
-    encoded = parts.encoded[-options.repeats :]
-    encoding = [options.count / each.images_per_s for each in encoded]
-    both = list(zip(seconds["decode only"], seconds["encode only"], strict=True))
-    return {
-        "images_per_s": {
-            name: spread(rates(options.count, each)) for name, each in (seconds | {"build": encoding}).items()
-        },
-        "build_over_the_slower": spread(speedups([max(pair) for pair in both], encoding)),
-        "build_over_both_in_turn": spread(speedups([sum(pair) for pair in both], encoding)),
-        "before_and_after_encoding_s": spread(
-            [whole - part for whole, part in zip(seconds["build"], encoding, strict=True)]
-        ),
-        "encoder_works": spread([each.working_share for each in encoded]),
-    }
+def config_in(folder: Path, images: str, options: argparse.Namespace, *more: str) -> BuildConfig:
+    return parse_config(BuildConfig, [*arguments(folder, images, options), *more])
 
 
-def peak_mib(folder: Path, images: str, options: argparse.Namespace) -> float:
+@dataclass(frozen=True)
+class Built:
+    """The speed of one build."""
+
+    images_per_s: float
+    """From the moment that its encoder was loaded."""
+    steady_images_per_s: float
+    encoder_works: float
+    slowest: str | None
+    busy_s: dict[str, float]
+
+
+class Parts:
+    """A whole build, and its decoding alone."""
+
+    def __init__(self, config: BuildConfig) -> None:
+        self.config = config
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of the cache that was built last."""
+        return read_spec(open_store(self.config.cache))
+
+    def build(self) -> Built:
+        """Plan, load the encoder, and build every shard, on this machine."""
+        config = self.config
+        shutil.rmtree(config.cache, ignore_errors=True)
+        plan_for_ranks(config, BuildRequest())
+        store, encoder = open_store(config.cache), load_encoder(config.encoder, config.image.range)
+        spec = read_spec(store)
+        job = EncodeJob(config=config, store=store, spec=spec, shards=range(spec.num_shards))
+        with closing(BuildProgress(spec.rows, [], 1.0)) as progress:
+            steps: Steps = [(time.monotonic(), 0)]
+
+            def on_progress(one: Progress) -> None:
+                progress(one)
+                steps.append((time.monotonic(), progress.images))
+
+            run_local(job, open_source(config.source), encoder, threading.Event(), on_progress)
+        return Built(
+            images_per_s=round(steady_rate(steps, 0), 1),
+            steady_images_per_s=round(steady_rate(steps), 1),
+            encoder_works=round(progress.working_share, 3),
+            slowest=progress.encoded.slowest,
+            busy_s={part: round(seconds, 1) for part, seconds in progress.busy_s.items()},
+        )
+
+    def decode(self, threads: int) -> list[np.ndarray]:
+        """Read, hash, decode and fit all images of the cache that was built last; return the batches."""
+        store, spec, source = open_store(self.config.cache), self.spec, open_source(self.config.source)
+        with Decoders(threads) as pool:
+            batches = decoded_batches(planned_batches(store, spec, range(spec.num_shards)), pool, source)
+            return [batch.pixels_NYX3 for batch in batches if batch.wait()]
+
+
+def steady_rate(steps: Steps, steady: float = STEADY) -> float:
+    """Return images per second from the first step that has this share of the images to the last step."""
+    last_s, images = steps[-1]
+    first_s, done = next(step for step in steps if step[1] >= steady * images)
+    return (images - done) / max(last_s - first_s, 1e-9)
+
+
+def encoder_alone(feed: DeviceFeed, batch_size: int, batches: int = 60) -> float:
+    """Return images per second through a build's feed to the device, with nothing else running."""
+    room, ahead = feed.rooms.take(), deque[Encoding]()
+    room[:] = np.random.default_rng(0).integers(0, 256, room.shape, np.uint8)
+    feed.encode(room, batch_size).samples()
+    started = time.monotonic()
+    for _ in range(batches):
+        ahead.append(feed.encode(room, batch_size))
+        if len(ahead) == SLOTS:
+            ahead.popleft().samples()
+    for each in ahead:
+        each.samples()
+    return batches * batch_size / (time.monotonic() - started)
+
+
+def peak_mib_of(folder: Path, images: str, options: argparse.Namespace) -> float:
     shutil.rmtree(folder / f"{images}.cache", ignore_errors=True)
-    command = [sys.executable, "-c", PEAK, *arguments(folder, images, options)]
+    command = [sys.executable, "-c", PEAK, "build", *arguments(folder, images, options)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return round(int(done.stdout.splitlines()[-1]) / 2**10, 1)
 
+
+main = program(run)
 
 if __name__ == "__main__":
     sys.exit(main())

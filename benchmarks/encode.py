@@ -7,16 +7,26 @@ fastest kernel.
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import get_args
+from typing import Any, get_args
 
-from benchmarks.options import parser_with
-from benchmarks.record import print_record
-from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.program.running import run_program
-from precompute.encoders.config import ComputeDtype
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
+from precompute.encode.device_feed import CudaRuntime
+from precompute.encoders.config import ComputeDtype, EncoderConfig
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
+
+# Axes: N images, Y X pixels, 3 RGB.
 
 DTYPES: tuple[ComputeDtype, ...] = get_args(ComputeDtype)
 DUELS = (
@@ -30,79 +40,119 @@ DUELS = (
 )
 """Pairs of one dtype first, then our best against the dtype that diffusers loads; only pairs that ran are reported."""
 PACKAGES = ("torch", "diffusers", "encode-once")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_program("benchmarks.encode", run, argv)
+PEAK_SIZE = {"cpu": (1024, 28), "cuda": (8192, 512)}
+"""Side of the matrices, and side of the convolution's input, that show a device's peak."""
+PEAK_CHANNELS = 384
 
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    import torch  # torch and diffusers take seconds to import: `--help` and wrong usage stay quick
-
-    from benchmarks import encode_rivals as rivals
-
-    with rivals.model_of(options) as model:
-        encoders = rivals.load_rivals(model, options.device)
+    with tempfile.TemporaryDirectory() as folder:
+        encoders = load_rivals(options.model or random_model(folder, options.base_dim), options.device)
     folded = encoders["folded float32"]
-    images_NYX3 = rivals.random_images(options, folded.device)
-    encodings: dict[str, Callable[[], torch.Tensor]] = {
+    images_NYX3 = random_images(options, folded.device)
+    encodings: dict[str, Callable[[], Tensor]] = {
         name: partial(encoder.encode, images_NYX3) for name, encoder in encoders.items()
     }
     if folded.device.type == "cuda":
-        encodings["replayed bfloat16"] = rivals.replayed(encoders["compiled bfloat16"], images_NYX3)
-    works = {name: partial(rivals.run_to_end, encode, folded.device) for name, encode in encodings.items()}
-    peaks, peak_flop = rivals.peak_works(folded.device)
-    seconds = interleaved_seconds(works | peaks, options.repeats)
-    flop_per_image = rivals.flop_of_one_image(folded, images_NYX3)
-    speeds = {name: rates(options.batch_size, seconds[name]) for name in works}
-    duels = {f"{ours} over {theirs}": (seconds[theirs], seconds[ours]) for ours, theirs in DUELS if ours in works}
-    gains = {duel: speedups(*both) for duel, both in duels.items()}
+        encodings["replayed bfloat16"] = replayed(encoders["compiled bfloat16"], images_NYX3)
+    peaks, peak_flop = peak_works(folded.device)
+    works = {name: partial(run_to_end, work, folded.device) for name, work in (encodings | peaks).items()}
+    seconds = take_turns(works, options.repeats)
+    speeds = {name: rates(options.batch_size, seconds[name]) for name in encodings}
     # Only the folded network's operations count as useful, whichever path computes them.
-    flop_per_s = {name: median(each) * flop_per_image for name, each in speeds.items()}
-    peak: dict[str, float] = {dtype: peak_rate(dtype, seconds, peak_flop) for dtype in DTYPES}
-    shares = {name: each / peak[name.split()[1]] for name, each in flop_per_s.items()}
-    print_table(speeds, flop_per_s, shares, gains)
-    print_record(
-        "encode",
+    with FlopCounterMode(display=False) as counter:
+        folded.encode(images_NYX3[:1])
+    gflop = counter.get_total_flops() / 1e9
+    peak: dict[str, float] = {
+        dtype: max(flop / 1e9 / min(seconds[name]) for name, flop in peak_flop.items() if name.endswith(dtype))
+        for dtype in DTYPES
+    }
+    report(
+        options,
         PACKAGES,
-        baseline="diffusers, its own AutoencoderKLWan.encode",
-        settings=vars(options) | {"device": str(folded.device), "threads": torch.get_num_threads()},
-        images_per_s={rival: spread(each) for rival, each in speeds.items()},
-        speedup={duel: spread(each) for duel, each in gains.items()},
-        gflop_per_image=round(flop_per_image / 1e9, 3),
-        peak_gflop_per_s={dtype: round(each / 1e9, 1) for dtype, each in peak.items()},
-        peak_share={rival: round(share, 4) for rival, share in shares.items()},
+        "images_per_s",
+        speeds,
+        {f"{ours} over {theirs}": ratios(speeds[ours], speeds[theirs]) for ours, theirs in DUELS if ours in speeds},
+        device=str(folded.device),
+        threads=torch.get_num_threads(),
+        gflop_per_image=round(gflop, 3),
+        peak_gflop_per_s={dtype: round(each, 1) for dtype, each in peak.items()},
+        peak_share={name: round(median(each) * gflop / peak[name.split()[1]], 4) for name, each in speeds.items()},
     )
     return 0
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = parser_with(__doc__, "height", "width", "repeats", batch_size=4)
-    parser.add_argument("--model", help="hub id or folder; random weights without it")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--base-dim", type=int, default=96, help="width of the random model; 96 is the full size")
-    return parser
+    return parser_with(__doc__, "height", "width", "model", "base_dim", "device", "repeats", batch_size=4)
 
 
-def peak_rate(dtype: ComputeDtype, seconds: Mapping[str, Sequence[float]], peak_flop: Mapping[str, int]) -> float:
-    """Return the highest rate that either kernel reached in any round."""
-    return max(flop / min(seconds[name]) for name, flop in peak_flop.items() if name.endswith(dtype))
+def random_model(folder: str, base_dim: int) -> str:
+    torch.manual_seed(0)
+    AutoencoderKLWan(base_dim=base_dim, decoder_base_dim=8).save_pretrained(folder)
+    return folder
 
 
-def print_table(
-    speeds: Mapping[str, list[float]],
-    flop_per_s: Mapping[str, float],
-    shares: Mapping[str, float],
-    gains: Mapping[str, list[float]],
-) -> None:
-    print(f"{'':<30}{'images/s':>10}{'range':>18}{'TFLOP/s':>10}{'of peak':>9}")
-    for rival, each in speeds.items():
-        extent = f"{min(each):.2f}-{max(each):.2f}"
-        print(f"{rival:<30}{median(each):>10.2f}{extent:>18}{flop_per_s[rival] / 1e12:>10.3f}{shares[rival]:>9.0%}")
-    for duel, factors in gains.items():
-        print(f"{duel:<58}{median(factors):>6.2f}x  ({min(factors):.2f}-{max(factors):.2f})")
+def load_rivals(model: str, device: str) -> dict[str, Encoder]:
+    """Load diffusers' encoder and the folded one, each in both dtypes; on a GPU, also compiled ones in bfloat16."""
 
+    def load(dtype: ComputeDtype, fold: bool, compiled: bool = False) -> Any:
+        config = EncoderConfig(model=model, compute_dtype=dtype, fold=fold, compile=compiled, device=device)
+        return load_encoder(config, "signed")
+
+    rivals = {}
+    for dtype in DTYPES:
+        rivals[f"diffusers {dtype}"] = load(dtype, fold=False)
+        rivals[f"folded {dtype}"] = load(dtype, fold=True)
+    if rivals["folded float32"].device.type == "cuda":
+        rivals["compiled bfloat16"] = load("bfloat16", fold=True, compiled=True)
+        stock = rivals["diffusers-compiled bfloat16"] = load("bfloat16", fold=False)
+        stock._vae = replace(stock._vae, network=torch.compile(stock._vae.network))  # as a whole, as its users do
+    return rivals
+
+
+def replayed(encoder: Encoder, images_NYX3: Tensor) -> Callable[[], Tensor]:
+    """Capture the encoder's work on these images as a CUDA graph; return what replays it."""
+    runtime = CudaRuntime(encoder.device)
+    replay, result = runtime.capture(lambda: encoder.encode(images_NYX3), runtime.stream())
+
+    def run() -> Tensor:
+        replay()
+        return result
+
+    return run
+
+
+def random_images(options: argparse.Namespace, device: torch.device) -> Tensor:
+    shape = (options.batch_size, options.height, options.width, 3)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def peak_works(device: torch.device) -> tuple[dict[str, Callable[[], Tensor]], dict[str, int]]:
+    """Return the kernels that show the device's peak in each dtype, and the floating-point operations of each."""
+    side, size = PEAK_SIZE[device.type]
+    works, flop = dict[str, Callable[[], Tensor]](), dict[str, int]()
+    for dtype in DTYPES:
+        like = {"device": device, "dtype": getattr(torch, dtype)}
+        matrix = torch.randn(side, side, **like)
+        image = torch.randn(1, PEAK_CHANNELS, size, size, **like).to(memory_format=torch.channels_last)
+        kernel = torch.randn(PEAK_CHANNELS, PEAK_CHANNELS, 3, 3, **like).to(memory_format=torch.channels_last)
+        works[f"matmul {dtype}"] = partial(torch.matmul, matrix, matrix)
+        works[f"convolution {dtype}"] = partial(F.conv2d, image, kernel, padding=1)
+        flop[f"matmul {dtype}"] = 2 * side**3
+        flop[f"convolution {dtype}"] = 2 * 9 * PEAK_CHANNELS**2 * size**2
+    return works, flop
+
+
+@torch.inference_mode()
+def run_to_end(work: Callable[[], Tensor], device: torch.device) -> None:
+    """Do the work, and wait until a GPU has finished it."""
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+main = program(run)
 
 if __name__ == "__main__":
     sys.exit(main())

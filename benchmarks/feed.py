@@ -1,65 +1,62 @@
-"""Measure images per second of a whole build around an encoder that only sleeps, and of others' pipelines in its place.
+"""Measure images per second of a whole build around an encoder that only sleeps, and of a DataLoader in its place.
 
 Pipeline and writer are a build's; the encoder takes `--encoder-ms` a batch and no core, and serves one worker at a
-time. Time counts from the first image read, with all encoders loaded, to the last shard committed. In the same run a
-torch DataLoader with np.save a batch, SPDL, Ray Data and Daft feed the same stand-in (extras of `bench`; one that is
-not installed is named). CPU time by part is measured in a separate run.
+time. The rates of both are those after their start. The torch DataLoader has as many processes as there are cores, and
+saves one file a batch with np.save; it checks, hashes and sums nothing.
 """
 
 import argparse
+import io
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.decode import jpegs_of
-from benchmarks.options import parser_with, positive_int
-from benchmarks.record import print_record
-from benchmarks.timing import rates, spread
+from benchmarks import sleeping
+from benchmarks.build import Parts, Steps, encoder_alone, steady_rate
+from benchmarks.harness import parser_with, positive_int, program, ratios, report
+from benchmarks.photographs import write_images
 from cache_store.program.command_line import parse_config
-from cache_store.program.running import run_program
+from cache_store.program.running import usable_cores
+from precompute.config import BuildConfig
+from precompute.encoders.registry import load_encoder
 
-PACKAGES = ("torch", "numpy", "pillow", "spdl", "ray", "daft", "encode-once")
-PARTS_SAMPLES = 2_048
-"""Most rows of the run that measures CPU time by part."""
-OURS, ENCODER, DECODING = "build", "encoder alone", "decoding alone"
+# Axes: N images of a batch, Y X pixels, 3 RGB.
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_program("benchmarks.feed", run, argv)
+PACKAGES = ("torch", "numpy", "pillow", "encode-once")
+OURS, ENCODER, DECODING, PEER = "build", "encoder alone", "decoding alone", "DataLoader"
 
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    from benchmarks.feed_parts import Feed  # imports torch: `--help` and wrong usage stay quick
-    from benchmarks.feed_peers import PEERS, reason_to_skip
-    from benchmarks.feed_stand_in import restore_decoder
-
-    with tempfile.TemporaryDirectory(prefix="feed-", dir=options.folder) as name, ExitStack() as ends:
-        ends.callback(restore_decoder)
-        feed = Feed(config_of(Path(name), options), options.encoder_ms, is_stubbed=options.decode == "stub")
-        works: dict[str, Callable[[], float]] = {OURS: feed.build, ENCODER: feed.encoder_alone}
-        if options.decode == "real":
-            works[DECODING] = feed.decoding_alone
-        skipped = {}
-        for peer in options.peers:
-            if problem := reason_to_skip(peer, feed):
-                skipped[peer] = problem
-            else:
-                works[peer] = partial(PEERS[peer], feed)
-        seconds: dict[str, list[float]] = {work: [] for work in works}
+    is_stubbed = options.decode == "stub"
+    with (
+        tempfile.TemporaryDirectory(prefix="feed-", dir=options.folder) as name,
+        sleeping.standing_in(Path(name), options.encoder_ms, is_stubbed=is_stubbed),
+    ):
+        parts = Parts(config_of(Path(name), options))
+        works: dict[str, Callable[[], float]] = {
+            OURS: lambda: parts.build().steady_images_per_s,
+            PEER: partial(by_data_loader, parts.config, options),
+        }
+        if options.encoder_ms:
+            works[ENCODER] = partial(sleeping_alone, parts)
+        if not is_stubbed:
+            works[DECODING] = partial(decoding_alone, parts)
+        speeds: dict[str, list[float]] = {work: [] for work in works}
         for _ in range(options.repeats):
-            for work, each in works.items():
-                seconds[work].append(each())
-        parts = feed.cpu_us_of_parts(min(PARTS_SAMPLES, options.samples))
-        measured = summary(options, seconds, parts) | {"workers": feed.workers, "skipped": skipped}
-    print_table(measured)
-    print_record("feed", PACKAGES, settings=vars(options), **measured)
+            for work, measure in works.items():
+                speeds[work].append(measure())
+    over = {f"{OURS} over {work}": ratios(speeds[OURS], each) for work, each in speeds.items() if work != OURS}
+    report(options, PACKAGES, "images_per_s", speeds, over)
     return 0
 
 
@@ -70,31 +67,25 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--decode", choices=("stub", "real"), default="real")
     parser.add_argument("--workers", default="auto", help="run.workers of the build: a number, or auto")
     parser.add_argument("--samples-per-shard", type=positive_int, default=1_024)
-    peers = ["DataLoader", "SPDL", "Ray Data", "Daft"]
-    parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="peers to compare with")
     return parser
 
 
-def config_of(folder: Path, options: argparse.Namespace) -> Any:
+def config_of(folder: Path, options: argparse.Namespace) -> BuildConfig:
     """Write images and list, and return the config of a build of them; rows share image files."""
-    from precompute.config import BuildConfig
-
-    images = folder / "images"
-    images.mkdir()
-    for number, data in enumerate(files := jpegs_of(options)):
-        (images / f"{number:06d}.jpg").write_bytes(data)
+    write_images(folder / "images", options, options.count)
     rows = [
-        {"id": f"{row}", "image": f"{row % len(files):06d}.jpg", "conversations": []} for row in range(options.samples)
+        {"id": f"{row}", "image": f"{row % options.count:06d}.jpg", "conversations": []}
+        for row in range(options.samples)
     ]
     (folder / "chat.json").write_bytes(msgspec.json.encode(rows))
     values = {
         "cache": folder / "cache",
         "source.kind": "llava",
         "source.path": folder / "chat.json",
-        "source.images": images,
+        "source.images": folder / "images",
         "image.height": options.height,
         "image.width": options.width,
-        "encoder.model": folder / "model",
+        "encoder.model": sleeping.MODEL,
         "encoder.batch_size": options.batch_size,
         "encoder.device": "cpu",
         "store.samples_per_shard": options.samples_per_shard,
@@ -103,40 +94,48 @@ def config_of(folder: Path, options: argparse.Namespace) -> Any:
     return parse_config(BuildConfig, [f"--{name}={value}" for name, value in values.items()])
 
 
-def summary(options: argparse.Namespace, seconds: dict[str, list[float]], parts: dict[str, float]) -> dict[str, Any]:
-    """Return images/s of each rival, and our build's share of the encoder and of the slower of decoding and encoder."""
-    speeds = {work: rates(options.samples, each) for work, each in seconds.items() if work != ENCODER or any(each)}
-    ours = speeds[OURS]
-    found: dict[str, Any] = {
-        "images_per_s": spread(ours, 1),
-        "rivals": {work: spread(each, 1) for work, each in speeds.items() if work != OURS},
-        "over_rivals": {
-            work: spread([our / their for our, their in zip(ours, each, strict=True)])
-            for work, each in speeds.items()
-            if work != OURS
-        },
-        "cpu_us_an_image": parts,
-    }
-    if ENCODER in speeds:
-        found["share_of_encoder"] = found["over_rivals"][ENCODER]
-    bounds = [speeds[work] for work in (ENCODER, DECODING) if work in speeds]
-    if bounds:
-        found["share_of_the_slower"] = spread([our / min(bound) for our, *bound in zip(ours, *bounds, strict=True)])
-    return found
+def sleeping_alone(parts: Parts) -> float:
+    encoder = load_encoder(parts.config.encoder, parts.config.image.range)
+    return encoder_alone(sleeping.feed_of(encoder, parts.spec.array), parts.config.encoder.batch_size)
 
 
-def print_table(measured: dict[str, Any]) -> None:
-    print(f"{'':<28}{'images/s':>10}{'the build over it':>22}")
-    print(f"{OURS:<28}{measured['images_per_s']['median']:>10,.0f}")
-    for rival, speed in measured["rivals"].items():
-        over = measured["over_rivals"][rival]
-        print(f"{rival:<28}{speed['median']:>10,.0f}{over['median']:>10.2f} ({over['min']:.2f}-{over['max']:.2f})")
-    for rival, problem in measured["skipped"].items():
-        print(f"{rival:<28}not measured: {problem}")
-    print("CPU time, us an image")
-    for part, us in measured["cpu_us_an_image"].items():
-        print(f"  {part:<26}{us:>10,.1f}")
+def decoding_alone(parts: Parts) -> float:
+    """Return images per second read, hashed, decoded and fitted, in as many threads as there are cores."""
+    started = time.monotonic()
+    parts.decode(usable_cores())
+    return parts.spec.rows / (time.monotonic() - started)
 
+
+class Images(Dataset[np.ndarray]):
+    """A data set as users write it."""
+
+    def __init__(self, paths: list[Path], options: argparse.Namespace) -> None:
+        self._paths, self._size, self._is_stubbed = paths, (options.width, options.height), options.decode == "stub"
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        data = self._paths[row].read_bytes()
+        if self._is_stubbed:
+            return np.array(sleeping.stub(*reversed(self._size)))
+        return np.array(Image.open(io.BytesIO(data)).convert("RGB").resize(self._size, Image.Resampling.BILINEAR))
+
+
+def by_data_loader(config: BuildConfig, options: argparse.Namespace) -> float:
+    images = sorted(Path(str(config.source.images)).iterdir())
+    paths = [images[row % len(images)] for row in range(options.samples)]
+    encoder = sleeping.Sleeping(torch.device("cpu"), torch.float32)
+    with tempfile.TemporaryDirectory(dir=Path(config.cache).parent) as folder:
+        steps: Steps = [(time.monotonic(), 0)]
+        for pixels_NYX3 in DataLoader(Images(paths, options), options.batch_size, num_workers=usable_cores()):
+            samples = encoder.encode(pixels_NYX3.permute(0, 3, 1, 2))
+            np.save(f"{folder}/{len(steps):06d}.npy", samples.numpy().astype(np.float16))
+            steps.append((time.monotonic(), steps[-1][1] + len(samples)))
+    return steady_rate(steps)
+
+
+main = program(run)
 
 if __name__ == "__main__":
     sys.exit(main())

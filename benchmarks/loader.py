@@ -14,8 +14,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import datasets
@@ -25,28 +25,26 @@ import webdataset
 from datasets.arrow_writer import ArrowWriter
 from numpy.typing import NDArray
 
-from benchmarks.loader_zarr import MISSING, READERS, installed_readers
-from benchmarks.options import parser_with
-from benchmarks.record import print_record
-from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
 from cache_store import open_cache
-from cache_store.cache.gather import COPY_FUNCTIONS, move_rows
 from cache_store.errors import ConfigError
 from cache_store.format.array import CodecName
 from cache_store.format.layout import ZARR_ARRAY
-from cache_store.program.running import run_program
 from tests.make_cache import make_cache
 
 # Axes: N samples, C channels, H W latent cells.
 
 Latents = NDArray[np.float16]
-Order = Callable[[np.random.Generator], Iterator[NDArray[np.int64]]]
+Read = Callable[[Any], Latents]
+"""Reads sample numbers [N], or a slice of them, as a batch [N, C, H, W]."""
+Order = Callable[[np.random.Generator], Iterator[Any]]
 Batches = Callable[[np.random.Generator], Iterable[Latents]]
 
 IN_ORDER = ", in order"
 SHAPE = (16, 28, 28)
 SHUFFLE_BUFFER = 1_000
 """webdataset's own default order of magnitude."""
+READERS = ("zarr-python", "zarr-python with zarrs", "TensorStore")
 PASSES = {
     "webdataset": 1,
     "one .pt an image": 1,
@@ -65,97 +63,59 @@ PASSES = {
     f"cache.read checked{IN_ORDER}": 10,
 }
 """Passes of each side in a round. Fast sides get more passes, so that every round is long enough to time."""
-SHUFFLED = tuple(name for name in PASSES if not name.endswith(IN_ORDER))
-OURS = tuple(name for name in SHUFFLED if name.startswith("cache.read"))
-BOUND = "gather in memory"
+OURS = [name for name in PASSES if name.startswith("cache.read")]
 CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
 PACKAGES = ("numpy", "torch", "webdataset", "datasets", "zarr", "zarrs", "tensorstore", "awscrt", "encode-once")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_program("benchmarks.loader", run, argv)
-
-
 def run(argv: Sequence[str]) -> int:
-    options = option_parser().parse_args(argv)
+    names = ("samples_per_shard", "repeats", "folder")
+    options = parser_with(__doc__, *names, samples=20_000, batch_size=256).parse_args(argv)
     if options.batch_size > options.samples:
         raise ConfigError(f"--batch-size must be at most {options.samples}, the number of samples")
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory(prefix="loader-", dir=options.folder) as name:
         folder = Path(name)
-        loaders = prepare(folder, make_latents(options), options.batch_size, options.samples_per_shard)
-        disk_bytes = {codec: folder_bytes(folder / codec / ZARR_ARRAY) for codec in CODECS}
+        noise = np.random.default_rng(0).standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
+        loaders = prepare(folder, noise, options.batch_size, options.samples_per_shard)
+        shards = {codec: (folder / codec / ZARR_ARRAY).glob("c/*/0/0/0") for codec in CODECS}
+        disk_bytes = {codec: sum(path.stat().st_size for path in each) for codec, each in shards.items()}
         count = options.samples // options.batch_size * options.batch_size
-        works = {name: partial(run_passes, loader, count, options, PASSES[name]) for name, loader in loaders.items()}
-        rounds = interleaved_seconds(works, options.repeats)
-    seconds = {name: [each / PASSES[name] for each in taken] for name, taken in rounds.items()}
-    speeds = {name: rates(count, each) for name, each in seconds.items()}
-    rivals = [name for name in SHUFFLED if name in speeds and name not in (*OURS, BOUND)]
-    print_table(speeds)
-    print("bytes on disk, codec " + ", ".join(f"{codec} {size:,}" for codec, size in disk_bytes.items()))
-    pairs = [(ours, rival) for ours in OURS for rival in (*rivals, BOUND)]
-    pairs += [(f"{OURS[0]}{IN_ORDER}", f"{name}{IN_ORDER}") for name in READERS if name not in MISSING]
-    ratios = {f"{ours} over {rival}": spread(speedups(seconds[rival], seconds[ours]), 1) for ours, rival in pairs}
-    print_ratios(ratios, rivals)
-    print_record(
-        "loader",
-        PACKAGES,
-        **{"options": vars(options), "cache.read copies": "row by row" if move_rows in COPY_FUNCTIONS else "in C"},
-        samples_per_s={name: spread(each, 0) for name, each in speeds.items()},
-        skipped=MISSING,
-        fastest_rival=max(rivals, key=lambda name: median(speeds[name])),
-        ratios=ratios,
-        disk_bytes=disk_bytes,
-    )
+        works = {name: partial(run_passes, each, count, options, PASSES[name]) for name, each in loaders.items()}
+        seconds = take_turns(works, options.repeats)
+    speeds = {name: rates(count * PASSES[name], each) for name, each in seconds.items()}
+    over = {
+        f"{ours} over {name}": ratios(speeds[ours], speeds[name])
+        for ours in OURS
+        for name in sorted(speeds.keys() - OURS)
+        if name.endswith(IN_ORDER) == ours.endswith(IN_ORDER)
+    }
+    report(options, PACKAGES, "samples_per_s", speeds, over, disk_bytes=disk_bytes)
     return 0
 
 
-def option_parser() -> argparse.ArgumentParser:
-    parser = parser_with(__doc__, "samples_per_shard", "repeats", "folder", samples=20_000, batch_size=256)
-    parser.add_argument("--latents", help=".npy of real latents [N, C, y, x] to cut samples from; default: noise")
-    return parser
-
-
-def make_latents(options: argparse.Namespace) -> Latents:
-    """Return latents [N, C, H, W], cut from real ones at random places, or noise. Noise does not compress."""
-    rng = np.random.default_rng(0)
-    if options.latents is None:
-        return rng.standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
-    frames = np.load(options.latents, mmap_mode="r")
-    out = np.empty((options.samples, *SHAPE), np.float16)
-    for sample in out:
-        frame = frames[rng.integers(len(frames))]
-        y, x = (rng.integers(size - 28 + 1) for size in frame.shape[1:])
-        sample[:] = frame[:, y : y + 28, x : x + 28]
-    return out
-
-
-def folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: int) -> dict[str, Batches]:
-    """Write every format; return a loader for each."""
+    """Write every format; return a loader for each whose package is installed."""
     plain, packed = (
         open_cache(make_cache(folder / codec, latents, codec=codec, samples_per_shard=samples_per_shard))
         for codec in CODECS
     )
-    order = partial(global_order, len(latents), batch_size)
-    buffered = partial(buffered_loader, order, batch_size)
+    order = partial(shuffled, len(latents), batch_size)
     slices = partial(row_order, len(latents), batch_size)
-    readers = installed_readers(folder / CODECS[0] / ZARR_ARRAY)
+    buffered = partial(buffered_loader, batch_size)
+    readers = zarr_readers(folder / CODECS[0] / ZARR_ARRAY)
     return {
         "webdataset": webdataset_loader(folder / "tars", latents, batch_size),
         "one .pt an image": torch_loader(folder / "pt", latents, order),
         **datasets_loaders(folder, latents, order),
         **{name: by_batch(order, read) for name, read in readers.items()},
-        "gather in memory": buffered(partial(np.take, latents, axis=0, mode="clip")),  # other modes copy once more
-        "cache.read checked": buffered(plain.read),
-        "cache.read unchecked": buffered(partial(plain.read, check=False)),
-        "cache.read zstd checked": buffered(packed.read),
-        "cache.read zstd unchecked": buffered(partial(packed.read, check=False)),
+        "gather in memory": buffered(order, partial(np.take, latents, axis=0, mode="clip")),  # others copy once more
+        "cache.read checked": buffered(order, plain.read),
+        "cache.read unchecked": buffered(order, partial(plain.read, check=False)),
+        "cache.read zstd checked": buffered(order, packed.read),
+        "cache.read zstd unchecked": buffered(order, partial(packed.read, check=False)),
         **{f"{name}{IN_ORDER}": by_batch(slices, read) for name, read in readers.items()},
-        f"cache.read checked{IN_ORDER}": buffered_loader(partial(numbers_of, slices), batch_size, plain.read),
+        f"cache.read checked{IN_ORDER}": buffered(lambda rng: (np.r_[each] for each in slices(rng)), plain.read),
     }
 
 
@@ -169,30 +129,20 @@ def run_passes(loader: Batches, count: int, options: argparse.Namespace, number:
         assert seen == count, (seen, count)
 
 
-def global_order(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+def shuffled(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
     order = rng.permutation(count)
-    for start in range(0, count - batch_size + 1, batch_size):
-        yield order[start : start + batch_size]
+    return (order[each] for each in row_order(count, batch_size, rng))
 
 
 def row_order(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[slice]:
     return (slice(start, start + batch_size) for start in range(0, count - batch_size + 1, batch_size))
 
 
-def numbers_of(slices: Callable[[np.random.Generator], Iterator[slice]], rng: np.random.Generator) -> Iterator[Any]:
-    return (np.arange(each.start, each.stop) for each in slices(rng))
-
-
-def by_batch(order: Callable[[np.random.Generator], Iterator[Any]], read: Callable[[Any], Latents]) -> Batches:
+def by_batch(order: Order, read: Read) -> Batches:
     return lambda rng: map(read, order(rng))
 
 
-def as_batch(values: Any) -> Latents:
-    """View the bytes of whole samples as a batch, without a copy."""
-    return np.frombuffer(values, np.float16).reshape(-1, *SHAPE)
-
-
-def buffered_loader(order: Order, batch_size: int, read: Callable[..., Latents]) -> Batches:
+def buffered_loader(batch_size: int, order: Order, read: Callable[..., Latents]) -> Batches:
     """Return a loader that reads every batch into one buffer, given as `out`."""
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
@@ -200,6 +150,36 @@ def buffered_loader(order: Order, batch_size: int, read: Callable[..., Latents])
         return (read(numbers, out=out) for numbers in order(rng))
 
     return batches
+
+
+def zarr_readers(array: Path) -> dict[str, Read]:
+    """Return Zarr's own readers of the array, as documented, as far as installed; a broken package is an error.
+
+    zarr-python is given sorted numbers, which takes half as long as unsorted ones. zarrs is a codec pipeline of it, in
+    Rust. TensorStore has its own threads, and does not check whether metadata and shards have changed.
+    """
+    readers = dict[str, Read]()
+    if find_spec("zarr"):
+        readers["zarr-python"] = by_zarr_python(array)
+    if find_spec("zarrs"):
+        import zarr
+
+        with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+            readers["zarr-python with zarrs"] = by_zarr_python(array)
+    if find_spec("tensorstore"):
+        import tensorstore
+
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(array)}}
+        opened = tensorstore.open(spec, read=True, recheck_cached_metadata="open", recheck_cached_data="open").result()
+        readers["TensorStore"] = lambda numbers: np.asarray(opened[numbers].read().result())
+    return readers
+
+
+def by_zarr_python(array: Path) -> Read:
+    import zarr
+
+    stored: Any = zarr.open_array(str(array), mode="r")
+    return lambda numbers: stored[numbers] if isinstance(numbers, slice) else stored.oindex[np.sort(numbers)]
 
 
 def webdataset_loader(folder: Path, latents: Latents, batch_size: int) -> Batches:
@@ -249,6 +229,11 @@ def datasets_loaders(folder: Path, latents: Latents, order: Order) -> dict[str, 
     }
 
 
+def as_batch(values: Any) -> Latents:
+    """View the bytes of whole samples as a batch, without a copy."""
+    return np.frombuffer(values, np.float16).reshape(-1, *SHAPE)
+
+
 def collate(items: list[dict[str, bytes]]) -> Latents:
     return np.stack([np.frombuffer(item["latent"], np.float16) for item in items]).reshape(-1, *SHAPE)
 
@@ -273,23 +258,7 @@ def torch_loader(folder: Path, latents: Latents, order: Order) -> Batches:
     return by_batch(order, read)
 
 
-def print_table(speeds: dict[str, list[float]]) -> None:
-    print(f"{'':<34}{'samples/s':>12}{'range':>22}")
-    for name, each in speeds.items():
-        extent = f"{min(each):,.0f}-{max(each):,.0f}"
-        print(f"{name:<34}{median(each):>12,.0f}{extent:>22}")
-    for name, problem in MISSING.items():
-        print(f"{name:<34}not measured: {problem}")
-
-
-def print_ratios(ratios: dict[str, dict[str, float]], rivals: Sequence[str]) -> None:
-    """Print how many times faster ours is: a row for each rival, a column for each of our ways to read."""
-    print(f"{'':<28}" + "".join(f"{ours:>26}" for ours in OURS))
-    for rival in (*rivals, BOUND):
-        row = [ratios[f"{ours} over {rival}"] for ours in OURS]
-        cells = [f"{ratio['median']:.1f}x ({ratio['min']:.1f}-{ratio['max']:.1f})" for ratio in row]
-        print(f"{rival:<28}" + "".join(f"{cell:>26}" for cell in cells))
-
+main = program(run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -176,20 +176,18 @@ def listing(root: Path, query: dict[str, list[str]]) -> bytes:
     """Return a one-page listing of everything under a prefix, up to a delimiter if one is given."""
     prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
     keys = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    keys = [key for key in keys if key.startswith(prefix)]
-    folders = dict.fromkeys(
-        prefix + key[len(prefix) :].partition("/")[0] + "/" for key in keys if delimiter and "/" in key[len(prefix) :]
-    )
-    found = [key for key in keys if not (delimiter and "/" in key[len(prefix) :])]
-    entries = "".join(
-        f"<Contents><Key>{escape(key)}</Key><LastModified>1970-01-01T00:00:00.000Z</LastModified><ETag>0</ETag>"
-        f"<Size>{(root / key).stat().st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-        for key in found
-    )
-    entries += "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
-    about = f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(found) + len(folders)}</KeyCount>"
+    entries = dict[str, None]()
+    for key in (each for each in keys if each.startswith(prefix)):
+        folder, slash, _ = key[len(prefix) :].partition("/")
+        if delimiter and slash:
+            entries[f"<CommonPrefixes><Prefix>{escape(prefix + folder)}/</Prefix></CommonPrefixes>"] = None
+        else:
+            about = f"<ETag>0</ETag><Size>{(root / key).stat().st_size}</Size><StorageClass>STANDARD</StorageClass>"
+            modified = "<LastModified>1970-01-01T00:00:00.000Z</LastModified>"
+            entries[f"<Contents><Key>{escape(key)}</Key>{modified}{about}</Contents>"] = None
+    about = f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(entries)}</KeyCount>"
     about += "<MaxKeys>100000</MaxKeys><IsTruncated>false</IsTruncated>"
-    return f'<?xml version="1.0"?><ListBucketResult>{about}{entries}</ListBucketResult>'.encode()
+    return f'<?xml version="1.0"?><ListBucketResult>{about}{"".join(entries)}</ListBucketResult>'.encode()
 
 
 async def serve(root: Path, network: Network) -> None:

@@ -1,11 +1,11 @@
-"""Measure shuffled samples per second from an object store, uncached: `cache.read` against Lance, litdata and MDS.
+"""Measure shuffled samples per second from an object store, uncached: `cache.read` against Lance and litdata.
 
 Every side opens its data set at a URL and delivers one epoch of it in batches of float16 latents [256, 16, 28, 28], in
 one process, with no file of it on this machine yet. `cache.read` and Lance take single samples from anywhere in the set
 and request their ranges; `cache.read` reads three batches at a time, as the trainer does. The others shuffle larger
-parts: `LatentStream` in blocks of 16 samples, 256 of them at a time; litdata and MDS fetch whole files of 64 MB and
-shuffle among a few of them. Our programs check every sample's crc32c; the others check nothing. Lance runs twice: with
-its defaults, and "hurried": without its own limit on requests, three batches at a time.
+parts: `LatentStream` in blocks of 16 samples, 256 of them at a time; litdata fetches whole files of 64 MB and shuffles
+among a few of them. Our programs check every sample's crc32c; the others check nothing. Lance runs twice: with its
+defaults, and "hurried": without its own limit on requests, three batches at a time.
 
 The store is a minimal server on loopback (`benchmarks/object_server.py`), which counts requests and bytes. So the
 speeds are those of programs, not of networks, unless `--latency-ms` and `--connection-mb-per-s` imitate a network;
@@ -19,26 +19,31 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.object_server import BUCKET, Counts, add_network_options, network_of, serving, take_counts
-from benchmarks.options import parser_with
-from benchmarks.record import print_record
-from benchmarks.remote_peers import PEERS, Batches, Latents, installed_peers, read_at_random
-from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
+from benchmarks.object_server import BUCKET, add_network_options, network_of, serving, take_counts
 from cache_store import open_cache
 from cache_store.errors import ConfigError
-from cache_store.program.running import run_program
 from tests.make_cache import make_cache
 from trainer import LatentStream
+from trainer.data.prefetch import prefetched
+from trainer.run.session import FETCHING_THREADS
 
 # Axes: N samples, C channels, H W latent cells.
+
+Latents = NDArray[np.float16]
+Batches = Callable[[int], Iterator[Latents]]
+"""Yields whole batches in the order of a seed, with nothing on this machine's disk at the start."""
+Pass = Callable[[int], int]
+"""Reads one epoch in the order of a seed, with nothing cached; returns the number of samples."""
 
 SHAPE = (16, 28, 28)
 SAMPLE_BYTES = 2 * int(np.prod(SHAPE))
@@ -48,21 +53,11 @@ BLOCK = 16
 BOUND_RANGES, BOUND_FILES = "obstore, a range a sample", "obstore, whole files"
 IN_FLIGHT = 20
 """Threads of the first bound; each fetches a batch, of which obstore fetches ten ranges at a time."""
-PACKAGES = ("numpy", "obstore", "pylance", "litdata", "mosaicml-streaming", "torch", "encode-once")
-
-Pass = Callable[[int], int]
-"""Reads one epoch in the order of a seed, with nothing cached; returns the number of samples."""
-
-
-class Traffic(NamedTuple):
-    """Requests and bytes per sample that one pass took from the server."""
-
-    requests_a_sample: float
-    bytes_a_sample: float
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_program("benchmarks.remote", run, argv)
+PART_BYTES = 64 << 20
+"""Bytes of a chunk of litdata, its default."""
+UNLIMITED = {"lance_aimd_initial_rate": "1000000", "lance_aimd_max_rate": "0", "lance_aimd_burst_capacity": "10000"}
+"""Options that remove Lance's own limit, at first 2,000 requests a second, which suits clouds; others have none."""
+PACKAGES = ("numpy", "obstore", "pylance", "litdata", "torch", "encode-once")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -75,30 +70,17 @@ def run(argv: Sequence[str]) -> int:
             os.environ |= environment(endpoint)
             passes = prepare(folder, endpoint, options)
             traffic = {name: measured_traffic(each, endpoint) for name, each in passes.items()}
-            works = {name: partial(each, 1) for name, each in passes.items()}
-            seconds = interleaved_seconds(works, options.repeats)
+            seconds = take_turns({name: partial(each, 1) for name, each in passes.items()}, options.repeats)
     count = options.samples // options.batch_size * options.batch_size
     speeds = {name: rates(count, each) for name, each in seconds.items()}
-    print_table(speeds, traffic)
-    peers = [name for name in speeds if name in PEERS]
-    ratios = {
-        f"{ours} over {name}": spread(speedups(seconds[name], seconds[ours]), 2)
+    over = {
+        f"{ours} over {name}": ratios(speeds[ours], speeds[name])
         for ours in (OURS, OURS_IN_BLOCKS)
-        for name in (*peers, BOUND_RANGES, BOUND_FILES)
+        for name in speeds
+        if name not in (OURS, OURS_IN_BLOCKS)
     }
-    for name, each in ratios.items():
-        print(f"{name}: {each['median']}x ({each['min']}-{each['max']})")
-    for name in PEERS.keys() - peers:
-        print(f"{name} is not installed: pip install '.[bench]', in an environment of its own")
-    print_record(
-        "remote",
-        PACKAGES,
-        options=vars(options),
-        samples_per_s={name: spread(each, 0) for name, each in speeds.items()},
-        fastest_peer=max(peers, key=lambda name: median(speeds[name]), default=None),
-        ratios=ratios,
-        traffic={name: each._asdict() for name, each in traffic.items()},
-    )
+    missing = [name for name in PEERS if name not in speeds]
+    report(options, PACKAGES, "samples_per_s", speeds, over, traffic=traffic, not_installed=missing)
     return 0
 
 
@@ -122,8 +104,9 @@ def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[st
     make_cache(folder / "cache", latents, samples_per_shard=options.samples_per_shard)
     url = f"s3://{BUCKET}/cache"
     sides: dict[str, Batches] = {OURS: partial(cache_batches, url, size), OURS_IN_BLOCKS: partial(blocks, url, size)}
-    for name, make in installed_peers().items():
-        sides[name] = make(folder / name, f"s3://{BUCKET}/{name}", latents, size, endpoint)
+    for name, (module, make) in PEERS.items():
+        if find_spec(module):
+            sides[name] = make(folder / name, f"s3://{BUCKET}/{name}", latents, size, endpoint)
     passes: dict[str, Pass] = {name: partial(read_epoch, each, size) for name, each in sides.items()}
     files = sorted(path.relative_to(folder).as_posix() for path in (folder / "cache/latents/c").glob("*/0/0/0"))
     passes[BOUND_RANGES] = partial(fetch_ranges, files, options)
@@ -136,10 +119,74 @@ def cache_batches(url: str, batch_size: int, seed: int) -> Iterator[Latents]:
     yield from read_at_random(cache.read, len(cache), batch_size, seed)
 
 
+def read_at_random(
+    read: Callable[[NDArray[np.int64]], Latents], count: int, size: int, seed: int, threads: int = FETCHING_THREADS
+) -> Iterator[Latents]:
+    """Yield shuffled batches of `size` out of `count` samples, reading several at a time, as the trainer does."""
+    order = np.random.default_rng(seed).permutation(count)
+    parts = (order[start : start + size] for start in range(0, count - size + 1, size))
+    with closing(prefetched(read, parts, threads)) as batches:
+        yield from batches
+
+
 def blocks(url: str, batch_size: int, seed: int) -> Iterator[Latents]:
     stream = LatentStream(url, batch_size, seed=seed, shuffle_block=BLOCK)
     for batch in islice(stream, len(stream.cache) // batch_size):
         yield batch["latents"].numpy()
+
+
+def lance_batches(hurried: bool, folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
+    """Write Lance's own format, a column of fixed-size lists; return a reader of random rows, which keeps nothing."""
+    import lance
+    import pyarrow as pa
+
+    column = pa.FixedSizeListArray.from_arrays(pa.array(latents.reshape(-1)), latents[0].size)
+    lance.write_dataset(pa.table({"latent": column}), str(folder))
+    options = {"aws_endpoint": endpoint, "allow_http": "true", "aws_region": "us-east-1"}
+    options, threads = (options | UNLIMITED, FETCHING_THREADS) if hurried else (options, 1)
+
+    def batches(seed: int) -> Iterator[Latents]:
+        stored = lance.dataset(url, storage_options=options)
+
+        def read(numbers: NDArray[np.int64]) -> Latents:
+            table = stored.take(numbers.tolist(), columns=["latent"])
+            flat = table["latent"].combine_chunks().values.to_numpy(zero_copy_only=True)
+            return np.asarray(flat.reshape(-1, *latents.shape[1:]), np.float16)
+
+        yield from read_at_random(read, len(latents), batch_size, seed, threads)
+
+    return batches
+
+
+def litdata_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
+    """Write chunks; return a reader that fetches whole ones ahead, keeps them, and shuffles among and within them."""
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
+    from litdata.streaming.writer import BinaryWriter
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # litdata has no option for plain HTTP
+    writer = BinaryWriter(str(folder), chunk_bytes=PART_BYTES)
+    for row, sample in enumerate(latents):
+        writer[row] = sample
+    writer.done()
+    writer.merge()
+    options = {"endpoint_url": endpoint}
+
+    def batches(seed: int) -> Iterator[Latents]:
+        with tempfile.TemporaryDirectory() as local:
+            stored = StreamingDataset(url, cache_dir=local, shuffle=True, seed=seed, storage_options=options)
+            for batch in StreamingDataLoader(stored, batch_size=batch_size, drop_last=True):
+                yield batch.numpy()
+
+    return batches
+
+
+PEERS: dict[str, tuple[str, Callable[..., Batches]]] = {
+    "Lance": ("lance", partial(lance_batches, False)),
+    "Lance-hurried": ("lance", partial(lance_batches, True)),
+    "litdata": ("litdata", litdata_batches),
+}
+"""Each peer's module, and the function that writes latents in its form and returns a reader for a URL."""
 
 
 def read_epoch(batches: Batches, batch_size: int, seed: int) -> int:
@@ -177,19 +224,18 @@ def fetch_files(files: Sequence[str], options: argparse.Namespace, seed: int) ->
     return int(options.samples // options.batch_size * options.batch_size)
 
 
-def measured_traffic(one_pass: Pass, endpoint: str) -> Traffic:
+def measured_traffic(one_pass: Pass, endpoint: str) -> dict[str, float]:
+    """Return requests and bytes per sample that one pass took from the server."""
     take_counts(endpoint)
     count = one_pass(0)
-    counts: Counts = take_counts(endpoint)
-    return Traffic(round(counts.requests / count, 4), round(counts.sent_bytes / count))
+    counts = take_counts(endpoint)
+    return {
+        "requests_a_sample": round(counts.requests / count, 4),
+        "bytes_a_sample": round(counts.sent_bytes / count),
+    }
 
 
-def print_table(speeds: dict[str, list[float]], traffic: dict[str, Traffic]) -> None:
-    print(f"{'':<28}{'samples/s':>12}{'range':>20}{'requests/sample':>18}{'bytes/sample':>14}")
-    for name, each in speeds.items():
-        extent, asked = f"{min(each):,.0f}-{max(each):,.0f}", traffic[name]
-        print(f"{name:<28}{median(each):>12,.0f}{extent:>20}{asked.requests_a_sample:>18}{asked.bytes_a_sample:>14,}")
-
+main = program(run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Measure what each switch of training does to a step: `trainer compare` of every pair of configs/compare, as a table.
+"""Measure what each switch of training does to a step: `trainer compare` of pairs of configs/compare, as a table.
 
 The cache, a Gemma 3 of random weights and texts of different lengths are made for it. The sides of a pair take turns on
 the same batches, each in a process of its own; parallel runs on two ranks. `--pairs` chooses among the pairs.
@@ -14,20 +14,17 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from benchmarks.options import parser_with, positive_int
-from benchmarks.record import print_record
+from benchmarks.harness import ROOT, parser_with, positive_int, print_record, program
 from benchmarks.train_step import WORDS, conversation, save_model
-from cache_store.program.running import run_program
 from tests.make_cache import make_cache
-from trainer.insight.compare import Comparison, read_config, take_turns
+from trainer.insight.compare import read_config, take_turns
 
-CONFIGS = Path(__file__).parent.parent / "configs" / "compare"
+CONFIGS = ROOT / "configs" / "compare"
 
 PAIRS = {
     "checkpointing: selective": ("checkpointing-none", "checkpointing-selective"),
     "checkpointing: full": ("checkpointing-none", "checkpointing-full"),
     "loss_chunk": ("loss-whole", "loss-chunked"),
-    "group_lengths": ("lengths-mixed", "lengths-grouped"),
     "fit_memory": ("passes-one-sample", "passes-fitted"),
     "attention": ("attention-math", "attention-auto"),
     "reconstruction: every 4": ("reconstruction-none", "reconstruction-every-4"),
@@ -49,32 +46,32 @@ COMPILED = ("compile: layers", "compile: whole")
 PACKAGES = ("torch", "transformers", "encode-once")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_program("benchmarks.switches", run, argv)
-
-
 def run(argv: Sequence[str]) -> int:
-    parser = parser_with(__doc__, batch_size=8, height=64, width=64)
-    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=[each for each in PAIRS if each not in COMPILED])
-    parser.add_argument("--model-width", type=positive_int, default=256)
-    parser.add_argument("--layers", type=positive_int, default=6)
-    parser.add_argument("--vocabulary", type=positive_int, default=8_192)
-    parser.add_argument("--samples", type=positive_int, default=512)
-    parser.add_argument("--steps", type=positive_int, default=50, help="steps of each side, in five turns")
-    options = parser.parse_args(argv)
+    options = option_parser().parse_args(argv)
     found = {}
-    print(
-        "| switch | A, B (seconds a step) | speed-up (95 %) | peak memory | losses differ by |\n" + "| --- " * 5 + "|"
-    )
+    print("| A, B | seconds a step | speed-up (95 %) | peak memory | losses differ by |\n" + "| --- " * 5 + "|")
     with tempfile.TemporaryDirectory(prefix="switches-") as name:
         base = make_inputs(Path(name), options)
         for pair in options.pairs:
             configs = [read_config(str(CONFIGS / f"{side}.yaml"), str(base)) for side in PAIRS[pair]]
-            _, compared = take_turns(configs, options.steps, RANKS.get(pair, 1))
-            found[pair] = asdict(compared)
-            print(row(pair, compared), flush=True)
-    print_record("switches", PACKAGES, settings=vars(options), pairs=found)
+            _, each = take_turns(configs, options.steps, RANKS.get(pair, 1))
+            losses = "other batches" if each.max_loss_delta is None else f"{each.max_loss_delta:.2g}"
+            print(
+                f"| {', '.join(PAIRS[pair])} | {each.step_s[0]:.3f}, {each.step_s[1]:.3f} | {each.speedup:.2f} "
+                f"({each.low:.2f} to {each.high:.2f}) | {each.memory_ratio:.2f} | {losses} |",
+                flush=True,
+            )
+            found[pair] = asdict(each)
+    print_record(options, PACKAGES, pairs=found)
     return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = parser_with(__doc__, "layers", samples=512, batch_size=8, height=64, width=64, vocabulary=8_192)
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=[each for each in PAIRS if each not in COMPILED])
+    parser.add_argument("--model-width", type=positive_int, default=256)
+    parser.add_argument("--steps", type=positive_int, default=50, help="steps of each side, in five turns")
+    return parser
 
 
 def make_inputs(folder: Path, options: argparse.Namespace) -> Path:
@@ -97,15 +94,7 @@ def make_inputs(folder: Path, options: argparse.Namespace) -> Path:
     return file
 
 
-def row(pair: str, found: Comparison) -> str:
-    a, b = PAIRS[pair]
-    (a_s, b_s), delta = found.step_s, found.max_loss_delta
-    losses = "other batches" if delta is None else f"{delta:.2g}"
-    return (
-        f"| {a}, {b} | {a_s:.3f}, {b_s:.3f} | {found.speedup:.2f} ({found.low:.2f} to {found.high:.2f}) | "
-        f"{found.memory_ratio:.2f} | {losses} |"
-    )
-
+main = program(run)
 
 if __name__ == "__main__":
     sys.exit(main())

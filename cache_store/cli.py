@@ -1,12 +1,11 @@
-"""`cache-store`: inspect, verify, convert and copy caches, on any machine, without torch."""
+"""`cache-store`: inspect, verify and copy caches, on any machine, without torch."""
 
 from typing import Any
 
 import msgspec
 
 from cache_store.cache.info import describe
-from cache_store.copy.convert import ConvertConfig, run_convert
-from cache_store.copy.copy import run_copy
+from cache_store.copy.copy import CopyConfig, run_copy
 from cache_store.gallery.command import GalleryConfig, print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.command import VerifyConfig, run_verify
@@ -19,10 +18,10 @@ EXAMPLES = """\
   cache-store verify data/cc3m --level deep     each sample too
   cache-store verify data/cc3m --subset 3/20    every byte of one slice a night
   cache-store gallery data/cc3m -o cc3m.html    look at it
-  cache-store convert data/cc3m data/tars --format webdataset
   cache-store copy data/cc3m s3://bucket/cc3m
+  cache-store copy data/cc3m data/tars --format webdataset
 """
-CONVERTED = {"cache": "The source cache; only read.", "out": "The new cache: a folder, created if missing, or a URL."}
+COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
 
 
 def info_command(arguments: Any) -> int:
@@ -43,14 +42,12 @@ def verify_command(arguments: Any) -> int:
     return run_verify(arguments.cache, arguments.config)
 
 
-def convert_command(arguments: Any) -> int:
-    """Convert a cache to the other format or to another codec and check every latent; run it again to resume."""
-    return run_convert(arguments.cache, arguments.out, arguments.config)
-
-
 def copy_command(arguments: Any) -> int:
-    """Copy a cache to another place, a folder or a URL, checking every file on both sides; run again to resume."""
-    return run_copy(arguments.cache, arguments.out)
+    """Copy a cache to another place, or into another form or codec, checked on both sides; run again to resume.
+
+    Without options, the copy has the same bytes; with them, the same samples.
+    """
+    return run_copy(arguments.cache, arguments.out, arguments.config)
 
 
 def gallery_command(arguments: Any) -> int:
@@ -64,8 +61,7 @@ def gallery_command(arguments: Any) -> int:
 COMMANDS = {
     "info": Command(info_command, operands=CACHE, options={"--json": "Print all of it as JSON."}),
     "verify": Command(verify_command, VerifyConfig, CACHE),
-    "convert": Command(convert_command, ConvertConfig, CONVERTED),
-    "copy": Command(copy_command, operands=CONVERTED),
+    "copy": Command(copy_command, CopyConfig, COPIED),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),
 }
 

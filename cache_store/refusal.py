@@ -23,8 +23,8 @@ DIGEST_SHOWN = 12
 
 ABSENT = "absent"
 
-MADE_BY = "`precompute build`, `cache-store convert` or `cache-store copy` that made the cache"
-"""The message names all three because a cache does not record which one made it: their bytes are equal."""
+MADE_BY = "`precompute build` or `cache-store copy` that made the cache"
+"""The message names both because a cache does not record which one made it: their bytes are equal."""
 
 SEALED_BY = f"{MADE_BY} (if it was built in ranks: `precompute seal`)"
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "extend": "precompute build --config {scene}/grown.yaml --cache {cache} --extend",
     "retry": "precompute build --config {scene}/mended.yaml --cache {cache} --retry-rejected",
     "repair": "precompute repair {cache} --shards 0",
-    "convert": "cache-store convert {scene}/before {cache} --format {other}",
+    "copy": "cache-store copy {scene}/before {cache} --format {other}",
 }
 BEFORE = {"extend": "before", "retry": "before", "repair": "damaged"}
 """The cache from which each command starts."""

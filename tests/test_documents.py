@@ -101,7 +101,7 @@ def test_help_fits_the_terminal_without_python_types_or_repeats(program, command
     ("program", "command", "line"),
     [
         ("cache-store", "", "usage: cache-store COMMAND [options]"),
-        ("cache-store", "convert", "usage: cache-store convert CACHE OUT [options]"),
+        ("cache-store", "copy", "usage: cache-store copy CACHE OUT [options]"),
         ("cache-store", "verify", "--level {quick,full,deep} quick: records"),
         ("precompute", "build", "usage: precompute build [--config FILE] [options]"),
         ("precompute", "build", "--source.kind {llava,folder,webdataset,parquet,cache} llava: a chat.json"),

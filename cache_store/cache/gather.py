@@ -6,7 +6,7 @@ installed. Which one is fastest depends on the processor (prefetching takes 0.8 
 on another) and on the batch, so they are timed on real batches and the fastest is kept.
 
 Rows that are not in memory are another matter: then the whole batch is requested from the disk before it is copied,
-which is several times as fast (`benchmarks/cold.py`).
+which is several times as fast.
 """
 
 import ctypes

@@ -1,113 +1,189 @@
-"""`cache-store copy`: copy a cache to another place; each file is checked when it is read and after it is written.
+"""`cache-store copy`: copy a cache to another place, byte for byte or into another form or codec.
 
-Shards are copied several at a time, each with its commit record last; the seal is copied after all of them. A stopped
-copy resumes where it was, and is an unfinished cache until then.
+Each file is checked when it is read and after it is written; in another form or codec, each sample. Shards are written
+with their commit record last, and the seal after all of them. A stopped copy resumes where it was, and is an unfinished
+cache until then.
 """
 
 import hashlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from cache_store.cache.metadata import has_cache, metadata_of, read_spec, refuse_foreign_place, stored_sha256
+from cache_store.cache.commit import make_seal
+from cache_store.cache.metadata import metadata_of, read_build, read_spec, refuse_foreign_place, stored_sha256
 from cache_store.cache.reader import open_cache
-from cache_store.cache.survey import size_problem, survey_records
-from cache_store.copy.convert import Copied, put_unless_equal, refuse_overlap
-from cache_store.errors import CacheError
+from cache_store.cache.survey import Survey, size_problem, survey_records
+from cache_store.copy.new_form import CacheAt, NewForm
+from cache_store.errors import CacheError, ConfigError
+from cache_store.format.array import CodecName
+from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
-from cache_store.format.record import canonical_json
-from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
+from cache_store.format.record import canonical_json, sign
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec, StoreFormat
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import Difference, counted, refuse
+from cache_store.refusal import counted, differences_between, refuse
 from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.verify import clear_leftovers, verify
 
 COPIED_AT_ONCE = 8
-"""Shards copied at the same time: over a network, each mostly waits for answers."""
+"""Shards copied byte for byte at the same time: over a network, each mostly waits for answers."""
 
 READ_BYTES = 1 << 20
 
+CopyShard = Callable[[CommitRecord], tuple[CommitRecord, bool]]
+"""Copies a shard unless it is there; returns the copy's record, and whether the shard was copied now."""
 
-def run_copy(cache: str, out: str) -> int:
+
+@dataclass(frozen=True, kw_only=True)
+class CopyConfig:
+    """The form of the copy."""
+
+    format: StoreFormat | None = None
+    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard. Default: the cache's own."""
+    codec: CodecName | None = None
+    """Codec of the copy's samples; by default that of the cache, or none for tars, which support no other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """The result of a copy: the seal of the copy, and the numbers of shards copied now and already there."""
+
+    seal: Seal
+    shards: int
+    kept: int
+    is_new_form: bool
+
+
+def run_copy(cache: str, out: str, config: CopyConfig) -> int:
     with progress_bar(total=read_spec(cache).num_shards, desc="copy", unit="shard", delay=0.5) as bar:
-        done = copy(cache, out, bar.update)
-    kept = f"; {done.kept:,} were already there, with the same records" if done.kept else ""
-    print(f"copied {counted(done.shards, 'shard')}, each file checked as it was read and read back{kept}")
-    print(f"sealed {out}: {counted(done.seal.cached, 'sample')}, cache identity {done.seal.identity}")
+        done = copy(cache, out, config, bar.update)
+    checked = "sample" if done.is_new_form else "file"
+    kept = f"; {done.kept:,} were already there, with matching records" if done.kept else ""
+    print(f"copied {counted(done.shards, 'shard')}, each {checked} checked as it was read and read back{kept}")
+    size = f"{counted(done.seal.cached, 'sample')}, {done.seal.array.bytes:,} bytes"
+    print(f"sealed {out}: {size}, cache identity {done.seal.identity}")
     print(f"next: cache-store verify {shlex.quote(out)} --level full")
     return 0
 
 
-def copy(root: Address, out: Address, progress: Callable[[int], object] = lambda shards: None) -> Copied:
+def copy(root: Address, out: Address, config: CopyConfig, progress: Callable[[int], object]) -> Copied:
     """Copy the sealed cache `root` to `out`; `progress` gets the number of shards done.
 
-    Raises ConfigError for a wrong place, CacheError for a damaged source or a copy that does not read back as it was
-    written, and StaleError for an unfinished source or if `out` holds another cache.
+    Raises ConfigError for a wrong place or a form that cannot hold the array, CacheError for a damaged source or a copy
+    that does not read back as it was written, and StaleError for an unfinished source or if `out` holds another cache.
     """
-    from_store, target = open_store(root), open_store(out)
-    refuse_overlap(from_store, target)
-    seal, spec = open_cache(from_store).seal, read_spec(from_store)
+    from_store, to_store = open_store(root), open_store(out)
+    refuse_overlap(from_store, to_store)
+    source_seal = open_cache(from_store).seal
     verify(from_store, "quick").raise_if_damaged()
-    refuse_foreign_place(target, "OUT")
-    refuse_other_copy(target, spec, seal)
-    with target.claim():
-        copy_file(from_store, target, target, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
-        put_checked(target, BUILD_FILE, from_store.read(BUILD_FILE))
-        for name, data in metadata_of(spec):
-            put_checked(target, name, data)
-        copied = copy_shards(from_store, target, seal, progress)
-        clear_leftovers(target, spec)
-        put_checked(target, SEAL_FILE, from_store.read(SEAL_FILE))
-    return Copied(seal=seal, shards=copied, kept=spec.num_shards - copied)
+    source = CacheAt(from_store, read_spec(from_store))
+    target = CacheAt(to_store, spec_of_copy(source.spec, config))
+    is_new_form = target.spec != source.spec
+    refuse_foreign_place(to_store, "OUT")
+    records, there = survey_records(from_store).records, survey_records(to_store)
+    refuse_other_cache(there, target.spec, records, None if is_new_form else source_seal)
+    with to_store.claim():
+        put_checked(to_store, BUILD_FILE, build_of_copy(source, target) if is_new_form else from_store.read(BUILD_FILE))
+        listing = with_listing(to_store)
+        copy_file(from_store, to_store, listing, msgspec.structs.replace(source_seal.plan_file, path=PLAN_FILE))
+        for name, data in metadata_of(target.spec):
+            put_checked(to_store, name, data)
+        if is_new_form:
+            copied = copy_shards(records, NewForm(source, target, there.shards), 1, progress)
+            seal = seal_of_copy(target.spec, [record.content for record, _ in copied], source_seal)
+        else:
+            copied = copy_shards(records, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
+            seal = source_seal
+        clear_leftovers(to_store, target.spec)
+        put_checked(to_store, SEAL_FILE, canonical_json(seal) if is_new_form else from_store.read(SEAL_FILE))
+    shards = sum(is_copied for _, is_copied in copied)
+    return Copied(seal=seal, shards=shards, kept=len(copied) - shards, is_new_form=is_new_form)
 
 
-def refuse_other_copy(target: Store, spec: Spec, seal: Seal) -> None:
-    """Raise StaleError if the target holds another cache, so that a copy of this one cannot resume there."""
-    if not has_cache(target):
-        return
-    survey = survey_records(target)
-    pairs = {"spec digest": (survey.spec.value and survey.spec.value.digest, spec.digest)}
-    if survey.seal.value:
-        pairs["cache identity"] = (survey.seal.value.identity, seal.identity)
-    others = [shard for shard, record in sorted(survey.records.items()) if not seal.holds(shard, record.content)]
-    differing = [Difference(name, str(found), now) for name, (found, now) in pairs.items() if found not in (None, now)]
-    if others and not differing:
-        digest = survey.records[others[0]].content.digest
-        differing = [Difference(f"shard {others[0]}", digest, seal.commits[others[0]])]
-    if differing:
-        refuse(f"{target} holds another cache", differing, ["name another place for OUT; this one is untouched"])
+def refuse_overlap(root: Store, out: Store) -> None:
+    if root.contains(out):
+        raise ConfigError(f"OUT: {out} lies inside the cache {root}, which must not change; name another folder")
+    if out.contains(root):
+        raise ConfigError(f"OUT: {out} contains the cache {root}; name another folder")
 
 
-def copy_shards(from_store: Store, target: Store, seal: Seal, progress: Callable[[int], object]) -> int:
-    """Copy the missing shards and return their number; after an error, shards being copied are finished first."""
-    records, there = survey_records(from_store).records, with_listing(target)
-    with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
+def spec_of_copy(spec: Spec, config: CopyConfig) -> Spec:
+    """Make the spec of the copy; ConfigError if its form cannot hold the array."""
+    form = config.format or spec.store_format
+    codec = config.codec or ("none" if form == "webdataset" else spec.array.codec)
+    if problem := FORMATS[form].unsupported(spec.array.dtype, codec):
+        given = f"--format {form}" if config.format else f"--codec {codec} of a cache in format {form}"
+        raise ConfigError(f"{given}: {problem}")
+    array = msgspec.structs.replace(spec.array, codec=codec)
+    return msgspec.structs.replace(spec, store_format=form, array=array)
+
+
+def refuse_other_cache(there: Survey, spec: Spec, records: Mapping[int, CommitRecord], sealed: Seal | None) -> None:
+    """Raise StaleError if the target holds another cache, so that this copy cannot resume there.
+
+    `sealed` is the seal of a copy byte for byte; in a new form, shards may differ from the source's in their files.
+    """
+
+    def content(record: CommitRecord | None) -> Any:
+        held = msgspec.to_builtins(record and record.content)
+        return {**held, "files": None, "recipe": None} if held and not sealed else held
+
+    pairs: list[tuple[str, Any, Any]] = []
+    if there.spec.value:
+        pairs.append(("spec", msgspec.to_builtins(there.spec.value), msgspec.to_builtins(spec)))
+    if there.seal.value and sealed:
+        pairs.append(("cache identity", there.seal.value.identity, sealed.identity))
+    pairs += [(f"shard {shard}", content(each), content(records.get(shard))) for shard, each in there.records.items()]
+    for name, found, expected in pairs:
+        if differing := differences_between({name: found}, {name: expected}):
+            refuse(
+                f"{there.store} holds another cache", differing, ["name another place for OUT; this one is untouched"]
+            )
+
+
+def build_of_copy(source: CacheAt, target: CacheAt) -> bytes:
+    """Make the copy's build record, with its own form and codec, so that a repair builds these."""
+    record = read_build(source.store)
+    config = dict(record.config)
+    if "store" in config:
+        form = {"format": target.spec.store_format, "codec": target.spec.array.codec}
+        config["store"] = {**config["store"], **form}
+    return canonical_json(sign(msgspec.structs.replace(record, config=config)))
+
+
+def copy_shards(
+    records: Mapping[int, CommitRecord], copy_one: CopyShard, at_once: int, progress: Callable[[int], object]
+) -> list[tuple[CommitRecord, bool]]:
+    """Copy shards, `at_once` at a time; after an error, shards being copied are finished first."""
+    with ThreadPoolExecutor(at_once) as pool:
         try:
-            copied = [
-                pool.submit(copy_shard, from_store, target, there, record) for _, record in sorted(records.items())
-            ]
+            copied = [pool.submit(copy_one, record) for _, record in sorted(records.items())]
             for done in as_completed(copied):
                 done.result()
                 progress(1)
-            return sum(each.result() for each in copied)
+            return [each.result() for each in copied]
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def copy_shard(from_store: Store, target: Store, there: Store, record: CommitRecord) -> bool:
-    """Copy a shard unless it is complete; return whether it was copied. `there` lists the target as it was before."""
+def copy_shard(from_store: Store, target: Store, there: Store, record: CommitRecord) -> tuple[CommitRecord, bool]:
+    """Copy a shard's files unless it is complete. `there` lists the target as it was before."""
     name, files = commit_file(record.content.shard), record.content.files
     data = canonical_json(record)
     if there.has(name):
         if target.read(name) == data and not any(size_problem(there, file) for file in files):
-            return False
+            return record, False
         target.delete(name)  # first: a record says that its files are complete
     for file in files:
         copy_file(from_store, target, there, file)
     put_checked(target, name, data)
-    return True
+    return record, True
 
 
 def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) -> None:
@@ -131,7 +207,15 @@ def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) 
 
 
 def put_checked(target: Store, name: str, data: bytes) -> None:
-    """Write a small file and check it by reading it back."""
-    put_unless_equal(target, name, data)
-    if target.read(name) != data:
-        raise CacheError(f"{target.where(name)} does not read back as it was written; run the same command again")
+    """Write a small file unless it is there, and check it by reading it back."""
+    if not target.has(name) or target.read(name) != data:
+        target.put_whole(name, data)
+        if target.read(name) != data:
+            raise CacheError(f"{target.where(name)} does not read back as it was written; run the same command again")
+
+
+def seal_of_copy(spec: Spec, contents: list[CommitContent], source_seal: Seal) -> Seal:
+    """Make the seal of a copy in a new form, with the statistics copied: another machine would round them otherwise."""
+    seal = make_seal(spec, contents, source_seal.plan_file)
+    array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
+    return sign(msgspec.structs.replace(seal, array=array))

@@ -16,7 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
@@ -272,8 +272,11 @@ def layout(image: ImageRecipe) -> str:
 
 
 def page_template(package: str, name: str) -> Template:
-    """Make a page's template, which escapes every value."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    """Make a page's template, which escapes every value; it includes `head.html`, the style of all pages."""
+    shared = PackageLoader("cache_store.gallery", "")
+    environment = Environment(
+        loader=shared, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters.update(short=shorten_text, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
     return environment.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
 

@@ -29,20 +29,16 @@ def test_torchrun_and_ray_in_a_store_give_the_same_after_a_kill(capsys, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--ways", "store-one-process"], "nothing to compare: store-one-process: no --url names an object store"),
-        (["--kills=-1"], "argument --kills: must be a whole number of at least 1, got -1"),
-    ],
+    ("options", "named"), [(["--ways", "store-one-process"], "--url"), (["--kills=-1"], "--kills")]
 )
-def test_a_comparison_of_nothing_is_refused(capsys, options, message):
+def test_a_comparison_of_nothing_is_refused(capsys, options, named):
     assert identities.main(options) == 2
-    assert capsys.readouterr().err.startswith(f"benchmarks.identities: error: {message}\n")
+    message = capsys.readouterr().err
+    assert message.startswith("benchmarks.identities: error: ")
+    assert named in message
 
 
 def test_a_wrong_option_names_the_command_as_typed(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/clone/benchmarks/identities.py"])
     assert identities.main(["--nope"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "\nbenchmarks.identities: run `python -m benchmarks.identities --help` for usage\n"
-    )
+    assert "`python -m benchmarks.identities --help`" in capsys.readouterr().err

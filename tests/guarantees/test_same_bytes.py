@@ -136,14 +136,14 @@ def elsewhere(request, caches, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_converted_caches_have_the_bytes_of_built_ones(scenes, caches, elsewhere, run, form):
-    """From and to any place; converted back, they have their first bytes."""
+def test_copies_in_another_form_have_the_bytes_of_built_caches(scenes, caches, elsewhere, run, form):
+    """From and to any place; copied back, they have their first bytes."""
     here, (other,) = caches.below("cache"), {*FORMS} - {form}
     here.mirror(Folder(scenes(form) / "before"))
     built = Folder(scenes(other) / "before").timeless() | {"build.json": b""}
-    run("cache-store", "convert", here.address, elsewhere.address, "--format", other)
+    run("cache-store", "copy", here.address, elsewhere.address, "--format", other)
     assert elsewhere.timeless() | {"build.json": b""} == built
-    run("cache-store", "convert", elsewhere.address, caches.below("back").address, "--format", form)
+    run("cache-store", "copy", elsewhere.address, caches.below("back").address, "--format", form)
     assert caches.below("back").timeless() == here.timeless()
 
 

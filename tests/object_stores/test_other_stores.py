@@ -32,7 +32,7 @@ def test_a_build_and_ranks_write_the_bytes_of_the_cache_in_a_folder(scene, objec
 
 
 @IN_OTHER_STORES
-def test_a_cache_is_read_copied_mended_and_converted(scene, url, objects, run, tmp_path, ministack, monkeypatch):
+def test_a_cache_is_read_copied_and_mended(scene, url, objects, run, tmp_path, ministack, monkeypatch):
     """It is copied from a folder to S3, to the store, and back to a folder."""
     for name, value in environment(ministack.endpoint).items():
         monkeypatch.setenv(name, value)
@@ -49,8 +49,8 @@ def test_a_cache_is_read_copied_mended_and_converted(scene, url, objects, run, t
     assert SHARD in run(f"cache-store verify {url} --level full", code=1)
     run(f"precompute repair {url} --shards 1")
     assert objects.timeless() == whole.timeless()
-    run(f"cache-store convert {url} {url}-tars --format webdataset")
-    run(f"cache-store convert {url}-tars {url}-again --format zarr")
+    run(f"cache-store copy {url} {url}-tars --format webdataset")
+    run(f"cache-store copy {url}-tars {url}-again --format zarr")
     assert "sound (deep): 2 shards" in run(f"cache-store verify {url}-again --level deep")
 
 

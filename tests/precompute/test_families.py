@@ -1,4 +1,4 @@
-"""Caches of VAEs and vision towers go the whole way: build, verify, repair, convert, audit, look, join."""
+"""Caches of VAEs and vision towers go the whole way: build, verify, repair, copy, audit, look, join."""
 
 import io
 from collections.abc import Callable
@@ -114,8 +114,8 @@ def test_a_tower_joins_a_vaes_cache_of_the_same_plan(built, gemma):
     np.testing.assert_array_equal(read["tower"], open_cache(built.folder / "tower").read(numbers))
 
 
-def repair_and_convert(project: Project) -> None:
-    """Damage and lose files of a cache with samples [token, feature]; repair, convert and copy it bit by bit."""
+def repair_and_copy(project: Project) -> None:
+    """Damage and lose files of a cache with samples [token, feature]; repair and copy it bit by bit."""
     tars, back, copy = (project.folder / name for name in ("tars", "back", "copy"))
     with project.same_in_the_end():
         flip(project.cache / "latents/c/1/0/0")
@@ -125,15 +125,15 @@ def repair_and_convert(project: Project) -> None:
             project.repair("--report", project.report())
         project.lose("zarr.json", "latents/zarr.json")
         project.build("--check-sources")
-    project.run(cache_store, "convert", project.cache, tars, "--format", "webdataset")
-    project.run(cache_store, "convert", tars, back, "--format", "zarr")
+    project.run(cache_store, "copy", project.cache, tars, "--format", "webdataset")
+    project.run(cache_store, "copy", tars, back, "--format", "zarr")
     project.run(cache_store, "copy", back, copy)
     assert timeless_files(back) == timeless_files(copy) == project.files()
     assert not verify(tars, "deep").findings
 
 
-def test_a_damaged_tower_is_repaired_and_converted_bit_by_bit(tower):
-    repair_and_convert(tower)
+def test_a_damaged_tower_is_repaired_and_copied_bit_by_bit(tower):
+    repair_and_copy(tower)
 
 
 def test_a_tower_is_audited_and_shown_without_pictures_of_samples(tower):

@@ -81,7 +81,7 @@ def test_every_file_of_a_cache_is_reached_through_its_store(tmp_path, vae_path, 
         assert precompute(["repair", str(cache), "--shards", "[0]"]) == 0
         assert cache_store(["info", str(cache)]) == 0
         assert cache_store(["gallery", str(cache), "-o", str(tmp_path / "page.html")]) == 0
-        assert cache_store(["convert", str(cache), str(copy), "--format", "webdataset"]) == 0
+        assert cache_store(["copy", str(cache), str(copy), "--format", "webdataset"]) == 0
         assert precompute(["audit", str(cache), "--samples", "2"]) == 0
         opened = open_cache(cache)
         opened.read(np.arange(len(opened)))

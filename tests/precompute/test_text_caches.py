@@ -1,4 +1,4 @@
-"""A text encoder's cache goes the whole way: build, verify, repair, convert, audit, look, join, train."""
+"""A text encoder's cache goes the whole way: build, verify, repair, copy, audit, look, join, train."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.precompute.conftest import SAMPLES, Project, timeless_files
 from tests.precompute.encoders.loading import load
 from tests.precompute.encoders.test_text_encoder import encoded
 from tests.precompute.encoders.text_models import FEATURES, save_text_encoder
-from tests.precompute.test_families import repair_and_convert
+from tests.precompute.test_families import repair_and_copy
 from trainer import LatentStream
 
 TOKENS = 16
@@ -138,8 +138,8 @@ def test_samples_tables_of_texts_count_tokens(texts):
         assert each in said
 
 
-def test_a_damaged_cache_of_texts_is_repaired_and_converted_bit_by_bit(texts):
-    repair_and_convert(texts)
+def test_a_damaged_cache_of_texts_is_repaired_and_copied_bit_by_bit(texts):
+    repair_and_copy(texts)
 
 
 def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts, forked_workers):

@@ -1,8 +1,7 @@
-"""Get the answers that `trainer generate` reports, and those of the code on an exported model card."""
+"""Get the answers that `trainer generate` reports, and those of an exported folder's own code."""
 
-import contextlib
 import json
-import re
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,27 +31,19 @@ def reported(place: Path, report: Path, *options: str) -> list[dict[str, Any]]:
 
 
 def export_and_ask(config: TrainConfig, home: Path, rows: Sequence[int] = (1, 8)) -> str:
-    """Export a run; assert that the code on its card projects and answers as the program does; return the card.
-
-    The code imports nothing of ours; only the language model's place has to be filled in.
-    """
+    """Export a run; assert that its own code projects and answers as the program does; return the card."""
     folder, model = home / "exported", config.model.language_model
     assert main(["export", str(config.run.folder), str(folder)]) == 0
     ask = [f"--rows={','.join(map(str, rows))}", "--prompt=what is this", "--max_tokens=8"]
     ask += [f"--caches={json.dumps(config.towers)}", f"--language_model={model}"]
     expected = [each["answer"] for each in reported(folder, home / "report.json", *ask)]
-    card = (folder / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    assert len(code.splitlines()) < 55
-    assert not re.search("trainer|cache_store|encode_once", code)
-    names: dict[str, Any] = {}
-    with contextlib.chdir(folder):
-        exec(code.replace(f"./{Path(model).name}", model), names)
+    alone = runpy.run_path(str(folder / "projector.py"))
+    projector, answerer = alone["ExportedProjector"](folder), alone["Answerer"](folder, model)
     cache = open_joined(config.towers)
     read = as_tensors(cache.read(sample_numbers(cache, rows)))
     for place, answer in enumerate(expected):
         samples = {name: each[[place]] for name, each in read.items()}
         given = samples if len(samples) > 1 else samples.popitem()[1]
-        assert torch.allclose(names["project"](given), load_projector(folder)(given), atol=1e-5)
-        assert names["answer"](given, "what is this", 8) == answer
-    return card
+        assert torch.allclose(projector(given), load_projector(folder)(given), atol=1e-5)
+        assert answerer(given, "what is this", 8) == answer
+    return (folder / "README.md").read_text()

@@ -1,6 +1,7 @@
-"""The model card: what the projector reads, how well it learned, and code that uses it without this program."""
+"""The model card: what the projector reads, how well it learned, and how to use it, without this program too."""
 
 import io
+import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trainer.export.code import standalone_code
+from trainer.export.standalone import token_kinds
 from trainer.model.config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, Tower
 from trainer.run.folder import read_records
@@ -69,7 +70,7 @@ def by_axis(values: dict[int, float]) -> tuple[list[int], list[float]]:
     return list(values), list(values.values())
 
 
-CURVE_FILE = "curve.png"
+CURVE_FILE, STANDALONE_FILE = "curve.png", "projector.py"
 
 
 def model_card(config: ProjectorConfig, run: dict[str, Any] | None, figures: Figures | None) -> str:
@@ -143,24 +144,29 @@ def input_tables(config: ProjectorConfig) -> str:
 
 
 def standalone_section(config: ProjectorConfig) -> str:
-    """Return code that runs without this program, or a sentence that says why there is none."""
-    if (code := standalone_code(config)) is None:
-        return (
-            "Without encode-once, more code is needed: the tokens of an image attend to each other, which takes "
-            "attention masks."
-        )
-    samples = (
-        f"{samples_word(config.tower)} as the encoder gives them"
-        if has_one_tower(config)
-        else "samples as the encoders give them, by tower"
-    )
-    named = "latents" if has_one_tower(config) else "{" + ", ".join(f'"{each.name}": …' for each in config.towers) + "}"
-    return (
-        f"Without encode-once, from {samples}, for one image "
-        '(`precompute.encode_images.encode_images(cache, ["photo.jpg"])` '
-        f"of encode-once makes them from a picture):\n\n```python\n{code}```\n\n"
-        f'Then `print(answer({named}, "What is this?"))`, where each is a tensor [1, …] in the shape named above.'
-    )
+    """Return code that runs without this program."""
+    samples, given = samples_word(config.tower) if has_one_tower(config) else "samples", "a tensor [N, …]"
+    if not has_one_tower(config):
+        given = "a mapping of " + " and ".join(f"`{tower.name}`" for tower in config.towers) + f", each {given}"
+    num_tokens, width = sum(tower.tokens for tower in config.towers), config.language_model.width
+    code = f"""\
+from projector import Answerer, ExportedProjector
+
+tokens = ExportedProjector(".")({samples})  # [N, {num_tokens}, {width}], for the language model's inputs_embeds
+print(Answerer(".")({samples}, "What is this?"))  # about one image
+"""
+    needs = "torch and safetensors, and for answers transformers"
+    if token_kinds(json.loads(config.as_json)) is None:
+        code = code.replace("Answerer, ", "").rpartition("print")[0]
+        needs = "torch and safetensors. Answers need encode-once: an image's tokens attend to each other"
+    return f"""\
+Without encode-once, `{STANDALONE_FILE}` needs {needs}:
+
+```python
+{code}```
+
+`{samples}` is {given} in the shape named above, as the encoder gives it;
+`precompute.encode_images.encode_images(cache, ["photo.jpg"])` of encode-once makes it from a picture."""
 
 
 def is_hub_id(name: str) -> bool:

@@ -13,7 +13,8 @@ from cache_store.program.output_file import refuse_inside
 from cache_store.refusal import counted
 from cache_store.storage.files import refuse_foreign_names
 from trainer.config import views_of_run
-from trainer.export.card import CURVE_FILE, draw_curve, is_hub_id, model_card, read_figures
+from trainer.export import standalone
+from trainer.export.card import CURVE_FILE, STANDALONE_FILE, draw_curve, is_hub_id, model_card, read_figures
 from trainer.model.pretrained import first_line
 from trainer.model.projector_file import (
     CONFIG_FILE,
@@ -83,6 +84,7 @@ def write_export(projector: TrainedProjector, folder: Path, run: dict[str, Any] 
         PROJECTOR_FILE: projector_bytes(projector, config),
         CONFIG_FILE: config.as_json,
         CARD_FILE: model_card(config, run, figures).encode(),
+        STANDALONE_FILE: Path(standalone.__file__).read_bytes(),
     }
     if figures is not None:
         files[CURVE_FILE] = draw_curve(figures)

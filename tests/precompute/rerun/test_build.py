@@ -61,13 +61,13 @@ def test_rejects_do_not_move_their_neighbours(built):
 
 
 def test_images_of_broken_exif_are_cached_and_counted(project):
-    """The count is the whole cache's, whichever run built the shards, also after a conversion."""
+    """The count is the whole cache's, whichever run built the shards, also in a copy of another form."""
     no_exif = save(Image.open(io.BytesIO(image_bytes(2))), "PNG", exif=bytes(8))
     project.has(sample_002=no_exif, sample_003=no_exif, sample_015=no_exif)
     said = "broken EXIF in 3 cached images, not turned"
     assert said in project.build()
     assert said in project.build()
-    project.run(cache_store, "convert", project.cache, project.folder / "tars", "--format", "webdataset")
+    project.run(cache_store, "copy", project.cache, project.folder / "tars", "--format", "webdataset")
     for cache in (project.cache, project.folder / "tars"):
         assert "broken EXIF     3 cached images, not turned" in project.run(cache_store, "info", cache)
         assert not verify(cache, "deep").findings
@@ -86,10 +86,10 @@ def test_the_threads_that_torch_was_given_change_no_byte(built, threads):
 
 
 def test_tars_hold_the_latents_of_a_zarr_build(built):
-    """The Zarr build converts to the same tars; a rejected sample has no member."""
+    """A copy of the Zarr build as tars has the same; a rejected sample has no member."""
     built.build(name="tars", store__format="webdataset")
     tars, names = built.folder / "tars", list[str]()
-    built.run(cache_store, "convert", built.cache, built.folder / "converted", "--format", "webdataset")
+    built.run(cache_store, "copy", built.cache, built.folder / "converted", "--format", "webdataset")
     assert timeless_files(built.folder / "converted") == timeless_files(tars)
     numbers = np.arange(len(GOOD))
     np.testing.assert_array_equal(open_cache(tars).read(numbers), open_cache(built.cache).read(numbers), strict=True)

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,7 +16,9 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
+from cache_store import open_cache
 from tests.trainer.answers import export_and_ask, filled
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import metrics, train_alone
@@ -25,7 +28,7 @@ from trainer.config import TrainConfig
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 
-FILES = ["README.md", CONFIG_FILE, "curve.png", PROJECTOR_FILE]
+FILES = ["README.md", CONFIG_FILE, "curve.png", "projector.py", PROJECTOR_FILE]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +44,33 @@ def exported(place: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("shape", ["linear", "mlp", "mlp_gelu"])
 @pytest.mark.parametrize("layout", ["spatial", "channel"])
-def test_the_code_on_the_card_says_what_generate_says(configured, tmp_path, layout, shape):
+def test_the_exported_code_says_what_generate_says(configured, tmp_path, layout, shape):
     config = train_alone(configured(max_steps=2, layout=layout, projector=shape))
-    card = export_and_ask(config, tmp_path)
-    assert '`print(answer(latents, "What is this?"))`' in card
-    style = Path(__file__).parents[3] / "ruff.toml"
-    subprocess.run([sys.executable, "-m", "ruff", "format", "--check", "--config", style, tmp_path], check=True)
+    assert "print(Answerer(" in export_and_ask(config, tmp_path)
+
+
+ALONE = """
+import sys
+from safetensors.torch import load_file, save_file
+latents = load_file("latents.safetensors")["latents"]
+sys.path.insert(0, ".")
+CODE
+assert not {"trainer", "cache_store", "precompute", "transformers"} & {*sys.modules}
+save_file({"tokens": tokens}, "tokens.safetensors")
+"""
+
+
+def test_the_exported_file_alone_gives_the_tokens_of_the_trained_projector(trained, tmp_path):
+    """As the card says, in a process that imports nothing of this program."""
+    folder = exported(trained.run.folder, tmp_path / "exported")
+    (code,) = re.findall(r"```python\n(.*?)print", (folder / "README.md").read_text(), re.DOTALL)
+    cache = open_cache(trained.cache)
+    latents = torch.from_numpy(cache.read(np.arange(len(cache))))
+    save_file({"latents": latents}, folder / "latents.safetensors")
+    command = [sys.executable, "-I", "-c", ALONE.replace("CODE", code)]
+    subprocess.run(command, cwd=folder, check=True)
+    tokens = load_file(folder / "tokens.safetensors")["tokens"]
+    assert torch.allclose(tokens, load_projector(trained.run.folder)(latents), atol=1e-6)
 
 
 def test_the_card_shows_the_runs_figures_and_its_curve(trained, tmp_path):
@@ -90,26 +114,26 @@ def test_an_export_names_no_folder_of_this_machine(trained, tmp_path):
 
 
 REFUSED = [
-    (["RUN", "HOME/full"], "folder: HOME/full is not empty; name an empty or a new folder"),
-    (["RUN", "HOME/full/thesis.tex"], "is not a folder"),
-    (["RUN", "s3://bucket/new"], "folder: s3://bucket/new is a URL; name a path on this machine"),
-    (["RUN", "CACHE/exported"], "lies in the cache"),
-    (["HOME/none", "HOME/new"], "is not a run's folder"),
-    (["RUN", "HOME/new", "--private"], "--private needs --push-to-hub"),
-    (["RUN", "HOME/new", "--push-to-hub=a/b/c"], "push-to-hub: Repo id must"),
-    (["RUN", "HOME/new", "--push-to-hub=me/mine"], "push-to-hub: HF_HUB_OFFLINE is set; unset it"),
+    (["RUN", "HOME/full"], "HOME/full"),
+    (["RUN", "HOME/full/thesis.tex"], "thesis.tex"),
+    (["RUN", "s3://bucket/new"], "folder: s3://bucket/new"),
+    (["RUN", "CACHE/exported"], "folder: CACHE/exported"),
+    (["HOME/none", "HOME/new"], "HOME/none"),
+    (["RUN", "HOME/new", "--private"], "--push-to-hub"),
+    (["RUN", "HOME/new", "--push-to-hub=a/b/c"], "push-to-hub: "),
+    (["RUN", "HOME/new", "--push-to-hub=me/mine"], "HF_HUB_OFFLINE"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, arguments, message):
+@pytest.mark.parametrize(("arguments", "named"), REFUSED)
+def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, arguments, named):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     places = {"RUN": trained.run.folder, "CACHE": trained.cache, "HOME": tmp_path}
-    *arguments, message = filled([*arguments, message], **places)
+    *arguments, named = filled([*arguments, named], **places)
     assert main(["export", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert named in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
@@ -182,10 +206,8 @@ def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
         ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
         server.shutdown()
     (nobody, _, asked), (denied, _, told), (done, said, error) = json.loads(ended.stdout)
-    assert (nobody, "run `hf auth login`, or set HF_TOKEN" in asked) == (2, True)
-    assert denied == 1
-    assert "denied is complete, but was not pushed to me/denied: " in told
-    assert told.endswith(f"; run `hf upload me/denied {tmp_path}/denied`\n")
+    assert (nobody, "HF_TOKEN" in asked) == (2, True)
+    assert (denied, f"`hf upload me/denied {tmp_path}/denied`" in told) == (1, True)
     assert done == 0, error
     assert f"pushed: {home['HF_ENDPOINT']}/me/mine" in said
     sent = Hub.repositories["me/mine"]

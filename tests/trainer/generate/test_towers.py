@@ -67,5 +67,5 @@ def test_prompts_under_full_attention_go_in_padded_batches(home, towers, caches)
     assert len({tuple(each) for each in alone}) > 1
 
 
-def test_the_card_of_a_pretrained_tower_says_what_generate_says(towers, tmp_path):
+def test_the_exported_code_of_a_pretrained_tower_says_what_generate_says(towers, tmp_path):
     assert "its tokens attend to each other; not trained here" in export_and_ask(towers, tmp_path, [0])

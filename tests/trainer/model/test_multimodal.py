@@ -176,7 +176,7 @@ def test_a_few_steps_train_its_projector_alone(kind, trained):
     assert after.config.text.begins_with_bos == (not kind.startswith("qwen"))
 
 
-def test_the_code_on_its_card_says_what_generate_says(trained, tmp_path):
+def test_its_exported_code_says_what_generate_says(trained, tmp_path):
     export_and_ask(trained, tmp_path)
 
 

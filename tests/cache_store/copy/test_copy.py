@@ -1,7 +1,6 @@
-"""`cache-store convert`: to another format and back to equal bytes, resumed after a stop; wrong folders are refused."""
+"""`cache-store copy`: into another form and back to equal bytes, resumed after a stop; wrong places are refused."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
 from cache_store.cli import main
-from cache_store.copy.convert import refuse_overlap
+from cache_store.copy.copy import refuse_overlap
 from cache_store.errors import ConfigError
 from cache_store.storage.files import claim_folder
 from cache_store.storage.store import open_store
@@ -25,8 +24,8 @@ from tests.make_cache import caption, make_cache
 OTHER = {"zarr": "webdataset", "webdataset": "zarr"}
 
 
-def convert(cache: Path, out: Path, store_format: str, *options: str) -> int:
-    return main(["convert", str(cache), str(out), "--format", store_format, *options])
+def copy(cache: Path, out: Path, store_format: str, *options: str) -> int:
+    return main(["copy", str(cache), str(out), "--format", store_format, *options])
 
 
 ODD_TEXTS = [caption('ü\U0001f600\x00"\\' * (200 * row)) for row in range(ROWS)]
@@ -46,7 +45,7 @@ TO_TARS = {"store_format": "webdataset", "codec": "none"}
     ],
     ids=lambda value: ", ".join(f"{name} {each}"[:20] for name, each in value.items()),
 )
-def test_converted_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, written, changed):
+def test_a_copy_in_another_form_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, written, changed):
     written = {"latents": latents, "rejected": REJECTED, "store_format": "zarr", "codec": "none"} | written
     cache, direct, there, back = (tmp_path / name for name in ("cache", "direct", "there", "back"))
     wanted = written | changed
@@ -54,25 +53,25 @@ def test_converted_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, wri
         store = {"format": form["store_format"], "codec": form["codec"]}
         write_build(make_cache(path, **form), {"source": {"kind": "llava"}, "store": store})
     asked = ["--codec", changed["codec"]] if "dtype" in written else ["--format", wanted["store_format"]]
-    assert main(["convert", str(cache), str(there), *asked]) == 0
-    assert "converted 4 shards, every latent checked" in capsys.readouterr().out
+    assert main(["copy", str(cache), str(there), *asked]) == 0
+    assert "copied 4 shards" in capsys.readouterr().out
     assert contents(there) == contents(direct)
-    assert convert(there, back, written["store_format"], "--codec", written["codec"]) == 0
+    assert copy(there, back, written["store_format"], "--codec", written["codec"]) == 0
     assert contents(back) == contents(cache)
 
 
-def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path):
-    """A killed conversion resumes too: see tests/guarantees."""
+def test_a_stopped_copy_goes_on_to_the_same_bytes(tmp_path):
+    """A killed copy resumes too: see tests/guarantees."""
     rows = np.random.default_rng(0).standard_normal((120, 4, 6, 5)).astype(np.float32)
     cache = make_cache(tmp_path / "cache", rows, samples_per_shard=2)  # so that a signal comes in between
-    assert convert(cache, tmp_path / "undisturbed", "webdataset") == 0
+    assert copy(cache, tmp_path / "undisturbed", "webdataset") == 0
     for number in (signal.SIGTERM, signal.SIGINT):
         out = tmp_path / number.name
-        arguments = ["convert", str(cache), str(out), "--format", "webdataset"]
+        arguments = ["copy", str(cache), str(out), "--format", "webdataset"]
         process = subprocess.Popen([sys.executable, "-m", "cache_store", *arguments], stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
         while not (done := times(out)):
-            assert time.monotonic() < deadline, "no shard was converted"
+            assert time.monotonic() < deadline, "no shard was copied"
             time.sleep(0.002)
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
@@ -92,17 +91,17 @@ def times(out: Path) -> dict[str, int]:
 
 def test_run_again_it_mends_damage_and_touches_nothing_else(cache, tmp_path, store_format, capsys):
     out = tmp_path / "out"
-    assert convert(cache, out, OTHER[store_format]) == 0
+    assert copy(cache, out, OTHER[store_format]) == 0
     whole, before = contents(out), {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    assert convert(cache, out, OTHER[store_format]) == 0
-    assert "converted 0 shards; 4 were already there, with matching records" in capsys.readouterr().out
+    assert copy(cache, out, OTHER[store_format]) == 0
+    assert "copied 0 shards" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
     for damaged in (shard_name(out, 1), "samples/000001.parquet", "commits/000001.json", "plan.parquet", "seal.json"):
         path = out / damaged
         for scratch in (path, out / "samples/000003.parquet"):
             scratch.with_name(f".{scratch.name}.1.partial").write_bytes(b"half")
         path.unlink() if damaged == "seal.json" else path.write_bytes(path.read_bytes()[:-1])
-        assert convert(cache, out, OTHER[store_format]) == 0
+        assert copy(cache, out, OTHER[store_format]) == 0
         assert contents(out) == whole, damaged
 
 
@@ -116,34 +115,34 @@ def flip_unseen(table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message", "withdrawn"),
+    ("damage", "named", "withdrawn"),
     [
-        (flip_a_latent, r"row 12 in shard 1 \(.*/.*\) does not match its crc32c", "*000001*"),
-        (lambda cache: flip_unseen(cache / "samples/000002.parquet"), r"samples/000002\.parquet", "*000002*"),
-        (lambda cache: flip_unseen(cache / "plan.parquet"), r"plan\.parquet", "plan.parquet"),
-        (lambda cache: (cache / shard_name(cache, 3)).unlink(), "is damaged", "*"),
-        (lambda cache: (cache / "seal.json").unlink(), "not sealed", "*"),
+        (flip_a_latent, "row 12 in shard 1", "*000001*"),
+        (lambda cache: flip_unseen(cache / "samples/000002.parquet"), "samples/000002.parquet", "*000002*"),
+        (lambda cache: flip_unseen(cache / "plan.parquet"), "plan.parquet", "plan.parquet"),
+        (lambda cache: (cache / shard_name(cache, 3)).unlink(), "shard 3", "*"),
+        (lambda cache: (cache / "seal.json").unlink(), "seal", "*"),
     ],
 )
-def test_damage_is_never_copied_and_is_named(cache, tmp_path, store_format, capsys, damage, message, withdrawn):
+def test_damage_is_never_copied_and_is_named(cache, tmp_path, store_format, capsys, damage, named, withdrawn):
     damage(cache)
-    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
-    assert re.search(message, capsys.readouterr().err)
+    assert copy(cache, tmp_path / "out", OTHER[store_format]) == 1
+    assert named in capsys.readouterr().err
     assert not list((tmp_path / "out").rglob(withdrawn))
 
 
 @pytest.mark.parametrize(
-    ("cache", "out", "message"),
+    ("cache", "out", "overlap"),
     [
-        ("s3://b/cache", "s3://b/cache/tars", "OUT: s3://b/cache/tars lies inside the cache s3://b/cache, which"),
-        ("s3://b/a/cache", "s3://b/a", "OUT: s3://b/a contains the cache s3://b/a/cache; name"),
-        ("s3://b/cache", "s3://b/cache-tars", None),
-        ("s3://b/cache", "gs://b/cache", None),
-        ("/", "s3://b/cache", None),
+        ("s3://b/cache", "s3://b/cache/tars", True),
+        ("s3://b/a/cache", "s3://b/a", True),
+        ("s3://b/cache", "s3://b/cache-tars", False),
+        ("s3://b/cache", "gs://b/cache", False),
+        ("/", "s3://b/cache", False),
     ],
 )
-def test_places_that_overlap_are_named_as_typed(cache, out, message):
-    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+def test_places_that_overlap_are_named_as_typed(cache, out, overlap):
+    with pytest.raises(ConfigError, match=f"{out} .* {cache}") if overlap else nullcontext():
         refuse_overlap(open_store(cache), open_store(out))
 
 
@@ -157,31 +156,28 @@ def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkey
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/thesis.tex").write_text("precious")
     before = contents(tmp_path)
-    for typed, code, message in (
-        ("cache cache", 2, "lies inside the cache"),
-        ("cache cache/latents/tars", 2, "lies inside the cache"),
-        ("cache link", 2, "lies inside the cache"),
-        ("cache .", 2, "contains the cache"),
-        ("cache thesis --format webdataset", 2, "holds 'thesis.tex' but no cache"),
-        ("cache thesis/thesis.tex --format webdataset", 2, "is not a folder"),
-        ("cache thesis/thesis.tex/out --format webdataset", 2, "thesis.tex is not a folder"),
-        ("cache out", 2, "name another format, such as --format webdataset, or another --codec"),
-        ("cache out --format webdataset --codec zstd", 2, "codec zstd needs format zarr"),
-        ("bfloat16 out --format webdataset", 2, "tars hold dtype float16 or float32"),
-        ("cache larger --format webdataset", 1, "(?s)another cache.*samples_per_shard"),
-        ("cache moved --format webdataset", 1, "(?s)another cache.*statistics"),
-        (
-            "cache tars/latents --codec zstd",
-            2,
-            "OUT: tars/latents lies inside the cache /.*/tars; name a place outside",
-        ),
-        ("tars out --codec zstd", 2, "--codec zstd of a cache in format webdataset: tars hold"),
+    for typed, code, named in (
+        ("cache cache", 2, "OUT"),
+        ("cache cache/latents/tars", 2, "OUT"),
+        ("cache link", 2, "OUT"),
+        ("cache .", 2, "OUT"),
+        ("cache thesis --format webdataset", 2, "thesis.tex"),
+        ("cache thesis/thesis.tex --format webdataset", 2, "thesis.tex"),
+        ("cache thesis/thesis.tex/out --format webdataset", 2, "thesis.tex"),
+        ("cache out --format webdataset --codec zstd", 2, "codec zstd"),
+        ("bfloat16 out --format webdataset", 2, "--format webdataset"),
+        ("cache larger --format webdataset", 1, "samples_per_shard"),
+        ("cache moved --format webdataset", 1, "statistics"),
+        ("cache bfloat16", 1, "dtype"),
+        ("tars moved", 1, "cache identity"),
+        ("cache tars/latents --codec zstd", 2, "OUT"),
+        ("tars out --codec zstd", 2, "--codec zstd"),
     ):
-        assert main(["convert", *typed.split()]) == code, typed
+        assert main(["copy", *typed.split()]) == code, typed
         error = capsys.readouterr().err
-        assert re.search(message, error), error
+        assert named in error, typed
         assert code == 1 or error.count("\n") == 1, error
         assert contents(tmp_path) == before
     with claim_folder(tmp_path / "out"):
-        assert convert(tmp_path / "cache", tmp_path / "out", "webdataset") == 1
-    assert f"by process {os.getpid()} on {os.uname().nodename}" in capsys.readouterr().err
+        assert copy(tmp_path / "cache", tmp_path / "out", "webdataset") == 1
+    assert f"process {os.getpid()} on {os.uname().nodename}" in capsys.readouterr().err

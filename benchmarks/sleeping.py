@@ -1,0 +1,174 @@
+"""The stand-in of `benchmarks.feed`: an own encoder whose device takes a fixed time for a batch, and no core.
+
+`encoder.model: benchmarks.sleeping:Sleeping` imports this module in every worker. All processes share one device, which
+works on one batch at a time. As on a GPU, work is started at once and waited for later, so a build uses the streams and
+slots of a GPU. A stubbed decoder returns one prepared image.
+"""
+
+import fcntl
+import mmap
+import multiprocessing
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cache_store.format.array import ArraySpec
+from precompute.encode import batches, pipeline
+from precompute.encode.device_feed import StreamedFeed
+from precompute.encoders.encoder import Encoder
+from precompute.images.fit import unreduced
+
+# Axes: N images of a batch, Y X pixels, 3 RGB.
+
+MODEL = "benchmarks.sleeping:Sleeping"
+FACTOR, CHANNELS = 8, 16
+"""Spatial factor and channels of the latents, as of the Wan 2.1 VAE."""
+DEVICE, ENCODER_MS, STUBBED = "SLEEPING_DEVICE", "SLEEPING_ENCODER_MS", "SLEEPING_IS_STUBBED"
+"""Environment variables, by which every process learns of the stand-in."""
+FREE_AT = struct.Struct("d")
+
+
+@contextmanager
+def standing_in(folder: Path, encoder_ms: float, *, is_stubbed: bool) -> Iterator[None]:
+    """Use the stand-in in this process and those that it starts."""
+    os.environ |= {DEVICE: str(folder / "device"), ENCODER_MS: str(encoder_ms), STUBBED: "1" if is_stubbed else ""}
+    places = {batches: ("decode_image", "fit_image"), pipeline: ("feed_of",)}
+    before = {module: {name: vars(module)[name] for name in names} for module, names in places.items()}
+    install()
+    try:
+        yield
+    finally:
+        for module, values in before.items():
+            vars(module).update(values)
+        for name in (DEVICE, ENCODER_MS, STUBBED):
+            del os.environ[name]
+
+
+def install() -> None:
+    vars(pipeline)["feed_of"] = feed_of
+    if os.environ[STUBBED]:
+        vars(batches).update(
+            decode_image=lambda data, recipe: unreduced(stub(recipe.height, recipe.width)),
+            fit_image=lambda decoded, recipe: decoded.rgb,
+        )
+
+
+def feed_of(encoder: Encoder, array: ArraySpec) -> StreamedFeed:
+    return StreamedFeed(encoder, array, SleepingRuntime(noise(array.encoder.batch_size, *array.shape)))
+
+
+def noise(count: int, *shape: int) -> Tensor:
+    """Return one sample of noise, `count` times: a build compares its first samples with another call's."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).repeat(count, *[1] * len(shape))
+
+
+@cache
+def stub(height: int, width: int) -> Image.Image:
+    """Return the fitted image that a stubbed decoder returns."""
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+
+
+class Device:
+    """A device that all processes share by a file that holds the time when it is free."""
+
+    def __init__(self) -> None:
+        self._seconds = float(os.environ[ENCODER_MS]) / 1e3
+        self._file = os.open(os.environ[DEVICE], os.O_RDWR | os.O_CREAT)
+        os.truncate(self._file, FREE_AT.size)
+        self._free_at = mmap.mmap(self._file, FREE_AT.size)
+
+    def run(self, ready_at: float) -> float:
+        """Queue a batch that is ready at a time; return the time when it is encoded."""
+        if not self._seconds:
+            return ready_at
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            done_at: float = max(ready_at, time.monotonic(), *FREE_AT.unpack(self._free_at)) + self._seconds
+            self._free_at[:] = FREE_AT.pack(done_at)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        return done_at
+
+
+def sleep_until(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
+
+
+class Sleeping:
+    """The own encoder; its samples are noise."""
+
+    identity = "sleeping"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = Device()
+
+    def layout(self, height: int, width: int) -> dict[str, int]:
+        return {"channel": CHANNELS, "latent_y": height // FACTOR, "latent_x": width // FACTOR}
+
+    def encode(self, image_N3YX: Tensor) -> Tensor:
+        """Encode and wait for the samples, as a plain loop does."""
+        sleep_until(self._device.run(0.0))
+        return noise(len(image_N3YX), *self.layout(*image_N3YX.shape[2:]).values())
+
+
+class Stream:
+    """Work that is done in order; `done_at` is the time when the last is done."""
+
+    def __init__(self) -> None:
+        self.done_at = 0.0
+
+    def wait_event(self, event: "Event") -> None:
+        self.done_at = max(self.done_at, event.at)
+
+
+class Event:
+    def __init__(self, runtime: "SleepingRuntime") -> None:
+        self._runtime, self.at = runtime, 0.0
+
+    def record(self) -> None:
+        self.at = max(self._runtime.current.done_at, time.monotonic())
+
+    def synchronize(self) -> None:
+        sleep_until(self.at)
+
+    def elapsed_time(self, later: "Event") -> float:
+        return (later.at - self.at) * 1e3
+
+
+class SleepingRuntime:
+    """A `Runtime` with the device that sleeps, which encodes while the process does other work."""
+
+    def __init__(self, samples: Tensor) -> None:
+        self._device, self._samples, self.current = Device(), samples, Stream()
+        self.stream, self.event = Stream, partial(Event, self)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def on_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Allocate samples here; pixels need no memory, since nothing reads them."""
+        return torch.empty(shape, dtype=dtype, device="meta" if dtype == torch.uint8 else "cpu")
+
+    @contextmanager
+    def within(self, stream: Stream) -> Iterator[None]:
+        self.current = stream
+        yield
+
+    def capture(self, work: Callable[[], Tensor], stream: Stream) -> tuple[Callable[[], object], Tensor]:
+        def replay() -> None:
+            stream.done_at = self._device.run(stream.done_at)
+
+        return replay, self._samples
+
+
+if multiprocessing.parent_process() is not None and DEVICE in os.environ:
+    install()  # in a worker
