@@ -16,6 +16,7 @@ from typing import Any
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.command_line import parse_config
 from cache_store.program.output_file import write_output
+from cache_store.program.running import hold_stop_signals
 from trainer.config import TrainConfig
 
 WARM_UP = 3
@@ -221,7 +222,8 @@ def start_side(config: TrainConfig, steps: int, ranks: int) -> Iterator[Side]:
         started = list["subprocess.Popen[str]"]()
         for environment in environments(ranks):
             output = subprocess.DEVNULL if started else subprocess.PIPE
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, text=True, env=environment)
+            with hold_stop_signals():
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, text=True, env=environment)
             stack.enter_context(process)
             stack.callback(process.kill)
             started.append(process)

@@ -17,6 +17,7 @@ from typing import Any
 from cache_store.errors import EncodeOnceError
 from cache_store.program.command_line import parse_config
 from cache_store.program.config import config_fields
+from cache_store.program.running import ignore_stop_signals
 from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import CACHE_IDENTITY, ORDER_KEYS
@@ -31,6 +32,7 @@ BATCH_KEYS = (CACHE_IDENTITY, "tokenised text", *ORDER_KEYS)
 
 
 def main() -> None:
+    ignore_stop_signals()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is no answer
     config = parse_config(TrainConfig, options_of(json.loads(sys.argv[1])))

@@ -1,12 +1,17 @@
 """Two configs are compared in turns; each limit that B breaks is named, and the command exits 1."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.precompute.encode.builds import processes_of, wait_for
 from tests.trainer.conftest import MakeConfig
 from trainer.cli import main
 from trainer.config import TrainConfig
@@ -64,6 +69,17 @@ def test_two_ranks_of_each_side_share_the_batches(configured: MakeConfig, tmp_pa
     assert main([*command, "--ranks", "2", "--max-loss-delta", "1e-4"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (record["ranks"], record["steps"]) == (2, 10)
+
+
+def test_ctrl_c_while_a_side_is_imported_is_one_line(configured: MakeConfig, tmp_path):
+    """A terminal sends it to every process."""
+    command = [sys.executable, "-m", "trainer", *comparing(configured(), tmp_path, {}, {})]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: any("compare_side" in line for line in processes_of(process.pid).values()))
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.count("\n"), "trainer: stopped: " in said) == (3, 1, True)
+    assert not processes_of(process.pid)
 
 
 def test_only_an_announcement_of_both_sides_names_no_side(capsys):
