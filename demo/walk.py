@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from cache_store.errors import EncodeOnceError
-from cache_store.program.running import stop_on_signals
 from demo.config import DemoConfig
 from demo.dataset import Sample, is_held_out
 from demo.inputs import make_data, prepare_folder, save_language_model, save_vae
@@ -54,11 +53,15 @@ class Walk:
 
 
 def run_process(command: Sequence[str]) -> int:
-    """Run a child and return its exit code; pass our stop signals on as one SIGTERM, so that it can stop cleanly."""
+    """Run a child and return its exit code; pass a stop on as one SIGTERM, so that it can stop cleanly."""
     # Start a new session: otherwise the child gets Ctrl-C twice, and the second one kills it.
     process = subprocess.Popen(command, start_new_session=True)
-    with stop_on_signals(process.terminate):
+    try:
         code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
     return code if code >= 0 else 128 - code
 
 

@@ -7,13 +7,13 @@ last line's share, because errors within one batch are not independent.
 
 import secrets
 import shlex
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, tee
 from math import inf
+from threading import Event
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from cache_store.errors import CacheError
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import CommitRun
 from cache_store.format.tables import CACHED
+from cache_store.program.running import stop_on_signals
 from cache_store.refusal import differences_between, refuse
 from cache_store.storage.store import Address
 from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
@@ -49,8 +50,8 @@ OnDrawn = Callable[[int, int, float], object]
 """Called after each batch with the number of drawn samples compared, the number to draw, and the seconds so far."""
 
 
-def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
-    """Compare a random draw of samples; when `stop` is set or time is up, report the comparisons made so far.
+def audit(address: Address, config: AuditConfig, on_drawn: OnDrawn) -> AuditReport:
+    """Compare a random draw of samples; after a signal, or when time is up, report the comparisons made so far.
 
     Raises StaleError if the encoder is not the one that made the cache, CacheError if the cache is damaged or not
     sealed.
@@ -65,7 +66,7 @@ def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn
         encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
     refuse_changed_encoder(cache, built, encoder)
     torch.set_num_threads(ENCODER_THREADS)
-    with Decoders(built.run.threads(1)) as pool:
+    with Decoders(built.run.threads(1)) as pool, stop_on_signals() as stop:
         return Auditor(cache, source, encoder, pool).run(config, stop, on_drawn)
 
 
@@ -104,7 +105,7 @@ class Auditor:
         self._runs: dict[int, CommitRun] = {}
         """Device and library versions of each shard's build, for the shards read so far."""
 
-    def run(self, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
+    def run(self, config: AuditConfig, stop: Event, on_drawn: OnDrawn) -> AuditReport:
         started, total = time.monotonic(), len(self._cache)
         seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
         to_draw = min(config.num_samples or total, total)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import threading
 from contextlib import closing
 from typing import Any
 
@@ -12,8 +11,8 @@ from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
-from cache_store.program.running import stop_on_signals
 from cache_store.refusal import counted
+from cache_store.storage.calls import STOP_REQUEST
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.registry import help_lines
 from precompute.estimate.config import EstimateConfig
@@ -152,16 +151,15 @@ def audit_command(arguments: Any) -> int:
     from precompute.audit_report import AuditBar, audit_lines
 
     config = arguments.config
-    stop = threading.Event()
 
     def failed(error: str) -> dict[str, object]:
         return {"sound": False, "error": error, "cache": arguments.cache, "identity": None, "findings": [], "next": []}
 
     with ReportFile("precompute audit", config.report, arguments.cache, failed) as out:
-        with stop_on_signals(stop.set), closing(AuditBar(config)) as bar:
-            report = audit(arguments.cache, config, stop, bar)
+        with closing(AuditBar(config)) as bar:
+            report = audit(arguments.cache, config, bar)
         left = None
-        if stop.is_set() and len(report.drawn) < report.asked:
+        if STOP_REQUEST.is_set() and len(report.drawn) < report.asked:
             left = f"{len(report.drawn)} of {report.asked} samples compared; --seed repeats the same draw"
         out.result = report.as_dict(left)
         print(*audit_lines(report), sep="\n")

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.output_file import refuse_inside
 from cache_store.program.running import stop_on_signals
 from cache_store.refusal import ABSENT, counted, differences_between
+from cache_store.storage.calls import STOP_REQUEST
 from cache_store.storage.files import claim_folder
 from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
@@ -62,6 +62,9 @@ MOST_SKIPPED = 10
 
 MOST_THREADS = 8
 """Most threads that read batches ahead; they are added while steps wait."""
+
+ANSWER_S = 10.0
+"""Seconds that a batch waits for a store after a stop; without it, the run ends before a checkpoint."""
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -140,8 +143,6 @@ class TrainingRun:
         """Optimizer steps done; the position is this many global batches."""
         self.skipped = 0
         """Latest steps in a row whose figures were not finite."""
-        self.stop_request = Event()
-        """Set when this rank gets a signal to stop."""
         self.stopping = False
         """Whether any rank got a signal to stop; the same on all ranks."""
 
@@ -174,7 +175,7 @@ class TrainingRun:
         self.world.say(f"trained {counted(self.completed, 'step')}: {self.output / PROJECTOR_FILE}")
 
     def train_to_the_end(self, owed: bool) -> None:
-        with stop_on_signals(self.stop_request.set), ExitStack() as stack:
+        with stop_on_signals(patience_s=ANSWER_S), ExitStack() as stack:
             for observer in self.observers:
                 stack.callback(observer.close)
                 observer.begin(self.completed)
@@ -199,7 +200,7 @@ class TrainingRun:
         with phase("data wait"):
             batch = next(batches)
         waited = time.perf_counter() - began
-        update = self.updater(batch, self.completed, stop=self.stop_request.is_set())
+        update = self.updater(batch, self.completed, stop=STOP_REQUEST.is_set())
         self.stopping |= update.stops
         self.skipped = 0 if update.is_finite else self.skipped + 1
         diverged = not update.is_finite and not (self.config.run.nonfinite == "skip" and update.is_harmless)
@@ -294,9 +295,9 @@ class TrainingRun:
     def measure(self) -> Validation | None:
         """Measure loss and accuracy, with shuffled latents too if there are two samples; None if a rank was stopped."""
         if len(numbers := self.session.split.validation) < 2:
-            own = sample_scores(self.session, numbers, self.stop_request.is_set)
+            own = sample_scores(self.session, numbers, STOP_REQUEST.is_set)
             return None if own is None else Validation({"val_loss": own.mean_loss, "val_accuracy": own.accuracy})
-        result = shuffle_test(self.session, self.stop_request.is_set)
+        result = shuffle_test(self.session, STOP_REQUEST.is_set)
         if result is None:
             return None
         last = self.completed == self.total_steps
@@ -307,13 +308,13 @@ class TrainingRun:
         captions = list[Caption]()
         if (captioner := self.captioner) is None:
             return captions
-        stopped = self.session.on_all(self.stop_request.is_set)
+        stopped = self.session.on_all(STOP_REQUEST.is_set)
         if self.session.in_step:
             captions.extend(captioner(stopped))
         else:
             self.world.on_main(lambda: captions.extend(captioner(stopped)))
         cuts = self.session.in_step or self.world.is_main
-        return None if self.world.any(cuts and self.stop_request.is_set()) else captions
+        return None if self.world.any(cuts and STOP_REQUEST.is_set()) else captions
 
     def owes_validation(self) -> bool:
         """Return whether, by rank 0's log, the run was stopped before the validation due after its last step."""

@@ -1,23 +1,24 @@
 """Run a program: every error that a user can cause becomes one message and an exit code.
 
-SIGTERM and Ctrl-C stop the program at once, or ask its work to stop.
+The first Ctrl-C or SIGTERM sets STOP_REQUEST, and unwinds work that does not look at it. The second Ctrl-C kills.
 """
 
+import atexit
 import errno
-import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from threading import Event
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
 from cache_store.log import log_as_typed, log_error, log_info, refuse_other_format
-from cache_store.storage.calls import abandon_calls_after
+from cache_store.storage.calls import STOP_REQUEST
 
 FORWARDED_S = 5.0
 """A SIGTERM this soon after the first signal counts as the same request: a scheduler signals every process of a job,
@@ -26,8 +27,114 @@ and torchrun then forwards its own signal to the ranks.
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-RETRY, RETRY_S = signal.SIGALRM, 0.05
-"""Signal and delay of our timer, which repeats a stop that Python swallowed."""
+STOPPING = "stopping; another Ctrl-C kills"
+
+STOPPED = "stopped: what is on disk is whole; run the same command again"
+
+
+class Heard:
+    """The signal that this process got, and what the next one does."""
+
+    process = 0
+    """The process that listens; a forked child does not."""
+    first_s: float | None = None
+    """When the first signal came."""
+    unwinds = False
+    """Whether it raises KeyboardInterrupt in the main thread; else the work there looks at STOP_REQUEST."""
+    has_unwound = False
+    """Whether it did."""
+    exit_code: int | None = None
+    """The program's, once it has ended; a signal then ends the process at once."""
+
+
+def handle_stop(number: int, frame: FrameType | None) -> None:
+    """Stop at the first signal; kill at another Ctrl-C, or at a SIGTERM that is not the same request."""
+    now, first_s = time.monotonic(), Heard.first_s
+    if os.getpid() != Heard.process or (first_s is not None and now - first_s > FORWARDED_S):
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    if Heard.exit_code is not None:
+        os._exit(Heard.exit_code)
+    if first_s is not None:
+        return
+    Heard.first_s = now
+    if signal.getsignal(signal.SIGINT) is handle_stop:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # it also ends work that never comes back to Python
+    STOP_REQUEST.set()
+    if Heard.unwinds:
+        if is_importing(frame):
+            log_info(STOPPED)
+            leave(3)
+        Heard.has_unwound = True
+        raise KeyboardInterrupt
+    with suppress(RuntimeError):  # the signal came while another message was written
+        log_info(STOPPING)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Return whether the frame or a caller of it imports a module: if interrupted, that prints tracebacks or aborts."""
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process without waiting for its threads."""
+    with suppress(OSError):
+        print(end="", flush=True)
+    os._exit(exit_code)
+
+
+def listen() -> dict[int, Any]:
+    """Handle both signals from now on; return their handlers before.
+
+    A process that ignores Ctrl-C, such as a shell's background job, continues to ignore it.
+    """
+    STOP_REQUEST.clear()
+    Heard.process, Heard.first_s, Heard.has_unwound = os.getpid(), None, False
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, handle_stop) for number in heard}
+
+
+@contextmanager
+def stop_on_signals(*, unwinds: bool = False, patience_s: float = 0.0) -> Iterator[Event]:
+    """Yield the event that the first signal sets; with `unwinds`, it also raises KeyboardInterrupt in the block.
+
+    Blocks nest: the innermost decides what a signal does. After it, calls to stores get `patience_s` more.
+    """
+    is_outermost = Heard.process != os.getpid()
+    before = listen() if is_outermost else {}
+    outer = Heard.unwinds, STOP_REQUEST.patience_s
+    try:
+        Heard.unwinds, STOP_REQUEST.patience_s = unwinds, patience_s
+        if unwinds and Heard.first_s is not None:
+            raise KeyboardInterrupt
+        yield STOP_REQUEST
+    finally:
+        Heard.unwinds, STOP_REQUEST.patience_s = outer
+        if is_outermost:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            STOP_REQUEST.clear()
+            Heard.process = 0
+
+
+@contextmanager
+def tell_lost_interrupts() -> Iterator[None]:
+    """Log one line in place of the traceback of a KeyboardInterrupt that Python cannot raise, as in a `__del__`."""
+    before = sys.unraisablehook
+
+    def tell(found: Any) -> None:
+        if found.exc_type is KeyboardInterrupt:
+            log_info(STOPPING)
+        else:
+            before(found)
+
+    sys.unraisablehook = tell
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager
@@ -37,7 +144,7 @@ def hold_stop_signals() -> Iterator[None]:
     Processes started in the block do not receive them until they call `ignore_stop_signals`: a signal goes to the whole
     process group and would kill a worker that is still importing.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, RETRY))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -49,87 +156,6 @@ def ignore_stop_signals() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-
-@contextmanager
-def unwind_on_signals() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM end the block as Ctrl-C does, so that scratch files are removed and the exit code is 3.
-
-    Yields a function that returns whether a signal came.
-    """
-    ours, last_signal_s = os.getpid(), -math.inf
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        nonlocal last_signal_s
-        if os.getpid() != ours:
-            signal.signal(number, signal.SIG_DFL)  # a forked child is ended by the signal, as its parent expects
-            os.kill(os.getpid(), number)
-        elif number != signal.SIGTERM or time.monotonic() - last_signal_s > FORWARDED_S:
-            last_signal_s = time.monotonic()
-            stop_retrying()
-            raise KeyboardInterrupt
-
-    # A process that ignores Ctrl-C, such as a shell's background job, continues to ignore it.
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, unwind) for number in (*heard, RETRY)}
-    with keep_interrupts():
-        try:
-            yield lambda: last_signal_s > -math.inf
-        finally:
-            stop_retrying()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-
-def stop_retrying() -> None:
-    """Cancel a stop that is to be repeated: it would interrupt the message about the stop."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-@contextmanager
-def keep_interrupts() -> Iterator[None]:
-    """Raise a KeyboardInterrupt again if Python could only print it: from a `__del__` or a weakref callback."""
-    before = sys.unraisablehook
-
-    def retry(unraisable: Any) -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
-            signal.setitimer(signal.ITIMER_REAL, RETRY_S)
-        else:
-            before(unraisable)
-
-    sys.unraisablehook = retry
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-@contextmanager
-def stop_on_signals(stop: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM or SIGINT; a second SIGINT, or a late SIGTERM, goes to the old handler."""
-    previous: dict[signal.Signals, Any] = {}
-    first_signal_s: float | None = None
-
-    def handle(number: int, frame: object) -> None:
-        nonlocal first_signal_s
-        if first_signal_s is None:
-            first_signal_s = clock()
-            log_info("stopping; another Ctrl-C stops at once")
-            stop()
-        elif number == signal.SIGINT or clock() - first_signal_s > FORWARDED_S:
-            restore()
-            signal.raise_signal(number)
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    for number in STOP_SIGNALS:
-        previous[number] = signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        restore()
 
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
@@ -146,14 +172,16 @@ REMEDIES = {
 
 
 def start(program: str, module: str) -> int:
-    """Run `PROGRAM` of `module` with the arguments of the command line."""
-
-    def run(words: Sequence[str]) -> int:
-        with hold_stop_signals():  # an interrupted import prints tracebacks, and can abort the program in C++ code
-            program = import_module(module).PROGRAM
-        return program.run(words)  # type: ignore[no-any-return]
-
-    return run_program(program, run, None)
+    """Run `PROGRAM` of `module` with the arguments of the command line; then only the process's end is left."""
+    listen()
+    # The first hook runs last. After it, Python gives signals their default actions, and tears down torch for a while.
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS])
+    exit_code = run_program(program, lambda words: import_module(module).PROGRAM.run(words), None)
+    if Heard.first_s is not None:
+        leave(exit_code)
+    Heard.exit_code = exit_code
+    STOP_REQUEST.set()  # so that no thread waits for a store
+    return exit_code
 
 
 def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
@@ -163,41 +191,33 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
     open_closed_stderr()
-    with (
-        unwind_on_signals() as asked_to_stop,
-        abandon_calls_after(asked_to_stop),
-        log_as_typed(program, given) as words,
-    ):
-        return exit_code_of(program, lambda: run_interruptible(run, words, asked_to_stop))
+    with stop_on_signals(), log_as_typed(program, given) as words, tell_lost_interrupts():
+        return exit_code_of(program, lambda: run_interruptible(run, words))
 
 
-def run_interruptible(
-    run: Callable[[Sequence[str]], int], given: Sequence[str], asked_to_stop: Callable[[], bool]
-) -> int:
-    """Run the body; an error after a stop signal becomes KeyboardInterrupt.
+def run_interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str]) -> int:
+    """Run the body; an error after KeyboardInterrupt, or no error, becomes KeyboardInterrupt.
 
-    Libraries turn the interruption into errors of their own, such as unreadable weights.
+    Libraries turn it into errors of their own, such as unreadable weights, or swallow it.
     """
     try:
-        refuse_other_format()
-        refuse_other_than_utf8(given)
-        code = run(given)
+        with stop_on_signals(unwinds=True):
+            refuse_other_format()
+            refuse_other_than_utf8(given)
+            code = run(given)
+            print(end="", flush=True)  # an output that cannot be written then fails here, not at exit
     except Exception as error:
-        if asked_to_stop() and not isinstance(error, Interrupted):
-            stop_retrying()
+        if Heard.has_unwound and not isinstance(error, Interrupted):
             raise KeyboardInterrupt from error
         raise
-    if asked_to_stop():  # the interrupt was swallowed by C++ code, or came at the very end
-        stop_retrying()
+    if Heard.has_unwound:
         raise KeyboardInterrupt
     return code
 
 
 def exit_code_of(program: str, run: Callable[[], int]) -> int:
     try:
-        code = run()
-        print(end="", flush=True)  # an output that cannot be written then fails here, not at exit
-        return code
+        return run()
     except EncodeOnceError as error:
         if error.exit_code == 3:
             log_info(f"stopped: {error}")
@@ -205,7 +225,7 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
             log_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        log_info("stopped: what is on disk is whole; run the same command again")
+        log_info(STOPPED)
         return 3
     except BrokenPipeError:  # the reader of our output (`| head`) has gone
         discard_output()

@@ -4,12 +4,11 @@ A call into a network library does not react to signals, and Python waits for th
 program ends. So calls run in daemon threads, and a waiting thread checks for a stop at intervals.
 """
 
-import concurrent.futures.thread  # noqa: F401 (its exit hook must be registered before ours)
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -31,25 +30,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
-STOPS: list[Callable[[], bool]] = []
-"""Functions that return whether a stop was asked for."""
 
-# At exit, a program joins threads that may be waiting for calls; public exit hooks run only after that.
-threading._register_atexit(STOPS.append, lambda: True)  # type: ignore[attr-defined]
+class Stop(threading.Event):
+    """The event that ends this process: a signal sets it, in a worker its parent, and the end of a program.
+
+    The main thread never waits for it: the handler of a signal, which runs there, could then not set it.
+    """
+
+    patience_s = 0.0
+    """Seconds that calls get beyond their grace, while work would be lost without their answers."""
 
 
-@contextmanager
-def abandon_calls_after(stop: Callable[[], bool]) -> Iterator[None]:
-    """Raise Interrupted in the block from a call that takes longer than its grace after `stop` has returned true."""
-    STOPS.append(stop)
-    try:
-        yield
-    finally:
-        STOPS.remove(stop)
+STOP_REQUEST = Stop()
 
 
 class Call(Future[T]):
-    """A call in another thread; after a stop, its result is waited for no longer than its grace."""
+    """A call in another thread; once STOP_REQUEST is set, its result is waited for no longer than its grace."""
 
     def __init__(self, call: Callable[[], T], grace_s: float = GRACE_S) -> None:
         super().__init__()
@@ -66,14 +62,14 @@ class Call(Future[T]):
                 self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the result, ignoring `timeout`; Interrupted once the grace after a stop is over."""
+        """Wait for the result, ignoring `timeout`; Interrupted once STOP_REQUEST was set and the grace is over."""
         left_s = self._grace_s
         while not self.done():
             with suppress(TimeoutError):
                 self.exception(POLL_S)
-            if any(stop() for stop in [*STOPS]):
+            if STOP_REQUEST.is_set():
                 left_s -= POLL_S
-            if left_s <= 0:
+            if left_s <= -STOP_REQUEST.patience_s:
                 with suppress(InvalidStateError):
                     self.set_exception(Interrupted(GIVEN_UP))
         return super().result()

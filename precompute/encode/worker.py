@@ -1,7 +1,6 @@
 """A worker's body, for every engine: load the encoder, build the shards it is given, report events."""
 
 import queue
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -12,7 +11,7 @@ from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
 from cache_store.refusal import differences_between, refuse
-from cache_store.storage.calls import abandon_calls_after
+from cache_store.storage.calls import STOP_REQUEST
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
@@ -39,8 +38,6 @@ class WorkerChannel(ABC):
     """A worker's connection to the process that hands out shards."""
 
     def __init__(self) -> None:
-        self.stop = threading.Event()
-        """Set to make the worker drop its unfinished shard and end."""
         self._shards = queue.SimpleQueue[int | None]()
 
     @abstractmethod
@@ -53,7 +50,7 @@ class WorkerChannel(ABC):
 
     def drop(self) -> None:
         """Make the worker drop its unfinished shard and end."""
-        self.stop.set()
+        STOP_REQUEST.set()
         self._shards.put(None)
 
     def shards(self) -> Iterator[int]:
@@ -72,14 +69,14 @@ def run_worker(job: EncodeJob, config: EncoderConfig, decode_threads: int, chann
     try:
         encoder = load_encoder(config, job.config.image.range)
         refuse_mismatched_encoder(encoder, job.spec)
-        with abandon_calls_after(channel.stop.is_set), Canary(config, job.config.image.range) as canary:
+        with Canary(config, job.config.image.range) as canary:
             encode_shards(
                 job,
                 open_source(job.config.source),
                 encoder,
                 channel.shards(),
                 decode_threads=decode_threads,
-                stop=channel.stop,
+                stop=STOP_REQUEST,
                 on_progress=channel.report,
                 canary=canary,
             )

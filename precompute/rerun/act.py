@@ -5,7 +5,6 @@ makes the folder a cache, or a cache with more rows. Then come the shards, and a
 idempotent.
 """
 
-import threading
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from cache_store.format.schema import FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info
 from cache_store.program.running import stop_on_signals
 from cache_store.refusal import printable
-from cache_store.storage.calls import abandon_calls_after
 from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
 from precompute.encode.engines import ENGINES
@@ -163,9 +161,7 @@ def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: b
 
 def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None:
     """Build the job's shards; raise StaleError if one has the wrong bytes, Interrupted after a signal."""
-    stop = threading.Event()
-    # Worker threads and processes must be told to stop; elsewhere a signal unwinds the stack.
-    with stop_on_signals(stop.set), abandon_calls_after(stop.is_set):
+    with stop_on_signals() as stop:
         ENGINES[job.config.run.engine](job, inputs.source, inputs.encoder, stop, progress)
     mismatched = progress.mismatched
     changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}

@@ -164,20 +164,23 @@ def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind,
 
 WAITING = """
 import sys
+from cache_store.program.running import start
 from cache_store.storage import objects
 from cache_store.storage.store import open_store
 from concurrent.futures import ThreadPoolExecutor
 objects.ANSWER_S = 3_600
 ThreadPoolExecutor(1).submit(open_store(sys.argv[1]).read, "file")
 sys.stdin.read()
+sys.argv[1:] = ["info", sys.argv[2]]
+sys.exit(start("cache-store", "cache_store.cli"))
 """
-"""Code of a program that ends with its input, while a thread waits for an answer."""
+"""Code of a program that ends after its input, while a thread waits for an answer."""
 
 
-def test_a_program_that_ends_does_not_wait_for_a_store_that_is_silent(url, proxy):
+def test_a_program_that_ends_does_not_wait_for_a_store_that_is_silent(scene, url, proxy):
     asked = threading.Event()
     proxy.fail("hang", "GET", times=10**6, also=asked.set)
-    program = subprocess.Popen([sys.executable, "-c", WAITING, url], stdin=subprocess.PIPE)
+    program = subprocess.Popen([sys.executable, "-c", WAITING, url, scene / "cache"], stdin=subprocess.PIPE)
     assert asked.wait(60)
     program.communicate(timeout=60)
     assert program.returncode == 0

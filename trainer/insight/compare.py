@@ -255,13 +255,13 @@ def start_side(config: TrainConfig, steps: int, ranks: int) -> Iterator[Side]:
     command = [sys.executable, "-m", "trainer.insight.compare_side", json.dumps(asdict(config)), str(steps)]
     with ExitStack() as stack:
         started = list["subprocess.Popen[str]"]()
-        with hold_stop_signals():
-            for environment in environments(ranks):
-                output = subprocess.DEVNULL if started else subprocess.PIPE
+        for environment in environments(ranks):
+            output = subprocess.DEVNULL if started else subprocess.PIPE
+            with hold_stop_signals():
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, text=True, env=environment)
-                stack.enter_context(process)
-                stack.callback(process.kill)
-                started.append(process)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            started.append(process)
         yield Side(started)
 
 

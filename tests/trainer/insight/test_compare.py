@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.precompute.encode.builds import processes_of, wait_for
 from tests.trainer.conftest import MakeConfig
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.insight.compare import Limits, Turn, compare_turns, print_announcements, start_side
+from trainer.insight.compare import Limits, Turn, compare_turns, print_announcements
 
 
 def turns(*seconds: float, loss: float = 1.0, peak: int = 100) -> list[Turn]:
@@ -96,16 +100,15 @@ def test_two_ranks_of_each_side_share_the_batches(configured: MakeConfig, tmp_pa
     assert (record["ranks"], record["steps"]) == (2, 10)
 
 
-def test_ctrl_c_does_not_reach_a_side_even_while_it_imports(configured: MakeConfig, capfd):
-    """The command ends its sides itself; a traceback of theirs would stand in its output."""
-    with start_side(configured(), 1, ranks=1) as side:
-        (process,) = side.ranks
-        process.send_signal(signal.SIGINT)
-        assert side.answer()["announced"]
-        process.send_signal(signal.SIGINT)
-        assert len(side.run(1).losses) == 1
-    assert process.returncode == -signal.SIGKILL
-    assert "Traceback" not in capfd.readouterr().err
+def test_ctrl_c_while_a_side_is_imported_is_one_line(configured: MakeConfig, tmp_path):
+    """A terminal sends it to every process."""
+    command = [sys.executable, "-m", "trainer", *comparing(configured(), tmp_path, {}, {})]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: any("compare_side" in line for line in processes_of(process.pid).values()))
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.count("\n"), "trainer: stopped: " in said) == (3, 1, True)
+    assert not processes_of(process.pid)
 
 
 def test_only_an_announcement_of_both_sides_names_no_side(capsys):
