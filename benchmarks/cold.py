@@ -36,15 +36,15 @@ CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
 
 class AlwaysReadAhead(ReadAhead):
     @contextmanager
-    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[bool]:
+    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[None]:
         read_ahead(addresses, lengths)
-        yield False
+        yield
 
 
 class NeverReadAhead(ReadAhead):
     @contextmanager
-    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[bool]:
-        yield False
+    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[None]:
+        yield
 
 
 SIDES: dict[str, Callable[[], ReadAhead]] = {

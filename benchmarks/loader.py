@@ -30,7 +30,7 @@ from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
-from cache_store.cache.gather import COPY_FUNCTIONS, move_rows
+from cache_store.cache.gather import copy_rows, move_rows
 from cache_store.errors import ConfigError
 from cache_store.format.array import CodecName
 from cache_store.format.layout import ZARR_ARRAY
@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
     print_record(
         "loader",
         PACKAGES,
-        **{"options": vars(options), "cache.read copies": "row by row" if move_rows in COPY_FUNCTIONS else "in C"},
+        **{"options": vars(options), "cache.read copies": "row by row" if copy_rows is move_rows else "in C"},
         samples_per_s={name: spread(each, 0) for name, each in speeds.items()},
         skipped=MISSING,
         fastest_rival=max(rivals, key=lambda name: median(speeds[name])),
