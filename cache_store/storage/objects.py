@@ -56,12 +56,9 @@ REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", *S3_ENDPOINTS)
 NO_REGION = "no region is set: set AWS_REGION to the bucket's, or AWS_ENDPOINT_URL where the store is not Amazon's"
 
 FORKED = (
-    "this process was forked from one that had used the object store, and obstore's threads do not survive that: "
-    'start it by "spawn" or "forkserver" (for a DataLoader, multiprocessing_context="spawn")'
+    "this process was forked from one that had read an object store, whose threads do not survive that; "
+    'give the DataLoader multiprocessing_context="spawn"'
 )
-
-FIRST_USE: list[int] = []
-"""The process that made the first client; empty before."""
 
 
 class ObjectStore(UrlStore):
@@ -195,16 +192,17 @@ def timeout_s(num_bytes: int) -> int:
 def client(url: str, num_bytes: int = 0) -> Client:
     """Return a client for requests of up to `num_bytes`; do not keep it, since a fork makes it unusable.
 
-    ConfigError if no region is set or obstore rejects the URL or the environment.
+    ConfigError in a forked process, if no region is set, or if obstore rejects the URL or the environment.
     """
-    if is_forked():
-        raise RuntimeError(FORKED)
+    if connected_process() != os.getpid():
+        raise ConfigError(f"{url}: {FORKED}")
     return make_client(url, timeout_s(num_bytes))
 
 
-def is_forked() -> bool:
-    """Return whether this process was forked from one that had made a client."""
-    return bool(FIRST_USE) and FIRST_USE[0] != os.getpid()
+@lru_cache(maxsize=1)
+def connected_process() -> int:
+    """Return the process that asked for the first client, in its forked children too."""
+    return os.getpid()
 
 
 @lru_cache(maxsize=64)
@@ -216,7 +214,6 @@ def make_client(url: str, seconds: int) -> Client:
     if scheme == "s3" and not any(os.environ.get(name) for name in REGIONS):
         raise ConfigError(f"{url}: {NO_REGION}")
     refuse_invalid_endpoint()
-    FIRST_USE.append(os.getpid())
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=seconds),

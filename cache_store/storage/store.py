@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from cache_store.errors import ConfigError
 from cache_store.storage.calls import map_concurrently
-from cache_store.storage.forked import ForkedStore
 from cache_store.storage.hub import HUB, HubStore
 from cache_store.storage.kept import KeptBlocks, KeptStore
 from cache_store.storage.local import LocalStore
@@ -31,7 +30,7 @@ Address = str | Path | Store
 
 
 def open_objects(scheme: str, place: str) -> Store:
-    return ForkedStore(RetryingStore(ObjectStore.in_bucket(scheme, place)))
+    return RetryingStore(ObjectStore.in_bucket(scheme, place))
 
 
 def open_hub(scheme: str, place: str) -> Store:
