@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 from cache_store.program.output_file import refuse_inside
-from cache_store.storage.files import claim_folder
+from cache_store.storage.claim import claim_folder
 from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.stream import LatentSource
 from trainer.insight.captioner import HeldOutCaptions

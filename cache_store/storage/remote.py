@@ -1,22 +1,20 @@
 """Stores behind a network, stores that wrap a store, and a store that is listed only once."""
 
-import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from cache_store.errors import ConfigError
 from cache_store.storage.ahead import AheadReader, PartReader
 from cache_store.storage.calls import map_concurrently
-from cache_store.storage.files import SCRATCH_SUFFIX, name_scratch_in_errors
-from cache_store.storage.local import WRITE_BYTES, map_file
-from cache_store.storage.verbs import MAX_READ_BYTES, Data, File, Ranges, Store, Version, missing_error
+from cache_store.storage.files import map_file
+from cache_store.storage.local import WRITE_BYTES
+from cache_store.storage.publish import name_scratch_in_errors, scratch_file, scratch_folder
+from cache_store.storage.verbs import MAX_READ_BYTES, Data, Draft, File, Ranges, Store, Version, missing_error
 
 PART_BYTES = 8 << 20
 """A larger part of a file is fetched in pieces of this size, several at the same time."""
@@ -42,9 +40,9 @@ class RemoteStore(Store):
             return map_file(path)
 
     @contextmanager
-    def draft(self, name: str, attempt: int = 1) -> Iterator["ScratchDraft"]:
+    def draft(self, name: str, attempt: int = 1) -> Iterator[Draft]:
         with scratch_file() as path, name_scratch_in_errors(), path.open("wb", buffering=WRITE_BYTES) as stream:
-            yield ScratchDraft(self, name, path, stream)
+            yield Draft(self, name, path, stream, scratch_folder())
 
 
 @dataclass(frozen=True)
@@ -136,51 +134,6 @@ class FetchedFile(File):
 
     def _fetch(self, start: int, stop: int) -> memoryview:
         return self._store.fetch([Ranges(self._name, [start], [stop - start], version=self.version)])[0][0]
-
-
-@dataclass(frozen=True)
-class ScratchDraft:
-    """A local scratch file that is put into the store when it is published."""
-
-    store: Store
-    name: str
-    scratch: Path
-    stream: BinaryIO
-
-    @contextmanager
-    def writing(self) -> Iterator[BinaryIO]:
-        with name_scratch_in_errors():
-            yield self.stream
-
-    def finish(self) -> None:
-        with self.writing() as stream:
-            stream.flush()
-
-    def map(self) -> memoryview:
-        return map_file(self.scratch)
-
-    def publish(self) -> None:
-        self.store.put_whole(self.name, self.map())
-
-    def publish_if_absent(self) -> bool:
-        return self.store.put_if_absent(self.name, self.map())
-
-
-@contextmanager
-def scratch_file() -> Iterator[Path]:
-    """Create a scratch file and yield its path; on Linux it has no name, so that a kill removes it, too."""
-    with name_scratch_in_errors():
-        descriptor, named = tempfile.mkstemp(SCRATCH_SUFFIX, "encode-once-")
-    nameless = Path(f"/proc/self/fd/{descriptor}")
-    try:
-        if nameless.exists():
-            Path(named).unlink()
-            yield nameless
-        else:
-            yield Path(named)
-    finally:
-        os.close(descriptor)
-        Path(named).unlink(missing_ok=True)
 
 
 def with_listing(store: Store) -> Store:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cache_store.errors import ConfigError
-from cache_store.storage.files import is_claimed
+from cache_store.storage.claim import is_claimed
 from trainer.insight.health import WINDOW
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import ALERTS, CONFIG_FILE, NONFINITE, TIME, LogLine, read_records

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cache_store.errors import ConfigError
-from cache_store.storage.files import claim_folder, is_claimed
+from cache_store.storage.claim import claim_folder, is_claimed
 from trainer.insight.monitor import curve, monitor
 from trainer.run.folder import CONFIG_FILE, METRICS_FILE
 
