@@ -16,7 +16,6 @@ from pathlib import Path
 
 from cache_store.log import log_warning
 from cache_store.storage.publish import publish, scratch_target, unused_attempt
-from cache_store.storage.remote import WrappedStore
 from cache_store.storage.verbs import Ranges
 
 BLOCK_BYTES = 128 << 10
@@ -39,18 +38,6 @@ LEAST_BYTES = 10 * BLOCK_BYTES
 FetchRanges = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
 Key = tuple[str, int]
 """A file's SHA-256, and a block's number within it."""
-
-
-@dataclass(frozen=True)
-class KeptStore(WrappedStore):
-    """A store that keeps blocks of the files whose SHA-256 is known."""
-
-    blocks: "KeptBlocks"
-
-    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        if all(each.sha256 for each in wanted):
-            return self.blocks.fetch(wanted, self.inner.fetch)
-        return self.inner.fetch(wanted)
 
 
 @dataclass(frozen=True)
