@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
 from cache_store import open_cache
+from cache_store.cache.gather import copy_rows, move_rows
 from cache_store.errors import ConfigError
 from cache_store.format.array import CodecName
 from cache_store.format.layout import ZARR_ARRAY
@@ -90,7 +91,8 @@ def run(argv: Sequence[str]) -> int:
         for name in sorted(speeds.keys() - OURS)
         if name.endswith(IN_ORDER) == ours.endswith(IN_ORDER)
     }
-    report(options, PACKAGES, "samples_per_s", speeds, over, disk_bytes=disk_bytes)
+    copies = "row by row" if copy_rows is move_rows else "in C"
+    report(options, PACKAGES, "samples_per_s", speeds, over, disk_bytes=disk_bytes, copies=copies)
     return 0
 
 

@@ -1,11 +1,9 @@
-"""Stores without a disk or a network: a dictionary, and a store whose first requests fail."""
+"""A store without a disk or a network: a dictionary."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
-from cache_store.storage.remote import RemoteStore, WrappedStore
-from cache_store.storage.retrying import FailureKind, transient_error
+from cache_store.storage.remote import RemoteStore
 from cache_store.storage.verbs import (
     MAX_READ_BYTES,
     Data,
@@ -16,8 +14,6 @@ from cache_store.storage.verbs import (
     missing_error,
     too_large_error,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,46 +70,3 @@ class MemoryStore(RemoteStore):
         if name not in self.files:
             raise missing_error(self.where(name))
         return self.files[name]
-
-
-@dataclass(frozen=True)
-class FailingStore(WrappedStore):
-    """Fails the first `times` requests of every verb for every name after doing them, as if answers were lost."""
-
-    kind: FailureKind = "cut"
-    times: int = 1
-    failed: dict[object, int] = field(default_factory=dict, compare=False)
-
-    def stat(self, name: str) -> Version:
-        return self._lost(("stat", name), lambda: self.inner.stat(name))
-
-    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
-        return self._lost(("read", name), lambda: self.inner.read(name, at_most))
-
-    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        return self._lost(("fetch", wanted[0].name), lambda: self.inner.fetch(wanted))
-
-    def list(self, folder: str = "") -> Any:
-        return self._lost(("list", folder), lambda: self.inner.list(folder))
-
-    def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        """Yield names, and break off after the first."""
-        for name, version in self.inner.walk(after):
-            yield name, version
-            self._lost(("walk", ""), lambda: None)
-
-    def put_whole(self, name: str, data: Data) -> None:
-        self._lost(("put", name), lambda: self.inner.put_whole(name, data))
-
-    def put_if_absent(self, name: str, data: Data) -> bool:
-        return self._lost(("put", name), lambda: self.inner.put_if_absent(name, data))
-
-    def delete(self, name: str) -> None:
-        self._lost(("delete", name), lambda: self.inner.delete(name))
-
-    def _lost(self, key: tuple[str, str], call: Callable[[], T]) -> T:
-        answer = call()
-        self.failed[key] = self.failed.get(key, 0) + 1
-        if self.failed[key] <= self.times:
-            raise transient_error(OSError(5, "made by the test", self.where(key[1])), self.kind, "503 Slow Down")
-        return answer

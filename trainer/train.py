@@ -18,7 +18,7 @@ from cache_store.program.output_file import refuse_inside
 from cache_store.program.running import stop_on_signals
 from cache_store.refusal import ABSENT, counted, differences_between
 from cache_store.storage.calls import STOP_REQUEST
-from cache_store.storage.files import claim_folder
+from cache_store.storage.claim import claim_folder
 from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cache_store.cache.gather import COPY_FUNCTIONS, Fastest, ReadAhead
+from cache_store.cache.gather import ReadAhead, copy_rows
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards, fetch_samples
 from cache_store.errors import CacheError, ConfigError
@@ -108,7 +108,7 @@ class Cache:
     def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
-        self.fastest, self.read_ahead = Fastest(COPY_FUNCTIONS), ReadAhead()
+        self.read_ahead = ReadAhead()
         self.columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
         """Columns that `samples` can return."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
@@ -271,9 +271,8 @@ class Cache:
         places = self.shards.places
         addresses = places["offset"][numbers] + np.array([each.address for each in mapped], np.int64)
         for rows in slices_of(target):
-            ahead = self.read_ahead.batch(addresses[rows], target.shape[1])
-            with ahead as is_in_memory, self.fastest.choose(target[rows].nbytes, check, is_in_memory) as copy:
-                copy(target[rows], addresses[rows], target.shape[1])
+            with self.read_ahead.batch(addresses[rows], target.shape[1]):
+                copy_rows(target[rows], addresses[rows], target.shape[1])
                 if check:
                     self._check(numbers[rows], target[rows], places["crc32c"])
 

@@ -13,8 +13,8 @@ import msgspec
 
 from cache_store.errors import ConfigError
 from cache_store.log import utc_time
-from cache_store.storage.files import name_in_errors, scratch_path
 from cache_store.storage.local import write_file
+from cache_store.storage.publish import name_in_errors, scratch_path
 from cache_store.storage.store import is_url, local_path
 from cache_store.version import __version__
 

@@ -55,6 +55,9 @@ class HubStore(UrlStore):
         file_system().invalidate_cache()  # an earlier listing may be out of date
 
     def stat(self, name: str) -> Version:
+        return self._ask(lambda: self._stat(name))
+
+    def _stat(self, name: str) -> Version:
         with explain_hub_errors(self.where(name)):
             info = file_system().info(self.where(name))
         if info["type"] != "file":
@@ -64,14 +67,14 @@ class HubStore(UrlStore):
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
         if (version := self.stat(name)).size > at_most:
             raise too_large_error(self.where(name), version.size, at_most)
-        return bytes(self._range(name, 0, version.size))
+        return bytes(self._ask(lambda: self._range(name, 0, version.size)))
 
-    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        return [self._ranges(each) for each in wanted]
+    def _fetch_file(self, wanted: Ranges) -> Sequence[memoryview]:
+        return self._ask(lambda: self._ranges(wanted))
 
-    def _ranges(self, wanted: Ranges) -> list[memoryview]:
+    def _ranges(self, wanted: Ranges) -> Sequence[memoryview]:
         parts = [self._range(wanted.name, *span) for span in zip(wanted.starts, wanted.lengths, strict=True)]
-        if wanted.version is not None and self.stat(wanted.name) != wanted.version:
+        if wanted.version is not None and self._stat(wanted.name) != wanted.version:
             raise changed_error(self.where(wanted.name))
         return parts
 
@@ -89,16 +92,15 @@ class HubStore(UrlStore):
         return data
 
     def list(self, folder: str = "") -> list[str]:
-        with explain_hub_errors(f"{self.where(folder)}/"):
-            try:
-                found = file_system().ls(self.where(folder), detail=True)
-            except FileNotFoundError:
-                return []
+        ask = explain_hub_errors(f"{self.where(folder)}/")(lambda: file_system().ls(self.where(folder), detail=True))
+        try:
+            found = self._ask(ask)
+        except FileNotFoundError:
+            return []
         return sorted(each["name"].rpartition("/")[2] + "/" * (each["type"] != "file") for each in found)
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        with explain_hub_errors(self.url):
-            found = file_system().find(self.url, detail=True)
+        found = self._ask(explain_hub_errors(self.url)(lambda: file_system().find(self.url, detail=True)))
         top = file_system()._strip_protocol(self.url)
         each = ((path.removeprefix(top).lstrip("/"), version_of_info(info)) for path, info in sorted(found.items()))
         return ((name, version) for name, version in each if name > after)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cache_store.log import log_warning
-from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target, unused_attempt
-from cache_store.storage.remote import WrappedStore
+from cache_store.storage.publish import publish, scratch_target, unused_attempt
 from cache_store.storage.verbs import Ranges
 
 BLOCK_BYTES = 128 << 10
@@ -39,18 +38,6 @@ LEAST_BYTES = 10 * BLOCK_BYTES
 FetchRanges = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
 Key = tuple[str, int]
 """A file's SHA-256, and a block's number within it."""
-
-
-@dataclass(frozen=True)
-class KeptStore(WrappedStore):
-    """A store that keeps blocks of the files whose SHA-256 is known."""
-
-    blocks: "KeptBlocks"
-
-    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        if all(each.sha256 for each in wanted):
-            return self.blocks.fetch(wanted, self.inner.fetch)
-        return self.inner.fetch(wanted)
 
 
 @dataclass(frozen=True)
@@ -130,18 +117,11 @@ class KeptBlocks:
         return None
 
     def _keep(self, key: Key, block: memoryview) -> None:
-        path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{unused_attempt()}{SCRATCH_SUFFIX}")
-        try:
-            with scratch.open("wb") as stream:
-                stream.write(block)
-                stream.write(crc_bytes(block))
-            with suppress(FileNotFoundError):  # another process has deleted it to make room
-                scratch.replace(path)
-        finally:
-            with suppress(OSError):
-                scratch.unlink()
+        with (
+            suppress(FileNotFoundError),  # another process has deleted the scratch file to make room
+            publish(self._path(key), unused_attempt(), sync=lambda descriptor: None) as scratch,
+        ):
+            scratch.write_bytes(b"".join((block, crc_bytes(block))))
 
     def _make_room(self, added: int) -> None:
         """Delete old blocks if the bound is exceeded; the folder is scanned only after enough was added.

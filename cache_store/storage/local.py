@@ -2,31 +2,31 @@
 
 import errno
 import io
-import mmap
 import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from cache_store.storage.files import (
-    claim_folder,
+from cache_store.errors import ConfigError
+from cache_store.storage.claim import CLAIM_FILE, claim_folder
+from cache_store.storage.files import map_file, refuse_irregular
+from cache_store.storage.publish import (
+    SCRATCH_SUFFIX,
     clear_scratch,
-    make_folder,
     name_in_errors,
-    refuse_foreign_names,
-    refuse_irregular,
-    scratch_path,
-    sync_folder,
+    scratch_beside,
+    sync_path,
     unused_attempt,
 )
 from cache_store.storage.verbs import (
     MAX_READ_BYTES,
     Data,
+    Draft,
     File,
     Ranges,
     Store,
@@ -148,18 +148,33 @@ class LocalStore(Store):
             return draft.publish_if_absent()
 
     @contextmanager
-    def draft(self, name: str, attempt: int = 1) -> Iterator["LocalDraft"]:
+    def draft(self, name: str, attempt: int = 1) -> Iterator[Draft]:
         path = self.root / name
-        make_folder(path.parent, self.sync)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "a folder is in the place of a file, move it away", str(path))
-        scratch = scratch_path(path, attempt)
+        with scratch_beside(path, attempt, self.sync) as scratch, self.create(scratch) as stream:
+            yield Draft(self, name, scratch, stream, str(path))
+
+    def put_file(self, name: str, scratch: Path) -> None:
+        self.rename(scratch, self.root / name)
+        self._sync_folder(name)
+
+    def put_file_if_absent(self, name: str, scratch: Path) -> bool:
+        path = self.root / name
         try:
-            with name_in_errors(path), self.create(scratch) as stream:
-                yield LocalDraft(self, path, scratch, stream)
-        finally:
-            with suppress(OSError):  # it was published, or the disk is gone, which another error reports
-                scratch.unlink()
+            self.link(scratch, path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, *NO_LINKS):
+                raise
+            if not os.path.lexists(path):
+                self.rename(scratch, path)
+            elif not have_equal_bytes(scratch, path):
+                return False
+        self._sync_folder(name)  # also if another program gave the name, and has not come to sync it
+        return True
+
+    def _sync_folder(self, name: str) -> None:
+        sync_path((self.root / name).parent, self.sync)
 
     def clear_drafts(self, name: str) -> int:
         return clear_scratch(self.root / name)
@@ -167,10 +182,14 @@ class LocalStore(Store):
     def delete(self, name: str) -> None:
         if self.has(name):
             (self.root / name).unlink()
-            sync_folder((self.root / name).parent, self.sync)
+            self._sync_folder(name)
 
     def refuse_foreign_names(self, ours: Collection[str], option: str, kind: str) -> None:
-        refuse_foreign_names(self.root, ours, option, kind)
+        nearest = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
+        if not nearest.is_dir():
+            raise ConfigError(f"{option}: {nearest} is not a folder")
+        scratch = {name for name in self.list() if name.endswith(SCRATCH_SUFFIX)}
+        super().refuse_foreign_names({CLAIM_FILE, *scratch, *ours}, option, kind)
 
     def claim(self, *, shared: bool = False) -> AbstractContextManager[None]:
         return claim_folder(self.root, shared=shared)
@@ -219,57 +238,6 @@ class LocalFile(File):
             raise changed_error(self._path)
 
 
-@dataclass(frozen=True)
-class LocalDraft:
-    """A scratch file in the folder of the final file; OSErrors of its stream name the final file."""
-
-    store: LocalStore
-    path: Path
-    scratch: Path
-    stream: BinaryIO
-
-    @contextmanager
-    def writing(self) -> Iterator[BinaryIO]:
-        with name_in_errors(self.path):
-            yield self.stream
-
-    def finish(self) -> None:
-        with self.writing() as stream:
-            stream.flush()
-            self.store.sync(stream.fileno())
-
-    def map(self) -> memoryview:
-        return map_file(self.scratch)
-
-    def publish(self) -> None:
-        self.store.rename(self.scratch, self.path)
-        sync_folder(self.path.parent, self.store.sync)
-
-    def publish_if_absent(self) -> bool:
-        try:
-            self.store.link(self.scratch, self.path)
-        except FileExistsError:
-            return self._is_same_file()
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            if os.path.lexists(self.path):
-                return self._is_same_file()
-            self.store.rename(self.scratch, self.path)
-        sync_folder(self.path.parent, self.store.sync)
-        return True
-
-    def _is_same_file(self) -> bool:
-        """Return whether the existing file of that name has the same bytes."""
-        if refuse_irregular(self.path).st_size != self.scratch.stat().st_size:
-            return False
-        with self.scratch.open("rb") as ours, self.path.open("rb") as theirs:
-            while block := ours.read(READ_BYTES):
-                if theirs.read(READ_BYTES) != block:
-                    return False
-        return True
-
-
 @contextmanager
 def opened_file(path: str) -> Iterator[tuple[int, int]]:
     """Open a regular file for `os.read` and yield descriptor and size; it takes half the time of Python's `open`."""
@@ -290,12 +258,15 @@ def version_of_status(status: os.stat_result) -> Version:
     return Version(status.st_size, str(status.st_mtime_ns), str(status.st_ctime_ns))
 
 
-def map_file(path: Path) -> memoryview:
-    """Map a file read-only; its bytes are paged in as they are touched."""
-    if not refuse_irregular(path).st_size:
-        return memoryview(b"")  # mmap refuses an empty file
-    with path.open("rb") as stream:
-        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+def have_equal_bytes(path: Path, other: Path) -> bool:
+    """Return whether two files have the same bytes."""
+    if refuse_irregular(path).st_size != refuse_irregular(other).st_size:
+        return False
+    with path.open("rb") as ours, other.open("rb") as theirs:
+        while block := ours.read(READ_BYTES):
+            if theirs.read(READ_BYTES) != block:
+                return False
+    return True
 
 
 def write_file(path: Path, data: Data) -> None:

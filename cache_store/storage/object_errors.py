@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cache_store.errors import ConfigError, install
-from cache_store.storage.retrying import transient_error
+from cache_store.storage.retry import transient_error
 from cache_store.storage.verbs import missing_error
 
 MISSING_EXTRA = f"object stores need obstore, which is not installed; run {install('object-stores')}"
@@ -33,6 +33,12 @@ STATUS = re.compile(r"(?:status |\()code: (\d{3}\b(?: [A-Z][A-Za-z -]*)?)")
 TRANSIENT_CODES = {"BadDigest", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
 """S3's codes for requests that may succeed if repeated: damaged in transit, in conflict, or too slow."""
 
+NO_ANSWER = "error sending request"
+"""obstore's words for a request without any answer; another error without a status is of an answer that broke off."""
+
+BUILDER = "builder error"
+"""Its words for a request that it does not send."""
+
 METADATA_SERVICES = ("//169.254.", "metadata.google.internal", "no credentials")
 
 
@@ -51,21 +57,15 @@ def explain_store_errors(where: str) -> Iterator[None]:
 
 def as_os_error(error: Exception, where: str) -> OSError:
     """Return the problem and what to check as an OSError; a TransientError if a repeat may help."""
-    explained, status = explain(error, where), status_text(error)
-    if error_code(error) in TRANSIENT_CODES:
-        return transient_error(explained, "conflict", status)
-    if is_busy(error):
-        return transient_error(explained, "busy", status)
+    explained, status, text = explain(error, where), status_text(error), str(error)
+    if any(name in text for name in METADATA_SERVICES):
+        return transient_error(explained)
+    if error_code(error) in TRANSIENT_CODES or BUSY.search(text):
+        return transient_error(explained, status, is_away=True)
     is_explained = type(error).__name__ != "GenericError"  # obstore's class for errors whose cause it does not know
-    if isinstance(error, FileNotFoundError) or has_status(error) or is_explained:
+    if isinstance(error, FileNotFoundError) or is_explained or has_status(error) or BUILDER in text:
         return explained
-    was_retried = " retries, " in str(error)  # not after an answer that broke off
-    return transient_error(explained, "silent" if was_retried else "broken off")
-
-
-def is_busy(error: Exception) -> bool:
-    """Return whether the store answered that it has too much to do."""
-    return BUSY.search(str(error)) is not None and not any(name in str(error) for name in METADATA_SERVICES)
+    return transient_error(explained, is_away=NO_ANSWER in text)
 
 
 def has_status(error: Exception) -> bool:
@@ -99,7 +99,7 @@ def explain(error: Exception, where: str) -> OSError:
         return PermissionError(errno.EACCES, f"the token has expired ({code}): renew {CREDENTIALS[scheme]}", where)
     if code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or "redirect" in text:
         return OSError(errno.EIO, f"the bucket lies in another region: check {REGION[scheme]}", where)
-    if "builder error" in text:
+    if BUILDER in text:
         return OSError(errno.EIO, f"an endpoint of plain HTTP is used only with {ALLOW_HTTP[scheme]}=true", where)
     status = status_text(error)
     if code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch") or status.startswith(("401", "403")):

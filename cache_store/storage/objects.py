@@ -1,19 +1,21 @@
-"""Object stores (S3, GCS, Azure) through obstore, mostly with one request per verb and always with a time limit."""
+"""Object stores (S3, GCS, Azure) through obstore, mostly with one request per verb, each with a time limit."""
 
 import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError, TooLargeError
 from cache_store.storage.ahead import Span, read_parts
+from cache_store.storage.calls import GRACE_S, UPLOAD_GRACE_S
 from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, explain_store_errors, first_line
 from cache_store.storage.remote import COPIED_BYTES, PART_BYTES, UrlStore
-from cache_store.storage.retrying import PAGE, transient_error
+from cache_store.storage.retry import TransientError, transient_error
 from cache_store.storage.verbs import (
     MAX_READ_BYTES,
     Data,
@@ -29,21 +31,27 @@ if TYPE_CHECKING:
 
 Client: TypeAlias = "AnyStore"
 
+T = TypeVar("T")
+
 SCHEMES = ("s3", "gs", "az")
 
-CONNECT_S, ANSWER_S, RETRIED_S = 5, 20, 40
-"""Most seconds for a connection, for the answer to a small request, and for all retries of a request. A dead endpoint
-is thus reported within a minute.
-"""
+CONNECT_S, ANSWER_S = 5, 20
+"""Most seconds for a connection, and for the answer to a small request."""
 
 SLOWEST_BYTES_A_S = 1 << 20
 """A slower upload is tried again, then reported as an error."""
 
-MAX_RETRIES = 10
-"""Most retries by obstore; if the store answers at once that it is busy, they end after 2 to 8 s."""
+PAGE = 1_000
+"""Names per page of a listing, as in S3."""
+
+SMALL_BYTES = 1 << 20
+"""Largest upload that gets no longer grace after a stop than other requests."""
 
 MULTIPART_BYTES = 64 << 20
 """Files of at least this size that may replace another are uploaded in parts of COPIED_BYTES."""
+
+PART_RETRIES = 10
+"""Most retries by obstore, for such a part alone: all other requests are repeated by `retry.py`."""
 
 MOST_CREATED_BYTES = 5_000 << 20
 """Largest file for `put_if_absent`: it must be one request, and Azure accepts no more, S3 little more."""
@@ -56,68 +64,58 @@ REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", *S3_ENDPOINTS)
 NO_REGION = "no region is set: set AWS_REGION to the bucket's, or AWS_ENDPOINT_URL where the store is not Amazon's"
 
 FORKED = (
-    "this process was forked from one that had used the object store, and obstore's threads do not survive that: "
-    'start it by "spawn" or "forkserver" (for a DataLoader, multiprocessing_context="spawn")'
+    "this process was forked from one that had read an object store, whose threads do not survive that; "
+    'give the DataLoader multiprocessing_context="spawn"'
 )
-
-FIRST_USE: list[int] = []
-"""The process that made the first client; empty before."""
 
 
 class ObjectStore(UrlStore):
-    """A `Store` below a URL; each process connects at first use. Errors that a repeat may cure are TransientErrors."""
+    """A `Store` below a URL; each process connects at first use."""
 
     def stat(self, name: str) -> Version:
-        with explain_store_errors(self.where(name)):
-            return version_of_meta(client(self.url).head(name))
+        return self._request(name, lambda: self._stat(name))
+
+    def _stat(self, name: str) -> Version:
+        return version_of_meta(client(self.url).head(name))
 
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        return self._request(name, lambda: self._read(name, at_most))
+
+    def _read(self, name: str, at_most: int) -> bytes:
         """Read a small file in one request, a large one in two."""
         try:
             with explain_store_errors(self.where(name)):
                 data, version = self._range(name, 0, PART_BYTES, at_most)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            if self.stat(name).size:
+        except OSError as error:
+            if error.errno != errno.ENODATA or isinstance(error, TransientError) or self._stat(name).size:
                 raise
             return b""  # an empty file has no range
         if len(data) == version.size:
             return bytes(data)
-        with explain_store_errors(self.where(name)):
-            rest, again = self._range(name, len(data), version.size - len(data))
+        rest, again = self._range(name, len(data), version.size - len(data))
         if again != version:
-            raise transient_error(cut_short_error(self.where(name)), "cut")
-        return bytes(data) + bytes(rest)
+            raise transient_error(cut_short_error(self.where(name)))
+        return b"".join((data, rest))
 
-    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        return [self._ranges(each) for each in wanted]
+    def _fetch_file(self, wanted: Ranges) -> Sequence[memoryview]:
+        return self._request(wanted.name, lambda: self._ranges(wanted))
 
     def _ranges(self, wanted: Ranges) -> Sequence[memoryview]:
-        where, spans = self.where(wanted.name), [*zip(wanted.starts, wanted.lengths, strict=True)]
-        with explain_store_errors(where):
-            if wanted.version is None:
-                parts_of = self._range_fetcher(wanted.name)
-                return read_parts([(start, start + length) for start, length in spans], parts_of)
-            parts = [self._range(wanted.name, start, length) for start, length in spans]
-            if any(version != wanted.version for _, version in parts):
-                raise changed_error(where)
-            return [data for data, _ in parts]
+        spans = [*zip(wanted.starts, wanted.lengths, strict=True)]
+        if wanted.version is None:
+            return read_parts([(start, start + length) for start, length in spans], partial(self._spans, wanted.name))
+        parts = [self._range(wanted.name, start, length) for start, length in spans]
+        if any(version != wanted.version for _, version in parts):
+            raise changed_error(self.where(wanted.name))
+        return [data for data, _ in parts]
 
-    def _range_fetcher(self, name: str) -> Callable[[Sequence[Span]], Sequence[Any]]:
-        """Return a function that fetches ranges of one file.
-
-        obstore must not merge them: it aborts if an answer ends before a range begins.
-        """
-
-        def fetch(spans: Sequence[Span]) -> Sequence[Any]:
-            starts, lengths = [first for first, _ in spans], [end - first for first, end in spans]
-            found = client(self.url).get_ranges(name, starts=starts, lengths=lengths, coalesce=0)
-            if [*map(len, found)] != lengths:
-                raise transient_error(cut_short_error(self.where(name)), "cut")
-            return found
-
-        return fetch
+    def _spans(self, name: str, spans: Sequence[Span]) -> Sequence[Any]:
+        """Fetch spans of a file, ten at a time; obstore must not merge them: it aborts if an answer is cut short."""
+        starts, lengths = [first for first, _ in spans], [end - first for first, end in spans]
+        found = client(self.url).get_ranges(name, starts=starts, lengths=lengths, coalesce=0)
+        if [*map(len, found)] != lengths:
+            raise transient_error(cut_short_error(self.where(name)))
+        return found
 
     def _range(self, name: str, start: int, length: int, at_most: int | None = None) -> tuple[memoryview, Version]:
         """Return `length` bytes, or fewer at the file's end, and the file's version."""
@@ -127,55 +125,77 @@ class ObjectStore(UrlStore):
             raise too_large_error(self.where(name), version.size, at_most)
         data = memoryview(answer.bytes())
         if len(data) != min(length, version.size - start):  # `size` is from Content-Range: Content-Length may be cut
-            raise transient_error(cut_short_error(self.where(name)), "cut")
+            raise transient_error(cut_short_error(self.where(name)))
         return data, version
 
     def list(self, folder: str = "") -> list[str]:
-        with explain_store_errors(f"{self.where(folder)}/"):
-            found = client(self.url).list_with_delimiter(folder or None)
+        prefix = f"{folder}/" if folder else ""
+        found = self._request(prefix, lambda: client(self.url).list_with_delimiter(folder or None))
         names = [each["path"] for each in found["objects"]]
         folders = [f"{path}/" for path in found["common_prefixes"]]
-        prefix = f"{folder}/" if folder else ""
         return sorted(name.removeprefix(prefix) for name in (*names, *folders) if name not in ("", folder))
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        with explain_store_errors(self.url):
-            for page in client(self.url).list(offset=after or None, chunk_size=PAGE):
-                # Azure ignores the offset
-                yield from ((each["path"], version_of_meta(each)) for each in page if each["path"] > after)
+        """Yield every file; a listing that broke off continues at the same place."""
+        listing: Iterator[Sequence[Mapping[str, Any]]] | None = None
+
+        def page() -> Sequence[Mapping[str, Any]]:
+            nonlocal listing
+            pages = listing or iter(client(self.url).list(offset=after or None, chunk_size=PAGE))
+            listing = None  # one that has failed cannot continue
+            found = next(pages, ())
+            listing = pages
+            return found
+
+        while found := self._request("", page):
+            yield from ((each["path"], version_of_meta(each)) for each in found if each["path"] > after)
+            after = max(after, found[-1]["path"])  # Azure ignores the offset
 
     def put_whole(self, name: str, data: Data) -> None:
-        in_parts = len(data) >= MULTIPART_BYTES
-        with explain_store_errors(self.where(name)):
-            to = client(self.url, COPIED_BYTES if in_parts else len(data))
-            to.put(name, data, use_multipart=in_parts, chunk_size=COPIED_BYTES)
+        self._request(name, lambda: self._put(name, data), grace_s(data))
+
+    def _put(self, name: str, data: Data) -> None:
+        if len(data) < MULTIPART_BYTES:
+            client(self.url, len(data)).put(name, data, use_multipart=False)
+        else:
+            client(self.url, COPIED_BYTES, PART_RETRIES).put(name, data, use_multipart=True, chunk_size=COPIED_BYTES)
 
     def put_if_absent(self, name: str, data: Data) -> bool:
         if len(data) > MOST_CREATED_BYTES:
             limit = f"{len(data):,} bytes exceed an object store's limit per request; lower samples_per_shard"
             raise OSError(errno.EFBIG, limit, self.where(name))
-        with explain_store_errors(self.where(name)):
-            from obstore.exceptions import AlreadyExistsError
+        return self._request(name, lambda: self._create(name, data), grace_s(data))
 
-            try:
-                client(self.url, len(data)).put(name, data, mode="create", use_multipart=False)
-                return True
-            except AlreadyExistsError:
-                pass
+    def _create(self, name: str, data: Data) -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
         try:
-            return self.read(name, len(data)) == data  # our own put, made twice, may have written it
+            client(self.url, len(data)).put(name, data, mode="create", use_multipart=False)
+            return True
+        except AlreadyExistsError:
+            pass
+        try:
+            return self._read(name, len(data)) == data  # our own put, made twice, may have written it
         except TooLargeError:
             return False
         except FileNotFoundError:  # S3's 409: another put of this name is in progress
             problem = "other programs are writing it, but it does not appear"
-            raise transient_error(OSError(errno.EAGAIN, problem, self.where(name)), "conflict") from None
+            raise transient_error(
+                OSError(errno.EAGAIN, problem, self.where(name)), "409 Conflict", is_away=True
+            ) from None
 
     def delete(self, name: str) -> None:
-        try:
-            with explain_store_errors(self.where(name)):
-                client(self.url).delete(name)
-        except FileNotFoundError:  # GCS and Azure report a missing file, S3 does not
-            pass
+        with suppress(FileNotFoundError):  # GCS and Azure report a missing file, S3 does not
+            self._request(name, lambda: client(self.url).delete(name))
+
+    def _request(self, name: str, request: Callable[[], T], grace_s: float = GRACE_S) -> T:
+        """Return the result of a request about a file; obstore's errors become OSErrors that name it."""
+        return self._ask(explain_store_errors(self.where(name))(request), grace_s)
+
+
+def grace_s(data: Data) -> float:
+    """Return how long an upload may still take after a stop."""
+    return UPLOAD_GRACE_S if len(data) > SMALL_BYTES else GRACE_S
 
 
 def version_of_meta(meta: Mapping[str, Any]) -> Version:
@@ -192,23 +212,24 @@ def timeout_s(num_bytes: int) -> int:
     return seconds
 
 
-def client(url: str, num_bytes: int = 0) -> Client:
+def client(url: str, num_bytes: int = 0, retries: int = 0) -> Client:
     """Return a client for requests of up to `num_bytes`; do not keep it, since a fork makes it unusable.
 
-    ConfigError if no region is set or obstore rejects the URL or the environment.
+    ConfigError in a forked process, if no region is set, or if obstore rejects the URL or the environment.
     """
-    if is_forked():
-        raise RuntimeError(FORKED)
-    return make_client(url, timeout_s(num_bytes))
+    if connected_process() != os.getpid():
+        raise ConfigError(f"{url}: {FORKED}")
+    return make_client(url, timeout_s(num_bytes), retries)
 
 
-def is_forked() -> bool:
-    """Return whether this process was forked from one that had made a client."""
-    return bool(FIRST_USE) and FIRST_USE[0] != os.getpid()
+@lru_cache(maxsize=1)
+def connected_process() -> int:
+    """Return the process that asked for the first client, in its forked children too."""
+    return os.getpid()
 
 
 @lru_cache(maxsize=64)
-def make_client(url: str, seconds: int) -> Client:
+def make_client(url: str, seconds: int, retries: int) -> Client:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
@@ -216,7 +237,6 @@ def make_client(url: str, seconds: int) -> Client:
     if scheme == "s3" and not any(os.environ.get(name) for name in REGIONS):
         raise ConfigError(f"{url}: {NO_REGION}")
     refuse_invalid_endpoint()
-    FIRST_USE.append(os.getpid())
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=seconds),
@@ -225,11 +245,10 @@ def make_client(url: str, seconds: int) -> Client:
     config: dict[str, Any] = {}
     if scheme == "s3" and "AWS_CHECKSUM_ALGORITHM" not in os.environ:
         config["checksum_algorithm"] = "SHA256"  # the server compares it with the bytes that it received
-    retries = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRIED_S)}
     connect: Callable[..., Client] = from_url  # its options are typed per scheme
     try:
         literal = f"{scheme}://{quote(place, safe='/@:')}"  # `#`, `?` and `%20` are plain characters of a name
-        return connect(literal, client_options=options, retry_config=retries, **config)
+        return connect(literal, client_options=options, retry_config={"max_retries": retries}, **config)
     except (BaseError, ValueError) as error:
         problem = first_line(error).rpartition(" error: ")[2]
         raise ConfigError(f"{url}: {problem}: check {CREDENTIALS[scheme]}") from None

@@ -1,28 +1,28 @@
-"""Stores behind a network, stores that wrap a store, and a store that is listed only once."""
+"""Stores behind a network: their files are read by ranges and written whole."""
 
-import os
 import shutil
-import tempfile
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import BinaryIO, Self
+from dataclasses import dataclass
+from typing import Self, TypeVar
 
 from cache_store.errors import ConfigError
 from cache_store.storage.ahead import AheadReader, PartReader
-from cache_store.storage.calls import map_concurrently
-from cache_store.storage.files import SCRATCH_SUFFIX, name_scratch_in_errors
-from cache_store.storage.local import WRITE_BYTES, map_file
-from cache_store.storage.verbs import MAX_READ_BYTES, Data, File, Ranges, Store, Version, missing_error
+from cache_store.storage.calls import GRACE_S, map_concurrently, pool
+from cache_store.storage.files import map_file
+from cache_store.storage.local import WRITE_BYTES
+from cache_store.storage.publish import name_scratch_in_errors, scratch_file, scratch_folder
+from cache_store.storage.retry import repeat
+from cache_store.storage.verbs import Draft, File, Ranges, Store, Version
 
 PART_BYTES = 8 << 20
 """A larger part of a file is fetched in pieces of this size, several at the same time."""
 
 COPIED_BYTES = 16 << 20
 """Bytes copied to a local file at a time."""
+
+T = TypeVar("T")
 
 
 class RemoteStore(Store):
@@ -42,9 +42,9 @@ class RemoteStore(Store):
             return map_file(path)
 
     @contextmanager
-    def draft(self, name: str, attempt: int = 1) -> Iterator["ScratchDraft"]:
+    def draft(self, name: str, attempt: int = 1) -> Iterator[Draft]:
         with scratch_file() as path, name_scratch_in_errors(), path.open("wb", buffering=WRITE_BYTES) as stream:
-            yield ScratchDraft(self, name, path, stream)
+            yield Draft(self, name, path, stream, scratch_folder())
 
 
 @dataclass(frozen=True)
@@ -63,54 +63,17 @@ class UrlStore(RemoteStore):
     def __str__(self) -> str:
         return self.url
 
-
-@dataclass(frozen=True)
-class WrappedStore(RemoteStore):
-    """A store that passes every call on to another store; each subclass changes some of the calls."""
-
-    inner: Store
-
-    @property
-    def is_remote(self) -> bool:
-        return self.inner.is_remote
-
-    @property
-    def has_exclusive_claims(self) -> bool:
-        return self.inner.has_exclusive_claims
-
-    @property
-    def is_read_only(self) -> bool:
-        return self.inner.is_read_only
-
-    def __str__(self) -> str:
-        return str(self.inner)
-
-    def where(self, name: str) -> str:
-        return self.inner.where(name)
-
-    def stat(self, name: str) -> Version:
-        return self.inner.stat(name)
-
-    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
-        return self.inner.read(name, at_most)
-
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        return self.inner.fetch(wanted)
+        return map_concurrently(self._fetch_file, wanted)
 
-    def list(self, folder: str = "") -> list[str]:
-        return self.inner.list(folder)
+    @abstractmethod
+    def _fetch_file(self, wanted: Ranges) -> Sequence[memoryview]:
+        """Return whole byte ranges of one file."""
 
-    def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        return self.inner.walk(after)
-
-    def put_whole(self, name: str, data: Data) -> None:
-        self.inner.put_whole(name, data)
-
-    def put_if_absent(self, name: str, data: Data) -> bool:
-        return self.inner.put_if_absent(name, data)
-
-    def delete(self, name: str) -> None:
-        self.inner.delete(name)
+    def _ask(self, request: Callable[[], T], grace_s: float = GRACE_S) -> T:
+        """Return the result of a request; it is repeated, in a thread, so that this one reacts to signals."""
+        bucket = "/".join(self.url.split("/")[:3])
+        return pool().wait_for(lambda: repeat(bucket, request), grace_s)
 
 
 class FetchedFile(File):
@@ -136,105 +99,3 @@ class FetchedFile(File):
 
     def _fetch(self, start: int, stop: int) -> memoryview:
         return self._store.fetch([Ranges(self._name, [start], [stop - start], version=self.version)])[0][0]
-
-
-@dataclass(frozen=True)
-class ScratchDraft:
-    """A local scratch file that is put into the store when it is published."""
-
-    store: Store
-    name: str
-    scratch: Path
-    stream: BinaryIO
-
-    @contextmanager
-    def writing(self) -> Iterator[BinaryIO]:
-        with name_scratch_in_errors():
-            yield self.stream
-
-    def finish(self) -> None:
-        with self.writing() as stream:
-            stream.flush()
-
-    def map(self) -> memoryview:
-        return map_file(self.scratch)
-
-    def publish(self) -> None:
-        self.store.put_whole(self.name, self.map())
-
-    def publish_if_absent(self) -> bool:
-        return self.store.put_if_absent(self.name, self.map())
-
-
-@contextmanager
-def scratch_file() -> Iterator[Path]:
-    """Create a scratch file and yield its path; on Linux it has no name, so that a kill removes it, too."""
-    with name_scratch_in_errors():
-        descriptor, named = tempfile.mkstemp(SCRATCH_SUFFIX, "encode-once-")
-    nameless = Path(f"/proc/self/fd/{descriptor}")
-    try:
-        if nameless.exists():
-            Path(named).unlink()
-            yield nameless
-        else:
-            yield Path(named)
-    finally:
-        os.close(descriptor)
-        Path(named).unlink(missing_ok=True)
-
-
-def with_listing(store: Store) -> Store:
-    """Return a store for looking at many files: a remote store is then listed once, with all names and versions."""
-    return ListedStore(store) if store.is_remote else store
-
-
-@dataclass(frozen=True)
-class ListedStore(WrappedStore):
-    """A store with the names and versions of one listing, made at first use; files written later can only be read."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
-    found: list[Mapping[str, Version]] = field(default_factory=list, compare=False, repr=False)
-    """The one listing, once it was made."""
-
-    def stat(self, name: str) -> Version:
-        if (version := self.versions.get(name)) is None:
-            raise missing_error(self.where(name))
-        return version
-
-    def list(self, folder: str = "") -> list[str]:
-        return sorted(self.entries.get(folder, ()))
-
-    def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        return ((name, version) for name, version in self.versions.items() if name > after)
-
-    @property
-    def versions(self) -> Mapping[str, Version]:
-        """The version of each file, by name."""
-        with self.lock:
-            if not self.found:
-                self.found.append({name: version for name, version in self.inner.walk() if version is not None})
-            return self.found[0]
-
-    @cached_property
-    def entries(self) -> Mapping[str, set[str]]:
-        """The entries of each folder."""
-        return entries_by_folder(self.versions)
-
-
-def entries_by_folder(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return the direct entries of each folder, the top folder being ""; names of folders end in a slash.
-
-    An object that only marks a folder has the folder's name and is not an entry of it.
-    """
-    folders: dict[str, set[str]] = {}
-    for name in filter(None, names):
-        entry, is_new = name, True
-        while entry and is_new:
-            folder, _, last = entry.rstrip("/").rpartition("/")
-            is_new = folder not in folders
-            folders.setdefault(folder, set()).add(last + "/" * entry.endswith("/"))
-            entry = folder and f"{folder}/"
-    for folder in filter(None, folders):
-        above, _, last = folder.rpartition("/")
-        folders[above].discard(last)
-    return folders

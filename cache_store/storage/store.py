@@ -8,16 +8,14 @@ from typing import TypeVar
 
 from cache_store.errors import ConfigError
 from cache_store.storage.calls import map_concurrently
-from cache_store.storage.forked import ForkedStore
 from cache_store.storage.hub import HUB, HubStore
-from cache_store.storage.kept import KeptBlocks, KeptStore
+from cache_store.storage.kept import KeptBlocks
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import SCHEMES, ObjectStore
-from cache_store.storage.remote import with_listing
-from cache_store.storage.retrying import RetryingStore
 from cache_store.storage.verbs import Draft, Store
+from cache_store.storage.wrapped import KeptStore, ListedStore
 
-__all__ = ["Draft", "Store", "with_listing"]
+__all__ = ["Draft", "Store"]
 """Imported from here by other packages."""
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
@@ -30,16 +28,8 @@ Address = str | Path | Store
 """A cache's path or URL, or its store."""
 
 
-def open_objects(scheme: str, place: str) -> Store:
-    return ForkedStore(RetryingStore(ObjectStore.in_bucket(scheme, place)))
-
-
-def open_hub(scheme: str, place: str) -> Store:
-    return RetryingStore(HubStore.in_bucket(scheme, place))
-
-
-STORES: dict[str, Callable[[str], Store]] = {scheme: partial(open_objects, scheme) for scheme in SCHEMES}
-STORES[HUB] = partial(open_hub, HUB)
+STORES: dict[str, Callable[[str], Store]] = {scheme: partial(ObjectStore.in_bucket, scheme) for scheme in SCHEMES}
+STORES[HUB] = partial(HubStore.in_bucket, HUB)
 """Functions that open the `place` of `scheme://place`, by scheme; an address without a scheme is a folder."""
 
 
@@ -61,6 +51,11 @@ def open_store(address: Address) -> Store:
 def with_kept_blocks(store: Store, folder: Path, max_bytes: int) -> Store:
     """Wrap a remote store so that blocks of files with a known SHA-256 are kept in a local folder of `max_bytes`."""
     return KeptStore(store, KeptBlocks(folder, max_bytes)) if store.is_remote else store
+
+
+def with_listing(store: Store) -> Store:
+    """Return a store for looking at many files: a remote store is then listed once, with all names and versions."""
+    return ListedStore(store) if store.is_remote else store
 
 
 def map_calls(store: Store, call: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:

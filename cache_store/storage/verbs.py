@@ -9,11 +9,14 @@ import io
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, Self
 
 from cache_store.errors import ChangedError, ConfigError, TooLargeError
+from cache_store.storage.files import map_file
+from cache_store.storage.publish import name_in_errors
 
 MAX_READ_BYTES = 128 * 2**20
 """Default bound of a file that is read whole; a seal of a million shards takes 80 MB."""
@@ -63,27 +66,40 @@ class Ranges(NamedTuple):
     """The version that every range must come from; None for any."""
 
 
-class Draft(Protocol):
-    """A file that is written and checked before it gets its name; unless it is published, it is deleted."""
+@dataclass(frozen=True)
+class Draft:
+    """A scratch file of this machine, which is written and checked before it gets its name in a store."""
 
-    @property
-    def stream(self) -> BinaryIO:
-        """The stream to write to."""
+    store: "Store"
+    name: str
+    scratch: Path
+    stream: BinaryIO
+    named: str
+    """What OSErrors of the stream name: the file, or the folder of temporary files."""
 
-    def writing(self) -> AbstractContextManager[BinaryIO]:
-        """Give the stream; an OSError inside names the file, or the folder of temporary files if that disk failed."""
+    @contextmanager
+    def writing(self) -> Iterator[BinaryIO]:
+        """Yield the stream; an OSError inside says which disk failed."""
+        with name_in_errors(self.named):
+            yield self.stream
 
     def finish(self) -> None:
         """Flush the written bytes to the disk."""
+        with self.writing() as stream:
+            stream.flush()
+            self.store.sync(stream.fileno())
 
     def map(self) -> memoryview:
         """Return the bytes written, read back."""
+        return map_file(self.scratch)
 
     def publish(self) -> None:
         """Give the file its name, durably; replace a file of that name."""
+        self.store.put_file(self.name, self.scratch)
 
     def publish_if_absent(self) -> bool:
         """Give the file its name, durably, unless another file has it; return the same as `put_if_absent`."""
+        return self.store.put_file_if_absent(self.name, self.scratch)
 
 
 class File(io.BufferedReader):
@@ -190,7 +206,19 @@ class Store(Protocol):
 
     @abstractmethod
     def draft(self, name: str, attempt: int = 1) -> AbstractContextManager[Draft]:
-        """Create a draft of a large file."""
+        """Create a draft of a large file; unless it is published, it is deleted."""
+
+    def put_file(self, name: str, scratch: Path) -> None:
+        """Give a scratch file, which its draft has finished, its name; it need not be left where it was."""
+        self.put_whole(name, map_file(scratch))
+
+    def put_file_if_absent(self, name: str, scratch: Path) -> bool:
+        """Do the same unless another file has the name; return the same as `put_if_absent`."""
+        return self.put_if_absent(name, map_file(scratch))
+
+    def sync(self, descriptor: int) -> None:
+        """Flush a scratch file to disk, if it will stay there."""
+        return
 
     def where(self, name: str) -> str:
         """Return a file's whole address, for messages."""

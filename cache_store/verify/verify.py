@@ -19,7 +19,7 @@ from cache_store.cache.survey import survey_records
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Spec
-from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target
+from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.findings import (
     Finding,

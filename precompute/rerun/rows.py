@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, ShardRun, Spec, shard_runs
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
-from cache_store.storage.files import name_scratch_in_errors
+from cache_store.storage.publish import name_scratch_in_errors
 
 CHUNK = 8_192
 """Samples held as Python objects at a time."""

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from cache_store.storage import objects, retrying
+from cache_store.storage import objects, retry
 
 Kind = Literal["500", "503", "429", "409", "403", "400", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
 
@@ -220,8 +220,8 @@ def flipped(data: bytes) -> bytes:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after a second or two what a program otherwise tries for most of a minute."""
-    limits = {"CONNECT_S": 1, "ANSWER_S": 1, "RETRIED_S": 2, "MAX_RETRIES": 1}
-    pauses = {"BUSY_S": 1.0, "FIRST_PAUSE_S": 0.05, "WARNED_EACH_S": 0}
-    for module, values in ((objects, limits), (retrying, pauses)):
+    limits = {"CONNECT_S": 1, "ANSWER_S": 1}
+    pauses = {"PATIENCE_S": 2.0, "FIRST_PAUSE_S": 0.02, "WARNED_EACH_S": 0}
+    for module, values in ((objects, limits), (retry, pauses)):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)

@@ -15,7 +15,6 @@ from cache_store.cache.metadata import open_plan, read_build, read_seal
 from cache_store.errors import SourceError
 from cache_store.storage import objects
 from cache_store.storage.local import LocalStore
-from cache_store.storage.objects import make_client
 from cache_store.storage.store import open_store
 from precompute.cli import main
 from precompute.images.rejected import Rejected
@@ -149,15 +148,13 @@ def test_a_store_that_fails_stops_the_build_and_a_rerun_goes_on(project, bucket,
     source = source_of(name, f"{bucket}/in")
     project.build(name="other", source=source)
     reads = sum(request.method == "GET" and "/in/" in request.path for request in proxy.requests)
-    monkeypatch.setattr("cache_store.storage.objects.MAX_RETRIES", 0)
-    monkeypatch.setattr("cache_store.storage.retrying.BUSY_S", 0)
-    make_client.cache_clear()
+    monkeypatch.setattr("cache_store.storage.retry.ATTEMPTS", 1)
+    monkeypatch.setattr("cache_store.storage.retry.PATIENCE_S", 0)
     for first in sorted({1, 2, reads // 2, reads - 1}):
         proxy.fail("500", "GET", "/in/", first=first, times=10**6)
         said = project.build(source=source, code=1)
         assert re.search(r"precompute: error: .*the store answers 500", said.splitlines()[-1])
         proxy.mend()
-    make_client.cache_clear()
     project.build(source=source)
     assert images_of(project.cache) == images_of(project.folder / "other")
 

@@ -60,7 +60,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     before its end is not finished: without workers, the next pass begins where that one began; with workers, which read
     ahead, first load the cursor of the last batch.
     With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and save the cursor of the last batch:
-    the workers hold copies, so this object's `state_dict` does not advance.
+    the workers hold copies, so this object's `state_dict` does not advance. For a cache in an object store, add
+    `multiprocessing_context="spawn"`.
 
     Args:
         cache: An open cache or its path. A mapping of names to paths is joined (`cache_store.open_joined`). A list

@@ -11,7 +11,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.output_file import refuse_inside
 from cache_store.refusal import counted
-from cache_store.storage.files import refuse_foreign_names
+from cache_store.storage.local import LocalStore
+from cache_store.storage.publish import publish_folder
 from trainer.config import views_of_run
 from trainer.export import standalone
 from trainer.export.card import CURVE_FILE, STANDALONE_FILE, draw_curve, is_hub_id, model_card, read_figures
@@ -24,7 +25,6 @@ from trainer.model.projector_file import (
     TrainedProjector,
     projector_bytes,
 )
-from trainer.published import publish_folder
 from trainer.run.trained import config_of_run, load_projector, run_folder
 
 
@@ -63,7 +63,7 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"folder: {folder} is not empty; name an empty or a new folder")
     # A file may be in the place of the folder, or of a parent.
-    refuse_foreign_names(folder, (), "folder", "export")
+    LocalStore(folder).refuse_foreign_names((), "folder", "export")
     for caches in views_of_run(config or {}):
         for cache in caches.values():
             refuse_inside("folder", folder, cache)

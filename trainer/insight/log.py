@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from cache_store.log import utc_time
 from cache_store.program.progress_bar import progress_bar
-from cache_store.storage.files import name_in_errors
 from cache_store.storage.local import write_file
+from cache_store.storage.publish import name_in_errors
 from trainer.config import TrainConfig
 from trainer.insight.trackers import Tracker, open_trackers
 from trainer.run.folder import ALERTS, CAPTIONS, METRICS_FILE, NONFINITE, TIME, as_step

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cache_store.errors import ConfigError
-from cache_store.storage.files import is_claimed
+from cache_store.storage.claim import is_claimed
 from trainer.config import TrainRunConfig
 from trainer.insight.health import WINDOW
 from trainer.model.projector_file import PROJECTOR_FILE

@@ -15,7 +15,7 @@ from cache_store import Cache, JoinedCache
 from cache_store.cache.images import EncodeImages, find_source_images, open_image_encoder
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.output_file import refuse_inside
-from cache_store.storage.files import make_folder
+from cache_store.storage.publish import make_folder
 from trainer.config import TrainConfig
 from trainer.data.prefetch import Samples
 from trainer.data.stream import LatentSource

@@ -24,8 +24,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.refusal import printable
-from cache_store.storage.files import make_folder, name_in_errors
 from cache_store.storage.local import write_file
+from cache_store.storage.publish import make_folder, name_in_errors
 from trainer.config import TrainConfig
 from trainer.run.observers import Caption, caption_text, preview_png
 

@@ -14,8 +14,7 @@ import yaml
 
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import real_path
-from cache_store.storage.files import refuse_foreign_names
-from cache_store.storage.local import write_file
+from cache_store.storage.local import LocalStore, write_file
 from trainer.config import TrainConfig, TrainRunConfig
 from trainer.run.checkpoint import CheckpointFolder
 from trainer.run.observers import Metrics
@@ -74,7 +73,7 @@ def refuse_foreign_output(config: TrainConfig) -> None:
     if config.text_dir and real_path(Path(config.text_dir).expanduser()) == real_path(config.run.folder):
         raise ConfigError(f"data.text_dir: {config.text_dir} is run.output; name a folder inside it, or another folder")
     if not has_run(config.run):
-        refuse_foreign_names(config.run.folder, names_before_the_config(config), "run.output", "run")
+        LocalStore(config.run.folder).refuse_foreign_names(names_before_the_config(config), "run.output", "run")
 
 
 def names_before_the_config(config: TrainConfig) -> tuple[str, ...]:

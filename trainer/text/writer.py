@@ -13,8 +13,8 @@ from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.log import log_info
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
-from cache_store.storage.files import claim_folder, name_in_errors
-from trainer.published import publish_folder
+from cache_store.storage.claim import claim_folder
+from cache_store.storage.publish import name_in_errors, publish_folder
 from trainer.text.chat import ChatTokenizer, has_moved_image
 from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c
 

@@ -15,7 +15,7 @@ import numpy as np
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
 from cache_store.storage.ahead import AnnouncedResults
-from cache_store.storage.files import CLAIM_FILE
+from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
 from cache_store.storage.verbs import File

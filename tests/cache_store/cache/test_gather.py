@@ -9,27 +9,16 @@ import sys
 import sysconfig
 import time
 from array import array
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cache_store.cache import gather
-from cache_store.cache.gather import (
-    AHEAD,
-    COLD_PART,
-    COPY_FUNCTIONS,
-    SETTLED,
-    TRIALS,
-    Fastest,
-    ReadAhead,
-    move_rows,
-    read_ahead,
-)
+from cache_store.cache.gather import AHEAD, COLD_PART, FIRST_AHEAD, ReadAhead, copy_rows, move_rows, read_ahead
 
-IN_C = [copy for copy in COPY_FUNCTIONS if copy is not move_rows]
-"""The functions in C; empty if there was no compiler."""
+IN_C = [copy_rows] if copy_rows is not move_rows else []
+"""The function in C, if there was a compiler."""
 ALL = [*IN_C, move_rows]
 GUARD = 64
 
@@ -107,64 +96,6 @@ def test_the_pages_of_all_rows_are_read_ahead_and_no_others(tmp_path):
         assert pages_in_memory(mapped) == wanted
 
 
-class Timed:
-    """Functions 0, 1, … whose durations, in seconds of a clock of their own, are given."""
-
-    def __init__(self, *seconds):
-        self.now, self.seconds = 0.0, seconds
-        self.fastest = Fastest(range(len(seconds)), lambda: self.now)
-
-    def batches(self, count, batch_bytes=100, is_checked=False, is_in_memory=True):
-        """Return the function chosen for each of `count` batches."""
-        chosen = []
-        for _ in range(count):
-            with self.fastest.choose(batch_bytes, is_checked, is_in_memory) as number:
-                self.now += self.seconds[number](self.now, batch_bytes, is_checked)
-            chosen.append(number)
-        return chosen
-
-
-def test_the_function_that_took_the_least_time_is_kept():
-    timed = Timed(lambda *_: 3.0, lambda *_: 1.0, lambda *_: 2.0)
-    assert timed.batches(3 * TRIALS + 50) == [0, 1, 2] * TRIALS + [1] * 50
-    timed = Timed(lambda now, size, is_checked: size, lambda *_: 500.0)
-    assert [timed.batches(2 * TRIALS + 1, size)[-1] for size in (64, 4_096, 100)] == [0, 1, 0], "of each size"
-    timed = Timed(lambda *_: 1.0, lambda now, size, is_checked: 3.0 if is_checked else 0.5)
-    assert [timed.batches(2 * TRIALS + 1, is_checked=each)[-1] for each in (True, False)] == [0, 1], "of checked ones"
-    with pytest.raises(KeyError), timed.fastest.choose(100, True):
-        raise KeyError  # a failed check stays an error
-
-
-def test_the_functions_are_timed_again_once_pages_are_mapped_and_then_no_more():
-    chosen = Timed(lambda now, *_: 1.0 if now < SETTLED else 9.0, lambda *_: 2.0).batches(10 * SETTLED)
-    assert set(chosen[2 * TRIALS : SETTLED - 1]) == {0}
-    assert chosen[SETTLED + 2 * TRIALS :] == [1] * (9 * SETTLED - 2 * TRIALS)
-
-
-def test_batches_that_wait_for_the_disk_are_no_trials():
-    timed = Timed(lambda *_: 3.0, lambda *_: 1.0)
-    assert timed.batches(50, is_in_memory=False) == [0] * 50
-    assert timed.batches(2 * TRIALS + 1)[-1] == 1
-    assert timed.batches(50, is_in_memory=False) == [1] * 50
-
-
-def test_threads_share_what_was_learnt():
-    switching = sys.getswitchinterval()
-    fastest = Fastest(range(5))
-
-    def batches(_):
-        for _ in range(5_000):
-            with fastest.choose(100, False) as number:
-                assert number in range(5)
-
-    try:
-        sys.setswitchinterval(1e-6)
-        with ThreadPoolExecutor(8) as threads:
-            [*threads.map(batches, range(8))]
-    finally:
-        sys.setswitchinterval(switching)
-
-
 class Disk:
     """Reads batches of 256 rows; some rows wait for the disk unless they are read ahead. No address is touched."""
 
@@ -185,11 +116,11 @@ class Disk:
 
 
 def test_batches_are_read_ahead_while_rows_wait_for_the_disk():
-    disk, (few, most) = Disk(), AHEAD
-    assert disk.batches(few + 100, 256 // COLD_PART) == [True] * few + [False] * 100, "a few that wait cost less"
-    assert disk.batches(3 * few + 2, 200) == [False, *[True] * few, False, *[True] * 2 * few]
-    assert disk.batches(50 * most, 200).count(False) < 70, "soon few batches are touched to find out"
-    assert not any(disk.batches(most + 1, 0)[most:]), "and none is read ahead once they are in memory"
+    disk = Disk()
+    first, few = [True] * FIRST_AHEAD, 256 // COLD_PART
+    assert disk.batches(FIRST_AHEAD + 100, few) == [*first, *[False] * 100], "a few that wait cost less"
+    assert disk.batches(2 * AHEAD + 2, few + 1) == [False, *[True] * AHEAD, False, *[True] * AHEAD]
+    assert not any(disk.batches(100, 0)), "and none is read ahead once they are in memory"
 
 
 HEADERS = Path(sysconfig.get_path("include"), "Python.h")
@@ -208,6 +139,6 @@ def test_a_binary_that_does_not_load_is_done_without(tmp_path, binary):
         (folder / "__init__.py").touch()
     shutil.copy(gather.__file__, room)
     (room / "_gather.abi3.so").write_bytes(binary)
-    program = "from cache_store.cache.gather import COPY_FUNCTIONS, move_rows; print(move_rows in COPY_FUNCTIONS)"
+    program = "from cache_store.cache.gather import copy_rows, move_rows; print(copy_rows is move_rows)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"

@@ -16,7 +16,7 @@ from cache_store.cache.metadata import write_build
 from cache_store.cli import main
 from cache_store.copy.copy import refuse_overlap
 from cache_store.errors import ConfigError
-from cache_store.storage.files import claim_folder
+from cache_store.storage.claim import claim_folder
 from cache_store.storage.store import open_store
 from tests.cache_store.conftest import REJECTED, ROWS, SHAPES, contents, flip, samples_of, shard_name
 from tests.make_cache import caption, make_cache

@@ -13,15 +13,14 @@ from typing import NamedTuple
 import pytest
 
 from cache_store.errors import CacheError, ChangedError, ConfigError, TooLargeError
-from cache_store.storage import forked, retrying
-from cache_store.storage.kept import KeptBlocks, KeptStore
+from cache_store.storage import retry
+from cache_store.storage.kept import KeptBlocks
 from cache_store.storage.local import LocalStore
-from cache_store.storage.remote import ListedStore
-from cache_store.storage.retrying import RetryingStore
 from cache_store.storage.store import Store, open_store
 from cache_store.storage.verbs import Ranges, Version
+from cache_store.storage.wrapped import KeptStore, ListedStore
 from tests.hub import DATA_SET
-from tests.memory_store import FailingStore, MemoryStore
+from tests.memory_store import MemoryStore
 
 
 class Handles(NamedTuple):
@@ -48,34 +47,27 @@ MADE: dict[str, Callable[[Path], Handles]] = {
     "folder": lambda folder: one_store(LocalStore(folder / "store")),
     "no links": lambda folder: one_store(NoLinks(folder / "store")),
     "memory": lambda folder: one_store(MemoryStore()),
-    "retrying": lambda folder: one_store(RetryingStore(FailingStore(MemoryStore()))),
     "kept": lambda folder: one_store(KeptStore(MemoryStore(), KeptBlocks(folder / "kept", 2 << 20))),
     "listed": lambda folder: Handles(store := MemoryStore(), lambda: ListedStore(store)),
 }
-SERVED = {"s3": "s3", "gs": "gs", "az": "az", "forked": "s3"}
+SERVED = ("s3", "gs", "az")
 
 
 @pytest.fixture(params=[*MADE, *SERVED, "hub"])
 def handles(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Handles]:
-    monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
     if request.param in MADE:
         yield MADE[request.param](tmp_path)
         return
     if request.param == "hub":
         yield Handles(LocalStore(request.getfixturevalue("hub_files")), lambda: open_store(DATA_SET))  # past the Hub
         return
-    store = open_store(f"{request.getfixturevalue('bucket')}/a/store")
-    if request.param == "forked":  # as it is in a process that was forked: another one reads for it
-        monkeypatch.setattr(forked, "is_forked", lambda: True)
-    yield one_store(store)
-    if forked.helper_of.cache_info().currsize:
-        forked.helper_of(os.getpid())._process.communicate()  # ends it
-        forked.helper_of.cache_clear()
+    yield one_store(open_store(f"{request.getfixturevalue('bucket')}/a/store"))
 
 
 @pytest.fixture
 def scheme(request: pytest.FixtureRequest) -> str:
-    return SERVED[request.node.callspec.params["handles"]]
+    return str(request.node.callspec.params["handles"])
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A folder of this machine: scratch files of dead writers, and paths that are not regular files."""
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,25 @@ def test_a_dead_writers_scratch_is_cleared_and_counted(store):
         (store.root / name).write_bytes(b"half")
     assert store.clear_drafts("file") == 4
     assert store.list() == [".file.x.5.partial", ".other.7.partial"]
+
+
+@dataclass(frozen=True)
+class SyncedStore(LocalStore):
+    """Records the inode of all that is synced."""
+
+    synced: list[int] = field(default_factory=list)
+
+    def sync(self, descriptor: int) -> None:
+        self.synced.append(os.fstat(descriptor).st_ino)
+        super().sync(descriptor)
+
+
+def test_a_name_that_another_program_gave_is_synced_before_it_is_relied_on(store):
+    """A power cut could still take it away: the other program may have died before it synced it."""
+    store.put_whole("in/file", b"data")
+    ours = SyncedStore(store.root)
+    assert ours.put_if_absent("in/file", b"data")
+    assert ours.synced[-1] == (store.root / "in").stat().st_ino
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import itertools
 import multiprocessing
 import sys
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from cache_store import open_cache
 from cache_store.cache.survey import survey_records
 from cache_store.cli import main as cache_store
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.storage.local import LocalStore
 from cache_store.storage.object_errors import explain, has_status
 from cache_store.storage.store import open_store
@@ -148,21 +147,25 @@ def test_a_copy_refuses_another_cache_and_damage(copied, tmp_path, capsys):
     assert "is damaged: its sha256 is not as recorded" in capsys.readouterr().err
 
 
-def test_a_forked_process_reads_as_its_parent_does(copied):
-    cache = open_cache(copied[1])
-    expected = cache.read(np.arange(len(cache)))
-    queue = multiprocessing.get_context("fork").SimpleQueue()
+def test_a_forked_process_is_told_to_be_spawned(copied):
+    """Also if it reads what its parent did not."""
+    cache, fork = open_cache(copied[1]), multiprocessing.get_context("fork")
+    queue = fork.SimpleQueue()
 
     def read() -> None:
-        try:
-            replace(cache.store).read("no such file")
-        except FileNotFoundError:
-            queue.put(cache.read(np.arange(len(cache))))
+        for store in (cache.store, open_store(f"{copied[1]}/other")):
+            try:
+                store.read("seal.json")
+            except ConfigError as error:
+                queue.put(str(error))
 
-    process = multiprocessing.get_context("fork").Process(target=read)
+    process = fork.Process(target=read)
     process.start()
-    assert np.array_equal(queue.get(), expected)
     process.join()
+    for url in (copied[1], f"{copied[1]}/other"):
+        said = queue.get()
+        assert said.startswith(f"{url}: this process was forked")
+        assert 'multiprocessing_context="spawn"' in said
 
 
 SHARDS = 40

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cache_store.errors import ConfigError
 from cache_store.log import utc_time
-from cache_store.storage.files import claim_folder, is_claimed
+from cache_store.storage.claim import claim_folder, is_claimed
 from trainer.insight.monitor import curve, monitor, rows
 from trainer.run.folder import CONFIG_FILE, METRICS_FILE
 

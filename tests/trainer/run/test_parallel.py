@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from cache_store.storage.files import claim_folder
+from cache_store.storage.claim import claim_folder
 from tests.trainer.conftest import described_cache
 from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of_two, metrics
 from trainer.data.batches import StepLoader

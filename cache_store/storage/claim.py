@@ -1,0 +1,88 @@
+"""Claim a folder of this machine for one writer, or for the ranks of one build.
+
+A claim is a lock that the kernel releases when its holder dies. Ranks of one build share it and never replace a file,
+so they stay safe on file systems whose locks do not reach other machines.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from cache_store.errors import CacheError
+from cache_store.storage.publish import make_folder, name_in_errors
+
+CLAIM_FILE = ".claim"
+
+
+@contextmanager
+def claim_folder(root: Path, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
+    """Hold the folder for this process. If another process holds it, wait, or raise CacheError naming host and process.
+
+    A shared claim excludes only exclusive ones; its file stays until the next exclusive claim ends. Folders that were
+    created here are removed again if they stay empty.
+    """
+    holder = f"process {os.getpid()} on {os.uname().nodename}"
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        with locked_claim(root, wait, shared) as stream:
+            with name_in_errors(root / CLAIM_FILE):
+                stream.truncate(0)
+                stream.write(f"ranks of a build, the last to start as {holder}\n" if shared else f"{holder}\n")
+                stream.flush()
+            try:
+                yield
+            finally:
+                if not shared:
+                    (root / CLAIM_FILE).unlink(missing_ok=True)  # still locked, so it is our own file
+    finally:
+        with suppress(OSError):  # stop at the first folder that is not empty
+            for folder in new:
+                folder.rmdir()
+
+
+def is_claimed(root: Path) -> bool:
+    """Return whether a process seems to hold the folder; it takes no lock, which could stop a process that starts.
+
+    A process on another machine is assumed to run for as long as its claim file exists.
+    """
+    try:
+        holder = re.fullmatch(r"process (\d+) on (.*)\n", (root / CLAIM_FILE).read_text())
+    except FileNotFoundError:
+        return False
+    if holder is None or holder[2] != os.uname().nodename:
+        return True
+    try:
+        os.kill(int(holder[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process
+        return True
+    return True
+
+
+@contextmanager
+def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
+    """Lock the claim file; try again if its last holder has deleted it in the meantime."""
+    while True:
+        make_folder(root)
+        with (root / CLAIM_FILE).open("a+") as stream:
+            try:
+                fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                stream.seek(0)
+                holder = stream.read().strip() or "another process"
+                raise CacheError(f"{root} is being written by {holder}; wait for it or stop it") from None
+            if is_same_file(stream, root / CLAIM_FILE):
+                yield stream
+                return
+
+
+def is_same_file(stream: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
