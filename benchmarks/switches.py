@@ -27,7 +27,6 @@ PAIRS = {
     "checkpointing: selective": ("checkpointing-none", "checkpointing-selective"),
     "checkpointing: full": ("checkpointing-none", "checkpointing-full"),
     "loss_chunk": ("loss-whole", "loss-chunked"),
-    "group_lengths": ("lengths-mixed", "lengths-grouped"),
     "fit_memory": ("passes-one-sample", "passes-fitted"),
     "attention": ("attention-math", "attention-auto"),
     "reconstruction: every 4": ("reconstruction-none", "reconstruction-every-4"),
