@@ -20,9 +20,6 @@ MAX_BATCH_SIZE = 1_000_000
 MAX_SHUFFLE_BLOCK = 65_536
 """128 such blocks are 8 million samples, which are held in memory."""
 
-MAX_GROUPS = 1_024
-"""A window of this many batches is drawn anew for each batch."""
-
 MAX_LR = 1e3
 """Limit of learning rate and weight decay: far above any that trains, far below those that overflow float32."""
 
@@ -67,9 +64,6 @@ class DataConfig:
     """Neighbouring samples that are read at once and shuffled as a block, for object stores and slow disks. 1 shuffles
     single samples; 32 sends 30 times fewer requests to a URL. Three windows are held in memory, divided among the
     ranks; each has at least 128 blocks, rounded up to a multiple of the batch size."""
-    group_lengths: int = 1
-    """Batches that are drawn together and cut by the length of their texts, so that little of a pass is padding; 1:
-    each is drawn alone. Another number gives another order, which is just as exact."""
     posterior: Literal["sample", "mean"] | None = None
     """How training reads a cache of posterior moments: `sample` draws a new latent each time, `mean` takes the mean;
     null: `sample` if the cache has moments. Validation, captions and generation read the mean."""
@@ -93,9 +87,6 @@ class DataConfig:
         require(0 <= self.val_fraction <= 1, "data.val_fraction", "in [0, 1]", self.val_fraction)
         block = self.shuffle_block
         require(1 <= block <= MAX_SHUFFLE_BLOCK, "data.shuffle_block", f"in [1, {MAX_SHUFFLE_BLOCK:,}]", block)
-        groups = self.group_lengths
-        require(1 <= groups <= MAX_GROUPS, "data.group_lengths", f"in [1, {MAX_GROUPS:,}]", groups)
-        require(groups == 1 or block == 1, "data.group_lengths", "1 with a data.shuffle_block", groups)
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
         require(self.views is None or len(self.views) > 1, "data.views", "null, or two caches or more", self.views)
         for name in ("text_dir", "cache_dir"):

@@ -10,13 +10,13 @@ own random order. `lanes` is a multiple of the batch size, so a rank reads from 
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.errors import ConfigError
-from trainer.config import MAX_GROUPS, MAX_SHUFFLE_BLOCK
+from trainer.config import MAX_SHUFFLE_BLOCK
 
 Int64Array = NDArray[np.int64]
 Uint64Array = NDArray[np.uint64]
@@ -70,59 +70,11 @@ class SampleOrder:
         return (first + positions // self.count) % views
 
 
-@dataclass(frozen=True)
-class GroupedOrder(SampleOrder):
-    """The order of samples that share a batch with others of similar length.
-
-    Each window of some batches is sorted by length, and its batches are shuffled; it depends on its number alone.
-    """
-
-    lengths: NDArray[np.int64] = field(kw_only=True)
-    """One length for each of the `count` samples."""
-    batch_size: int = field(kw_only=True)
-    batches: int = field(kw_only=True)
-    """Number of batches in a window."""
-
-    def at(self, positions: Int64Array) -> Int64Array:
-        size = self.batch_size * self.batches
-        indices = np.empty_like(positions)
-        for window in np.unique(positions // size).tolist():
-            here = positions // size == window
-            indices[here] = self._window(window)[positions[here] - window * size]
-        return indices
-
-    def _window(self, window: int) -> Int64Array:
-        size = self.batch_size * self.batches
-        drawn = super().at(np.arange(window * size, (window + 1) * size))
-        by_length = drawn[np.argsort(self.lengths[drawn], kind="stable")].reshape(self.batches, self.batch_size)
-        key = hashlib.sha256(f"{self.identity}\n{self.seed}\nwindow {window}".encode()).digest()
-        shuffled: Int64Array = by_length[permute(np.arange(self.batches), self.batches, key)].reshape(-1)
-        return shuffled
-
-
-def make_order(
-    identity: str,
-    seed: int,
-    count: int,
-    batch_size: int,
-    shuffle_block: int = 1,
-    group_lengths: int = 1,
-    lengths: Int64Array | None = None,
-) -> SampleOrder:
-    """Make the order of single samples, of blocks, or by `lengths` [count]; ConfigError for options that clash."""
-    for name, size, most in (
-        ("shuffle_block", shuffle_block, MAX_SHUFFLE_BLOCK),
-        ("group_lengths", group_lengths, MAX_GROUPS),
-    ):
-        if not (isinstance(size, int) and 1 <= size <= most):
-            raise ConfigError(f"{name} must be a whole number in [1, {most:,}], got {size!r}")
-    if group_lengths > 1 and shuffle_block > 1:
-        raise ConfigError("group_lengths must be 1 with a shuffle_block")
-    if (group_lengths > 1) != (lengths is not None):
-        raise ConfigError("group_lengths above 1 and lengths need each other")
-    if lengths is None:
-        return SampleOrder(identity, seed, count, block=shuffle_block, lanes=lanes_of(batch_size))
-    return GroupedOrder(identity, seed, count, lengths=lengths, batch_size=batch_size, batches=group_lengths)
+def make_order(identity: str, seed: int, count: int, batch_size: int, shuffle_block: int) -> SampleOrder:
+    """Make the order of single samples, or of blocks if `shuffle_block` is above 1."""
+    if not (isinstance(shuffle_block, int) and 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK):
+        raise ConfigError(f"shuffle_block must be a whole number in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block!r}")
+    return SampleOrder(identity, seed, count, block=shuffle_block, lanes=lanes_of(batch_size))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize
 from cache_store.refusal import differences_between, refuse
 from trainer.config import MAX_EPOCHS
-from trainer.data.order import GroupedOrder, Int64Array, RankShare, batch_positions, make_order
+from trainer.data.order import Int64Array, RankShare, batch_positions, make_order
 from trainer.data.prefetch import Samples, WindowReader
 from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
 from trainer.model.config import WORLD
@@ -74,9 +74,6 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         world_size: Number of parts; it divides `batch_size`.
         shuffle_block: Above 1, that many neighbours are read together, ahead of their batches, and held while they are
             shown (`trainer/data/order.py`). It allows at most one worker; threads read ahead.
-        group_lengths: Above 1, that many batches are drawn together and sorted by `lengths`, so that a batch holds
-            samples of similar length. An epoch may end among them; the next pass then begins with the batches left.
-        lengths: One length, a whole number, for each sample of the cache, by sample number.
         draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
         normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
             a latent is drawn first.
@@ -97,8 +94,6 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         rank: int = 0,
         world_size: int = 1,
         shuffle_block: int = 1,
-        group_lengths: int = 1,
-        lengths: np.ndarray | None = None,
         draw: bool = False,
         normalize: bool = False,
         source: LatentSource | None = None,
@@ -117,17 +112,11 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         self.draw, self.normalize = draw or normalize, normalize
         total = len(self.cache)
         self.samples = None if samples is None else valid_numbers(samples, total)
-        if lengths is not None:
-            lengths = np.asarray(lengths)
-            if lengths.shape != (total,) or not np.issubdtype(lengths.dtype, np.integer):
-                found = f"{lengths.dtype} {lengths.shape}"
-                raise ConfigError(f"lengths must be a whole number for each of {total:,} samples, got {found}")
-            lengths = lengths if self.samples is None else lengths[self.samples]
         count = total if self.samples is None else len(self.samples)
         if not count:
             where = f"{self.cache.first.store} holds none" if self.samples is None else "samples is empty"
             raise ConfigError(f"there are no samples to show: {where}")
-        self.order = make_order(self.cache.identity, seed, count, batch_size, shuffle_block, group_lengths, lengths)
+        self.order = make_order(self.cache.identity, seed, count, batch_size, shuffle_block)
         self.pass_samples = None if epochs is None else exact(epochs) * count
         self._cursor, self._end = 0, self.pass_end(0)
         self._own_pass: tuple[int, int] | None = None
@@ -248,11 +237,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def _must_match(self) -> dict[str, Any]:
         order = self.order
         samples = "all" if self.samples is None else numbers_digest(self.samples)
-        groups, lengths = (
-            (order.batches, numbers_digest(order.lengths)) if isinstance(order, GroupedOrder) else (1, None)
-        )
         fields = {"cache": order.identity, "samples": samples, "seed": order.seed, "batch_size": self.batch_size}
-        return {**fields, "shuffle_block": order.block, "group_lengths": groups, "lengths": lengths}
+        return {**fields, "shuffle_block": order.block}
 
 
 def exact(epochs: float) -> Fraction:

@@ -10,7 +10,7 @@ from cache_store.storage.local import write_file
 from trainer.insight.profile_parts import Part, Pass
 from trainer.insight.profile_steps import TRACE_FILE, WAIT, WARM_UP, Profile, as_record
 
-WAITING, IDLE, NORMS, PADDING, RECOMPUTED, LOGITS, LOW_FLOPS = 0.05, 0.10, 0.15, 0.10, 0.05, 0.20, 0.30
+WAITING, IDLE, NORMS, RECOMPUTED, LOGITS, LOW_FLOPS = 0.05, 0.10, 0.15, 0.05, 0.20, 0.30
 """Shares beyond which advice is given."""
 
 LEAST_COST = 0.01
@@ -147,8 +147,6 @@ def advice(measured: Profile) -> Iterator[str]:
     recomputed = sum(share_of(measured, phase, "recomputed") for phase in shares)
     if recomputed > RECOMPUTED:
         yield f"recomputed {recomputed:.0%}: if memory allows, use a lighter run.gradient_checkpointing"
-    if measured.padding > PADDING:
-        yield f"padding {measured.padding:.0%} of tokens: data.group_lengths puts texts of a length into one pass"
     kept = {name: size for name, size in measured.memory.items() if name.startswith("kept")}
     logits = sum(size for name, size in kept.items() if name.endswith("logits and loss"))
     if kept and logits / sum(kept.values()) > LOGITS:

@@ -51,10 +51,7 @@ POSTERIOR = "data.posterior"
 SHUFFLE_BLOCK = "data.shuffle_block"
 """Key of `must_match` if samples are shuffled in blocks."""
 
-GROUP_LENGTHS = "data.group_lengths"
-"""Key of `must_match` if batches are cut by the length of texts."""
-
-DEFAULTS = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1", GROUP_LENGTHS: "1"}
+DEFAULTS = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1"}
 """Values that hold if `must_match` leaves their key out."""
 
 ORDER_KEYS = ("data.batch_size", "data.seed", *DEFAULTS)

@@ -141,8 +141,6 @@ def make_loader(
         rank=world.rank if to_train else 0,
         world_size=world.size if to_train else 1,
         shuffle_block=data.shuffle_block,
-        group_lengths=data.group_lengths,
-        lengths=text.lengths(np.arange(text.meta.samples)) if data.group_lengths > 1 else None,
         draw=inputs.draw,
         source=source,
     )

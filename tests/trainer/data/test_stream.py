@@ -26,7 +26,7 @@ from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
-from trainer.data.order import GroupedOrder, RankShare, SampleOrder, epoch_key, lanes_of, permute
+from trainer.data.order import RankShare, SampleOrder, epoch_key, lanes_of, permute
 from trainer.data.prefetch import WindowReader, prefetched
 
 COUNT, BATCH = 21, 4
@@ -78,25 +78,6 @@ def test_a_shuffle_in_blocks_shows_every_sample_once_an_epoch(count, block, batc
 
 def runs_of(numbers: np.ndarray) -> int:
     return 1 + np.count_nonzero(np.diff(np.sort(numbers)) != 1)
-
-
-def test_batches_of_like_lengths_show_each_sample_as_often_and_pad_little():
-    """Positions may be asked for in any order; each window orders its batches anew."""
-    lengths = np.random.default_rng(0).integers(5, 60, 97)
-    plain = SampleOrder("cache", 7, 97)
-    grouped = GroupedOrder("cache", 7, 97, lengths=lengths, batch_size=4, batches=8)
-    positions = np.arange(32 * 97)
-    shown = grouped.at(positions)
-    assert np.bincount(shown).tolist() == [32] * 97
-    asked = np.random.default_rng(1).permutation(positions)[:200]
-    assert np.array_equal(grouped.at(asked), shown[asked])
-    padded = {
-        name: lengths[order.at(positions)].reshape(-1, 4).max(1).sum()
-        for name, order in {"plain": plain, "grouped": grouped}.items()
-    }
-    assert padded["grouped"] < 1.12 * lengths[shown].sum() / 4 < padded["plain"]
-    longest = lengths[shown].reshape(97, 8, 4).max(2)
-    assert len({tuple(np.argsort(each)) for each in longest}) > 50
 
 
 def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():
@@ -202,18 +183,6 @@ def test_chosen_samples_are_all_that_a_stream_shows(cache, shuffle_block):
             LatentStream(cache, BATCH, samples=other).load_state_dict(
                 LatentStream(cache, BATCH, samples=CHOSEN).state_dict()
             )
-
-
-def test_a_stream_groups_chosen_samples_by_their_lengths(cache):
-    lengths = np.random.default_rng(0).integers(5, 60, COUNT)
-    options = {"samples": CHOSEN, "group_lengths": 3, "epochs": 6}
-    stream = LatentStream(cache, BATCH, lengths=lengths, **options)
-    order = GroupedOrder(
-        open_cache(cache).identity, 0, len(CHOSEN), lengths=lengths[CHOSEN], batch_size=BATCH, batches=3
-    )
-    assert np.concatenate(numbers_of(stream)).tolist() == CHOSEN[order.at(np.arange(44))].tolist()
-    with pytest.raises(StaleError, match=r"lengths +7, sha256 \w+ +7, sha256"):
-        LatentStream(cache, BATCH, lengths=lengths + 1, **options).load_state_dict(stream.state_dict())
 
 
 def test_a_source_gives_latents_in_place_of_the_cache(cache):
@@ -330,12 +299,6 @@ def test_a_state_of_another_seed_batch_or_cache_is_refused(cache, field, before,
 UNUSABLE = {
     "epochs must be above 0": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)],
     "shuffle_block must be a whole number in": [{"shuffle_block": block} for block in (0, 10**9, 2.5, "32", None)],
-    "group_lengths must be a whole number in": [{"group_lengths": groups} for groups in (0, 2_000, 2.5)],
-    "group_lengths above 1 and lengths need each other": [{"group_lengths": 2}, {"lengths": np.ones(COUNT, int)}],
-    "lengths must be a whole number for each of 21 samples": [
-        {"group_lengths": 2, "lengths": lengths} for lengths in (np.ones(3, int), np.ones(COUNT))
-    ],
-    "group_lengths must be 1 with": [{"group_lengths": 2, "lengths": np.ones(COUNT, int), "shuffle_block": 2}],
     "no posterior moments to draw from": [{"draw": True}],
     "there are no samples to show: samples is empty": [{"samples": []}],
     "source must have a `read`": [{"source": "cache"}, {"source": Path("cache")}],
