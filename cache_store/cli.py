@@ -23,6 +23,8 @@ EXAMPLES = """\
 """
 COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
 
+RESHARD = "Pack short shards, as extensions leave them, into full ones; the copy has another identity."
+
 
 def info_command(arguments: Any) -> int:
     """Show what a cache holds and how it was made."""
@@ -47,7 +49,7 @@ def copy_command(arguments: Any) -> int:
 
     Without options, the copy has the same bytes; with them, the same samples.
     """
-    return run_copy(arguments.cache, arguments.out, arguments.config)
+    return run_copy(arguments.cache, arguments.out, arguments.config, reshard=arguments.reshard)
 
 
 def gallery_command(arguments: Any) -> int:
@@ -61,7 +63,7 @@ def gallery_command(arguments: Any) -> int:
 COMMANDS = {
     "info": Command(info_command, operands=CACHE, options={"--json": "Print all of it as JSON."}),
     "verify": Command(verify_command, VerifyConfig, CACHE),
-    "copy": Command(copy_command, CopyConfig, COPIED),
+    "copy": Command(copy_command, CopyConfig, COPIED, {"--reshard": RESHARD}),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),
 }
 

@@ -6,9 +6,10 @@ replaced only when the new ones are whole on disk and have one of the allowed di
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -127,7 +128,6 @@ class ShardBuilder:
         Raises MismatchedShardError if the content has none of the allowed digests.
         """
         count = self._planned.num_rows
-        assert len(self._outcomes) == count, (len(self._outcomes), count)
         run = CommitRun(
             attempt=self._files.attempt,
             seconds=round(seconds, 3),
@@ -137,10 +137,16 @@ class ShardBuilder:
             versions=versions,
             hardware=hardware or {},
         )
+        return self.commit_run(run)
+
+    def commit_run(self, run: CommitRun, inherited: Mapping[str, Any] | None = None) -> CommitRecord:
+        """Commit with this run; `inherited` are fields of the content that samples copied from a cache do not tell."""
+        assert len(self._outcomes) == self._planned.num_rows, (len(self._outcomes), self._planned.num_rows)
         with self._files.writing():
             self._writer.finish()
         samples = samples_table(self._array, self._planned, self._outcomes, np.concatenate(self._places))
         content = self._content(self._files.finish(samples, self._null_text), samples)
+        content = msgspec.structs.replace(content, **(inherited or {}))
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))

@@ -7,19 +7,29 @@ cache until then.
 
 import hashlib
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from cache_store.cache.commit import make_seal
-from cache_store.cache.metadata import metadata_of, read_build, read_spec, refuse_foreign_place, stored_sha256
+from cache_store.cache.metadata import (
+    file_record,
+    metadata_of,
+    open_plan,
+    read_build,
+    read_spec,
+    refuse_foreign_place,
+    stored_sha256,
+    write_plan,
+)
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import Survey, size_problem, survey_records
 from cache_store.copy.new_form import CacheAt, NewForm
+from cache_store.copy.reshard import Packer, packed
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.array import CodecName
 from cache_store.format.formats import FORMATS
@@ -36,7 +46,9 @@ COPIED_AT_ONCE = 8
 
 READ_BYTES = 1 << 20
 
-CopyShard = Callable[[CommitRecord], tuple[CommitRecord, bool]]
+ShardT = TypeVar("ShardT")
+
+Copying = Callable[[ShardT], tuple[CommitRecord, bool]]
 """Copies a shard unless it is there; returns the copy's record, and whether the shard was copied now."""
 
 
@@ -60,9 +72,10 @@ class Copied:
     is_new_form: bool
 
 
-def run_copy(cache: str, out: str, config: CopyConfig) -> int:
-    with progress_bar(total=read_spec(cache).num_shards, desc="copy", unit="shard", delay=0.5) as bar:
-        done = copy(cache, out, config, bar.update)
+def run_copy(cache: str, out: str, config: CopyConfig, *, reshard: bool) -> int:
+    shards = spec_of_copy(read_spec(cache), config, reshard=reshard).num_shards
+    with progress_bar(total=shards, desc="copy", unit="shard", delay=0.5) as bar:
+        done = copy(cache, out, config, bar.update, reshard=reshard)
     checked = "sample" if done.is_new_form else "file"
     kept = f"; {done.kept:,} were already there, with matching records" if done.kept else ""
     print(f"copied {counted(done.shards, 'shard')}, each {checked} checked as it was read and read back{kept}")
@@ -72,33 +85,46 @@ def run_copy(cache: str, out: str, config: CopyConfig) -> int:
     return 0
 
 
-def copy(root: Address, out: Address, config: CopyConfig, progress: Callable[[int], object]) -> Copied:
-    """Copy the sealed cache `root` to `out`; `progress` gets the number of shards done.
+def copy(
+    root: Address, out: Address, config: CopyConfig, progress: Callable[[int], object], *, reshard: bool = False
+) -> Copied:
+    """Copy the sealed cache `root` to `out`, in packed shards if asked to; `progress` gets the number of shards done.
 
     Raises ConfigError for a wrong place or a form that cannot hold the array, CacheError for a damaged source or a copy
     that does not read back as it was written, and StaleError for an unfinished source or if `out` holds another cache.
     """
     from_store, to_store = open_store(root), open_store(out)
     refuse_overlap(from_store, to_store)
-    source_seal = open_cache(from_store).seal
+    opened = open_cache(from_store)
+    source_seal = opened.seal
     verify(from_store, "quick").raise_if_damaged()
-    source = CacheAt(from_store, read_spec(from_store))
-    target = CacheAt(to_store, spec_of_copy(source.spec, config))
+    source = CacheAt(from_store, opened.spec)
+    target = CacheAt(to_store, spec_of_copy(source.spec, config, reshard=reshard))
     is_new_form = target.spec != source.spec
     refuse_foreign_place(to_store, "OUT")
     records, there = survey_records(from_store).records, survey_records(to_store)
-    refuse_other_cache(there, target.spec, records, None if is_new_form else source_seal)
+    is_packed = target.spec.shards != source.spec.shards
+    refuse_other_cache(there, target.spec, None if is_packed else records, None if is_new_form else source_seal)
+    in_order = [record for _, record in sorted(records.items())]
     with to_store.claim():
         put_checked(to_store, BUILD_FILE, build_of_copy(source, target) if is_new_form else from_store.read(BUILD_FILE))
         listing = with_listing(to_store)
-        copy_file(from_store, to_store, listing, msgspec.structs.replace(source_seal.plan_file, path=PLAN_FILE))
+        plan_file = msgspec.structs.replace(source_seal.plan_file, path=PLAN_FILE)
+        if not is_packed:
+            copy_file(from_store, to_store, listing, plan_file)
+        else:
+            plan_file = repack_plan(from_store, target)
         for name, data in metadata_of(target.spec):
             put_checked(to_store, name, data)
-        if is_new_form:
-            copied = copy_shards(records, NewForm(source, target, there.shards), 1, progress)
+        if is_packed:
+            pack = Packer(opened, records, target, there.shards)
+            copied = copy_shards(range(target.spec.num_shards), pack, 1, progress)
+            seal = make_seal(target.spec, [record.content for record, _ in copied], plan_file)
+        elif is_new_form:
+            copied = copy_shards(in_order, NewForm(source, target, there.shards), 1, progress)
             seal = seal_of_copy(target.spec, [record.content for record, _ in copied], source_seal)
         else:
-            copied = copy_shards(records, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
+            copied = copy_shards(in_order, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
             seal = source_seal
         clear_leftovers(to_store, target.spec)
         put_checked(to_store, SEAL_FILE, canonical_json(seal) if is_new_form else from_store.read(SEAL_FILE))
@@ -113,7 +139,7 @@ def refuse_overlap(root: Store, out: Store) -> None:
         raise ConfigError(f"OUT: {out} contains the cache {root}; name another folder")
 
 
-def spec_of_copy(spec: Spec, config: CopyConfig) -> Spec:
+def spec_of_copy(spec: Spec, config: CopyConfig, *, reshard: bool) -> Spec:
     """Make the spec of the copy; ConfigError if its form cannot hold the array."""
     form = config.format or spec.store_format
     codec = config.codec or ("none" if form == "webdataset" else spec.array.codec)
@@ -121,13 +147,26 @@ def spec_of_copy(spec: Spec, config: CopyConfig) -> Spec:
         given = f"--format {form}" if config.format else f"--codec {codec} of a cache in format {form}"
         raise ConfigError(f"{given}: {problem}")
     array = msgspec.structs.replace(spec.array, codec=codec)
-    return msgspec.structs.replace(spec, store_format=form, array=array)
+    spec = msgspec.structs.replace(spec, store_format=form, array=array)
+    return packed(spec) if reshard else spec
 
 
-def refuse_other_cache(there: Survey, spec: Spec, records: Mapping[int, CommitRecord], sealed: Seal | None) -> None:
+def repack_plan(source: Store, target: CacheAt) -> FileRecord:
+    """Write the source's plan, cut as the target says, unless it is there; return its record."""
+    plan, (store, spec) = open_plan(source), target
+    held = open_plan(store) if store.has(PLAN_FILE) else None
+    if held is None or not held.is_cut_as(spec) or held.digests().whole != spec.plan_digest:
+        write_plan(store, (plan.rows(rows.start, rows.stop) for rows in map(spec.shard_rows, range(spec.num_shards))))
+    return file_record(store, PLAN_FILE)
+
+
+def refuse_other_cache(
+    there: Survey, spec: Spec, records: Mapping[int, CommitRecord] | None, sealed: Seal | None
+) -> None:
     """Raise StaleError if the target holds another cache, so that this copy cannot resume there.
 
-    `sealed` is the seal of a copy byte for byte; in a new form, shards may differ from the source's in their files.
+    `records` are those of the copy's shards, if it has the source's shards; `sealed` is the seal of a copy byte for
+    byte: in a new form, shards may differ from the source's in their files.
     """
 
     def content(record: CommitRecord | None) -> Any:
@@ -139,7 +178,9 @@ def refuse_other_cache(there: Survey, spec: Spec, records: Mapping[int, CommitRe
         pairs.append(("spec", msgspec.to_builtins(there.spec.value), msgspec.to_builtins(spec)))
     if there.seal.value and sealed:
         pairs.append(("cache identity", there.seal.value.identity, sealed.identity))
-    pairs += [(f"shard {shard}", content(each), content(records.get(shard))) for shard, each in there.records.items()]
+    if records is not None:
+        held = there.records.items()
+        pairs += [(f"shard {shard}", content(each), content(records.get(shard))) for shard, each in held]
     for name, found, expected in pairs:
         if differing := differences_between({name: found}, {name: expected}):
             refuse(
@@ -154,16 +195,17 @@ def build_of_copy(source: CacheAt, target: CacheAt) -> bytes:
     if "store" in config:
         form = {"format": target.spec.store_format, "codec": target.spec.array.codec}
         config["store"] = {**config["store"], **form}
-    return canonical_json(sign(msgspec.structs.replace(record, config=config)))
+    listed = record.listed if target.spec.shards == source.spec.shards else None
+    return canonical_json(sign(msgspec.structs.replace(record, config=config, listed=listed)))
 
 
 def copy_shards(
-    records: Mapping[int, CommitRecord], copy_one: CopyShard, at_once: int, progress: Callable[[int], object]
+    shards: Iterable[ShardT], copy_one: Copying[ShardT], at_once: int, progress: Callable[[int], object]
 ) -> list[tuple[CommitRecord, bool]]:
     """Copy shards, `at_once` at a time; after an error, shards being copied are finished first."""
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            copied = [pool.submit(copy_one, record) for _, record in sorted(records.items())]
+            copied = [pool.submit(copy_one, shard) for shard in shards]
             for done in as_completed(copied):
                 done.result()
                 progress(1)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import CommitContent
+from cache_store.format.schema import CommitContent, Spec
 from cache_store.format.tables import PLAN_COLUMNS, PLAN_SCHEMA, TableFile
 
 NOT_ANSWERS = frozenset({"human", "user", "system"})
@@ -99,6 +99,10 @@ class PlanFile:
         lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
         return np.cumsum([0, *lengths])
 
+    def is_cut_as(self, spec: Spec) -> bool:
+        """Return whether its row groups are the shards of a spec; the digest tells whether the rows are, too."""
+        return np.array_equal(self.bounds, spec.bounds)
+
     def digests(self, num_shards: int | None = None) -> PlanDigests:
         """Compute the digests of the rows of the first shards, or of all.
 
@@ -112,6 +116,16 @@ class PlanFile:
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """Read one shard's row group."""
         return self._file.row_group(shard, columns)
+
+    def rows(self, first: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read rows [first, stop), which may lie in several row groups."""
+        parts, names = list[pa.Table](), None if columns is None else list(columns)
+        for shard in range(int(np.searchsorted(self.bounds, first, side="right")) - 1, self.num_shards):
+            start = int(self.bounds[shard])
+            if start >= stop:
+                break
+            parts.append(self.shard(shard, names).slice(max(first - start, 0), stop - max(first, start)))
+        return parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
 
     def recorded_rows(self, content: CommitContent) -> pa.Table:
         """Read the rows that a shard was made for; CacheError if the plan's rows differ, fingerprints aside."""

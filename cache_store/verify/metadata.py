@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from cache_store.cache.commit import cache_identity, make_seal
 from cache_store.cache.metadata import metadata_of, open_plan
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
-from cache_store.format.plan import PlanFile, plan_digest
+from cache_store.format.plan import plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
@@ -39,14 +38,9 @@ def is_planned(store: Store, spec: Spec) -> bool:
     """Return whether the plan is the spec's; True also if it cannot be read."""
     try:
         plan = open_plan(store)
-        return has_shards_of(plan, spec) and plan.digests().whole == spec.plan_digest
+        return plan.is_cut_as(spec) and plan.digests().whole == spec.plan_digest
     except CacheError:
         return True
-
-
-def has_shards_of(plan: PlanFile, spec: Spec) -> bool:
-    """Return whether the plan is cut where the spec says."""
-    return np.array_equal(plan.bounds, spec.bounds)
 
 
 def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
@@ -100,7 +94,7 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
         digests = plan.digests()
     except (CacheError, OSError) as error:
         return CheckedPlan(findings=(unreadable_finding(error, store, PLAN_FILE),))
-    if has_shards_of(plan, spec) and digests.whole == spec.plan_digest:
+    if plan.is_cut_as(spec) and digests.whole == spec.plan_digest:
         return CheckedPlan(digests=dict(enumerate(digests.shards)))
     return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))
 

@@ -200,7 +200,7 @@ def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> Rows | None:
 
 def is_plan_of(plan: PlanOnDisk, spec: Spec) -> bool:
     """Return whether the plan has the rows of the spec, cut into the same shards."""
-    return plan.digests.whole == spec.plan_digest and np.array_equal(plan.plan.bounds, spec.bounds)
+    return plan.digests.whole == spec.plan_digest and plan.plan.is_cut_as(spec)
 
 
 def extends(plan: PlanOnDisk, spec: Spec) -> bool:

@@ -90,7 +90,7 @@ class Rows:
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows of a shard."""
         first, stop = self.bounds[shard : shard + 2].tolist()
-        return read_slice(self.plan, first, stop, columns)
+        return self.plan.rows(first, stop, columns)
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         return (self.shard(shard, columns) for shard in range(self.num_shards))
@@ -126,17 +126,6 @@ class Rows:
             if shard + 1 == planned.num_shards and plan_hash.digests() != planned.digests:
                 return None
         return replace(grown, digests=plan_hash.digests())
-
-
-def read_slice(plan: PlanFile, first: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read rows [first, stop) of a plan, which may lie in several of its row groups."""
-    parts, names = list[pa.Table](), None if columns is None else list(columns)
-    for group in range(int(np.searchsorted(plan.bounds, first, side="right")) - 1, plan.num_shards):
-        start = int(plan.bounds[group])
-        if start >= stop:
-            break
-        parts.append(plan.shard(group, names).slice(max(first - start, 0), stop - max(first, start)))
-    return parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
 
 
 def rows_on_disk(plan: PlanFile, digests: PlanDigests) -> Rows:
