@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cache_store.storage.local import WRITE_BYTES, LocalFile, LocalStore
-from cache_store.storage.verbs import MAX_READ_BYTES, Version
+from cache_store.storage.protocol import MAX_READ_BYTES, Version
 
 
 class FaultyDisk:

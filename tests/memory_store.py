@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cache_store.storage.remote import RemoteStore
-from cache_store.storage.verbs import (
+from cache_store.storage.protocol import (
     MAX_READ_BYTES,
     Data,
     Ranges,
@@ -14,6 +13,7 @@ from cache_store.storage.verbs import (
     missing_error,
     too_large_error,
 )
+from cache_store.storage.remote import RemoteStore
 
 
 @dataclass(frozen=True)

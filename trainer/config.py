@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cache_store.errors import ConfigError
-from cache_store.storage.kept import LEAST_BYTES
+from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import is_url, local_path
 from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 

@@ -46,8 +46,8 @@ from cache_store.format.tables import (
 )
 from cache_store.refusal import MADE_BY, SEALED_BY
 from cache_store.storage.files import stream_sha256
+from cache_store.storage.protocol import read_only_error
 from cache_store.storage.store import Address, Store, is_url, open_store
-from cache_store.storage.verbs import read_only_error
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
 """Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""

@@ -30,9 +30,9 @@ from cache_store.format.tables import (
     parse_table,
     samples_schema,
 )
-from cache_store.storage.ahead import COALESCED_BYTES
+from cache_store.storage.prefetch import COALESCED_BYTES
+from cache_store.storage.protocol import Ranges
 from cache_store.storage.store import Store, map_calls
-from cache_store.storage.verbs import Ranges
 
 MAPPED_SHARDS = 16_384
 """Most shards held open at once; Linux allows 65,530 mappings per process (vm.max_map_count)."""
@@ -64,9 +64,8 @@ class SealedShards:
         """End of each shard's range of sample numbers, exclusive."""
         self.starts = self.ends - seal.cached_per_shard
         self._format = shard_format(spec)
-        self._places: list[SampleColumns] = []
-        self._plan: list[PlanFile] = []
-        """Both lists are filled lazily; if threads race, the first entry wins."""
+        self.places = self._unknown_places()
+        """Columns of all samples; the parts of shards that were not read are undefined, and take no memory yet."""
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
         """Maps a shard by number; CacheError if its file or table is not as sealed."""
         self.located = dict[int, FileRecord]()
@@ -125,13 +124,6 @@ class SealedShards:
         for name, column in self.places.items():
             column[self.starts[shard] : self.ends[shard]] = table[name].to_numpy()
 
-    @property
-    def places(self) -> SampleColumns:
-        """Columns of all samples, allocated with the first shard, so that a false seal cannot exhaust memory."""
-        if not self._places:
-            self._places.append(self._unknown_places())
-        return self._places[0]
-
     def _unknown_places(self) -> SampleColumns:
         names = ["offset", "crc32c"] if self.spec.array.codec == "none" else ["offset", "length", "crc32c"]
         names += [TOKENS] if self.spec.array.text else []
@@ -179,11 +171,13 @@ class SealedShards:
             raise self._broken(f"{NULL_TEXT_FILE} has {len(data):,} bytes, a sample {array.sample_bytes:,}")
         return np.frombuffer(bytearray(data), array.numpy_dtype).reshape(array.shape)
 
+    @cached_property
+    def _plan(self) -> PlanFile:
+        return open_plan(self.store)
+
     def _planned_rows(self, content: CommitContent) -> pa.Table:
         try:
-            if not self._plan:
-                self._plan.append(open_plan(self.store))
-            return self._plan[0].recorded_rows(content)
+            return self._plan.recorded_rows(content)
         except CacheError as error:
             raise self._broken(str(error)) from None
 

@@ -9,8 +9,7 @@ from json import JSONDecodeError
 from typing import Any, Self
 
 from cache_store.errors import ConfigError, install
-from cache_store.storage.remote import UrlStore
-from cache_store.storage.verbs import (
+from cache_store.storage.protocol import (
     MAX_READ_BYTES,
     Data,
     Ranges,
@@ -21,6 +20,7 @@ from cache_store.storage.verbs import (
     read_only_error,
     too_large_error,
 )
+from cache_store.storage.remote import UrlStore
 
 HUB = "hf"
 """The scheme of its URLs."""

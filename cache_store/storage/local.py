@@ -15,15 +15,7 @@ from typing import BinaryIO, Self
 from cache_store.errors import ConfigError
 from cache_store.storage.claim import CLAIM_FILE, claim_folder
 from cache_store.storage.files import map_file, refuse_irregular
-from cache_store.storage.publish import (
-    SCRATCH_SUFFIX,
-    clear_scratch,
-    name_in_errors,
-    scratch_beside,
-    sync_path,
-    unused_attempt,
-)
-from cache_store.storage.verbs import (
+from cache_store.storage.protocol import (
     MAX_READ_BYTES,
     Data,
     Draft,
@@ -34,6 +26,14 @@ from cache_store.storage.verbs import (
     changed_error,
     cut_short_error,
     too_large_error,
+)
+from cache_store.storage.publish import (
+    SCRATCH_SUFFIX,
+    clear_scratch,
+    name_in_errors,
+    scratch_beside,
+    sync_path,
+    unused_attempt,
 )
 
 WRITE_BYTES = 4 * 2**20

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cache_store.errors import ConfigError, install
+from cache_store.storage.protocol import missing_error
 from cache_store.storage.retry import transient_error
-from cache_store.storage.verbs import missing_error
 
 MISSING_EXTRA = f"object stores need obstore, which is not installed; run {install('object-stores')}"
 

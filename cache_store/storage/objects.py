@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError, TooLargeError
-from cache_store.storage.ahead import Span, read_parts
 from cache_store.storage.calls import GRACE_S, UPLOAD_GRACE_S
 from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, explain_store_errors, first_line
-from cache_store.storage.remote import COPIED_BYTES, PART_BYTES, UrlStore
-from cache_store.storage.retry import TransientError, transient_error
-from cache_store.storage.verbs import (
+from cache_store.storage.prefetch import PART_BYTES, Span, read_parts
+from cache_store.storage.protocol import (
     MAX_READ_BYTES,
     Data,
     Ranges,
@@ -25,6 +23,8 @@ from cache_store.storage.verbs import (
     cut_short_error,
     too_large_error,
 )
+from cache_store.storage.remote import COPIED_BYTES, UrlStore
+from cache_store.storage.retry import TransientError, transient_error
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as AnyStore

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.ahead import AheadReader, PartReader
 from cache_store.storage.calls import GRACE_S, map_concurrently, pool
 from cache_store.storage.files import map_file
 from cache_store.storage.local import WRITE_BYTES
+from cache_store.storage.prefetch import STREAM_BYTES, PartReader, PartStream
+from cache_store.storage.protocol import Draft, File, Ranges, Store, Version
 from cache_store.storage.publish import name_scratch_in_errors, scratch_file, scratch_folder
 from cache_store.storage.retry import repeat
-from cache_store.storage.verbs import Draft, File, Ranges, Store, Version
-
-PART_BYTES = 8 << 20
-"""A larger part of a file is fetched in pieces of this size, several at the same time."""
 
 COPIED_BYTES = 16 << 20
 """Bytes copied to a local file at a time."""
@@ -81,17 +78,14 @@ class FetchedFile(File):
 
     def __init__(self, store: Store, name: str, version: Version) -> None:
         self._store, self._name = store, name
-        super().__init__(AheadReader(version.size, self._fetch), store.where(name), version)
         self._parts = PartReader(version.size, self._fetch)
+        super().__init__(PartStream(self._parts), store.where(name), version, STREAM_BYTES)
 
     def reopen(self) -> Self:
         return type(self)(self._store, self._name, self.version)
 
     def part(self, start: int, length: int) -> bytes:
         stop = min(start + length, self.version.size)
-        if stop - start > PART_BYTES:
-            spans = [(first, min(first + PART_BYTES, stop)) for first in range(start, stop, PART_BYTES)]
-            return b"".join(map_concurrently(lambda span: self._fetch(*span), spans))
         return bytes(self._parts.part(start, stop)) if start < stop else b""
 
     def refuse_changed(self) -> None:

@@ -1,4 +1,4 @@
-"""Open the store at an address, a folder or a URL; `verbs.py` defines stores."""
+"""Open the store at an address, a folder or a URL; `protocol.py` defines stores."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from typing import TypeVar
 from cache_store.errors import ConfigError
 from cache_store.storage.calls import map_concurrently
 from cache_store.storage.hub import HUB, HubStore
-from cache_store.storage.kept import KeptBlocks
+from cache_store.storage.kept_blocks import KeptBlocks
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import SCHEMES, ObjectStore
-from cache_store.storage.verbs import Draft, Store
+from cache_store.storage.protocol import Draft, Store
 from cache_store.storage.wrapped import KeptStore, ListedStore
 
 __all__ = ["Draft", "Store"]

@@ -1,13 +1,14 @@
 """Stores that wrap a store: one that is listed only once, and one that keeps blocks of its files on this machine."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from cache_store.storage.kept import KeptBlocks
+from cache_store.storage.kept_blocks import KeptBlocks
+from cache_store.storage.protocol import MAX_READ_BYTES, Data, Ranges, Store, Version, missing_error
 from cache_store.storage.remote import RemoteStore
-from cache_store.storage.verbs import MAX_READ_BYTES, Data, Ranges, Store, Version, missing_error
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,6 @@ class ListedStore(WrappedStore):
 
     lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
-    def stat(self, name: str) -> Version:
-        if (version := self.versions.get(name)) is None:
-            raise missing_error(self.where(name))
-        return version
-
-    def list(self, folder: str = "") -> list[str]:
-        with self.lock:
-            return sorted(self._entries.get(folder, ()))
-
-    def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        return ((name, version) for name, version in self.versions.items() if name > after)
-
     @property
     def versions(self) -> Mapping[str, Version]:
         """The version of each file, by name."""
@@ -97,28 +86,26 @@ class ListedStore(WrappedStore):
 
     @cached_property
     def _versions(self) -> Mapping[str, Version]:
-        return {name: version for name, version in self.inner.walk() if version is not None}
+        return {name: version for name, version in self.inner.walk() if name and version is not None}
 
     @cached_property
-    def _entries(self) -> Mapping[str, set[str]]:
-        """The entries of each folder."""
-        return entries_by_folder(self._versions)
+    def _names(self) -> Sequence[str]:
+        return sorted(self.versions)
 
+    def stat(self, name: str) -> Version:
+        if (version := self.versions.get(name)) is None:
+            raise missing_error(self.where(name))
+        return version
 
-def entries_by_folder(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return the direct entries of each folder, the top folder being ""; names of folders end in a slash.
+    def list(self, folder: str = "") -> list[str]:
+        """List a folder; an object that only marks a folder has its name, and is not an entry."""
+        prefix, entries = folder and f"{folder}/", set[str]()
+        place = bisect_left(self._names, prefix)
+        while place < len(self._names) and (name := self._names[place]).startswith(prefix):
+            entry, slash, _ = name[len(prefix) :].partition("/")
+            entries.add(entry + slash)
+            place = bisect_left(self._names, f"{prefix}{entry}0", place) if slash else place + 1  # "0" follows "/"
+        return sorted(entries - {each[:-1] for each in entries if each.endswith("/")})
 
-    An object that only marks a folder has the folder's name and is not an entry of it.
-    """
-    folders: dict[str, set[str]] = {}
-    for name in filter(None, names):
-        entry, is_new = name, True
-        while entry and is_new:
-            folder, _, last = entry.rstrip("/").rpartition("/")
-            is_new = folder not in folders
-            folders.setdefault(folder, set()).add(last + "/" * entry.endswith("/"))
-            entry = folder and f"{folder}/"
-    for folder in filter(None, folders):
-        above, _, last = folder.rpartition("/")
-        folders[above].discard(last)
-    return folders
+    def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
+        return ((name, version) for name, version in self.versions.items() if name > after)

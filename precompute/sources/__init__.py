@@ -13,8 +13,8 @@ from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFi
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.local import LocalStore
+from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url
-from cache_store.storage.verbs import File
 from precompute.sources.archives.image_store import ImageFolder, Images, holds_files, open_images
 from precompute.sources.archives.names import Samples
 from precompute.sources.cache import CacheSource

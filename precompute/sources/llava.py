@@ -13,7 +13,7 @@ import msgspec
 
 from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
-from cache_store.storage.verbs import File
+from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore, prefetch_of
 from precompute.sources.archives.names import Samples

@@ -16,7 +16,7 @@ import pyarrow as pa
 from cache_store.errors import CacheError, SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.format.tables import TableFile
-from cache_store.storage.verbs import File
+from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING, refuse_large
 from precompute.sources.archives.names import Samples

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cache_store.errors import ConfigError, MissingPathError, NotAFileError
 from cache_store.storage.local import LocalStore
+from cache_store.storage.protocol import File, Version, changed_error
 from cache_store.storage.store import Store, is_url, map_calls, open_store, split_url, with_listing
-from cache_store.storage.verbs import File, Version, changed_error
 from precompute.sources.archives.archive import is_mac_metadata
 from precompute.sources.archives.image_store import ImageFolder, find_file, holds_files
 from precompute.sources.archives.names import Listing, no_listing

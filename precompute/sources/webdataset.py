@@ -17,8 +17,8 @@ import numpy as np
 
 from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
-from cache_store.storage.ahead import SharedResults
 from cache_store.storage.calls import start_thread
+from cache_store.storage.prefetch import SharedResults
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive

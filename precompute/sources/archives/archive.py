@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.storage.verbs import File
+from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.names import ChosenNames, Listing, NameColumns, Names, is_utf8
 

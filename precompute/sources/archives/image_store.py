@@ -14,11 +14,11 @@ import numpy as np
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
-from cache_store.storage.ahead import AnnouncedResults
 from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalFile, LocalStore
+from cache_store.storage.prefetch import AnnouncedResults
+from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
-from cache_store.storage.verbs import File
 from precompute.images.not_images import COMPRESSED, name_by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.storage.verbs import File
+from cache_store.storage.protocol import File
 from precompute.sources.archives.archive import Archive, ArchiveIndex
 from precompute.sources.archives.names import NameColumns
 from precompute.sources.archives.tar import ImageTar

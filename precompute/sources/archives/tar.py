@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, cast
 
 from cache_store.errors import SourceError
-from cache_store.storage.verbs import File
+from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import (
     DAMAGED,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.errors import SourceError
-from cache_store.storage.verbs import File
+from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, ArchiveIndex, index_of, refuse_large
 

@@ -14,10 +14,10 @@ import pytest
 
 from cache_store.errors import CacheError, ChangedError, ConfigError, TooLargeError
 from cache_store.storage import retry
-from cache_store.storage.kept import KeptBlocks
+from cache_store.storage.kept_blocks import KeptBlocks
 from cache_store.storage.local import LocalStore
+from cache_store.storage.protocol import Ranges, Version
 from cache_store.storage.store import Store, open_store
-from cache_store.storage.verbs import Ranges, Version
 from cache_store.storage.wrapped import KeptStore, ListedStore
 from tests.hub import DATA_SET
 from tests.memory_store import MemoryStore

@@ -1,4 +1,4 @@
-"""Read ahead: a file in order, neighbouring parts of a file, and files whose names are announced.
+"""Read ahead: neighbouring parts of a file, a file in order, and files whose names are announced.
 
 A store behind a network takes some tens of milliseconds to begin an answer, as long as it takes to send a megabyte. So
 bytes that will probably be read next are requested early, several requests at the same time.
@@ -10,24 +10,24 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from cache_store.storage.calls import Call, pool
+from cache_store.storage.calls import Call, map_concurrently, pool
 
 COALESCED_BYTES = 64 << 10
 """Ranges with a gap of at most this many bytes are fetched as one."""
 
 BLOCK_BYTES = 2 << 20
-"""Bytes per request for a file read in order: larger requests delay each other, smaller ones wait for the store."""
+"""Bytes per request for parts read in order: larger requests delay each other, smaller ones wait for the store."""
 
 BLOCKS_AHEAD = 8
-"""Requests in flight for each file that is read in order."""
+"""Most blocks requested beyond the one that is read: one more for each block's bytes that a run has read."""
 
-SMALLEST_BYTES = 32 << 10
-"""Bytes of the first request at a new place, such as a tar's headers and texts between two images."""
+PART_BYTES = 8 << 20
+"""A larger part of a file is fetched in pieces of this size, several at the same time."""
 
-SKIPPED_BYTES = 256 << 10
-"""Smaller gaps are read; larger ones are skipped at the cost of another request."""
+STREAM_BYTES = 32 << 10
+"""Least bytes that a stream reads at a time, such as a tar's headers and texts between two images."""
 
 BLOCKS_HELD = 24
 """Most blocks in memory, of all files together, shared by threads: 48 MiB."""
@@ -119,76 +119,6 @@ class AnnouncedResults(Generic[V]):
                 self._begun[name] = pool().submit(self._make, name)
 
 
-class Block(NamedTuple):
-    start: int
-    stop: int
-    data: Call[bytes | memoryview]
-
-
-class AheadReader(io.RawIOBase):
-    """A file of known size as a stream for one thread: it reads many blocks ahead in order, small pieces at random."""
-
-    def __init__(self, size: int, fetch: Fetch) -> None:
-        self._size, self._fetch, self._position = size, fetch, 0
-        self._blocks = deque[Block]()
-        """The block at the position, and the blocks after it."""
-        self._next = 0
-        """The start of the next block to request."""
-        self._ahead, self._block_bytes = 0, SMALLEST_BYTES
-        self._last: int | None = None
-        """The position at which the last read ended."""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence])
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        target = memoryview(buffer).cast("B")
-        count = min(len(target), self._size - self._position)
-        if count <= 0:
-            return 0
-        if not self._has_block():
-            self._request_blocks(count)
-        first = self._position - self._blocks[0].start
-        part = memoryview(self._blocks[0].data.result())[first : first + count]
-        target[: len(part)] = part
-        self._position = self._last = self._position + len(part)
-        return len(part)
-
-    def _has_block(self) -> bool:
-        """Return whether the first block holds the position."""
-        return bool(self._blocks) and self._blocks[0].start <= self._position < self._blocks[0].stop
-
-    def _request_blocks(self, wanted: int) -> None:
-        """Request a block at the position, and more after it if the file is read in order or much of it at once."""
-        is_near = self._last is not None and 0 <= self._position - self._last <= SKIPPED_BYTES
-        while self._blocks and not self._has_block():
-            self._blocks.popleft().data.cancel()
-        if not self._blocks:
-            self._next = self._position
-        self._block_bytes = min(2 * self._block_bytes, BLOCK_BYTES) if is_near else SMALLEST_BYTES
-        self._ahead = min(2 * self._ahead + 1, BLOCKS_AHEAD) if is_near else 0
-        ahead, end = max(self._ahead, min((wanted - 1) // BLOCK_BYTES, BLOCKS_AHEAD)), self._position + wanted
-        while len(self._blocks) <= ahead and self._next < self._size:
-            start, length = self._next, max(self._block_bytes, min(end - self._next, BLOCK_BYTES))
-            self._next = min(start + length, self._size)
-            self._blocks.append(Block(start, self._next, pool().submit(self._fetch, start, self._next)))
-
-    def close(self) -> None:
-        while self._blocks:
-            self._blocks.popleft().data.cancel()
-        super().close()
-
-
 @dataclass
 class Run:
     """Parts that were read one after the other, roughly in order."""
@@ -207,17 +137,21 @@ class PartReader:
     """Reads parts of one file for several threads; parts in rough order are cut out of shared blocks."""
 
     def __init__(self, size: int, fetch: Fetch) -> None:
-        self._size, self._fetch = size, fetch
+        self.size, self._fetch = size, fetch
         self._lock, self._runs = threading.Lock(), deque[Run](maxlen=RUNS)
 
     def part(self, start: int, stop: int) -> bytes | memoryview:
+        """Return the bytes of a range within the file."""
+        if stop - start > PART_BYTES:
+            spans = [(first, min(first + PART_BYTES, stop)) for first in range(start, stop, PART_BYTES)]
+            return b"".join(map_concurrently(lambda span: self._fetch(*span), spans))
         with self._lock:
             run = self._run_of(start, stop)
             ahead = min(run.read_bytes // BLOCK_BYTES, BLOCKS_AHEAD) if run.is_dense else None
         if ahead is None:
             return self._fetch(start, stop)
         first, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
-        last_ahead = min(last + ahead, (self._size - 1) // BLOCK_BYTES)
+        last_ahead = min(last + ahead, (self.size - 1) // BLOCK_BYTES)
         SHARED.begin(((self, number) for number in range(first, last_ahead + 1)), pool().start)
         whole = [SHARED.get((self, number)) for number in range(first, last + 1)]
         data = whole[0] if len(whole) == 1 else b"".join(whole)
@@ -235,11 +169,40 @@ class PartReader:
 
     def block(self, number: int) -> bytes | memoryview:
         start = number * BLOCK_BYTES
-        return self._fetch(start, min(start + BLOCK_BYTES, self._size))
+        return self._fetch(start, min(start + BLOCK_BYTES, self.size))
 
 
 SHARED = SharedResults[tuple[PartReader, int], bytes | memoryview](lambda key: key[0].block(key[1]), BLOCKS_HELD)
 """Blocks of all files that this process reads in order."""
+
+
+class PartStream(io.RawIOBase):
+    """The parts of a file as a stream for one thread."""
+
+    def __init__(self, parts: PartReader) -> None:
+        self._parts, self._position = parts, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._parts.size}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        count = max(0, min(len(target), self._parts.size - self._position))
+        if count:
+            target[:count] = self._parts.part(self._position, self._position + count)
+        self._position += count
+        return count
 
 
 def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable[Any]]) -> list[memoryview]:

@@ -1,7 +1,7 @@
 """A store: eight verbs on files by name, and the methods that follow from them. A wrapper of a store is a store.
 
-A remote place implements only `stat`, `read`, `fetch`, `list`, `walk`, `put_whole`, `put_if_absent` and `delete`:
-`RemoteStore` opens, maps and drafts files with these.
+A remote place implements only `stat`, `read`, `fetch` (a `UrlStore`: `_fetch_file`), `list`, `walk`, `put_whole`,
+`put_if_absent` and `delete`: `RemoteStore` opens, maps and drafts files with these.
 """
 
 import errno
@@ -10,7 +10,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, Self
 
@@ -24,24 +24,16 @@ MAX_READ_BYTES = 128 * 2**20
 Data = bytes | memoryview
 
 
-class Version(NamedTuple):
+@dataclass(frozen=True)
+class Version:
     """Identifies the content of a file; a file that is written again, even with equal bytes, may get a new version."""
 
     size: int
     """In bytes."""
     mark: str
     """Modification time in nanoseconds, or the ETag or hash that the store gives the content."""
-    touched: str = ""
-    """Time of the last change to the file or its attributes (ctime), if the place knows it; not compared."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Version) and self[:2] == other[:2]
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self[:2])
+    touched: str = field(default="", compare=False)
+    """Time of the last change to the file or its attributes (ctime), if the place knows it."""
 
     def __str__(self) -> str:
         return f"{self.size}:{self.mark}"
@@ -108,8 +100,8 @@ class File(io.BufferedReader):
     Reading raises ChangedError if the file is no longer the version that was opened.
     """
 
-    def __init__(self, raw: io.RawIOBase, where: str, version: Version) -> None:
-        super().__init__(raw)
+    def __init__(self, raw: io.RawIOBase, where: str, version: Version, buffer_bytes: int = 8_192) -> None:
+        super().__init__(raw, buffer_bytes)
         self.where, self.version = where, version
 
     def __del__(self) -> None:

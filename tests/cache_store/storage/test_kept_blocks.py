@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from cache_store import Cache, open_cache
-from cache_store.storage.kept import KeptBlocks
+from cache_store.storage.kept_blocks import KeptBlocks
+from cache_store.storage.protocol import Ranges
 from cache_store.storage.store import open_store
-from cache_store.storage.verbs import Ranges
 from cache_store.storage.wrapped import KeptStore
 from tests.full_disk import largest_file
 
@@ -128,7 +128,7 @@ READ_FOR_EVER = """
 import sys
 from pathlib import Path
 from cache_store import open_cache
-from cache_store.storage.kept import KeptBlocks
+from cache_store.storage.kept_blocks import KeptBlocks
 from cache_store.storage.store import open_store
 from cache_store.storage.wrapped import KeptStore
 cache = open_cache(KeptStore(open_store(sys.argv[1]), KeptBlocks(Path(sys.argv[2]), 3_000)))

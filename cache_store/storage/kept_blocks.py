@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cache_store.log import log_warning
+from cache_store.storage.protocol import Ranges
 from cache_store.storage.publish import publish, scratch_target, unused_attempt
-from cache_store.storage.verbs import Ranges
 
 BLOCK_BYTES = 128 << 10
 """Bytes of a block, which holds a few samples: a whole block is fetched and checked to read one of them."""
