@@ -111,7 +111,7 @@ def checks(config: BuildConfig, options: argparse.Namespace) -> dict[str, Any]:
     values = {name: getattr(config, name) for name in ("source", "encoder", "image", "store", "run")}
     probe = estimate(EstimateConfig(cache=f"{config.cache}.none", **values, seconds=10.0)).probe
     estimated = {"encoder": probe.encode_per_s, "decoding": probe.decode_per_s, "both": probe.both_per_s}
-    audited = {"findings": len(found.findings), "worst": found.quantile(1.0), "tolerance": found.tolerance}
+    audited = {"findings": len(found.findings), "worst": found.quantile(1.0), "limits": asdict(found.limits)}
     return {
         "canary": {dtype: asdict(difference_of(config, dtype)) for dtype in DTYPES},
         "audit_on_cpu": audited | {"statement": found.statement},

@@ -33,7 +33,7 @@ from precompute.audit_report import AuditReport, ComparedSample, differences, so
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
 from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches
 from precompute.encode.pipeline import library_versions
-from precompute.encode.tolerance import device_class, feature_scale, root_mean_square, tolerances
+from precompute.encode.tolerance import LIMITS, Limits, device_class, root_mean_square, sample_units
 from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
@@ -99,8 +99,7 @@ class Auditor:
     def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: Decoders) -> None:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
         self._array, self._make_batch = cache.spec.array, batches_for(encoder)
-        self._rms = root_mean_square(cache.seal.array)
-        self._scale = feature_scale(self._array, cache.seal.array)
+        self._units = sample_units(self._array, cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
         """Device and library versions of each shard's build, for the shards read so far."""
@@ -153,7 +152,7 @@ class Auditor:
         samples = batch.samples.to_pylist()
         numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
         places = np.flatnonzero(numbers >= 0)
-        found = differences(self._cache.read(numbers[places]), encoded[places], self._array.dtype, self._scale)
+        found = differences(self._cache.read(numbers[places]), encoded[places], self._array.dtype, self._units)
         for place, difference in zip(places.tolist(), found, strict=True):
             problem = source_problem(samples[place]["content_sha256"], outcomes[place])
             yield ComparedSample(
@@ -161,13 +160,13 @@ class Auditor:
                 shard=batch.shard,
                 row=samples[place]["row"],
                 id=samples[place]["id"],
-                tolerance=self._relative_tolerance(batch.shard) * self._rms,
+                limits=self._limits(batch.shard),
                 difference=None if problem else difference,
                 source_problem=problem,
             )
 
-    def _relative_tolerance(self, shard: int) -> float:
-        """Look up the tolerance for the shard's device and this one."""
+    def _limits(self, shard: int) -> Limits:
+        """Look up the limits for the shard's device and this one."""
         if shard not in self._runs:
             record = read_commit(self._cache.store, shard)
             if record is None:
@@ -175,8 +174,7 @@ class Auditor:
                 raise CacheError(f"{commit_file(shard)} is missing; run `{command}`")
             self._runs[shard] = record.run
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
-        _, largest = tolerances(self._array.encoder.compute_dtype, devices, self._array.made_of)
-        return largest
+        return LIMITS[self._array.encoder.compute_dtype, devices]
 
     def _report(
         self,
@@ -187,6 +185,7 @@ class Auditor:
         compared: Iterable[ComparedSample],
     ) -> AuditReport:
         runs, device = list(self._runs.values()), str(self._encoder.device)
+        devices = device_class(*(run.device for run in runs), device)
         return AuditReport(
             cache=str(self._cache.store),
             identity=self._cache.seal.identity,
@@ -197,11 +196,11 @@ class Auditor:
             built_on=tuple(sorted({run.device for run in runs})),
             built_with=tuple({tuple(run.versions.items()): run.versions for run in runs}.values()),
             made_by=tuple(sorted({run.made_by for run in runs})),
-            device_class=device_class(*(run.device for run in runs), device),
+            device_class=devices,
             compute_dtype=self._array.encoder.compute_dtype,
             store_dtype=self._array.dtype,
-            relative_tolerance=max(map(self._relative_tolerance, self._runs)),
-            root_mean_square=self._rms,
+            limits=LIMITS[self._array.encoder.compute_dtype, devices],
+            root_mean_square=root_mean_square(self._cache.seal.array),
             samples=len(self._cache),
             asked=to_draw,
             drawn=tuple(drawn),

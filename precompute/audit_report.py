@@ -14,7 +14,7 @@ from cache_store.format.layout import SEAL_FILE, commit_file
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import align_rows, counted
 from precompute.config import AuditConfig
-from precompute.encode.tolerance import DeviceClass
+from precompute.encode.tolerance import DeviceClass, Difference, Limits
 
 
 class AuditBar:
@@ -42,8 +42,8 @@ class LatentDifference:
 
     largest: float
     """Largest absolute difference of a value; infinite if the new latent is not finite."""
-    beyond_rounding: float
-    """Largest difference beyond what rounding can add to a stored value; large features are divided by their scale."""
+    beyond_rounding: Difference
+    """The differences beyond what rounding can add to a stored value."""
     equal_bits: bool
 
 
@@ -56,8 +56,8 @@ class ComparedSample:
     shard: int
     row: int
     id: str
-    tolerance: float
-    """Largest difference allowed, beyond rounding."""
+    limits: Limits
+    """The differences allowed, beyond rounding."""
     difference: LatentDifference | None
     """The difference found; None if the image could not be compared."""
     source_problem: str | None
@@ -66,17 +66,17 @@ class ComparedSample:
     @property
     def problem(self) -> str | None:
         """Return the problem with this sample; None if it matches."""
-        if self.difference is None or self.difference.beyond_rounding <= self.tolerance:
+        if self.difference is None or self.limits.admit(self.difference.beyond_rounding):
             return self.source_problem
-        return f"its latent differs by {self.difference.largest:.3g}; the limit is {self.tolerance:.3g} plus rounding"
+        return f"its latent differs by {self.difference.beyond_rounding}; the limit is {self.limits}"
 
 
 def differences(
-    cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype, scale: np.ndarray
+    cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype, units: np.ndarray
 ) -> Iterator[LatentDifference]:
     """Compare stored latents of `dtype` with float32 latents, rounding the float32 latents to `dtype` first.
 
-    `scale` is the result of `feature_scale`. Rounding moves a value by at most half a step of `dtype`, so it adds at
+    `units` are those of `sample_units`. Rounding moves a value by at most half a step of `dtype`, so it adds at
     most one step to a difference.
     """
     with np.errstate(over="ignore"):  # an overflow is an infinite difference below
@@ -88,7 +88,7 @@ def differences(
         distance[~np.isfinite(rounded)] = np.inf
         yield LatentDifference(
             largest=float(distance.max()),
-            beyond_rounding=float((np.maximum(distance - step, 0.0) / scale).max()),
+            beyond_rounding=Difference.of(np.maximum(distance - step, 0.0) / units),
             equal_bits=stored.tobytes() == rounded.tobytes(),
         )
 
@@ -124,11 +124,11 @@ class AuditReport:
     made_by: tuple[str, ...]
     """Different combinations of hardware and libraries that made those shards."""
     device_class: DeviceClass
-    """The loosest class of all these devices; it chooses the tolerance, with the compute dtype."""
+    """The loosest class of all these devices; it chooses the limits, with the compute dtype."""
     compute_dtype: str
     store_dtype: str
-    relative_tolerance: float
-    """Tolerance as a share of the root mean square; the loosest among the shards read."""
+    limits: Limits
+    """The differences allowed, in units of the root mean square; the loosest among the shards read."""
     root_mean_square: float
     """Root mean square of the cache's latents."""
     samples: int
@@ -137,11 +137,6 @@ class AuditReport:
     """Number of samples to draw."""
     drawn: tuple[ComparedSample, ...]
     compared: tuple[ComparedSample, ...]
-
-    @property
-    def tolerance(self) -> float:
-        """Return the largest difference allowed, beyond rounding to the stored dtype."""
-        return self.relative_tolerance * self.root_mean_square
 
     @cached_property
     def findings(self) -> list[ComparedSample]:
@@ -179,7 +174,7 @@ class AuditReport:
 
     @property
     def statement(self) -> str:
-        beyond = f"differ by more than {self.tolerance:.3g} and rounding to {self.store_dtype}"
+        beyond = f"differ by more than the limits and rounding to {self.store_dtype}"
         if any(each.difference is None for each in self.findings):
             beyond += ", or their image is not the encoded one"
         if self.is_exhaustive:
@@ -200,7 +195,7 @@ class AuditReport:
             "sound": error is None and not self.findings,
             "error": error,
             **{field.name: getattr(self, field.name) for field in fields(self)},
-            "tolerance": self.tolerance,
+            "limits": asdict(self.limits),
             "drawn": len(self.drawn),
             "compared": len(self.compared),
             "equal_bits": self.equal_bits,
@@ -239,9 +234,8 @@ def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
         difference, worst = report.largest[-1]
         yield "worst", f"{difference:.3g} (row {worst.row}, {worst.id})"
         yield "typical", f"median {report.quantile(0.5):.3g}, 99th percentile {report.quantile(0.99):.3g}"
-    scale = f"{report.relative_tolerance:g} of the latents' root mean square, {report.root_mean_square:.3g}"
     entry = f"{report.compute_dtype}, {report.device_class}"
-    yield "tolerance", f"{report.tolerance:.3g}: {scale} ({entry})"
+    yield "limits", f"{report.limits}, of the latents' root mean square {report.root_mean_square:.3g} ({entry})"
 
 
 def next_steps(report: AuditReport) -> Iterator[str]:

@@ -12,7 +12,6 @@ import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.array import SampleLayout
 from cache_store.storage.calls import POLL_S
-from precompute.encode.tolerance import device_class, tolerances
+from precompute.encode.tolerance import LIMITS, Difference, device_class, feature_units
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
 from precompute.encoders.hardware import hardware_of
@@ -29,15 +28,6 @@ from precompute.encoders.registry import load_reference
 
 IMAGES, PIXELS = 2, 2 * 256**2
 """Most images, and most pixels in all, to compare; at least one image is. A CPU takes seconds for each."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far two encodings differ, in units of the root mean square: a feature's own, if that is larger than all's."""
-
-    overall: float
-    """Root mean square of the differences."""
-    largest: float
 
 
 class Canary:
@@ -79,17 +69,18 @@ class Canary:
             if stop.is_set():
                 raise Interrupted("the device was not yet checked; run the same command again to go on")
         found, kind = self._compared.result(), (self._config.compute_dtype, device_class(str(device)))
-        allowed = Difference(*tolerances(*kind, "text" if self._config.reads_text else "image"))
-        if found.overall <= allowed.overall and found.largest <= allowed.largest:
+        limits = LIMITS[kind]
+        if limits.admit(found):
             return
         hardware = ", ".join(" ".join(each) for each in hardware_of(device).items())
-        try_first = "encoder.compile: false, then " if self._config.compiles else ""
-        try_first += "encoder.compute_dtype: float32, then " if kind[0] != "float32" else ""
+        slower = ["encoder.compile: false"] if self._config.compiles else []
+        slower += ["encoder.compute_dtype: float32"] if kind[0] != "float32" else []
         raise DeviceError(
             f"encoder.device {device} ({hardware}) does not reproduce the samples of the same weights in float32 on a "
-            f"CPU: they differ by {found.overall:.2g} of their root mean square, at most by {found.largest:.2g}; "
-            f"{kind[0]} on a {kind[1]} device may differ by {allowed.overall:g}, at most by {allowed.largest:g}. "
-            f"Nothing of this worker was committed; try {try_first}another device, or other versions of torch and cuDNN"
+            f"CPU. In units of their root mean square they differ by {found}; {kind[0]} on a {kind[1]} device may "
+            f"differ by {limits}. Nothing of this worker was committed; try other versions of torch"
+            f"{' and cuDNN' if kind[1] == 'cuda' else ''}, or another device"
+            f"{'; slower: ' + ', or '.join(slower) if slower else ''}"
         )
 
 
@@ -106,11 +97,7 @@ def difference(encoded: np.ndarray, reference: np.ndarray, layout: SampleLayout)
     finite = np.isfinite(reference).all(axis=tuple(range(1, reference.ndim)))
     encoded, reference = encoded[finite], reference[finite]
     if not len(reference):
-        return Difference(0.0, 0.0)
+        return Difference.of(np.zeros(1))
     others = tuple(axis for axis in range(encoded.ndim) if axis != layout.feature_place + 1)
-    square = np.mean(reference.astype(np.float64) ** 2, axis=others, keepdims=True)
-    size = np.sqrt(np.maximum(square, square.mean()))
-    size[size == 0.0] = 1.0
-    share = np.abs(encoded.astype(np.float64) - reference) / size
-    share[~np.isfinite(share)] = np.inf
-    return Difference(float(np.sqrt(np.mean(share**2))), float(share.max()))
+    squares = np.mean(reference.astype(np.float64) ** 2, axis=others, keepdims=True)
+    return Difference.of(np.abs(encoded.astype(np.float64) - reference) / feature_units(squares))

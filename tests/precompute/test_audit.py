@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, get_args
@@ -22,7 +23,7 @@ from cache_store.verify.verify import verify
 from precompute.audit import random_order
 from precompute.audit_report import differences
 from precompute.cli import main
-from precompute.encode.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale
+from precompute.encode.tolerance import LIMITS, Difference, device_class, sample_units
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
 
 CACHED_SAMPLES = SAMPLES - len(BROKEN)
@@ -62,7 +63,8 @@ def test_a_wrong_latent_is_named_though_checksums_are_right(project, encoding):
     report, said = audit(project, code=1)
     (finding,) = report["findings"]
     assert (finding["row"], finding["id"], finding["shard"]) == (9, sample_name(9), 1)
-    assert "row 9, sample-009 (shard 1): its latent differs by 0.25" in said
+    assert "row 9, sample-009 (shard 1): its latent differs by " in said
+    assert report["worst"]["difference"]["largest"] == pytest.approx(0.25, abs=1e-3)
     assert f"all {CACHED_SAMPLES} cached samples were compared: 1 differ by more than" in said
     assert report["equal_bits"] == CACHED_SAMPLES - 1
     neighbours = [row - sum(broken < row for broken in BROKEN) for row in (8, 10)]
@@ -123,8 +125,8 @@ def test_a_seed_repeats_a_draw_of_whole_batches(built):
     assert (first["drawn"], first["bound"]) == (1, pytest.approx(0.95))
     assert first["compared"] in (2, 3)
     assert "with 95% confidence at most 95.00% of the 20 cached samples differ by more than" in said
-    assert first["relative_tolerance"] == RELATIVE_TOLERANCE["float32", "cpu"]
-    assert re.search(r"^tolerance   .* \(float32, cpu\)$", said, re.MULTILINE)
+    assert first["limits"] == asdict(LIMITS["float32", "cpu"])
+    assert re.search(r"^limits      .* \(float32, cpu\)$", said, re.MULTILINE)
     first, said = audit(built, "--samples", "2")
     assert f"seed        {first['seed']}" in said
     again, _ = audit(built, "--samples", "2", "--seed", str(first["seed"]))
@@ -214,11 +216,12 @@ def test_rounding_to_the_stored_dtype_is_no_difference(dtype, step, too_large):
     expected = {1 + step: (step, 0), 1 + 2 * step: (2 * step, step), too_large: infinite, math.nan: infinite}
     for value, (largest, beyond) in expected.items():
         (found,) = differences(stored, np.full((1, 1, 1, 1), value, np.float32), dtype, np.ones(1))
-        assert (found.largest, found.beyond_rounding, found.equal_bits) == (largest, beyond, False)
+        assert (found.largest, found.beyond_rounding) == (largest, Difference(beyond, beyond, beyond))
+        assert not found.equal_bits
 
 
 @pytest.mark.parametrize("axes", [("token", "feature"), ("feature", "y", "x")])
-def test_differences_of_a_large_feature_are_divided_by_its_scale(axes):
+def test_differences_of_a_large_feature_are_in_its_own_unit(axes):
     """One feature of root mean square 30 among 899 of 1; that of all values is the square root of 2."""
     shape = [900 if axis == "feature" else 2 for axis in axes]
     layout = SampleLayout(axes=axes, shape=tuple(shape), feature_axis="feature", has_preview=False)
@@ -228,11 +231,12 @@ def test_differences_of_a_large_feature_are_divided_by_its_scale(axes):
     encoded = np.moveaxis(stored.copy(), layout.feature_place + 1, -1)
     encoded[..., :-1], encoded[..., -1] = 0.01, 0.1
     encoded = np.moveaxis(encoded, -1, layout.feature_place + 1)
-    (found,) = differences(stored, encoded, "float32", feature_scale(layout, summary))
-    assert (found.largest, found.beyond_rounding) == pytest.approx((0.1, 0.01))
+    units, all_units = sample_units(layout, summary), math.sqrt(1799 / 900)
+    (found,) = differences(stored, encoded, "float32", units)
+    assert (found.largest, found.beyond_rounding.largest) == pytest.approx((0.1, 0.01 / all_units))
     encoded *= np.where(encoded == np.float32(0.1), 10, 1)
-    (found,) = differences(stored, encoded, "float32", feature_scale(layout, summary))
-    assert found.beyond_rounding == pytest.approx(math.sqrt(1799 / 900) / 30)
+    (found,) = differences(stored, encoded, "float32", units)
+    assert found.beyond_rounding.largest == pytest.approx(1 / 30)
 
 
 def test_the_looser_device_decides():

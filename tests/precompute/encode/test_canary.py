@@ -2,7 +2,10 @@
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +17,19 @@ from cache_store.errors import Interrupted
 from cache_store.format.array import SampleLayout
 from precompute.cli import main
 from precompute.encode.canary import Canary, choose_places, difference
+from precompute.encode.tolerance import LIMITS, Difference, Limits
 from precompute.encoders import hardware
 from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PixelRange
 from precompute.encoders.hardware import cudnn_text, hardware_of
 from precompute.encoders.registry import load_encoder
 from tests.cache_store.signing import load, save_signed
+from tests.precompute.encoders.loading import photos
+from tests.precompute.encoders.test_text_encoder import TEXTS, padded
+from tests.precompute.encoders.test_vaes import VAES, Vae
+from tests.precompute.encoders.test_vision_towers import QWENS, save_qwen
+from tests.precompute.encoders.text_models import TEXT_MODELS, save_text_encoder
+from tests.precompute.encoders.towers import SIDE, TOWERS, save_model
 
 DEVICE = torch.device("cpu")
 
@@ -56,18 +67,58 @@ def test_a_device_that_computes_something_else_commits_nothing(project, monkeypa
     monkeypatch.setattr(build_module, "load_encoder", load_broken)
     said = project.build(code=1)
     assert "encoder.device cpu (cpu " in said
-    assert "does not reproduce the samples of the same weights in float32 on a CPU: they differ by " in said
-    assert "float32 on a cpu device may differ by 1e-05, at most by 3e-05" in said
-    assert "try another device" in said
+    assert "does not reproduce the samples of the same weights in float32 on a CPU" in said
+    assert f"float32 on a cpu device may differ by {LIMITS['float32', 'cpu']}" in said
     assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
     monkeypatch.undo()
     project.build()
+
+
+def test_bfloat16_does_not_hide_a_broken_layer(project, monkeypatch):
+    def load_broken(config, pixel_range):
+        encoder = load_encoder(config, pixel_range)
+        convolutions_of(encoder)[3].weight.data.zero_()
+        return encoder
+
+    monkeypatch.setattr(build_module, "load_encoder", load_broken)
+    said = project.build(encoder__compute_dtype="bfloat16", code=1)
+    assert "slower: encoder.compute_dtype: float32" in said, "the last remedy"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fold", [True, False])
 def test_sound_encoders_pass(project, dtype, fold):
     project.build(encoder__compute_dtype=dtype, encoder__fold=fold)
+
+
+SOUND: list[tuple[Any, Callable[[Any, Path], Any], int]] = [
+    *((kind, Vae.save, 128) for kind in VAES),
+    *((kind, save_model, SIDE) for kind in TOWERS),
+    *((kind, save_qwen, 4 * QWENS[kind][-1]) for kind in QWENS),
+    *((kind, save_text_encoder, 0) for kind in TEXT_MODELS),
+]
+"""A kind of encoder, the function that saves a small one, and the side of its images; 0 for a text encoder."""
+
+
+@pytest.mark.parametrize(("kind", "save", "side"), SOUND, ids=str)
+def test_a_sound_encoder_of_every_family_passes_at_its_default_dtype(tmp_path, kind, save, side):
+    save(kind, tmp_path)
+    config = EncoderConfig(model=str(tmp_path), device="cpu", max_tokens=None if side else 32)
+    pixel_range: PixelRange = "clip" if kind in list(QWENS) else "signed"
+    encoder: Any = load_encoder(config, pixel_range)
+    inputs = photos(side, side) if side else padded(encoder, TEXTS)
+    with Canary(config, pixel_range) as checking:
+        checking.begin(inputs.numpy(), encoder.encode(inputs).numpy(), [0, 1], encoder.layout(side, side))
+        checking.refuse_wrong_device(DEVICE, threading.Event())
+
+
+def test_one_value_far_off_is_judged_only_if_it_is_off_by_an_order():
+    limits, shares = Limits(0.1, 0.2), np.full(10_000, 0.01)
+    for largest, is_admitted in ((1.9, True), (2.1, False), (np.nan, False)):
+        shares[3] = largest
+        assert limits.admit(Difference.of(shares)) is is_admitted
+    shares[:20] = 0.3
+    assert not limits.admit(Difference.of(shares)), "more than a thousandth of the values"
 
 
 def test_differences_are_shares_of_the_whole_or_of_a_larger_feature():

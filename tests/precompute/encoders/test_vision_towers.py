@@ -154,15 +154,21 @@ QWENS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
 """Class of the config, vision and text config, and side of a patch in pixels."""
 
 
+def save_qwen(kind: str, folder: Path) -> Any:
+    """Save and return a Qwen-VL with random weights."""
+    config_class, vision, text, _ = QWENS[kind]
+    model = make_model(kind, config_class, {"vision_config": vision, "text_config": text})
+    for weight in model.parameters():
+        weight.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return model
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (3, 2)])
 @pytest.mark.parametrize("kind", QWENS)
 def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(kind, rows, columns, tmp_path):
     """At any multiple of a token's side, with patches of its own processor; for Qwen3-VL each deepstack level too."""
-    config_class, vision, text, patch = QWENS[kind]
-    model = make_model(kind, config_class, {"vision_config": vision, "text_config": text})
-    for weight in model.parameters():
-        weight.normal_(std=0.3)
-    model.save_pretrained(tmp_path)
+    model, patch = save_qwen(kind, tmp_path), QWENS[kind][-1]
     height, width = 2 * patch * rows, 2 * patch * columns
     images = photos(height, width)
     processor = Qwen2VLImageProcessorPil(do_resize=False, patch_size=patch)
