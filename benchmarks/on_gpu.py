@@ -29,8 +29,9 @@ from benchmarks.photographs import write_images
 from cache_store.program.running import usable_cores
 from precompute.audit import audit
 from precompute.config import AuditConfig, BuildConfig
-from precompute.encode.canary import IMAGES, Difference, difference
+from precompute.encode.canary import IMAGES, difference
 from precompute.encode.device_feed import feed_of
+from precompute.encode.tolerance import Difference
 from precompute.encoders.config import ComputeDtype
 from precompute.encoders.registry import load_encoder, load_reference
 from precompute.estimate.config import EstimateConfig
