@@ -1,7 +1,9 @@
 """Generate the language model's answers about images, which it reads through a trained projector.
 
-transformers' own `generate` runs on the embeddings that training builds, with its cache of keys and values. Prompts of
-different lengths stand in one batch, padded on the left, where the attention mask hides the padding.
+transformers' own `generate` runs with its cache of keys and values. It refuses embeddings for some models, such as the
+multimodal Gemma 3, so it is given as many tokens, in whose place the decoder's first run reads the embeddings that
+training builds. Prompts of different lengths stand in one batch, padded on the left, where the attention mask hides the
+padding.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +35,13 @@ from trainer.text.tokenizer import prompt_tokenizer
 class StopAtWords(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
     """Stops an answer once it contains given words; transformers' `stop_strings` fails on word-level tokenizers."""
 
-    def __init__(self, tokenizer: Any, words: str) -> None:
-        self._tokenizer, self._words = tokenizer, words
+    def __init__(self, tokenizer: Any, words: str, begin: int) -> None:
+        """`begin` is the number of tokens before the answer."""
+        self._tokenizer, self._words, self._begin = tokenizer, words, begin
 
-    def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
-        held = [self._words in self._tokenizer.decode(said) for said in said_NT.tolist()]
-        return torch.tensor(held, device=said_NT.device)
+    def __call__(self, tokens_NT: Tensor, scores: Any, **_: Any) -> Tensor:
+        held = [self._words in self._tokenizer.decode(said) for said in tokens_NT[:, self._begin :].tolist()]
+        return torch.tensor(held, device=tokens_NT.device)
 
 
 class StopWhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
@@ -81,7 +84,6 @@ class Generator:
         """`whole` is transformers' model, of which `model.language` is a part."""
         self.model, self._whole, self.chat, self._end, self._config = model, whole, chat, end, config
         self._options = generation_options(config, end, chat.tokenizer.pad_token_id)
-        self._stop: list[StoppingCriteria] = [StopAtWords(chat.tokenizer, end.words)] if end.words else []
 
     def __call__(
         self,
@@ -111,12 +113,17 @@ class Generator:
         refuse_unembedded_prompt(language, tokens)
         on_device = {name: each.to(language.device) for name, each in latents.items()}
         embeddings_NTD, mask_NT = self._prompt(on_device, tokens)
-        refuse_long_prompt(language, embeddings_NTD.shape[1], self._config.max_tokens)
-        stop = [*self._stop, StopWhenTold(stopped)] if stopped else self._stop
+        length = embeddings_NTD.shape[1]
+        refuse_long_prompt(language, length, self._config.max_tokens)
+        stop: list[StoppingCriteria] = [StopWhenTold(stopped)] if stopped else []
+        stop += [StopAtWords(self.chat.tokenizer, self._end.words, length)] if self._end.words else []
+        prompt: dict[str, Any] = {"input_ids": None, "inputs_embeds": embeddings_NTD}
+        if (masks := self._masks(tokens, mask_NT)) is not None:
+            prompt["attention_mask"] = masks
         try:
-            with ready_to_generate(self._whole), mask_prompt(language.decoder, self._masks(tokens, mask_NT)):
-                said_NT = self._whole.generate(
-                    inputs_embeds=embeddings_NTD,
+            with only_our_options(self._whole), first_reading(language.decoder, prompt):
+                tokens_NT = self._whole.generate(
+                    torch.zeros_like(mask_NT),
                     attention_mask=mask_NT,
                     generation_config=self._options,
                     stopping_criteria=StoppingCriteriaList(stop),
@@ -126,7 +133,7 @@ class Generator:
             raise ModelError(
                 f"the language model, {name}, cannot generate from embeddings: {first_line(error)}"
             ) from None
-        return said_NT.tolist()  # type: ignore[no-any-return]
+        return tokens_NT[:, length:].tolist()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _prompt(self, latents: Mapping[str, Tensor], tokens: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
@@ -162,49 +169,32 @@ class Generator:
 
 
 @contextmanager
-def ready_to_generate(whole: Any) -> Iterator[None]:
-    """Within the block, let transformers' model generate from embeddings, with only our options."""
+def only_our_options(whole: Any) -> Iterator[None]:
+    """Within the block, hide the model's own generation config, which may sample, penalise or forbid words."""
     own = whole.generation_config
-    whole.generation_config = GenerationConfig()  # a model's own config may sample, penalise or forbid words
-    whole.prepare_inputs_for_generation = name_embeddings(whole.prepare_inputs_for_generation)
+    whole.generation_config = GenerationConfig()
     try:
         yield
     finally:
         whole.generation_config = own
-        del whole.prepare_inputs_for_generation  # removes the instance's attribute, which hid the class's method
 
 
 @contextmanager
-def mask_prompt(decoder: nn.Module, masks: Masks | None) -> Iterator[None]:
-    """Within the block, give the decoder masks at its first run, with the prompt; later tokens attend to all before.
+def first_reading(decoder: nn.Module, prompt: dict[str, Any]) -> Iterator[None]:
+    """Within the block, give the decoder `prompt` at its first run; later tokens attend to all before them.
 
-    This is not done in `prepare_inputs_for_generation`: not every multimodal model passes masks on unchanged.
+    Multimodal models around it would compute other embeddings, and not every one passes masks on unchanged.
     """
-    remaining = [masks] if masks is not None else []
+    remaining = [prompt]
 
-    def put_masks(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        return (args, kwargs | {"attention_mask": remaining.pop()}) if remaining else None
+    def put_prompt(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return ((), kwargs | remaining.pop()) if remaining else None
 
-    hook = decoder.register_forward_pre_hook(put_masks, with_kwargs=True)
+    hook = decoder.register_forward_pre_hook(put_prompt, with_kwargs=True)
     try:
         yield
     finally:
         hook.remove()
-
-
-def name_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Name `inputs_embeds` among the parameters of `prepare_inputs_for_generation`.
-
-    transformers' `generate` refuses models, such as the multimodal Gemma 3, whose signature does not name
-    `inputs_embeds` although they accept it (huggingface/transformers, pull request 21405); a test shows that their
-    answers then equal decoding token by token. The parameter must be called `kwargs`: from that name `generate` infers
-    that all parameters of `forward` are accepted.
-    """
-
-    def prepare_inputs_for_generation(input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any) -> Any:
-        return prepare(input_ids, inputs_embeds=inputs_embeds, **kwargs)
-
-    return prepare_inputs_for_generation
 
 
 def generation_options(config: GenerateConfig, end: TurnEnd, pad: int | None) -> GenerationConfig:
