@@ -85,7 +85,7 @@ def test_a_program_imports_only_what_its_extra_brings(package):
 BUILD = ["--cache=c", "--source.kind=folder", "--source.path=.", "--encoder.model=VAE", "--image.height=65"]
 TRAIN = ["--cache=c", "--model.language_model=m", "--run.output=o"]
 NO_TORCH = "torch is not installed; run `pip install 'encode-once[trainer]'`"
-NO_MULTIPLE = "image.height and image.width must be multiples of 8, got 65x224"
+NO_MULTIPLE = "image.height and image.width must be multiples of 8, got 65x224; the nearest is 64x224"
 
 
 @pytest.mark.parametrize(
