@@ -73,8 +73,11 @@ class ImageTable:
         return name
 
     def _refuse(self, field: str, problem: str) -> None:
-        names = ", ".join(self._file.schema.names)
-        raise SourceError(f"{self._where} {problem}; set source.fields.{field} to one of its columns: {names}")
+        fits, expected = TYPES[field]
+        names, columns = self._file.schema.names, list(self._file.schema)
+        others = ", ".join(each.name for each in columns if fits(each.type) and names.count(each.name) == 1)
+        remedy = f"set source.fields.{field} to one of its columns: {others}" if others else f"none holds {expected}"
+        raise SourceError(f"{self._where} {problem}; {remedy}")
 
     def _refuse_other_types(self) -> None:
         for field, (fits, expected) in TYPES.items():

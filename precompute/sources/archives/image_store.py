@@ -185,6 +185,13 @@ def is_plainly_safe(name: str) -> bool:
 
 def open_images(address: str, field: str) -> ImageStore:
     """Open images in a folder, a zip or a tar, here or at a URL; raise MissingPathError if there is nothing."""
+    try:
+        return find_images(address, field)
+    except SourceError as error:
+        raise SourceError(f"source.{field}: {error}") from None
+
+
+def find_images(address: str, field: str) -> ImageStore:
     if not is_url(address):
         if not (path := Path(address).expanduser()).exists():
             raise MissingPathError(f"source.{field}: {path} does not exist")
@@ -218,7 +225,7 @@ def open_image_store(path: Path) -> ImageStore:
     if path.is_dir():
         return ImageFolder(LocalStore(path))
     if not path.is_file():
-        raise SourceError(f"images: {path} is neither a folder nor a file; expected a folder, a zip or a tar of images")
+        raise SourceError(f"{path} is neither a folder nor a file; expected a folder, a zip or a tar of images")
     return open_archive(LocalFile(path))
 
 
@@ -226,7 +233,7 @@ def open_archive(file: File) -> ImageTar | ImageZip:
     """Open a zip or a tar; its first bytes decide which, not its name."""
     head = file.part(0, HEAD_BYTES)
     if compressed := name_by_magic(head, COMPRESSED):
-        raise SourceError(f"images: {file} {compressed}, so it cannot be read in place; unpack it")
+        raise SourceError(f"{file} {compressed}, so it cannot be read in place; unpack it")
     return open_indexed(ImageTar if is_tar(str(file), head) else ImageZip, file)
 
 

@@ -1,4 +1,4 @@
-"""A folder of this machine: scratch files of dead writers, and paths that are not regular files."""
+"""A folder of this machine: scratch files of dead writers, paths that are not regular files, and full disks."""
 
 import os
 from dataclasses import dataclass, field
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import NotAFileError
+from cache_store.storage.files import CLAIM_FILE
 from cache_store.storage.local import LocalStore
+from tests.full_disk import largest_file
 
 
 @pytest.fixture
@@ -50,3 +52,9 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(store, make):
     for use in (store.read, store.size, store.open, store.map):
         with pytest.raises(NotAFileError, match="is not a file"):
             use("name")
+
+
+def test_a_disk_too_full_for_a_claim_is_named(store):
+    with largest_file(0), pytest.raises(OSError, match="File too large") as raised, store.claim():
+        pass
+    assert raised.value.filename == store.where(CLAIM_FILE)

@@ -94,6 +94,11 @@ TURN = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "no image": ({"photo": [b"a"]}, "has no column image or img .*set source.fields.image .*columns: photo$"),
     "images as text": ({"image": ["a.jpg"]}, "a column image of type string, expected a struct of bytes and path"),
+    "images as numbers": ({"image": [1], "photo": [b"a"]}, "a column image of type int64, .*columns: photo$"),
+    "nothing but numbers": (
+        {"image": [1], "id": [1]},
+        "a column image of type int64, .*; none holds a struct of bytes",
+    ),
     "images in lists": ({"image": [[b"a"]]}, "a column image of type list<.*>, expected a struct"),
     "an id that is a number with a fraction": ({"image": [b"a"], "id": [0.5]}, "a column id of type double"),
     "a row without an id": ({"image": [b"a"] * 2, "id": ["a", None]}, "row 1 has no id"),
@@ -124,7 +129,7 @@ def test_an_id_that_is_a_text_is_refused(tmp_path):
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
     path = write_table(tmp_path / "a.parquet", image=[b"a"], title=["A"])
-    with pytest.raises(SourceError, match=r"has no column tilte; set source.fields.caption .*columns: image, title$"):
+    with pytest.raises(SourceError, match=r"has no column tilte; set source.fields.caption .*columns: title$"):
         opened("parquet", path, caption="tilte")
 
 
