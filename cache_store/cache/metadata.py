@@ -168,9 +168,17 @@ def read_commit(cache: Address, shard: int) -> CommitRecord | None:
 def read_seal(cache: Address) -> Seal:
     store = open_store(cache)
     try:
-        return read_record(Seal, store, SEAL_FILE)
+        return read_checked_seal(store)
     except FileNotFoundError:
         raise CacheError(f"{store} is not sealed: rerun the {SEALED_BY}") from None
+
+
+def read_checked_seal(store: Store) -> Seal:
+    """Read the seal; CacheError if no cache can have its spec, FileNotFoundError if there is none."""
+    seal = read_record(Seal, store, SEAL_FILE)
+    if problems := spec_problems(seal.spec):
+        raise CacheError(f"{store.where(SEAL_FILE)} holds no valid spec: {'; '.join(problems)}")
+    return seal
 
 
 def read_build(cache: Address) -> BuildRecord:

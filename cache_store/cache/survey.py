@@ -126,13 +126,14 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
     names = names_in(there := with_listing(store), COMMITS)
+    seal = try_read(partial(read_record, Seal, store, SEAL_FILE))
     found = Survey(
         store=store,
         has_cache=True,
         spec=spec,
-        seal=try_read(partial(read_record, Seal, store, SEAL_FILE)),
+        seal=seal,
         build=build or survey_build(store),
-        shards=dict(read_shards(there, names)),
+        shards=without_foreign_records(dict(read_shards(there, names)), seal.value),
         withdrawn=withdrawn_shards(names),
         metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
@@ -212,6 +213,18 @@ def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, Shard
             files = record.value.content.files if record.value else ()
             problems = {file.path: problem for file in files if (problem := size_problem(store, file))}
             yield shard, ShardOnDisk(record=record, file_problems=problems)
+
+
+def without_foreign_records(shards: dict[int, ShardOnDisk], seal: Seal | None) -> dict[int, ShardOnDisk]:
+    """Take a record of another recipe than the seal's as damaged, if other records are as sealed: it is not this
+    cache's.
+    """
+    records = {shard: each.record.value for shard, each in shards.items() if each.record.value}
+    if seal and any(seal.holds(shard, record.content) for shard, record in records.items()):
+        foreign = Reading[CommitRecord](problem=CacheError("is another cache's: its recipe is not the sealed one"))
+        others = (shard for shard, record in records.items() if record.content.recipe != seal.recipe)
+        return shards | dict.fromkeys(others, ShardOnDisk(record=foreign))
+    return shards
 
 
 def read_shard_record(store: Store, recipes: dict[Recipe, Recipe], shard: int) -> Reading[CommitRecord]:

@@ -162,9 +162,9 @@ def show_report(report: Report, report_file: str | None) -> None:
     if uncommitted:
         print(f"unfinished: {len(uncommitted):,} of {shards} not committed")
     print(f"not sound ({level}): {summary(report.findings)} in {checked}")
-    for step in report.next_steps(report_file or FILE):
-        first = "" if report_file or "--report" not in step else "write the findings down with --report FILE, then "
-        print(f"next: {first}{step}")
+    first = "" if report_file else f"write the findings down with --report {FILE}, then "
+    for step in report.next_steps(report_file or FILE, "the report" if report_file else f"`--report {FILE}`"):
+        print(f"next: {first if step.startswith('precompute') else ''}{step}")
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -1,24 +1,29 @@
 """The scope of a verification, its findings, and the steps that repair them."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
 from cache_store.errors import CacheError, ConfigError, NotAFileError
 from cache_store.format.layout import BUILD_FILE, SPEC_FILE
-from cache_store.refusal import MADE_BY, SEALED_BY, counted, printable
+from cache_store.refusal import MADE_BY, SEALED_BY, counted, printable, shell_word
 from cache_store.storage.store import Store
 
 Level = Literal["quick", "full", "deep"]
 """quick reads records and sizes, full every byte, deep every byte and every sample even if all hashes match."""
 
 Kind = Literal["damaged", "replaced", "uncommitted", "unsealed", "stray"]
-"""Kinds of findings, by their remedy. `replaced`: something else is in a file's place. `uncommitted`, `unsealed`: a
-build has not finished this shard, or the cache. `stray`: a file that is not the cache's. `damaged`: all others.
+"""Kinds of findings, by their remedy. `replaced`: something else is in the place of a file or folder. `uncommitted`,
+`unsealed`: a build has not finished this shard, or the cache. `stray`: a file that is not the cache's. `damaged`: all
+others.
 """
+
+LEFTOVER = "left by a build that died"
+"""Problem of a stray file that the next build deletes."""
 
 SHOWN = 5
 
@@ -137,39 +142,43 @@ class Report:
 
     def as_dict(self, report_file: str) -> dict[str, object]:
         """Return the report for the JSON file `report_file`; its `next` lists the commands to run."""
-        return {"sound": self.sound, **asdict(self), "next": list(self.next_steps(report_file))}
+        findings = [asdict(replace(finding, file=as_text(finding.file))) for finding in self.findings]
+        steps = self.next_steps(report_file, "the report")
+        return {"sound": self.sound, **asdict(self), "findings": findings, "next": list(steps)}
 
-    def next_steps(self, report_file: str) -> Iterator[str]:
-        """Yield the steps that repair the findings, in order."""
+    def next_steps(self, report_file: str, listed_by: str) -> Iterator[str]:
+        """Yield the steps that repair the findings, in order; `listed_by` lists the files that a step leaves out."""
         damaged = {finding.file for finding in self.findings if finding.kind != "stray"}
-        yield from self._in_the_way()
+        replaced = self._files("replaced")
+        if replaced:
+            yield f"move {self._path(replaced[0])}{and_more(replaced, listed_by)} away: the cache's own belongs there"
         reasons = [f"writes {BUILD_FILE} again, which repair needs"] if BUILD_FILE in damaged else []
         unfinished = {*self._files("uncommitted"), *self._files("unsealed")}
         reasons += ["builds and seals what is missing"] if unfinished else []
         if reasons:  # before repair, which would build missing shards without the build's limits and workers
             yield f"rerun the {SEALED_BY if unfinished else MADE_BY}: it {' and '.join(reasons)}"
             damaged -= {BUILD_FILE, *unfinished}
+        below = tuple(f"{name}/" for name in replaced)
+        cleared = [finding.file for finding in self.findings if reasons and finding.problem == LEFTOVER]
+        strays = [name for name in self._files("stray") if not name.startswith(below) and name not in cleared]
+        if strays:
+            yield f"delete {self._path(strays[0])}{and_more(strays, listed_by)}, unless a build is running"
         if damaged:
             yield f"precompute repair {shlex.quote(self.cache)} --report {shlex.quote(report_file)}"
         if SPEC_FILE in damaged:
             yield f"verify again: without {SPEC_FILE} nothing else could be checked"
 
-    def _in_the_way(self) -> Iterator[str]:
-        """Yield the steps for objects in the place of the cache's files, and for stray files."""
-        replaced = self._files("replaced")
-        if replaced:
-            yield f"move {self._path(replaced[0])}{and_more(replaced)} away: a file of the cache belongs there"
-        below = tuple(f"{name}/" for name in replaced)
-        strays = [name for name in self._files("stray") if not name.startswith(below)]
-        if strays:
-            yield f"delete {self._path(strays[0])}{and_more(strays)}, unless a build is running"
-
     def _files(self, kind: Kind) -> list[str]:
         return sorted(finding.file for finding in self.findings if finding.kind == kind)
 
     def _path(self, name: str) -> str:
-        return shlex.quote(printable(f"{self.cache}/{name}"))
+        return shell_word(f"{self.cache}/{name}")
 
 
-def and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1:,} more that the report lists" if len(names) > 1 else ""
+def and_more(names: list[str], listed_by: str) -> str:
+    return f" and {len(names) - 1:,} more that {listed_by} lists" if len(names) > 1 else ""
+
+
+def as_text(name: str) -> str:
+    """Escape bytes of a file's name that are not UTF-8, which JSON cannot hold."""
+    return os.fsencode(name).decode(errors="backslashreplace")

@@ -18,10 +18,11 @@ from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
-from cache_store.format.schema import Spec
+from cache_store.format.schema import Seal, Spec
 from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.findings import (
+    LEFTOVER,
     Finding,
     Level,
     Report,
@@ -39,16 +40,19 @@ from cache_store.verify.metadata import (
 )
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
 
-STRAY, LEFTOVER = "does not belong here", "left by a build that died"
+STRAY = "does not belong here"
 
 
 def stray(file: str, problem: str = STRAY) -> Finding:
     return Finding(file=file, problem=problem, kind="stray")
 
 
-def stray_findings(store: Store, spec: Spec) -> Iterator[Finding]:
-    """Yield files in the cache's folders that are not the cache's, including scratch files of dead builds."""
-    known = files_of(spec)
+def stray_findings(store: Store, spec: Spec, seal: Seal | None) -> Iterator[Finding]:
+    """Yield files in the cache's folders that are not the cache's, including scratch files of dead builds.
+
+    The seal may know shards that the spec does not: no advice may name their files.
+    """
+    known = files_of(spec) | (files_of(seal.spec) if seal else set())
     for name in store.list():
         if name.startswith(".") and name.endswith(SCRATCH_SUFFIX):
             yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)
@@ -95,14 +99,18 @@ def strays_below(store: Store, folder: str, known: set[str], folders: set[str]) 
     """
     try:
         entries = store.list(folder)
+        is_folder = store.real_name(folder) == folder
     except NotADirectoryError:
-        yield stray(folder)
+        is_folder = False
+    if not is_folder:  # a file, or a link to another folder of this cache
+        yield Finding(file=folder, problem="is not a folder of the cache", kind="replaced")
         return
     for entry in entries:
         name = f"{folder}/{entry}".rstrip("/")
-        if entry.endswith("/"):
-            inner = [*strays_below(store, name, known, folders)]
-            yield from inner or ([] if name in folders or name in known else [stray(name)])
+        if name in folders or (entry.endswith("/") and store.is_remote):  # a bucket has no folders to delete
+            yield from strays_below(store, name, known, folders)
+        elif entry.endswith("/"):
+            yield from [] if name in known else [stray(name)]
         elif name not in known:
             yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)
 
@@ -136,7 +144,7 @@ def verify(
     if is_contradicted(surveyed, spec):
         text = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))
-    findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec)]
+    findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec, seal)]
     levels: list[Level] = [level if subset is None or shard in subset else "quick" for shard in range(spec.num_shards)]
     tasks = [ShardTask(shard=shard, level=each) for shard, each in enumerate(levels)]
     check_plan_task = partial(check_plan, store, spec, seal, tasks)

@@ -6,16 +6,16 @@ single-process build writes all metadata and replaces files. So ranks need not k
 the same shard write the same bytes, and a dead rank is run again, under the same number or another.
 """
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from cache_store.cache.metadata import refuse_foreign_place, refuse_no_cache
+from cache_store.cache.metadata import read_seal, read_spec, refuse_foreign_place, refuse_no_cache
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.layout import SPEC_FILE
-from cache_store.refusal import counted, printable
-from cache_store.storage.store import Address, Store, is_url, open_store
-from cache_store.verify.findings import SHOWN
+from cache_store.refusal import counted, shell_word
+from cache_store.storage.store import Address, Store, is_url, open_store, with_listing
+from cache_store.verify.findings import SHOWN, as_text
+from cache_store.verify.verify import stray_findings
 from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
 from precompute.encode.engines import refuse_unreachable_engine
 from precompute.encode.local_engine import worker_encoder
@@ -141,9 +141,12 @@ def refuse_strays(cache: Address, config: RepairConfig) -> None:
     if not config.report:
         return
     store, report = open_store(cache), read_report(Path(config.report).expanduser())
-    left = [each.file for each in report.findings if each.kind == "stray" and store.has(each.file)]
-    if left:
-        named = [shlex.quote(printable(store.where(name))) for name in left[:SHOWN]]
+    reported = {each.file for each in report.findings if each.kind == "stray"}
+    if not reported:
+        return
+    strays = stray_findings(with_listing(store), read_spec(store), read_seal(store))
+    if left := [each.file for each in strays if as_text(each.file) in reported]:
+        named = [shell_word(store.where(name)) for name in left[:SHOWN]]
         more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
         command = "delete:\n  " if is_url(cache) else "run:\n  rm -r -- "
         raise CacheError(

@@ -79,6 +79,7 @@ NAMED: dict[str, tuple[Act, int | None, list[str]]] = {
     "half built, a flipped shard": (together(UNFINISHED, flipped(SHARD)), 1, [RERUN, REPAIR]),
     "half built, a flipped samples table": (together(UNFINISHED, flipped(TABLE)), 1, [RERUN, REPAIR]),
     "half built, a flipped record": (together(UNFINISHED, flipped(RECORD)), 1, [RERUN, REPAIR]),
+    "a shard of another recipe": (copied("recipe", *OTHER_SHARD), 2, [REPAIR]),
     "no build record": (lost("build.json"), None, [RERUN]),
     "neither build record nor seal": (lost("build.json", "seal.json"), None, [RERUN]),
     "no build record, no samples table": (lost("build.json", TABLE), 1, [RERUN, REPAIR]),

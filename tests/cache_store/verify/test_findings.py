@@ -62,7 +62,7 @@ def test_a_file_gone_resized_or_replaced_is_named_at_every_level(cache, what):
             report = verify(cache, level)
             assert name in named(report.findings), level
             if what.startswith("a "):
-                assert next(report.next_steps("report.json")).startswith(f"move {cache}/{name} away")
+                assert next(report.next_steps("report.json", "it")).startswith(f"move {cache}/{name} away")
         if os.path.lexists(cache / name):
             (cache / name).rename(cache.parent / f"moved {number}")
         kept.rename(cache / name)

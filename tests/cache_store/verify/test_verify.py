@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from cache_store import open_cache
 from cache_store.cli import main
 from cache_store.storage.local import LocalStore
 from cache_store.verify.command import ReadingBar
-from cache_store.verify.findings import parse_subset
-from cache_store.verify.verify import LEFTOVER, STRAY, clear_leftovers, verify
-from tests.cache_store.conftest import flip, shard_name
+from cache_store.verify.findings import LEFTOVER, parse_subset
+from cache_store.verify.verify import STRAY, clear_leftovers, verify
+from tests.cache_store.conftest import flip, samples_of, shard_name
 from tests.cache_store.signing import edited_spec, load, save_signed
+from tests.make_cache import make_cache
 
 
 def in_subset(text: str, shards: int) -> list[int]:
@@ -141,13 +143,14 @@ def lose(*names: str) -> Callable[[Path], object]:
 
 SCRATCH, RECORD = "samples/.000001.parquet.1.partial", "commits/000002.json"
 RECORDS = [f"commits/{shard:06d}.json" for shard in range(4)]
+TABLES = [f"samples/{shard:06d}.parquet" for shard in range(4)]
 DELETE = "next: delete CACHE/{}, unless a build is running"
 REPAIR = "next: write the findings down with --report FILE, then precompute repair CACHE --report FILE"
 VERIFY = "next: verify again: without zarr.json nothing else could be checked"
 RERUN = "next: rerun the `precompute build` or `cache-store copy` that made the cache"
 WRITES_BUILD = f"{RERUN}: it writes build.json again, which repair needs"
 FINISHES = f"{RERUN} (if it was built in ranks: `precompute seal`): it builds and seals what is missing"
-AWAY = "next: move CACHE/build.json away: a file of the cache belongs there"
+AWAY = "next: move CACHE/{} away: the cache's own belongs there"
 
 
 SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
@@ -163,8 +166,31 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
     ),
     (
         lambda cache: [shutil.rmtree(cache / "commits"), (cache / "commits").touch()],
-        {"stray": ["commits"], "damaged": RECORDS},
-        [DELETE.format("commits"), REPAIR],
+        {"replaced": ["commits"], "damaged": RECORDS},
+        [AWAY.format("commits"), REPAIR],
+    ),
+    *(
+        (
+            lambda cache, target=target: [shutil.rmtree(cache / "samples"), (cache / "samples").symlink_to(target)],
+            {"replaced": ["samples"], "damaged": TABLES},
+            [AWAY.format("samples"), REPAIR],
+        )
+        for target in (".", "commits")
+    ),
+    (
+        lambda cache: [(cache / SCRATCH).touch(), (cache / "samples/x").touch(), (cache / "seal.json").unlink()],
+        {"stray": [SCRATCH, "samples/x"], "unsealed": ["seal.json"]},
+        [FINISHES, DELETE.format("samples/x")],
+    ),
+    (
+        lambda cache: [(cache / f"samples/{name}").touch() for name in "xy"],
+        {"stray": ["samples/x", "samples/y"]},
+        [DELETE.format("samples/x and 1 more that `--report FILE` lists")],
+    ),
+    (
+        lambda cache: [(cache / "commits/mine/old").mkdir(parents=True), (cache / "commits/mine/x").touch()],
+        {"stray": ["commits/mine"]},
+        [DELETE.format("commits/mine")],
     ),
     (
         lambda cache: [os.truncate(cache / name, 1) for name in ("build.json", "plan.parquet")],
@@ -174,7 +200,7 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
     (
         lambda cache: [(cache / "build.json").unlink(), (cache / "build.json").mkdir()],
         {"replaced": ["build.json"]},
-        [AWAY, WRITES_BUILD],
+        [AWAY.format("build.json"), WRITES_BUILD],
     ),
 ]
 
@@ -196,10 +222,28 @@ def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage,
 )
 def test_any_name_is_said_on_one_line(cache, capsys, name):
     (cache / "samples" / name).touch()
-    assert main(["verify", str(cache)]) == 1
+    report = cache.parent / "report.json"
+    assert main(["verify", str(cache), "--report", str(report)]) == 1
     header, row, summary, step = capsys.readouterr().out.splitlines()
     assert row.rstrip().endswith("does not belong here")
     assert all(line.isprintable() for line in (header, row, summary, step))
+    assert main(["verify", str(cache), "--json"]) == 1
+    printed, written = json.loads(capsys.readouterr().out), json.loads(report.read_text())
+    assert [each["findings"] for each in (printed, written)] == [written["findings"]] * 2
+    word = step.removeprefix("next: delete ").removesuffix(", unless a build is running")
+    subprocess.run(["bash", "-c", f"rm -- {word}"], check=True)
+    assert main(["verify", str(cache)]) == 0
+
+
+def test_files_that_only_the_seal_knows_are_no_strays(tmp_path):
+    """The rest of the metadata is of the time before the cache grew."""
+    ids, rows = [f"sample-{row}" for row in range(16)], samples_of((4, 3, 2), 16)
+    before, cache = (make_cache(tmp_path / f"{count}", rows[:count], ids[:count]) for count in (8, 16))
+    for name in ("plan.parquet", "zarr.json", "latents/zarr.json"):
+        shutil.copy(before / name, cache / name)
+    report = verify(cache, "full")
+    assert "seal.json" in {finding.file for finding in report.findings}
+    assert {finding.kind for finding in report.findings} == {"damaged"}
 
 
 # What dead builds left is told from what is a user's own, and cleared.
