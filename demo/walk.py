@@ -109,7 +109,7 @@ def make_cache(config: DemoConfig, steps: Walk) -> None:
         steps.run("precompute", "build", *config.build_options)
     with steps.step("Verify it", "Every byte, by the hash of its file."):
         steps.run("cache_store", "verify", cache, "--level", "full")
-    with steps.step("Look into it", "Source images beside their latents: random rows, unusual rows, rejects."):
+    with steps.step("Look into it", "Source images beside their latents: random rows and rejects."):
         steps.run("cache_store", "gallery", cache, "-o", page)
 
 

@@ -21,7 +21,7 @@ class GalleryConfig:
     output: str = field(default="gallery.html", metadata={"option": "-o,--output OUTPUT"})
     """The HTML file to write; its folder must exist, and an older file is replaced."""
     rows: int = 24
-    """Number of random rows to show; of unusual and of rejected rows, at most this many each."""
+    """Number of random rows to show; of rejected rows, at most as many."""
     seed: int = 0
     """Equal seeds draw equal rows."""
     sheets: str | None = None
@@ -52,16 +52,13 @@ class GalleryConfig:
 
 def print_gallery(gallery: "Gallery") -> None:
     content = gallery.content
-    print(
-        f"{len(content.random):,} random rows, the {len(content.unusual):,} most unusual of "
-        f"{len(content.survey.draw.number_N):,} surveyed, {len(content.rejected):,} rejected rows"
-    )
+    print(f"{len(content.random):,} random rows, {len(content.rejected):,} rejected rows")
     if content.source_problem:
         print(f"without source images: {content.source_problem}")
     if content.no_pictures:
         print(f"without pictures of samples: {content.no_pictures}")
-    if (mean_psnr := content.mean_psnr(content.random)) is not None:
-        print(f"mean PSNR of the random rows, decoded: {mean_psnr:.1f} dB")
+    if content.mean_psnr is not None:
+        print(f"mean PSNR of the random rows, decoded: {content.mean_psnr:.1f} dB")
     print(f"wrote {gallery.page}, {kilobytes(gallery.page)}, open it in any browser")
     for sheet in gallery.sheets:
         print(f"wrote {sheet}, {kilobytes(sheet)}")

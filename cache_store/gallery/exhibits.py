@@ -24,15 +24,15 @@ from cache_store.program.progress_bar import progress_bar
 # Axes: N samples drawn.
 
 
-SURVEY_SAMPLES = 16_384
-SURVEY_SHARDS = 64
-SURVEY_BYTES = 2**30
-"""Limits of a survey: enough samples to know what is usual, in seconds to a minute."""
+DRAWN_SAMPLES = 16_384
+DRAWN_SHARDS = 64
+DRAWN_BYTES = 2**30
+"""Limits of the draw for histograms: enough samples for smooth ones, in seconds to a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurveyDraw:
-    """The samples that are searched for unusual ones."""
+class SampleDraw:
+    """The samples whose values are counted."""
 
     number_N: np.ndarray
     """Sample numbers, ascending."""
@@ -46,18 +46,18 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
     return draw_numbers(len(cache), rows, generator(seed, "random"))
 
 
-def choose_samples(cache: Cache, sample_bytes: int, seed: int) -> SurveyDraw:
+def choose_samples(cache: Cache, sample_bytes: int, seed: int) -> SampleDraw:
     """Choose all samples of a small cache; of a large one, samples of random shards."""
-    limit = min(SURVEY_SAMPLES, max(1, SURVEY_BYTES // sample_bytes))
+    limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // sample_bytes))
     counts = np.asarray(cache.seal.cached_per_shard)
     occupied = np.flatnonzero(counts)
-    if len(cache) <= limit and len(occupied) <= SURVEY_SHARDS:
-        return SurveyDraw(number_N=np.arange(len(cache)), shards=len(occupied), is_whole=True)
-    random = generator(seed, "survey")
-    shards = occupied[draw_numbers(len(occupied), min(SURVEY_SHARDS, limit), random)]
+    if len(cache) <= limit and len(occupied) <= DRAWN_SHARDS:
+        return SampleDraw(number_N=np.arange(len(cache)), shards=len(occupied), is_whole=True)
+    random = generator(seed, "histograms")
+    shards = occupied[draw_numbers(len(occupied), min(DRAWN_SHARDS, limit), random)]
     starts, share = np.cumsum(counts) - counts, -(-limit // len(shards))
     numbers = [starts[shard] + draw_numbers(int(counts[shard]), share, random) for shard in shards]
-    return SurveyDraw(number_N=np.concatenate(numbers), shards=len(shards), is_whole=False)
+    return SampleDraw(number_N=np.concatenate(numbers), shards=len(shards), is_whole=False)
 
 
 def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, object]]:

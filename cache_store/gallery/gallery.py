@@ -10,9 +10,9 @@ from cache_store.errors import EncodeOnceError
 from cache_store.format.schema import CommitRecord
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase, choose_samples, draw_rejects, random_numbers
+from cache_store.gallery.histograms import count_values
 from cache_store.gallery.page import Gallery, PageContent, render
 from cache_store.gallery.sheets import contact_sheet
-from cache_store.gallery.unusual import most_unusual, survey_latents
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.local import write_file
@@ -25,7 +25,7 @@ SHOWN_COMMITS = 2_000
 def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
     """Write the page and the contact sheets of a sealed cache.
 
-    The cost depends on the number of rows and the survey's limits, not on the cache's size. `decode` adds decoded
+    The cost depends on the number of rows and the limits of the draw, not on the cache's size. `decode` adds decoded
     images, error maps and PSNR.
     """
     cache = open_cache(address)
@@ -39,19 +39,16 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
     """Collect everything the page shows."""
     drawn = choose_samples(cache, cache.spec.array.sample_bytes, config.seed)
-    surveyed = survey_latents(cache, drawn)
-    unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
     is_of_texts = cache.spec.array.text is not None
     read_image, source_problem = (None, None) if is_of_texts else source_reader(cache.store)
     showcase = Showcase(cache=cache, read_image=read_image, source_problem=source_problem, decode=decode)
-    exhibits = showcase.cached([*numbers, *(each.number for each in unusual)])
+    exhibits = showcase.cached(numbers)
     return PageContent(
         cache=cache,
         seed=config.seed,
-        survey=surveyed,
+        histograms=count_values(cache, drawn),
         random=[exhibits[number] for number in numbers],
-        unusual=[(exhibits[each.number], each) for each in unusual],
         rejected=showcase.rejected(draw_rejects(cache, config.rows, config.seed)),
         records=read_commits(cache),
         source_problem=source_problem,
@@ -79,11 +76,7 @@ def read_commits(cache: Cache) -> list[CommitRecord]:
 
 def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
     """Write a sheet per kind of rows; delete an older sheet of a kind without rows."""
-    kinds: dict[str, Sequence[Exhibit]] = {
-        "random": content.random,
-        "unusual": [exhibit for exhibit, _ in content.unusual],
-        "rejected": content.rejected,
-    }
+    kinds: dict[str, Sequence[Exhibit]] = {"random": content.random, "rejected": content.rejected}
     if (image := content.cache.spec.array.image) is None:
         kinds = dict.fromkeys(kinds, ())  # a sheet of pictures has nothing to show of texts
     written = []

@@ -28,6 +28,7 @@ from cache_store.cache.reader import Cache
 from cache_store.format.array import ArraySpec, ImageRecipe
 from cache_store.format.schema import ArraySummary, CommitRecord
 from cache_store.gallery.exhibits import Exhibit
+from cache_store.gallery.histograms import Histograms
 from cache_store.gallery.pictures import (
     ERROR_COLOURS,
     ERROR_SPAN,
@@ -38,7 +39,6 @@ from cache_store.gallery.pictures import (
     png_uri,
     strip_columns,
 )
-from cache_store.gallery.unusual import LatentSurvey, Unusual
 
 # Axes: F features, B bins.
 
@@ -95,16 +95,16 @@ def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
     return data_uri("image/svg+xml", stream.getvalue())
 
 
-def histograms(survey: LatentSurvey, summary: ArraySummary, scheme: Scheme) -> Figure:
+def histograms(counted: Histograms, summary: ArraySummary, scheme: Scheme) -> Figure:
     """Draw a histogram per feature, all on one horizontal scale; the mark is the mean over the whole cache."""
-    features = survey.feature_F.tolist()
+    features = counted.feature_F.tolist()
     columns = min(len(features), HISTOGRAM_COLUMNS)
     lines = math.ceil(len(features) / columns)
     figure = Figure(figsize=(1.6 * columns, 0.25 + 1.25 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, sharex=True, squeeze=False)
     for place, axes in enumerate(panels.flat):
         if place < len(features):
-            histogram(axes, survey.edge_B, survey.count_FB[place], scheme)
+            histogram(axes, counted.edge_B, counted.count_FB[place], scheme)
             mean, std = summary.mean[features[place]], summary.std[features[place]]
             axes.axvline(mean, color=scheme.mark, linewidth=1)
             axes.set_title(f"{features[place]}:  {mean:.2f} ± {std:.2f}".replace("-", "\N{MINUS SIGN}"), fontsize=8.5)
@@ -195,9 +195,8 @@ class PageContent:
 
     cache: Cache
     seed: int
-    survey: LatentSurvey
+    histograms: Histograms
     random: list[Exhibit]
-    unusual: list[tuple[Exhibit, Unusual]]
     rejected: list[Exhibit]
     records: list[CommitRecord]
     source_problem: str | None
@@ -209,20 +208,20 @@ class PageContent:
         if array.has_preview:
             return None
         if array.text is not None:
-            return "samples are texts, not images; the page shows texts, distributions, and unusual and rejected rows"
+            return "samples are texts, not images; the page shows texts, distributions and rejected rows"
         return (
-            f"samples of [{array.named_shape}] have no preview; the page shows source images, distributions, and "
-            "unusual and rejected rows"
+            f"samples of [{array.named_shape}] have no preview; the page shows source images, distributions and "
+            "rejected rows"
         )
 
     @property
     def is_decoded(self) -> bool:
         return any(exhibit.decoded is not None for exhibit in self.random)
 
-    @staticmethod
-    def mean_psnr(exhibits: Sequence[Exhibit]) -> float | None:
-        """Average the PSNR over rows whose source could be compared; None if there are none."""
-        values = [exhibit.psnr for exhibit in exhibits if exhibit.psnr is not None]
+    @property
+    def mean_psnr(self) -> float | None:
+        """The average PSNR over random rows whose source could be compared; None if there are none."""
+        values = [exhibit.psnr for exhibit in self.random if exhibit.psnr is not None]
         return sum(values) / len(values) if values else None
 
 
@@ -250,7 +249,7 @@ def render(content: PageContent) -> str:
         features=f"{array.feature_axis}s".capitalize(),
         facts=[*spec_lines(spec), *array_lines(array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
-        histograms=plot(partial(histograms, content.survey, summary)),
+        histograms=plot(partial(histograms, content.histograms, summary)),
         throughput=plot(partial(throughput, content.records)) if content.records else None,
         strip_scale=plot(strip_scale) if array.has_preview else None,
         error_scale=plot(error_scale) if content.is_decoded else None,

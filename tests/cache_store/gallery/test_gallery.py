@@ -19,12 +19,12 @@ from PIL import Image
 
 from cache_store.cache.images import find_source_images
 from cache_store.cache.metadata import write_build
-from cache_store.cache.reader import Cache, open_cache
+from cache_store.cache.reader import open_cache
 from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.format.layout import samples_file
-from cache_store.gallery import exhibits, pictures, sheets, unusual
+from cache_store.gallery import exhibits, histograms, pictures, sheets
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import layout
@@ -33,9 +33,8 @@ from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-ROWS, REJECTED, OUTLIER = 30, (3, 9, 29), 17
+ROWS, REJECTED = 30, (3, 9, 29)
 LATENTS = np.random.default_rng(5).standard_normal((ROWS, 4, 6, 5)).astype(np.float32)
-LATENTS[OUTLIER] = 6 + 0.01 * LATENTS[OUTLIER]
 HOSTILE_ID = '<script>alert("id")</script>'
 HOSTILE_CAPTION = '"><img src=http://example.org/x onerror=alert(1)> {{ 7 * 7 }} $\\frac{ 🟥'
 
@@ -83,7 +82,7 @@ def page(cache: Path) -> str:
     command = [sys.executable, "-c", code, "gallery", str(cache), "-o", str(path), "--rows", str(ROWS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("27 random rows, the 27 most unusual of 27 surveyed, 3 rejected rows\nwrote ")
+    assert done.stdout.startswith("27 random rows, 3 rejected rows\nwrote ")
     return path.read_text()
 
 
@@ -127,7 +126,7 @@ def test_the_page_refers_to_nothing_outside_itself(page):
     (style,) = re.findall(r"<style>(.*)</style>", page, re.DOTALL)
     assert not re.search(r"url\(|@import", style)
     uris = re.findall(r'(?:src|srcset)="([^"]*)"', page)
-    assert len(uris) > 2 * 2 * 27, "previews and strips of random and unusual rows"
+    assert len(uris) > 2 * 27, "previews and strips of random rows"
     for kind, data in (uri.split(";base64,") for uri in uris):
         decoded = base64.b64decode(data, validate=True)
         if kind == "data:image/svg+xml":
@@ -150,7 +149,7 @@ def test_texts_are_shown_as_text_and_sizes_as_height_by_width(page):
 
 
 def test_source_images_are_shown_or_said_missing_or_changed(cache, page, monkeypatch):
-    assert [len(images_of(page, f"source image of row {row}")) for row in (0, 1, *REJECTED[:2])] == [2, 0, 1, 0]
+    assert [len(images_of(page, f"source image of row {row}")) for row in (0, 1, *REJECTED[:2])] == [1, 0, 1, 0]
     thumbnail = Image.open(io.BytesIO(images_of(page, "source image of row 0")[0]))
     assert thumbnail.size == (40, 48), "the recipe's size: as the encoder saw it"
     assert np.abs(np.asarray(thumbnail).astype(int) - (255, 0, 0)).max() < 8
@@ -161,21 +160,6 @@ def test_source_images_are_shown_or_said_missing_or_changed(cache, page, monkeyp
     monkeypatch.setitem(sys.modules, "precompute.source_images", None)
     with pytest.raises(SourceError, match="sources cannot be read here: .*; run `pip install "):
         find_source_images(open_cache(cache).store)
-
-
-def most_unusual_of(cache: Cache) -> list[unusual.Unusual]:
-    return unusual.most_unusual(unusual.survey_latents(cache, exhibits.choose_samples(cache, 240, seed=0)), 3)
-
-
-def test_the_outlier_leads_the_unusual_rows(cache, page, tmp_path):
-    first = most_unusual_of(open_cache(cache))[0]
-    assert open_cache(cache).samples(np.array([first.number]))["row"].to_pylist() == [OUTLIER]
-    assert re.fullmatch(r"(mean|spread) of channel [0-3] at [+−]\d\.\d σ", first.why)
-    assert f"distance {first.distance:.1f}, {first.why}" in text_of(page)
-    few = make_cache(tmp_path / "few", LATENTS[OUTLIER - 2 : OUTLIER + 2])
-    first, second, *_ = most_unusual_of(open_cache(few))
-    assert first.number == 2
-    assert first.distance > 1.1 * second.distance, "under their own covariance, few samples are all equally far"
 
 
 def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
@@ -225,24 +209,20 @@ def test_a_strip_shows_every_channel_on_one_scale(tmp_path, channels, size):
 
 def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkeypatch):
     samples = np.random.default_rng(0).standard_normal((8, 3, 1_152)).astype(np.float32)
-    samples[5] += 50
     cache = make_cache(tmp_path / "cache", samples, dtype="float32")
     opened = open_cache(cache)
-    seen = unusual.survey_latents(opened, exhibits.choose_samples(opened, 240, seed=0))
+    seen = histograms.count_values(opened, exhibits.choose_samples(opened, 240, seed=0))
     assert seen.feature_F.tolist() == list(range(0, 1_152, 12))
     assert seen.count_FB.sum() == 8 * 3 * 96
-    (first,) = unusual.most_unusual(seen, 1)
-    assert first.number == 5
-    assert int(re.fullmatch(r"mean of feature (\d+) at \+2\.6 σ", first.why)[1]) in seen.feature_F
-    monkeypatch.setattr(unusual, "MOST_FEATURES", 4)  # each takes time to draw
+    monkeypatch.setattr(histograms, "MOST_FEATURES", 4)  # each takes time to draw
     told = "8 samples, all that are cached; 4 features of 1,152, evenly spaced."
     assert told in text_of(page_of(cache, tmp_path / "page.html"))
 
 
 def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
     """Shards without a drawn sample may be missing."""
-    monkeypatch.setattr(exhibits, "SURVEY_SAMPLES", 12)
-    monkeypatch.setattr(exhibits, "SURVEY_SHARDS", 3)
+    monkeypatch.setattr(exhibits, "DRAWN_SAMPLES", 12)
+    monkeypatch.setattr(exhibits, "DRAWN_SHARDS", 3)
     path = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((240, 4, 6, 5), np.float32))
     cache = open_cache(path)
     drawn, numbers = exhibits.choose_samples(cache, 240, seed=0), exhibits.random_numbers(cache, 4, seed=0)
@@ -253,19 +233,19 @@ def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
         (path / samples_file(shard)).unlink()
         (path / f"latents/c/{shard}/0/0/0").unlink()
     page = page_of(path, tmp_path / "page.html", rows=4)
-    assert "12 samples out of 3 shards, drawn with seed 0; the other 228 were not looked at" in text_of(page)
+    assert "12 samples of 3 shards, drawn with seed 0" in text_of(page)
 
 
 def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
     config = GalleryConfig(output=str(tmp_path / "a.html"), rows=2)
     made = make_gallery(cache, config)
-    assert made.sheets == tuple(tmp_path / f"a.{kind}.png" for kind in ("random", "unusual", "rejected"))
+    assert made.sheets == tuple(tmp_path / f"a.{kind}.png" for kind in ("random", "rejected"))
     assert {sheet.read_bytes()[:4] for sheet in made.sheets} == {b"\x89PNG"}
     (tmp_path / "sheets").mkdir()
     config = replace(config, sheets=str(tmp_path / "sheets"))
     config.sheet("rejected").write_bytes(b"of a cache that had some")
     make_gallery(make_cache(tmp_path / "whole", LATENTS), config)
-    assert sorted(path.name for path in (tmp_path / "sheets").iterdir()) == ["a.random.png", "a.unusual.png"]
+    assert sorted(path.name for path in (tmp_path / "sheets").iterdir()) == ["a.random.png"]
     assert "None: all 30 planned rows are cached." in config.page.read_text()
 
 
