@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from cache_store.cache.commit import withdrawn_shards
-from cache_store.cache.metadata import has_cache, open_recorded_plan, parse_checked_spec, read_record
+from cache_store.cache.metadata import has_cache, open_recorded_plan, parse_checked_spec, read_checked_seal, read_record
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import BUILD_FILE, COMMITS, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, COMMITS, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe
@@ -126,7 +126,7 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
     names = names_in(there := with_listing(store), COMMITS)
-    seal = try_read(partial(read_record, Seal, store, SEAL_FILE))
+    seal = try_read(partial(read_checked_seal, store))
     found = Survey(
         store=store,
         has_cache=True,
@@ -222,7 +222,7 @@ def without_foreign_records(shards: dict[int, ShardOnDisk], seal: Seal | None) -
     records = {shard: each.record.value for shard, each in shards.items() if each.record.value}
     if seal and any(seal.holds(shard, record.content) for shard, record in records.items()):
         foreign = Reading[CommitRecord](problem=CacheError("is another cache's: its recipe is not the sealed one"))
-        others = (shard for shard, record in records.items() if record.content.recipe != seal.recipe)
+        others = (shard for shard, record in records.items() if record.content.recipe != seal.spec.recipe)
         return shards | dict.fromkeys(others, ShardOnDisk(record=foreign))
     return shards
 

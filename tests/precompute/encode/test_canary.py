@@ -100,7 +100,7 @@ SOUND: list[tuple[Any, Callable[[Any, Path], Any], int]] = [
 """A kind of encoder, the function that saves a small one, and the side of its images; 0 for a text encoder."""
 
 
-@pytest.mark.parametrize(("kind", "save", "side"), SOUND, ids=str)
+@pytest.mark.parametrize(("kind", "save", "side"), SOUND, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_a_sound_encoder_of_every_family_passes_at_its_default_dtype(tmp_path, kind, save, side):
     save(kind, tmp_path)
     config = EncoderConfig(model=str(tmp_path), device="cpu", max_tokens=None if side else 32)
