@@ -31,8 +31,8 @@ def claim_folder(root: Path, *, wait: bool = False, shared: bool = False) -> Ite
         with locked_claim(root, wait, shared) as stream:
             with name_in_errors(root / CLAIM_FILE):
                 stream.truncate(0)
-                stream.write(f"ranks of a build, the last to start as {holder}\n" if shared else f"{holder}\n")
-                stream.flush()
+                text = f"ranks of a build, the last to start as {holder}\n" if shared else f"{holder}\n"
+                os.write(stream.fileno(), text.encode())  # at once: what a full disk leaves in a buffer fails unnamed
             try:
                 yield
             finally:
