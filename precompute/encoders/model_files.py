@@ -32,8 +32,8 @@ SUBFOLDERS = ("vae", "")
 """Subfolders to search, in this order: a pipeline may have a config of its own at its root."""
 
 
-PIPELINE_FILES = ("model_index.json", "../model_index.json")
-"""Where a pipeline says its class, from its own folder or a local subfolder of it."""
+PIPELINE_FILE = "model_index.json"
+"""The file of a pipeline that names its class."""
 
 UNQUANTISED = "quantised checkpoints are not supported; use one in float32, bfloat16 or float16"
 
@@ -125,11 +125,13 @@ def cached_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
 
 
 def hub_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
-    """Download the first of these configs that the Hub has; give up after half a minute without an answer."""
+    """Download the first of these configs that the Hub has, and its pipeline's file; give up after half a minute."""
     if not is_offline_mode():
         log_info(f"looking for encoder.model {model} on the Hub")
     for subfolder, config in names.items():
         if path := hub_file(model, config):
+            if subfolder:
+                hub_file(model, PIPELINE_FILE)
             return {subfolder: path}
     return {}
 
@@ -167,11 +169,12 @@ def local_file(model: str, *names: str) -> Path | None:
 
 def pipeline_class(model: str) -> str:
     """Read the class of the pipeline that the model is, or is in; empty if that is not known."""
+    above = [f"../{PIPELINE_FILE}"] if Path(model).is_dir() else []
+    path = local_file(model, PIPELINE_FILE, *above)
     try:
-        path = local_file(model, *PIPELINE_FILES) or model_file(model, PIPELINE_FILES[0])
         return str(json.loads(path.read_text(encoding="utf-8"))["_class_name"]) if path else ""
-    except (ModelError, ValueError, LookupError, TypeError):
-        return ""  # not fetched with the VAE, or broken
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 @contextmanager

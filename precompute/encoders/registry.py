@@ -163,7 +163,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
         return TEXT_ENTRIES[files.class_name].family, files
     if reason := REFUSED.get(files.class_name):
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
-    if files.class_name == "AutoencoderKLFlux2" and pipeline_class(model) == OTHER_ORDER:
+    if files.class_name == "AutoencoderKLFlux2" and pipeline_class(files.model) == OTHER_ORDER:
         raise ModelError(
             f"encoder.model {model} is of class {OTHER_ORDER}, which is not served: it stacks cells into channels in "
             "another order than FLUX.2, so normalize=True would give wrong values"
