@@ -28,8 +28,8 @@ from cache_store.errors import ConfigError
 MAX_VALUE = 200
 """Characters shown of a value, which may have any length in a file."""
 
-MAX_CHARACTERS = 1_000_000
-"""Most characters of a config file."""
+MAX_BYTES = 1_000_000
+"""Most bytes of a config file."""
 
 INT, FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "merge"))
 
@@ -63,9 +63,7 @@ ConfigLoader.add_constructor(INT, ConfigLoader.construct_yaml_int)
 
 
 def load_yaml(text: str) -> Any:
-    """Parse `text` as YAML; yaml.YAMLError or ValueError if it is invalid or too long."""
-    if len(text) > MAX_CHARACTERS:
-        raise yaml.YAMLError(f"more than {MAX_CHARACTERS:,} characters")
+    """Parse `text` as YAML; yaml.YAMLError or ValueError if it is invalid."""
     return yaml.load(io.StringIO(text), ConfigLoader)  # errors about a stream do not quote its text
 
 
@@ -81,7 +79,11 @@ def read_config_file(file: str, fields: Collection[str]) -> dict[str, Any]:
 
 def read_mapping(file: str) -> dict[Any, Any]:
     try:
-        values = load_yaml(Path(file).read_text(encoding="utf-8"))
+        with Path(file).open("rb") as stream:  # a pipe has no size, and /dev/zero no end
+            data = stream.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{file} is no config: it has more than {MAX_BYTES:,} bytes")
+        values = load_yaml(data.decode())
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise ConfigError(f"config: {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -8,8 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from cache_store.errors import ConfigError
+from cache_store.errors import CacheError, ConfigError
+from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import Report
+
+MAX_REPORT_BYTES = 100 * 10**6
+"""Most bytes of a report: half a million findings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +68,9 @@ def drop_options(typed: Sequence[str], valued: Collection[str], flags: Collectio
 def read_report(path: Path) -> Report:
     """Read the report of a verification; raise ConfigError if it is not one, or that verification failed."""
     try:
-        report = msgspec.json.decode(path.read_bytes(), type=Report)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        data = LocalStore(path.parent).read(path.name, MAX_REPORT_BYTES)
+        report = msgspec.json.decode(data, type=Report)
+    except (OSError, CacheError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
     if report.error is not None:
         raise ConfigError(

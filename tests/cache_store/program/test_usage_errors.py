@@ -48,6 +48,7 @@ NOT_UTF8 = r"'caf\udce9' is not UTF-8; every path and option must be, so rename 
         (["--cache", "0.tar", "1.tar"], "no further operand 1.tar; quote a pattern or a name with spaces"),
         (["--config=nowhere.yaml"], "program: error: config: nowhere.yaml: No such file or directory\n"),
         (["--config=/"], "program: error: config: /: Is a directory\n"),
+        (["--config=/dev/zero"], "program: error: /dev/zero is no config: it has more than 1,000,000 bytes\n"),
         (["--cache", os.fsdecode(b"caf\xe9")], f"program: error: {NOT_UTF8}\n"),
         ([], "missing: cache"),
     ],
@@ -71,6 +72,15 @@ def test_values_are_read_as_yaml_whatever_their_order(tmp_path):
     files = [f"--config={tmp_path}/a.yaml", f"--config={tmp_path}/b.yaml"]
     expected = Config(cache="2024-01-01", store=Store(codec="zstd", shards=9, workers=3, share=0.0001, note=None))
     assert parse_config(Config, ["--store.shards=9", *files, "--store.note=null"]) == expected
+
+
+def test_a_config_may_come_through_a_pipe():
+    """As the shell's `--config <(…)`."""
+    reading, writing = os.pipe()
+    os.write(writing, b"cache: there")
+    os.close(writing)
+    assert parse_config(Config, [f"--config=/dev/fd/{reading}"]) == Config(cache="there")
+    os.close(reading)
 
 
 def test_a_printed_config_is_the_config_again(tmp_path, capsys):
@@ -117,7 +127,7 @@ MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}']
         ("cache: &a [*a]", "cache must be text, got [[["),
         *((f"a0: &a0 {{b: c}}\n{MERGED_TEN_TIMES_EACH}".replace("<<", key), said) for key, said in MERGES.items()),
         (f"cache: 0x{'f' * 5_000}", "Exceeds the limit"),
-        ("# " + "x" * 10**6 + "\ncache: x", "more than 1,000,000 characters"),
+        ("# " + "x" * 10**6 + "\ncache: x", "more than 1,000,000 bytes"),
     ],
     ids=lambda value: repr(value[:40]),
 )

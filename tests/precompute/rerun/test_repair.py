@@ -163,6 +163,7 @@ def test_a_moved_cache_is_repaired_from_any_folder(project, monkeypatch):
         ("", "name what to repair"),
         ("--shards [3]", "has shards [0, 3); it has no shard 3"),
         ("--report /nowhere.json", "is not a report"),
+        ("--report /dev/zero", "is not a report"),
         (f"--report {shlex.quote(__file__)}", "is not a report"),
     ],
 )
