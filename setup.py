@@ -1,4 +1,4 @@
-"""What setup.cfg has no words for: optional extensions in C; all else is there."""
+"""Optional extensions in C, which setup.cfg cannot describe; everything else is there."""
 
 import sysconfig
 

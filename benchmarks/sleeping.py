@@ -67,7 +67,7 @@ def feed_of(encoder: Encoder, array: ArraySpec) -> StreamedFeed:
 
 
 def noise(count: int, *shape: int) -> Tensor:
-    """Return one sample of noise, `count` times: a build compares its first samples with another call's."""
+    """Return one sample of noise, `count` times; always the same, since a build compares two calls."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).repeat(count, *[1] * len(shape))
 
 

@@ -127,7 +127,7 @@ class TrainingRun:
         captioner: Captioner | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """Either all ranks have a `captioner`, or none has. `observers` run on rank 0 alone.
+        """Make a run; either all ranks have a `captioner`, or none has, and `observers` run on rank 0 alone.
 
         Observers see a step before its checkpoint is saved, so that a kill in between loses nothing.
         """

@@ -19,8 +19,8 @@ COLD_PART = 64
 """Batches are read ahead after one in which more than one row in this many had to wait for the disk."""
 
 FIRST_AHEAD, AHEAD = 8, 512
-"""Batches that are read ahead at first, and after one that waited for the disk; the next one is then read without, to
-find out whether rows are in memory by now.
+"""Number of batches read ahead at first, and after one that waited for the disk. The batch after these is not read
+ahead, which shows whether rows are in memory by now.
 """
 
 PIECE_BYTES = 128 << 10

@@ -216,9 +216,7 @@ def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, Shard
 
 
 def without_foreign_records(shards: dict[int, ShardOnDisk], seal: Seal | None) -> dict[int, ShardOnDisk]:
-    """Take a record of another recipe than the seal's as damaged, if other records are as sealed: it is not this
-    cache's.
-    """
+    """Treat records of another recipe than the seal's as damaged, as another cache's, if any record is as sealed."""
     records = {shard: each.record.value for shard, each in shards.items() if each.record.value}
     if seal and any(seal.holds(shard, record.content) for shard, record in records.items()):
         foreign = Reading[CommitRecord](problem=CacheError("is another cache's: its recipe is not the sealed one"))

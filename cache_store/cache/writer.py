@@ -140,7 +140,7 @@ class ShardBuilder:
         return self.commit_run(run)
 
     def commit_run(self, run: CommitRun, inherited: Mapping[str, Any] | None = None) -> CommitRecord:
-        """Commit with this run; `inherited` are fields of the content that samples copied from a cache do not tell."""
+        """Commit with this run; `inherited` are fields that copied samples do not tell."""
         assert len(self._outcomes) == self._planned.num_rows, (len(self._outcomes), self._planned.num_rows)
         with self._files.writing():
             self._writer.finish()

@@ -165,8 +165,8 @@ def refuse_other_cache(
 ) -> None:
     """Raise StaleError if the target holds another cache, so that this copy cannot resume there.
 
-    `records` are those of the copy's shards, if it has the source's shards; `sealed` is the seal of a copy byte for
-    byte: in a new form, shards may differ from the source's in their files.
+    `records` are those of the copy's shards, if it has the source's shards; `sealed` is the source's seal if the
+    copy is byte for byte; in a new form, a shard may differ from the source's in its files and recipe.
     """
 
     def content(record: CommitRecord | None) -> Any:
@@ -257,7 +257,7 @@ def put_checked(target: Store, name: str, data: bytes) -> None:
 
 
 def seal_of_copy(spec: Spec, contents: list[CommitContent], source_seal: Seal) -> Seal:
-    """Make the seal of a copy in a new form, with the statistics copied: another machine would round them otherwise."""
+    """Make the seal of a copy in a new form, with the statistics copied: another machine may round them differently."""
     seal = make_seal(spec, contents, source_seal.plan_file)
     array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
     return sign(msgspec.structs.replace(seal, array=array))

@@ -1,8 +1,8 @@
 """Pack short shards into full ones, by copying samples: no image is read and no encoder runs.
 
 A cache that grew has a short shard for each extension. The copy has the same rows, samples and statistics, and another
-identity. What a record knows of its shard as a whole, and no sample tells, goes to the new shard in which that shard
-begins: the equations of the preview, and the counts of broken EXIF and of values that were not finite.
+identity. Some facts of a record cannot be divided among samples: the equations of the preview, and the counts of broken
+EXIF and of values that were not finite. They go to the new shard in which the old one begins.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class Packer:
     """Copies the samples of a sealed cache into the shards of a packed one, whose plan and spec are on disk."""
 
     def __init__(self, source: Cache, records: Mapping[int, CommitRecord], target: CacheAt, there: ShardsThere) -> None:
-        """`records` are the source's; `there` has the shards that the target holds already."""
+        """Open the new plan. `records` are the source's; `there` has the shards that the target holds already."""
         self._source, self._records, self._target, self._there = source, records, target, there
         self._plan, self._rejected = open_plan(target.store), source.rejected_rows()
 
@@ -80,7 +80,7 @@ class Packer:
         return samples, rgb, outcomes
 
     def _outcomes(self, rows: range) -> Iterator[Outcome]:
-        """Yield what the source's samples tables say of rows."""
+        """Yield the outcomes of rows, from the source's samples tables."""
         spec = self._source.spec
         fields = [name for name in Outcome._fields if name in samples_schema(spec.array).names]
         for shard in range(spec.shard_of_row(rows.start), spec.shard_of_row(rows[-1]) + 1):
@@ -90,7 +90,7 @@ class Packer:
                 yield Outcome(**values)
 
     def _inherited(self, rows: range, array: ArraySpec) -> tuple[CommitRun, dict[str, Any]]:
-        """Return the run of the source's first shard in `rows`, and what those that begin there tell."""
+        """Return the run of the first old shard in `rows`, and the facts of the old shards that begin there."""
         first = self._source.spec.shard_of_row(rows.start)
         last = self._source.spec.shard_of_row(rows[-1])
         contents = [self._records[shard].content for shard in range(first, last + 1)]

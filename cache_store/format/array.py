@@ -69,7 +69,7 @@ class TextRecipe(Record, frozen=True, kw_only=True):
     source: str
     """The text that is encoded: `caption`, the first answer of the sample's conversation."""
     clean: str
-    """What is done to it first: `none`; `prompt_clean`, as in diffusers' pipelines of Wan; `lower`, as in SANA's."""
+    """How it is cleaned first: `none`; `prompt_clean`, as in diffusers' pipelines of Wan; `lower`, as in SANA's."""
     template: str
     """A text around the sample's, which replaces its one `{}`."""
     max_tokens: Count

@@ -100,7 +100,7 @@ class PlanFile:
         return np.cumsum([0, *lengths])
 
     def is_cut_as(self, spec: Spec) -> bool:
-        """Return whether its row groups are the shards of a spec; the digest tells whether the rows are, too."""
+        """Return whether its row groups are as long as the shards of a spec; only the digest compares rows."""
         return np.array_equal(self.bounds, spec.bounds)
 
     def digests(self, num_shards: int | None = None) -> PlanDigests:

@@ -132,7 +132,7 @@ class TableFile:
                 )
 
     def claimed_bytes(self, number: int, columns: Collection[str]) -> int:
-        """Return the uncompressed size of a row group's columns, in which each distinct value may be there once."""
+        """Return the uncompressed size of a row group's columns, which may store each distinct value only once."""
         group = self.metadata.row_group(number)
         parts = map(group.column, range(group.num_columns))
         return sum(each.total_uncompressed_size for each in parts if each.path_in_schema.split(".")[0] in columns)

@@ -157,7 +157,7 @@ def array_folder(name: str) -> str:
 
 
 def array_metadata(spec: Spec, index: int) -> dict[str, object]:
-    """Describe an array: a chunk of `samples_per_shard` rows for each of its shards, which may fill less of it."""
+    """Describe an array: a chunk of `samples_per_shard` rows for each of its shards, even a shorter one."""
     array, shards = spec.sized_arrays[index], np.flatnonzero(spec.array_indices == index)
     chunk = spec.samples_per_shard
     rows = (len(shards) - 1) * chunk + len(spec.shard_rows(int(shards[-1]))) if len(shards) else 0

@@ -21,7 +21,7 @@ class GalleryConfig:
     output: str = field(default="gallery.html", metadata={"option": "-o,--output OUTPUT"})
     """The HTML file to write; its folder must exist, and an older file is replaced."""
     rows: int = 24
-    """Number of random rows to show; of rejected rows, at most as many."""
+    """Number of random rows to show, and the most rejected rows."""
     seed: int = 0
     """Equal seeds draw equal rows."""
     sheets: str | None = None

@@ -13,7 +13,7 @@ from cache_store.gallery.exhibits import SampleDraw, batches
 from cache_store.program.progress_bar import progress_bar
 
 MOST_FEATURES = 96
-"""Most features shown; of more, evenly spaced ones: no VAE has more today."""
+"""Most features shown; no VAE has more today. If there are more, evenly spaced ones are shown."""
 BINS = 80
 HISTOGRAM_SPAN = 4.0
 """Standard deviations on either side of a feature's mean that the histograms show."""

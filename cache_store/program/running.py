@@ -32,40 +32,40 @@ STOPPING = "stopping; another Ctrl-C kills"
 STOPPED = "stopped: what is on disk is whole; run the same command again"
 
 
-class Heard:
-    """The signal that this process got, and what the next one does."""
+class SignalState:
+    """The stop signal that this process got, if any, and what a signal does."""
 
     process = 0
     """The process that listens; a forked child does not."""
     first_s: float | None = None
     """When the first signal came."""
     unwinds = False
-    """Whether it raises KeyboardInterrupt in the main thread; else the work there looks at STOP_REQUEST."""
+    """Whether a signal raises KeyboardInterrupt in the main thread; else the work there looks at STOP_REQUEST."""
     has_unwound = False
-    """Whether it did."""
+    """Whether a signal has raised it."""
     exit_code: int | None = None
-    """The program's, once it has ended; a signal then ends the process at once."""
+    """Exit code of the program, once it has ended; a signal then ends the process at once."""
 
 
 def handle_stop(number: int, frame: FrameType | None) -> None:
     """Stop at the first signal; kill at another Ctrl-C, or at a SIGTERM that is not the same request."""
-    now, first_s = time.monotonic(), Heard.first_s
-    if os.getpid() != Heard.process or (first_s is not None and now - first_s > FORWARDED_S):
+    now, first_s = time.monotonic(), SignalState.first_s
+    if os.getpid() != SignalState.process or (first_s is not None and now - first_s > FORWARDED_S):
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-    if Heard.exit_code is not None:
-        os._exit(Heard.exit_code)
+    if SignalState.exit_code is not None:
+        os._exit(SignalState.exit_code)
     if first_s is not None:
         return
-    Heard.first_s = now
+    SignalState.first_s = now
     if signal.getsignal(signal.SIGINT) is handle_stop:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # it also ends work that never comes back to Python
     STOP_REQUEST.set()
-    if Heard.unwinds:
+    if SignalState.unwinds:
         if is_importing(frame):
             log_info(STOPPED)
             leave(3)
-        Heard.has_unwound = True
+        SignalState.has_unwound = True
         raise KeyboardInterrupt
     with suppress(RuntimeError):  # the signal came while another message was written
         log_info(STOPPING)
@@ -86,14 +86,14 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def listen() -> dict[int, Any]:
-    """Handle both signals from now on; return their handlers before.
+    """Handle both signals from now on; return their previous handlers.
 
     A process that ignores Ctrl-C, such as a shell's background job, continues to ignore it.
     """
     STOP_REQUEST.clear()
-    Heard.process, Heard.first_s, Heard.has_unwound = os.getpid(), None, False
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    return {number: signal.signal(number, handle_stop) for number in heard}
+    SignalState.process, SignalState.first_s, SignalState.has_unwound = os.getpid(), None, False
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, handle_stop) for number in handled}
 
 
 @contextmanager
@@ -102,21 +102,21 @@ def stop_on_signals(*, unwinds: bool = False, patience_s: float = 0.0) -> Iterat
 
     Blocks nest: the innermost decides what a signal does. After it, calls to stores get `patience_s` more.
     """
-    is_outermost = Heard.process != os.getpid()
+    is_outermost = SignalState.process != os.getpid()
     before = listen() if is_outermost else {}
-    outer = Heard.unwinds, STOP_REQUEST.patience_s
+    outer = SignalState.unwinds, STOP_REQUEST.patience_s
     try:
-        Heard.unwinds, STOP_REQUEST.patience_s = unwinds, patience_s
-        if unwinds and Heard.first_s is not None:
+        SignalState.unwinds, STOP_REQUEST.patience_s = unwinds, patience_s
+        if unwinds and SignalState.first_s is not None:
             raise KeyboardInterrupt
         yield STOP_REQUEST
     finally:
-        Heard.unwinds, STOP_REQUEST.patience_s = outer
+        SignalState.unwinds, STOP_REQUEST.patience_s = outer
         if is_outermost:
             for number, handler in before.items():
                 signal.signal(number, handler)
             STOP_REQUEST.clear()
-            Heard.process = 0
+            SignalState.process = 0
 
 
 @contextmanager
@@ -177,9 +177,9 @@ def start(program: str, module: str) -> int:
     # The first hook runs last. After it, Python gives signals their default actions, and tears down torch for a while.
     atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS])
     exit_code = run_program(program, lambda words: import_module(module).PROGRAM.run(words), None)
-    if Heard.first_s is not None:
+    if SignalState.first_s is not None:
         leave(exit_code)
-    Heard.exit_code = exit_code
+    SignalState.exit_code = exit_code
     STOP_REQUEST.set()  # so that no thread waits for a store
     return exit_code
 
@@ -207,10 +207,10 @@ def run_interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str])
             code = run(given)
             print(end="", flush=True)  # an output that cannot be written then fails here, not at exit
     except Exception as error:
-        if Heard.has_unwound and not isinstance(error, Interrupted):
+        if SignalState.has_unwound and not isinstance(error, Interrupted):
             raise KeyboardInterrupt from error
         raise
-    if Heard.has_unwound:
+    if SignalState.has_unwound:
         raise KeyboardInterrupt
     return code
 

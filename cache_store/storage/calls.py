@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Stop(threading.Event):
-    """The event that ends this process: a signal sets it, in a worker its parent, and the end of a program.
+    """The event that ends this process; set by a signal, by the parent of a worker, or at the end of a program.
 
     The main thread never waits for it: the handler of a signal, which runs there, could then not set it.
     """

@@ -27,7 +27,7 @@ UNSEEN_SHARE = 0.02
 """Share of the bound that a process may add before it scans the folder again."""
 
 FREED_SHARE = 0.1
-"""Share of the bound that is freed when it is exceeded; the least recently used blocks are deleted."""
+"""Share of the bound that is freed when the bound is exceeded; the least recently used blocks are deleted."""
 
 NAME = re.compile(r"[0-9a-f]{64}\.\d+x\d+")
 """Name of a block: its file's SHA-256, its number and the block size; its folder is named by the first two digits."""

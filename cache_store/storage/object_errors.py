@@ -34,7 +34,7 @@ TRANSIENT_CODES = {"BadDigest", "ConditionalRequestConflict", "OperationAborted"
 """S3's codes for requests that may succeed if repeated: damaged in transit, in conflict, or too slow."""
 
 NO_ANSWER = "error sending request"
-"""obstore's words for a request without any answer; another error without a status is of an answer that broke off."""
+"""obstore's words for a request without any answer; any other error without a status means that an answer broke off."""
 
 BUILDER = "builder error"
 """Its words for a request that it does not send."""

@@ -45,13 +45,13 @@ PAGE = 1_000
 """Names per page of a listing, as in S3."""
 
 SMALL_BYTES = 1 << 20
-"""Largest upload that gets no longer grace after a stop than other requests."""
+"""After a stop, larger uploads get more time than other requests."""
 
 MULTIPART_BYTES = 64 << 20
 """Files of at least this size that may replace another are uploaded in parts of COPIED_BYTES."""
 
 PART_RETRIES = 10
-"""Most retries by obstore, for such a part alone: all other requests are repeated by `retry.py`."""
+"""Most retries of a part by obstore itself; all other requests are repeated by `retry.py`."""
 
 MOST_CREATED_BYTES = 5_000 << 20
 """Largest file for `put_if_absent`: it must be one request, and Azure accepts no more, S3 little more."""

@@ -1,4 +1,4 @@
-"""Repeat requests to a store: a few times at once, and with growing pauses while the store is busy or silent."""
+"""Repeat requests to a store: a few times in seconds, then with growing pauses while the store is busy or silent."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ WARNED_EACH_S = 30.0
 """Seconds between two messages about waiting, since many requests wait at the same time."""
 
 ANSWERED: set[str] = set()
-"""Buckets that have answered this process; a silent one is waited for only then: else its address may be wrong."""
+"""Buckets that have answered this process. Only these are waited for if silent; others may have a wrong address."""
 
 JITTER = random.Random()
 """Generator for pauses, separate from the one that a training run may have seeded."""

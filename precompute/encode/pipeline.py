@@ -56,7 +56,7 @@ class ShardSink:
         self._failed = False
 
     def write(self, batch: Batch, encoding: Encoding, null_text: Encoding | None = None) -> None:
-        """Add a batch, and the null prompt. After a failure, of a commit too, ignore the batches in the queue."""
+        """Add a batch, and the null prompt. After a failure, also of a commit, ignore the batches in the queue."""
         samples, seconds = encoding.samples()
         null_NF = None if null_text is None else null_text.samples()[0]  # also frees the device's memory
         self._busy.add("encoding", seconds)

@@ -1,10 +1,10 @@
 """How far two correct encodings of one image may differ, by compute dtype and kind of device.
 
 One machine with one library stack gives equal bits. Others round sums in another order. Rounding errors grow with the
-samples, so differences are in units of the samples' root mean square; a feature far larger than the others, as trained
-vision towers have a few, is measured by its own. Judged are the root mean square of the differences and the one that
-99.9 % of the values do not exceed. The largest of 10^5 values grows with their number, so it is only printed, unless
-it is off by an order.
+samples, so differences are in units of the samples' root mean square. Trained vision towers have a few features far
+larger than the others; each of these is measured by its own root mean square. Two numbers are judged: the root mean
+square of the differences, and the difference that 99.9 % of the values do not exceed. The largest difference grows with
+the number of values, so it is printed, and judged only if it is ten times the second limit.
 
 Measured at full size against the library's own float32 (torch 2.13; initial weights, which differed more than random
 norms and biases; photographs of 256 x 256, towers of 224 x 224, texts of 128 tokens through encoders of width 1024;

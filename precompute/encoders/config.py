@@ -19,7 +19,7 @@ Padding = Literal["seen", "masked", "zero"]
 Clean = Literal["none", "prompt_clean", "lower"]
 
 LARGEST_BATCH = 65_536
-"""More images at once are a slip of the keyboard: of 64 x 64 pixels they take 0.8 GB."""
+"""Largest batch; a larger number is a slip of the keyboard. So many images of 64 x 64 pixels take 0.8 GB."""
 
 TEXT_FIELDS = ("max_tokens", "output", "clean", "template", "drop", "padding")
 FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
@@ -53,14 +53,14 @@ class EncoderConfig:
     output: Literal["tokens", "pooled"] = "tokens"
     """For a text encoder: tokens keeps a hidden state for each token; pooled keeps CLIP's one vector of the text."""
     clean: Clean | Literal["auto"] = "auto"
-    """For a text encoder, what is done to a caption first. none: nothing. prompt_clean, as diffusers' function of that
-    name: mended with ftfy, HTML entities resolved, each run of white space one space, none around it. lower: lower
-    case, without white space around it. auto: prompt_clean for UMT5, none for others."""
+    """For a text encoder: how a caption is cleaned first. none: not at all. prompt_clean: as by diffusers' function of
+    that name, which mends it with ftfy, resolves HTML entities, makes each run of white space one space, and strips it.
+    lower: stripped, in lower case. auto: prompt_clean for UMT5, none for others."""
     template: str = PLAIN_TEMPLATE
     """For a text encoder: a text in which each caption replaces {}."""
     drop: int | Literal["instruction"] = 0
     """For a text encoder: tokens at the template's beginning that are encoded, then left out; 34 for Qwen-Image.
-    instruction, as SANA does: all before {} but the first and the last."""
+    instruction, as SANA does: all tokens before {} except the first and the last."""
     padding: Padding | Literal["auto"] = "auto"
     """For a text encoder: seen attends to padding and keeps its output; masked keeps its output and does not attend to
     it; zero does not attend to it and stores zeros. auto: seen for T5 and CLIP, masked for Gemma, zero for UMT5 and

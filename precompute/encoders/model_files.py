@@ -79,7 +79,7 @@ class TextLocation:
     padding: Padding
     """Padding as in the pipelines of diffusers."""
     clean: Clean = "none"
-    """What is done to a caption, as in the pipelines of diffusers; if they differ, as in most."""
+    """How a caption is cleaned in the pipelines of diffusers, or in most of them if they differ."""
     null_is_bare: bool = False
     """Whether the pipelines of diffusers encode the null prompt without a template."""
     config_keys: tuple[str, ...] = ()

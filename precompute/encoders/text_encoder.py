@@ -43,7 +43,7 @@ CLEAN: dict[Clean, Callable[[str], str]] = {
     "prompt_clean": prompt_clean,
     "lower": lambda text: text.lower().strip(),
 }
-"""What `encoder.clean` does to a text."""
+"""Functions that clean a text, by the value of `encoder.clean`."""
 
 
 class TemplateTokenizer:
@@ -61,7 +61,7 @@ class TemplateTokenizer:
         self.keeps_first = config.drop == "instruction"
         self.drop = max(0, len(before) - 2) if config.drop == "instruction" else config.drop
         self.most = self.drop + config.max_tokens
-        """Tokens of a text that are encoded: with those that are dropped afterwards."""
+        """Number of tokens of a text that are encoded, with those that are dropped afterwards."""
         if len(blank) < self.drop:
             raise ConfigError(f"encoder.drop is {self.drop}, but encoder.template is {len(blank)} tokens alone")
         if len(blank) >= self.most:

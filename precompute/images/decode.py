@@ -60,10 +60,10 @@ Image.MAX_IMAGE_PIXELS = None  # our own bound is checked first, from the header
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # a build decodes several images at once by itself
 
 MEMORY_PER_PIXEL = 32
-"""Bytes; measured were 19 for an AVIF and 16 for a WebP with alpha, 12 for a progressive JPEG in CMYK, 4 for a PNG."""
+"""Bytes. 19 were measured for an AVIF and 16 for a WebP with alpha, 12 for a progressive JPEG in CMYK, 4 for a PNG."""
 
 MEMORY_PER_BYTE = 8
-"""Bytes; measured were 7 for a WebP of empty chunks; an honest file takes little more than itself."""
+"""Bytes. 7 were measured for a WebP of empty chunks; an honest file takes little more than itself."""
 
 MEMORY_AT_LEAST = 64 * 2**20
 """Bytes that an image may take however small it is: parts of its file as Python objects, decoders' buffers."""

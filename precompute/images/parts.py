@@ -22,7 +22,9 @@ row, still fits.
 """
 READS_OF_A_PART = 4
 BYTES_OF_A_READ = 4
-"""Bytes that cost as much, read one by one, as a larger read: Pillow reads a BMP's run lengths so, 1.6 MB at most."""
+"""So many reads of one byte cost as much as one larger read. Pillow reads a BMP's run lengths byte by byte: 1.6 MB at
+most.
+"""
 
 MAX_SCANS = 100
 """Scans of one JPEG. Progressive files have about ten; libtiff has the same bound."""
@@ -67,7 +69,7 @@ def too_many_parts() -> Rejected:
 
 
 class CountedFile(io.BytesIO):
-    """A file in memory; a read raises Rejected once there were far too many."""
+    """A file in memory; a read raises Rejected once there have been too many."""
 
     _cost = 0
 
@@ -166,7 +168,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
-    """Return the size of a WebP's canvas; zeros if its first chunk is none that says it."""
+    """Return the size of a WebP's canvas; zeros if its first chunk does not state it."""
     if data[12:16] == b"VP8X":
         return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
     if data[12:16] == b"VP8L":

@@ -1,6 +1,6 @@
 """Carry out what was decided: every write and delete of a build, so that a rerun can resume after a kill at any moment.
 
-The plan comes first: from then on every build goes on with an extension. The spec is the last of the metadata: it
+The plan comes first: from then on, every build continues an extension. The spec is the last of the metadata: it
 makes the folder a cache, or a cache with more rows. Then come the shards, and at last the seal. Every step is
 idempotent.
 """
@@ -47,8 +47,8 @@ class Summary:
 def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
     """Write metadata that is missing, damaged or changed, and print notes; return the work without the plan.
 
-    The notes come before the encoding, which can take days. It deletes shard records only `for_ranks`, which replace no
-    file: those of shards to replace.
+    The notes come before the encoding, which can take days. `for_ranks`, which replace no file, it also deletes the
+    records of shards to replace.
     """
     survey, store, config = facts.survey, inputs.store, inputs.config
     overlap = None if survey.has_cache else config.overlap_warning

@@ -210,7 +210,7 @@ def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
 
 
 def trusted_rows(facts: Facts) -> Rows | None:
-    """Return the rows planned before if they are from the plan file, unless it is another than the sealed one."""
+    """Return the rows planned before if they are from the plan file, unless that differs from the sealed one."""
     plan, seal, planned = facts.survey.plan.value, facts.survey.seal.value, facts.planned
     if plan is None or planned is None or not planned.is_on_disk:
         return None
@@ -283,7 +283,7 @@ def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitR
     """Return the digests allowed for rebuilt shards: damage is repaired to the old bytes or not at all.
 
     The seal's digests count if at least one record matches them or no record is left; otherwise a shard may match its
-    record or the seal. The seal of a cache that is extended is that of its first shards.
+    record or the seal. While a cache is extended, its seal covers only its first shards.
     """
     recorded = {shard: record.content.digest for shard, record in records.items()}
     is_sealed = seal is not None and seal.spec.recipe == spec.recipe and begins_with(spec, seal.spec)

@@ -93,7 +93,7 @@ def refuse_lost_list(survey: Survey, source: PlanDigests) -> NoReturn:
     stated += [survey.seal.value.spec.plan_digest] if survey.seal.value else []
     where = survey.store.where(PLAN_FILE)
     refuse(
-        f"{where} is lost or damaged, and the source does not list the samples that it listed, in the same order; the "
+        f"{where} is lost or damaged, and the source does not list the planned samples in their order; the "
         "cache is untouched",
         [Difference("plan digest", next(iter(stated), "lost, too"), source.whole)],
         [f"restore {where} from a copy, or the source as it was when the cache was planned, and run the same command"],

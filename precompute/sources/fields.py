@@ -46,7 +46,7 @@ def read_text(where: str, read: Callable[[], bytes]) -> str:
 
 
 def read_caption(where: str, read: Callable[[], bytes]) -> str:
-    """Read a text file that is a caption: the line break at its end belongs to the file."""
+    """Read the text file of a caption, without the line break at its end."""
     return read_text(where, read).removesuffix("\n").removesuffix("\r")
 
 

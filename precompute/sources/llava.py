@@ -22,7 +22,7 @@ from precompute.sources.fields import Turn
 T = TypeVar("T")
 
 TEXT_ONLY = "text only"
-"""Kind of reason for a record that names no image, as some of LLaVA's instructions do: no file is missing."""
+"""Kind of reason for a record that names no image, such as some of LLaVA's instructions; no file is missing."""
 
 MAX_LINE_BYTES = 64 * 2**20
 """Largest record that is read; a conversation takes a few kilobytes."""

@@ -34,7 +34,7 @@ USUAL_NAMES = {
 """Usual column names; the first one in the file is used."""
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 64, 2**28
-"""Rows that are read at a time: fewer if a single value could be so large that they take more than these bytes."""
+"""Rows that are read at a time; fewer if their values might take more than these bytes together."""
 
 FILES_HELD = 64
 """Files whose footers are in memory."""

@@ -1,4 +1,4 @@
-"""The model card: what the projector reads, how well it learned, and how to use it, without this program too."""
+"""The model card: what the projector reads, how well it learned, and how to use it, with and without this program."""
 
 import io
 import json

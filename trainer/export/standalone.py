@@ -88,7 +88,7 @@ class Answerer:
     """The language model, which answers about one image; it is loaded once, on the CPU, by transformers."""
 
     def __init__(self, folder: str | Path = ".", language_model: str | None = None) -> None:
-        """`language_model`: its folder or hub id, where it is not the one that config.json names."""
+        """Load the language model from a folder or hub id, by default the one that config.json names."""
         import transformers
 
         self.projector = ExportedProjector(folder)

@@ -36,7 +36,7 @@ class StopAtWords(StoppingCriteria):  # type: ignore[misc]  # transformers is no
     """Stops an answer once it contains given words; transformers' `stop_strings` fails on word-level tokenizers."""
 
     def __init__(self, tokenizer: Any, words: str, begin: int) -> None:
-        """`begin` is the number of tokens before the answer."""
+        """Watch for `words`; `begin` is the number of tokens before the answer."""
         self._tokenizer, self._words, self._begin = tokenizer, words, begin
 
     def __call__(self, tokens_NT: Tensor, scores: Any, **_: Any) -> Tensor:

@@ -1,5 +1,5 @@
 """Problems of a run, each reported once: spikes of loss and gradient, plateaus, slower steps, waiting, an idle GPU,
-compiling again, nearly full memory.
+recompilation, nearly full memory.
 
 A check is a pure function of the newest steps' figures.
 """
@@ -22,7 +22,7 @@ SPIKE = 6.0
 """A loss is a spike if its deviation from the running median is more than this many times the median deviation."""
 
 LEAST_SPIKE, EARLY_SPIKE = 0.1, 1.0
-"""Least deviation of a spike, as a share of the median loss; the latter while fewer than WINDOW steps came before."""
+"""Least deviation of a spike, as a share of the median loss: in a full WINDOW, and before there are so many steps."""
 
 LEAST_STEPS = 10
 """Steps before the first one that can be a spike."""

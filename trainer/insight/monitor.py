@@ -26,7 +26,7 @@ from trainer.run.folder import ALERTS, CONFIG_FILE, GPU_USE, NONFINITE, TIME, Lo
 POLL_S = 2.0
 
 QUIET_S, QUIET_STEPS = 10.0, 5
-"""A run is said to be quiet after this many seconds without a step, if so many of its steps would have fitted in."""
+"""A run is quiet if no step came for so many seconds, and for so many times the usual step."""
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

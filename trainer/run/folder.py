@@ -31,7 +31,7 @@ TIME = "time"
 """Key of the time when a step was done: UTC, ISO 8601."""
 
 GPU_USE = "gpu_use"
-"""Key of the share of time in which rank 0's GPU was busy; about one line a second has it, if NVML tells it."""
+"""Key of the share of time in which rank 0's GPU was busy; about one line a second has it, if NVML knows it."""
 
 NONFINITE = "nonfinite"
 """Key of the values that JSON has no number for, `nan`, `inf` or `-inf` by name; the values themselves are null."""

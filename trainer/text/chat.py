@@ -63,7 +63,7 @@ class Rendered:
 
 
 def has_moved_image(conversation: Sequence[Message]) -> bool:
-    """Return whether its image markers are other than one at the beginning, where an image's tokens come here."""
+    """Return whether there is an image marker anywhere but at the beginning, where an image's tokens are put."""
     text = "\n".join(turn["value"] or "" for turn in conversation)
     return MARKER in text and (text.count(MARKER) > 1 or not text.lstrip().startswith(MARKER))
 
