@@ -30,7 +30,7 @@ from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, sign
 from cache_store.format.schema import BuildRecord, CommitContent, CommitRecord, Seal, Spec, StoreFormat
 from cache_store.log import log_warning
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.refusal import counted, differences_between, refuse
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.record import usable_record
@@ -64,7 +64,7 @@ class Copied:
 
 
 def run_convert(cache: str, out: str, config: ConvertConfig) -> int:
-    with progress_bar(total=read_spec(cache).rows, desc="convert", unit="sample", delay=0.5) as bar:
+    with ProgressBar("convert", read_spec(cache).rows, "sample") as bar:
         done = convert(cache, out, config, bar.update)
     kept = f"; {done.kept:,} were already there, with matching records" if done.kept else ""
     checked = ", every latent checked as it was read and as it was written" if done.shards else ""

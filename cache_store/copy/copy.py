@@ -19,7 +19,7 @@ from cache_store.errors import CacheError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.refusal import Difference, counted, refuse
 from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.verify import clear_leftovers, verify
@@ -31,7 +31,7 @@ READ_BYTES = 1 << 20
 
 
 def run_copy(cache: str, out: str) -> int:
-    with progress_bar(total=read_spec(cache).num_shards, desc="copy", unit="shard", delay=0.5) as bar:
+    with ProgressBar("copy", read_spec(cache).num_shards, "shard") as bar:
         done = copy(cache, out, bar.update)
     kept = f"; {done.kept:,} were already there, with the same records" if done.kept else ""
     print(f"copied {counted(done.shards, 'shard')}, each file checked as it was read and read back{kept}")

@@ -10,7 +10,7 @@ from cache_store.cache.reader import Cache
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import ArraySummary
 from cache_store.gallery.exhibits import SurveyDraw, batches
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 
 MOST_FEATURES = 96
 """Most features examined; of more, evenly spaced ones: enough to tell an odd sample, and no VAE has more today."""
@@ -42,7 +42,7 @@ def survey_latents(cache: Cache, draw: SurveyDraw) -> LatentSurvey:
     counts = np.zeros((len(features), BINS), np.int64)
     moments = []
     size = max(1, READ_BYTES // (4 * array.sample_bytes))
-    with progress_bar(total=len(draw.number_N), desc="survey", unit="sample", delay=0.5) as bar:
+    with ProgressBar("survey", len(draw.number_N), "sample") as bar:
         for numbers in batches(draw.number_N, size):
             stored = cache.read(numbers).take(features, array.feature_place + 1).astype(np.float32)
             value_NFP = np.moveaxis(stored, array.feature_place + 1, 1).reshape(*stored.shape[:1], len(features), -1)
