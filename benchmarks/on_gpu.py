@@ -108,7 +108,7 @@ def checks(config: BuildConfig, options: argparse.Namespace) -> dict[str, Any]:
     """Return the device's difference from the reference by dtype, an audit of its cache on the CPU, and an estimate."""
     build(config)
     samples = min(options.count, 2 * options.batch_size)
-    found = audit(config.cache, AuditConfig(samples=samples, seed=0, device="cpu"), lambda *_: None)
+    found = audit(config.cache, AuditConfig(samples=samples, seed=0, device="cpu"))
     values = {name: getattr(config, name) for name in ("source", "encoder", "image", "store", "run")}
     probe = estimate(EstimateConfig(cache=f"{config.cache}.none", **values, seconds=10.0)).probe
     estimated = {"encoder": probe.encode_per_s, "decoding": probe.decode_per_s, "both": probe.both_per_s}

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 
+from cache_store.program.progress_bar import ProgressBar
 from demo.scenes import Scene
 from demo.tokenizer import NOTES_BEGIN, NOTES_END
 from trainer.text.chat import TokenizedText
@@ -100,16 +100,16 @@ def train_on_text(
         optimizer, lambda step: min(1, (step + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / steps))
     )
     ends = torch.tensor(tokenizer.convert_tokens_to_ids([NOTES_BEGIN, NOTES_END]))
-    progress = tqdm(batches(tokenizer, lessons, steps, seed), total=steps, desc="text only", disable=None)
     loss = torch.tensor(math.nan)
-    for batch in progress:
-        loss = text_loss(model, batch, ends)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    with ProgressBar("text only", steps, "step") as bar:
+        for batch in batches(tokenizer, lessons, steps, seed):
+            loss = text_loss(model, batch, ends)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            bar.update(note=f"loss {loss.item():.3f}")
     return loss.item()
 
 

@@ -8,7 +8,7 @@ last line's share, because errors within one batch are not independent.
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, tee
@@ -26,8 +26,9 @@ from cache_store.errors import CacheError
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import CommitRun
 from cache_store.format.tables import CACHED
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import stop_on_signals
-from cache_store.refusal import differences_between, refuse
+from cache_store.refusal import counted, differences_between, refuse
 from cache_store.storage.store import Address
 from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
@@ -46,11 +47,8 @@ SHARDS_HELD = 16
 
 SEEDS = 2**32
 
-OnDrawn = Callable[[int, int, float], object]
-"""Called after each batch with the number of drawn samples compared, the number to draw, and the seconds so far."""
 
-
-def audit(address: Address, config: AuditConfig, on_drawn: OnDrawn) -> AuditReport:
+def audit(address: Address, config: AuditConfig) -> AuditReport:
     """Compare a random draw of samples; after a signal, or when time is up, report the comparisons made so far.
 
     Raises StaleError if the encoder is not the one that made the cache, CacheError if the cache is damaged or not
@@ -67,7 +65,7 @@ def audit(address: Address, config: AuditConfig, on_drawn: OnDrawn) -> AuditRepo
     refuse_changed_encoder(cache, built, encoder)
     torch.set_num_threads(ENCODER_THREADS)
     with Decoders(built.run.threads(1)) as pool, stop_on_signals() as stop:
-        return Auditor(cache, source, encoder, pool).run(config, stop, on_drawn)
+        return Auditor(cache, source, encoder, pool).run(config, stop)
 
 
 def refuse_changed_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
@@ -104,21 +102,27 @@ class Auditor:
         self._runs: dict[int, CommitRun] = {}
         """Device and library versions of each shard's build, for the shards read so far."""
 
-    def run(self, config: AuditConfig, stop: Event, on_drawn: OnDrawn) -> AuditReport:
+    def run(self, config: AuditConfig, stop: Event) -> AuditReport:
         started, total = time.monotonic(), len(self._cache)
         seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
         to_draw = min(config.num_samples or total, total)
         order, ahead = tee(islice(random_order(total, seed), to_draw))
         drawn, compared, upcoming = list[ComparedSample](), dict[int, ComparedSample](), next(order, None)
-        for batch in decoded_batches(self._batches(ahead), self._pool, self._source):
-            compared.update({each.number: each for each in self._compare(batch)})
-            while upcoming in compared:  # in draw order: the other samples of a batch do not count as drawn
-                drawn.append(compared[upcoming])
-                upcoming = next(order, None)
-            on_drawn(len(drawn), to_draw, seconds := time.monotonic() - started)
-            if stop.is_set() or seconds > (config.seconds or inf):
-                self._pool.shutdown(cancel_futures=True)
-                break
+        limit_s = config.seconds if config.num_samples is None else None
+        with ProgressBar("audit", limit_s or to_draw, "s" if limit_s else "sample") as bar:
+            for batch in decoded_batches(self._batches(ahead), self._pool, self._source):
+                compared.update({each.number: each for each in self._compare(batch)})
+                while upcoming in compared:  # in draw order: the other samples of a batch do not count as drawn
+                    drawn.append(compared[upcoming])
+                    upcoming = next(order, None)
+                seconds = time.monotonic() - started
+                if limit_s:
+                    bar.reach(min(round(seconds, 1), limit_s), counted(len(drawn), "sample"))
+                else:
+                    bar.reach(len(drawn))
+                if stop.is_set() or seconds > (config.seconds or inf):
+                    self._pool.shutdown(cancel_futures=True)
+                    break
         return self._report(seed, time.monotonic() - started, to_draw, drawn, compared.values())
 
     def _batches(self, drawn: Iterable[int]) -> Iterator[Batch]:

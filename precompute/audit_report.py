@@ -11,29 +11,8 @@ import numpy as np
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import DTYPES, StoreDtype
 from cache_store.format.layout import SEAL_FILE, commit_file
-from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import align_rows, counted
-from precompute.config import AuditConfig
 from precompute.encode.tolerance import DeviceClass, Difference, Limits
-
-
-class AuditBar:
-    """A tqdm bar to pass as the audit's `on_drawn`; call `close` at the end."""
-
-    def __init__(self, config: AuditConfig) -> None:
-        self._seconds = config.seconds if config.num_samples is None else None
-        unit = "sample" if self._seconds is None else "s"
-        self.bar = progress_bar(total=self._seconds, desc="audit", unit=unit, delay=0.5)
-        self.close = self.bar.close
-
-    def __call__(self, drawn: int, to_draw: int, seconds: float) -> None:
-        """Show that `drawn` of `to_draw` samples were compared after `seconds`."""
-        if self._seconds is None:
-            self.bar.total = to_draw
-            self.bar.update(drawn - self.bar.n)
-        else:
-            self.bar.set_postfix_str(counted(drawn, "sample"), refresh=False)
-            self.bar.update(min(round(seconds, 1), self._seconds) - self.bar.n)
 
 
 @dataclass(frozen=True, kw_only=True)

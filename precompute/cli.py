@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from contextlib import closing
 from typing import Any
 
 from rich.console import Console
@@ -148,7 +147,7 @@ def repair_command(arguments: Any) -> int:
 def audit_command(arguments: Any) -> int:
     """Encode a random draw of a cache's samples again and compare; exit 1 if any differs or its image changed."""
     from precompute.audit import audit
-    from precompute.audit_report import AuditBar, audit_lines
+    from precompute.audit_report import audit_lines
 
     config = arguments.config
 
@@ -156,8 +155,7 @@ def audit_command(arguments: Any) -> int:
         return {"sound": False, "error": error, "cache": arguments.cache, "identity": None, "findings": [], "next": []}
 
     with ReportFile("precompute audit", config.report, arguments.cache, failed) as out:
-        with closing(AuditBar(config)) as bar:
-            report = audit(arguments.cache, config, bar)
+        report = audit(arguments.cache, config)
         left = None
         if STOP_REQUEST.is_set() and len(report.drawn) < report.asked:
             left = f"{len(report.drawn)} of {report.asked} samples compared; --seed repeats the same draw"

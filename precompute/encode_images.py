@@ -35,7 +35,7 @@ def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "aut
 
 
 def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
-    """Open the encoder that made `array`; `cache_store.cache.images` calls it.
+    """Open the encoder that made `array`, for `cache_store.cache.images`.
 
     Raises StaleError if `model` is another encoder.
     """

@@ -1,4 +1,4 @@
-"""Read a cache's source images as its encoder saw them; `cache_store.cache.images` calls it. Needs no torch."""
+"""Read a cache's source images as its encoder saw them, for `cache_store.cache.images`. Needs no torch."""
 
 from PIL import Image
 

@@ -14,15 +14,20 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 MAY_IMPORT = {"cache_store": set(), "precompute": {"cache_store"}, "trainer": {"cache_store"}}
+OUR_MODULE = re.compile(rf"({'|'.join(MAY_IMPORT)})\.[\w.:]*")
+"""A string such as `precompute.sources`, or the beginning of one in an f-string."""
 
 
 def imported_packages(path: Path) -> set[str]:
+    """Return the packages that a file imports, ours also if a string names their module: `import_module` takes it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Constant) and OUR_MODULE.fullmatch(str(node.value)):
+            names.add(str(node.value).split(".")[0])
     return names
 
 

@@ -1,10 +1,11 @@
 """Read the images that a cache was made from, and encode new ones as its samples.
 
-Only `precompute` can do that; it is imported by name when it is needed, so that caches can be read without it.
+Caches are read without a package that can do that. One that can names its functions as entry points in GROUP, as
+`precompute` does in setup.cfg.
 """
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from PIL import Image
 from cache_store.errors import ConfigError, SourceError, install
 from cache_store.format.array import ArraySpec
 from cache_store.storage.store import Store
+
+GROUP = "encode_once.images"
 
 ReadImage = Callable[[str], tuple[Image.Image, str]]
 """Reads the image of a uri as the encoder saw it, and its file's SHA-256; SourceError if it cannot be read."""
@@ -27,19 +30,25 @@ file, for one that a build rejects.
 def find_source_images(store: Store) -> ReadImage:
     """Open a reader of a cache's source images; EncodeOnceError says why there is none."""
     try:
-        sources: Any = import_module("precompute.source_images")
+        open_images = load_function("open_source_images")
     except ImportError as error:
         raise SourceError(f"sources cannot be read here: {error}; run {install('precompute')}") from None
-    return sources.open_source_images(store)  # type: ignore[no-any-return]
+    return open_images(store)  # type: ignore[no-any-return]
 
 
 def open_image_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
     """Open the encoder of `array` from `model`, a hub id or a folder.
 
-    Raises ConfigError if `precompute` cannot be loaded, and StaleError if the model is not the one that made `array`.
+    Raises ConfigError if no encoder can be loaded, and StaleError if the model is not the one that made `array`.
     """
     try:
-        encoders: Any = import_module("precompute.encode_images")
-        return encoders.open_encoder(array, model, device)  # type: ignore[no-any-return]
+        return load_function("open_encoder")(array, model, device)  # type: ignore[no-any-return]
     except ImportError as error:
         raise ConfigError(f"images cannot be encoded here: {error}; run {install('precompute')}") from None
+
+
+def load_function(name: str) -> Any:
+    """Load a function from the package that has it; ImportError if that, or what it needs, is not installed."""
+    for entry in entry_points(group=GROUP, name=name):
+        return entry.load()
+    raise ImportError(f"no installed package has {GROUP}:{name}")

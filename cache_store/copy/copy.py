@@ -36,7 +36,7 @@ from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json, sign
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec, StoreFormat
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.refusal import counted, differences_between, refuse
 from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.verify import clear_leftovers, verify
@@ -74,7 +74,7 @@ class Copied:
 
 def run_copy(cache: str, out: str, config: CopyConfig, *, reshard: bool) -> int:
     shards = spec_of_copy(read_spec(cache), config, reshard=reshard).num_shards
-    with progress_bar(total=shards, desc="copy", unit="shard", delay=0.5) as bar:
+    with ProgressBar("copy", shards, "shard") as bar:
         done = copy(cache, out, config, bar.update, reshard=reshard)
     checked = "sample" if done.is_new_form else "file"
     kept = f"; {done.kept:,} were already there, with matching records" if done.kept else ""

@@ -19,7 +19,7 @@ from cache_store.errors import SourceError
 from cache_store.format.plan import answers_of
 from cache_store.format.tables import REJECTED, TOKENS
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 
 # Axes: N samples drawn.
 
@@ -150,7 +150,7 @@ class Showcase:
         """Make the exhibits of cached samples, by sample number."""
         ordered = np.array(sorted(set(numbers)), np.int64)
         exhibits: dict[int, Exhibit] = {}
-        with progress_bar(total=len(ordered), desc="rows", unit="row", delay=0.5) as bar:
+        with ProgressBar("rows", len(ordered), "row") as bar:
             for batch in batches(ordered, BATCH):
                 exhibits.update(zip(batch.tolist(), self._batch(batch), strict=True))
                 bar.update(len(batch))

@@ -14,7 +14,7 @@ from cache_store.gallery.histograms import count_values
 from cache_store.gallery.page import Gallery, PageContent, render
 from cache_store.gallery.sheets import contact_sheet
 from cache_store.program.output_file import refuse_output, write_output
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
 from cache_store.storage.store import Address, Store
 
@@ -67,10 +67,11 @@ def read_commits(cache: Cache) -> list[CommitRecord]:
     """Read the records of all shards, or of `SHOWN_COMMITS` evenly spaced ones."""
     shards = cache.spec.num_shards
     shown = range(shards) if shards <= SHOWN_COMMITS else [i * shards // SHOWN_COMMITS for i in range(SHOWN_COMMITS)]
-    records = (
-        read_commit(cache.store, shard)
-        for shard in progress_bar(iterable=shown, desc="records", unit="shard", delay=0.5)
-    )
+    records = list[CommitRecord | None]()
+    with ProgressBar("records", len(shown), "shard") as bar:
+        for shard in shown:
+            records.append(read_commit(cache.store, shard))
+            bar.update()
     return [record for record in records if record is not None]
 
 

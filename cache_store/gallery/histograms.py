@@ -10,7 +10,7 @@ from cache_store.cache.reader import Cache
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import ArraySummary
 from cache_store.gallery.exhibits import SampleDraw, batches
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 
 MOST_FEATURES = 96
 """Most features shown; no VAE has more today. If there are more, evenly spaced ones are shown."""
@@ -38,7 +38,7 @@ def count_values(cache: Cache, draw: SampleDraw) -> Histograms:
     edges = histogram_edges(cache.seal.array, features)
     counts = np.zeros((len(features), BINS), np.int64)
     size = max(1, READ_BYTES // (4 * array.sample_bytes))
-    with progress_bar(total=len(draw.number_N), desc="histograms", unit="sample", delay=0.5) as bar:
+    with ProgressBar("histograms", len(draw.number_N), "sample") as bar:
         for numbers in batches(draw.number_N, size):
             stored = cache.read(numbers).take(features, array.feature_place + 1).astype(np.float32)
             for place, values in enumerate(np.moveaxis(stored, array.feature_place + 1, 0)):

@@ -2,7 +2,7 @@
 
 import sys
 from io import StringIO
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -10,42 +10,68 @@ from cache_store.log import is_plain, log_info
 
 TERMINAL_REFRESH_S = 0.2
 
-LOGGED = "{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-
 LOG_REFRESH_S = 30.0
 """Seconds between lines of progress if standard error is a file."""
 
+DELAY_S = 0.5
+"""Work that takes less shows no bar."""
 
-def progress_bar(**options: Any) -> "tqdm[Any]":
-    """Make a tqdm bar on standard error; `options` are tqdm's."""
-    if not is_plain():
-        return LoggedBar(mininterval=LOG_REFRESH_S, maxinterval=LOG_REFRESH_S, bar_format=LOGGED, **options)
-    if sys.stderr.isatty():
-        return tqdm(mininterval=TERMINAL_REFRESH_S, **options)
-    lines: Any = Lines(sys.stderr)
-    return tqdm(file=lines, mininterval=LOG_REFRESH_S, maxinterval=LOG_REFRESH_S, **options)  # tqdm's maximum is 10 s
+LOGGED = "{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
-class LoggedBar(tqdm):  # type: ignore[type-arg]
-    """A bar whose states are records of the log."""
+class ProgressBar(tqdm):  # type: ignore[type-arg]
+    """A bar on standard error; close it, or use it as a context."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(file=StringIO(), **options)
+    monitor_interval = 0
+    """tqdm's thread would draw bars that are updated rarely more often; this one looks at the clock each time."""
 
-    def display(self, *_: Any, **__: Any) -> None:
-        """Log the state; tqdm calls this instead of drawing the bar."""
-        state = self.format_dict
-        values = {"done": state["n"], "total": state["total"], "unit": state["unit"]}
-        log_info(self.format_meter(**state).strip(), progress=values)
+    def __init__(
+        self,
+        desc: str,
+        total: float | None,
+        unit: str,
+        *,
+        done: int = 0,
+        delay_s: float = DELAY_S,
+        hidden: bool = False,
+    ) -> None:
+        self._is_drawn = is_plain() and sys.stderr.isatty()
+        refresh_s = TERMINAL_REFRESH_S if self._is_drawn else LOG_REFRESH_S
+        super().__init__(
+            desc=desc,
+            total=total,
+            unit=unit,
+            initial=done,
+            delay=delay_s,
+            disable=hidden,
+            file=None if self._is_drawn else StringIO(),
+            bar_format=None if is_plain() else LOGGED,
+            miniters=1,
+            mininterval=refresh_s,
+            maxinterval=refresh_s,
+            smoothing=0.1,
+        )
 
+    def update(self, count: float | None = 1, note: str = "") -> None:
+        """Count more of the work as done, and show the note behind the bar."""
+        if note:
+            self.set_postfix_str(note, refresh=False)
+        super().update(count)
 
-class Lines:
-    """A stream that writes each state of a bar on its own line; tqdm alone would use carriage returns."""
+    def reach(self, done: float, note: str = "") -> None:
+        """Show that this much is done."""
+        self.update(done - self.n, note)
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self.flush = stream, stream.flush
-        self.encoding = stream.encoding  # tqdm chooses the bar's characters by it
+    def display(self, *drawn: Any, **options: Any) -> None:
+        """Show the state; tqdm calls this."""
+        if self._is_drawn:
+            super().display(*drawn, **options)
+        elif is_plain():
+            print(str(self).strip(), file=sys.stderr)
+        else:
+            state = self.format_dict
+            values = {"done": state["n"], "total": state["total"], "unit": state["unit"]}
+            log_info(str(self).strip(), progress=values)
 
-    def write(self, text: str) -> None:
-        if state := text.strip():
-            self._stream.write(f"{state}\n")
+    def __del__(self) -> None:
+        """Do nothing: tqdm would close the bar, and print a traceback if Ctrl-C came while it was made."""

@@ -4,21 +4,19 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from tqdm import tqdm
 
 from cache_store.cache.info import SHOWN_MAKERS
 from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
 from cache_store.program.output_file import ReportFile, error_text
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import usable_cores
 from cache_store.refusal import counted, printable
 from cache_store.storage.store import is_url, open_store
@@ -104,43 +102,28 @@ def run_verify(cache: str, config: VerifyConfig) -> int:
 
 
 def verify_with_bar(cache: str, config: VerifyConfig) -> Report:
-    try:
-        with reading_bar(cache, config) as progress:
-            gc.freeze()  # otherwise the collector scans all loaded modules every few shards, a tenth of the time
-            jobs = config.threads(cache)
-            return verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
-    except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
-        raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
+    level, subset, read, started = config.resolved_level, config.shards, 0, time.monotonic()
 
-
-class ReadingBar:
-    """A tqdm bar over the shards to read, with the speed of reading."""
-
-    def __init__(self, bar: "tqdm[Any]", config: VerifyConfig) -> None:
-        self._bar, self._level = bar, config.resolved_level
-        self._bytes, self._started = 0, time.monotonic()
-
-    def __call__(self, checked: CheckedShard) -> None:
-        if checked.task.level != self._level:
+    def show(checked: CheckedShard) -> None:
+        nonlocal read
+        if checked.task.level != level:
             return  # outside the subset
-        self._bytes += checked.bytes
-        if self._level != "quick":
-            speed = self._bytes / 1e9 / max(time.monotonic() - self._started, 1e-9)
-            self._bar.set_postfix_str(f"{speed:.2f} GB/s", refresh=False)
-        self._bar.update()
+        read += checked.bytes
+        speed = read / 1e9 / max(time.monotonic() - started, 1e-9)
+        bar.update(note="" if level == "quick" else f"{speed:.2f} GB/s")
 
-
-@contextmanager
-def reading_bar(cache: str, config: VerifyConfig) -> Iterator[ReadingBar]:
-    subset = config.shards
     refuse_no_cache(open_store(cache))  # first, so that a store that does not answer is waited for only once
     try:
         spec = read_spec(cache)
         total = sum(subset is None or shard in subset for shard in range(spec.num_shards))
     except (CacheError, OSError):
         total = 0  # verify reports the problem
-    with progress_bar(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
-        yield ReadingBar(bar, config)
+    try:
+        with ProgressBar(f"verify {level}", total, "shard") as bar:
+            gc.freeze()  # otherwise the collector scans all loaded modules every few shards, a tenth of the time
+            return verify(cache, level, subset=subset, jobs=config.threads(cache), progress=show)
+    except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
+        raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
 
 
 def show_report(report: Report, report_file: str | None) -> None:

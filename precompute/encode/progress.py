@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache_store.format.schema import CommitRecord
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.refusal import counted
 from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
@@ -43,7 +43,7 @@ class Encoded:
 
 
 class BuildProgress:
-    """A tqdm bar over images; close it. Raises TooManyRejectsError as soon as more are rejected than allowed."""
+    """Counts images and shows a bar; close it. Raises TooManyRejectsError once more are rejected than allowed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class BuildProgress:
         done = 0 if shared else sum(content.cached + content.rejected for content in contents)  # not other ranks'
         total = planned if to_build is None else done + to_build
         idle = to_build == 0  # if the cache is only sealed, say
-        self._bar = progress_bar(total=total, initial=done, desc="encode", unit=made_of, smoothing=0.1, disable=idle)
+        self._bar = ProgressBar("encode", total, made_of, done=done, delay_s=0.0, hidden=idle)
         self.close = self._bar.close
         self._elapsed_s, self.busy_s = 0.0, defaultdict[Part, float](float)
         self._gpu_use, self._readings = 0.0, 0
@@ -98,8 +98,7 @@ class BuildProgress:
         part = slowest(self.busy_s)
         held_back = f", {part} slowest" if part else ""
         shown = f"encoder works {self.working_share:.0%}{held_back}, {self._reasons.total()} rejected"
-        self._bar.set_postfix_str(shown, refresh=False)
-        self._bar.update(progress.samples)
+        self._bar.update(progress.samples, shown)
 
     @property
     def working_share(self) -> float:

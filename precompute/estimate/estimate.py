@@ -16,7 +16,7 @@ from cache_store.errors import SourceError
 from cache_store.format.array import CodecName
 from cache_store.format.schema import Spec, even_shards
 from cache_store.format.tables import PLAN_SCHEMA
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import open_store
 from precompute.encode.local_engine import crew_of
 from precompute.encode_images import encoder_threads
@@ -133,7 +133,7 @@ def estimate(config: EstimateConfig) -> Estimate:
 
 def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
     samples = source.samples()
-    with progress_bar(desc="list", unit="sample", delay=0.5) as bar:
+    with ProgressBar("list", None, "sample") as bar:
 
         def counted() -> Any:
             for sample in samples:

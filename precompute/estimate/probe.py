@@ -8,7 +8,7 @@ Each measurement takes a third of the time. Its clock starts after the first bat
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -19,7 +19,7 @@ import torch
 from cache_store.errors import SourceError
 from cache_store.format.schema import Spec
 from cache_store.format.tables import reason_kind
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, batches_for, decoded_batches
 from precompute.encode.device_feed import Encoding, feed_of
 from precompute.encoders.encoder import Encoder
@@ -80,10 +80,10 @@ class Prober:
     def probe(self, seconds: float) -> Probe:
         """Measure for about this time, with a progress bar."""
         started, samples = time.monotonic(), list[np.ndarray]()
-        with closing(progress_bar(total=seconds, desc="probe", unit="s", delay=0.5)) as bar:
+        with ProgressBar("probe", seconds, "s") as bar:
 
             def show() -> None:
-                bar.update(min(round(time.monotonic() - started, 1), seconds) - bar.n)
+                bar.reach(min(round(time.monotonic() - started, 1), seconds))
 
             kept = deque[Batch](maxlen=KEPT_BATCHES)
             with self._decoded() as batches:

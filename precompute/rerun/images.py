@@ -17,7 +17,7 @@ from cache_store.format.array import ImageRecipe
 from cache_store.format.layout import samples_file
 from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.refusal import ABSENT, Difference, align_rows, counted, printable
 from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
@@ -66,7 +66,7 @@ def compare_images(survey: Survey, work: Work, source: Source, request: BuildReq
     before = None if request.check_sources else work.trusted
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
-        progress_bar(total=sum(rows.values()), desc="check images", unit="image", delay=0.5) as bar,
+        ProgressBar("check images", sum(rows.values()), "image") as bar,
     ):
         for shard, count in rows.items():
             suspects = suspects_of(survey, work, shard, before if shard in work.kept else None)
@@ -182,7 +182,7 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
     counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,
-        progress_bar(total=sum(counts.values()), desc="retry", unit="image", delay=0.5) as bar,
+        ProgressBar("retry", sum(counts.values()), "image") as bar,
     ):
         for shard, count in counts.items():
             samples = recorded_samples(store, work.kept[shard], ["status"])

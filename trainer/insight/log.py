@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from cache_store.log import utc_time
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
 from cache_store.storage.publish import name_in_errors
 from trainer.config import TrainConfig
@@ -23,17 +21,16 @@ class Console(Observer):
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
-        self._bar: tqdm[Any] | None = None
+        self._bar: ProgressBar | None = None
 
     def begin(self, completed: int) -> None:
-        self._bar = progress_bar(total=self._total, initial=completed, desc="train", unit="step")
+        self._bar = ProgressBar("train", self._total, "step", done=completed, delay_s=0.0)
 
     def after_step(self, step: StepDone) -> None:
         assert self._bar is not None, "a run begins before its first step"
         if step.metrics and not step.diverged:
-            figures = {"loss": f"{step.metrics['loss']:.3f}", "samples_s": f"{step.metrics['samples_per_s']:.1f}"}
-            self._bar.set_postfix(figures, refresh=False)
-            self._bar.update()
+            loss, rate = step.metrics["loss"], step.metrics["samples_per_s"]
+            self._bar.update(note=f"loss {loss:.3f}, {rate:.1f} samples/s")
         lines = [f"step {step.number:,}: {alert}" for alert in step.alerts]
         if step.validation.summary:
             lines.append(step.validation.summary)

@@ -11,7 +11,7 @@ from cache_store import CacheError, JoinedCache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.log import log_info
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.refusal import counted
 from cache_store.storage.claim import claim_folder
 from cache_store.storage.publish import name_in_errors, publish_folder
@@ -67,7 +67,7 @@ def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple
     with ExitStack() as stack:
         files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
         files["offsets"].append([0])
-        progress = stack.enter_context(progress_bar(total=len(cache), desc="tokenise", unit="sample", delay=0.5))
+        progress = stack.enter_context(ProgressBar("tokenise", len(cache), "sample"))
         for numbers in number_chunks(len(cache)):
             samples = cache.samples(numbers, columns=["id", "conversations"]).to_pydict()
             texts = chat(samples["id"], samples["conversations"])

@@ -15,7 +15,7 @@ import pytest
 from cache_store.cli import main
 from cache_store.errors import CacheError
 from cache_store.log import VARIABLE, log_info, log_warning, set_up_log
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import run_program
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -66,7 +66,7 @@ def test_progress_warnings_and_what_other_libraries_log_are_records_too(capsys):
         assert argv == ["rest"]
         log_info("so far", answer=42)
         log_warning("look")
-        with progress_bar(total=3, desc="verify", unit="shard") as bar:
+        with ProgressBar("verify", 3, "shard", delay_s=0.0) as bar:
             bar.update(3)
         logging.getLogger("obstore").warning("slow")
         warnings.warn("old", DeprecationWarning, stacklevel=1)

@@ -79,8 +79,8 @@ def test_an_unmounted_disk_leaves_no_report_of_yesterday(tmp_path, report, capsy
 KILLED = """
 import os, signal, sys
 from cache_store.cli import main
-from cache_store.verify.command import ReadingBar
-ReadingBar.__call__ = lambda bar, checked: os.kill(os.getpid(), signal.SIGKILL)
+from cache_store.program.progress_bar import ProgressBar
+ProgressBar.update = lambda bar, note: os.kill(os.getpid(), signal.SIGKILL)
 main(["verify", *sys.argv[1:]])
 """
 

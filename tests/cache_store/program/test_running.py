@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import CacheError
-from cache_store.program.progress_bar import progress_bar
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program
 from tests.cache_store.conftest import samples_of
 from tests.make_cache import make_cache
@@ -62,7 +62,7 @@ def test_a_terminal_gets_every_step_and_a_log_two_a_minute(monkeypatch, is_termi
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress_bar(total=600, desc="work") as bar:
+    with ProgressBar("work", 600, "step", delay_s=0.0) as bar:
         assert min(bar.mininterval, bar.maxinterval) == between_s
         print("program: a message", file=sys.stderr)
         bar.update(600)

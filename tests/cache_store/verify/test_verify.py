@@ -15,8 +15,8 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.cli import main
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
-from cache_store.verify.command import ReadingBar
 from cache_store.verify.findings import LEFTOVER, parse_subset
 from cache_store.verify.verify import STRAY, clear_leftovers, verify
 from tests.cache_store.conftest import flip, samples_of, shard_name
@@ -96,7 +96,7 @@ def test_any_number_of_jobs_gives_the_same_sorted_report(cache):
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_with_code_3(cache, tmp_path, capsys, monkeypatch, jobs, number):
-    monkeypatch.setattr(ReadingBar, "__call__", lambda bar, checked: os.kill(os.getpid(), number))
+    monkeypatch.setattr(ProgressBar, "update", lambda bar, note: os.kill(os.getpid(), number))
     report = tmp_path / "report.json"
     assert main(["verify", str(cache), "--level", "full", "--jobs", jobs, "--report", str(report)]) == 3
     assert capsys.readouterr().err.startswith("cache-store: stopped: nothing was changed")
