@@ -180,7 +180,10 @@ def build_first_shard(folder: Path) -> None:
             os.link(folder / "cache" / file.path, folder / "cache" / name)
             files.append(msgspec.structs.replace(file, path=name))
         digest = plan_digests[shard]
-        content = msgspec.structs.replace(first.content, shard=shard, plan_digest=digest, files=tuple(files))
+        row = spec.shard_rows(shard).start
+        content = msgspec.structs.replace(
+            first.content, shard=shard, first_row=row, plan_digest=digest, files=tuple(files)
+        )
         record = sign(msgspec.structs.replace(first, content=content))
         (folder / "cache" / commit_file(shard)).write_bytes(canonical_json(record))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import NotAFileError
-from cache_store.storage.files import CLAIM_FILE
+from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalStore
 from tests.full_disk import largest_file
 
