@@ -22,7 +22,7 @@ products of bfloat16 are summed in float32, then rounded, as on GPUs and on CPUs
     LTX, LTX 2                   0.018              0.063    0.084
     CogVideoX                    0.023              0.16     0.26
     Mochi                        0.021              0.11     0.13
-    SigLIP so400m, CLIP L        0.010              0.039    0.088
+    SigLIP so400m, CLIP L, DINO  0.010              0.042    0.18
     CLIP's texts (L, bigG)       0.015              0.054    0.083
     T5, UMT5, Gemma 2, Qwen 3    0.024              0.092    0.16
 
