@@ -1,7 +1,6 @@
 """A run from two caches of one plan: a VAE's latents and a vision tower's tokens, read one after the other."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from cache_store import open_cache, open_joined
+from cache_store import open_cache
 from tests.make_cache import make_cache, text_recipe
+from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import (
     Caches,
@@ -149,19 +149,10 @@ def test_rows_of_two_caches_are_answered_and_evaluated(two, caches, tmp_path, ca
     assert printed["own"] == pytest.approx(metrics(two.run.folder, "val_loss")[11], rel=1e-5)
 
 
-def test_the_card_of_two_towers_holds_code_that_runs(two, caches, tmp_path, monkeypatch):
-    assert main(["export", str(two.run.folder), str(tmp_path / "exported")]) == 0
-    card = (tmp_path / "exported" / "README.md").read_text()
+def test_the_card_of_two_towers_holds_code_that_runs(two, tmp_path):
+    card = export_and_ask(two, tmp_path)
     assert "### world\n" in card
     assert "| becomes | 6 tokens of 32, after those of world |" in card
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    monkeypatch.chdir(tmp_path / "exported")
-    names: dict[str, Any] = {}
-    exec(code.replace("./" + Path(two.model.language_model).name, two.model.language_model), names)
-    samples = {name: as_tensor(each) for name, each in open_joined(caches).read(np.array([1])).items()}
-    assert torch.allclose(names["project"](samples), load_projector(tmp_path / "exported")(samples), atol=1e-6)
-    options = "--rows=1", f"--caches={json.dumps(caches)}", f"--language_model={two.model.language_model}"
-    assert [names["answer"](samples, "what is this", 6)] == answers(tmp_path, tmp_path / "exported", *options)
 
 
 def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal, capsys):
