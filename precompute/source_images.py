@@ -1,5 +1,7 @@
 """Read a cache's source images as its encoder saw them, for `cache_store.cache.images`. Needs no torch."""
 
+from typing import Any
+
 from PIL import Image
 
 from cache_store.cache.images import ReadImage
@@ -10,10 +12,11 @@ from precompute.images.decode import content_sha256, decode_image, silence_decod
 from precompute.images.fit import fit_image
 from precompute.images.rejected import Rejected
 from precompute.sources import open_source
+from precompute.sources.place import planned_place
 
 
 def open_source_images(cache: Address) -> ReadImage:
-    """Open a reader of images, by uri, from the cache's recorded source; raise EncodeOnceError if that fails.
+    """Open a reader of images, by uri and place, from the cache's recorded source; raise EncodeOnceError if that fails.
 
     The reader returns the image, upright and fitted to the recipe's size, and its SHA-256; or it raises SourceError.
     """
@@ -23,9 +26,9 @@ def open_source_images(cache: Address) -> ReadImage:
     source, recipe = open_source(built.source), built.image.recipe
     silence_decoders()
 
-    def read(uri: str) -> tuple[Image.Image, str]:
+    def read(uri: str, place: dict[str, Any] | None) -> tuple[Image.Image, str]:
         try:
-            data = source.read(uri)
+            data = source.read(uri, planned_place(place))
             return fit_image(decode_image(data, recipe), recipe), content_sha256(data)
         except Rejected as rejected:
             raise SourceError(rejected.reason) from None

@@ -139,6 +139,7 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
         "uri": [f"{name}.png" for name in ids],
         "conversations": conversations or [caption(f"this is {name}") for name in ids],
         "fingerprint": ["0:0"] * count,
+        "place": [None] * count,
     }
     return pa.table(columns, schema=PLAN_SCHEMA)
 

@@ -18,8 +18,10 @@ from cache_store.storage.store import Store
 
 GROUP = "encode_once.images"
 
-ReadImage = Callable[[str], tuple[Image.Image, str]]
-"""Reads the image of a uri as the encoder saw it, and its file's SHA-256; SourceError if it cannot be read."""
+ReadImage = Callable[[str, dict[str, Any] | None], tuple[Image.Image, str]]
+"""Reads the image of a plan's uri and place as the encoder saw it, and its file's SHA-256; SourceError if it cannot be
+read.
+"""
 
 EncodeImages = Callable[[Sequence[Path | str | Image.Image]], np.ndarray]
 """Encodes image files, or images that are fitted already: [N, *shape] in the array's dtype; SourceError, naming the

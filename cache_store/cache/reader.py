@@ -24,7 +24,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.normalization import normalize as normalized
 from cache_store.format.normalization import refuse_moments
 from cache_store.format.schema import Seal, Spec
-from cache_store.format.tables import REJECTED, TEXT_COLUMNS, TOKENS, samples_schema
+from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, samples_schema
 from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, Store, is_url, local_path, map_calls, open_store, with_kept_blocks
@@ -109,7 +109,7 @@ class Cache:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
         self.read_ahead = ReadAhead()
-        self.columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
+        self.columns = [*samples_schema(spec.array).names, *PLANNED_COLUMNS]
         """Columns that `samples` can return."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
@@ -245,17 +245,17 @@ class Cache:
         """Read columns of the plan and the samples tables by sample number, in the order of `numbers`."""
         numbers = valid_numbers(numbers, len(self))
         columns = self.columns if columns is None else columns
-        has_text = not set(TEXT_COLUMNS).isdisjoint(columns)
+        is_planned = not set(PLANNED_COLUMNS).isdisjoint(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
-            parts.append(self._samples_table(shard, has_text).select(columns).take(local))
+            parts.append(self._samples_table(shard, is_planned).select(columns).take(local))
             order.append(positions)
         if not parts:
-            return self._samples_table(0, has_text).slice(0, 0).select(columns)
+            return self._samples_table(0, is_planned).slice(0, 0).select(columns)
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
 
-    def _read_samples(self, shard: int, has_text: bool) -> pa.Table:
-        return self.shards.samples(shard, self.columns if has_text else samples_schema(self.spec.array).names)
+    def _read_samples(self, shard: int, is_planned: bool) -> pa.Table:
+        return self.shards.samples(shard, self.columns if is_planned else samples_schema(self.spec.array).names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield for each shard its number, the positions in `numbers`, and the samples' indices within the shard."""

@@ -128,8 +128,9 @@ class PlanFile:
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
 
     def recorded_rows(self, content: CommitContent) -> pa.Table:
-        """Read the rows that a shard was made for; CacheError if the plan's rows differ, fingerprints aside."""
-        rows = self.shard(content.shard, list(PLAN_COLUMNS)) if content.shard < self.num_shards else None
+        """Read the rows that a shard was made for; CacheError if the plan has other samples there."""
+        columns = [*PLAN_COLUMNS, "place"]
+        rows = self.shard(content.shard, columns) if content.shard < self.num_shards else None
         if rows is None or plan_digest(rows) != content.plan_digest:
             raise CacheError(f"{self._file.where} and the record of shard {content.shard} disagree on the shard's rows")
         return rows

@@ -19,6 +19,19 @@ from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 
+PLACE = pa.struct(
+    [
+        ("file", pa.string()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("size", pa.int64()),
+        ("crc32", pa.uint32()),
+        ("deflated", pa.bool_()),
+        ("problem", pa.string()),
+    ]
+)
+"""Where an image lay in its archive when the plan was written; `precompute.sources.place` says what the fields are."""
+
 PLAN_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -26,6 +39,7 @@ PLAN_SCHEMA = pa.schema(
         ("uri", pa.string()),
         ("conversations", CONVERSATIONS),
         ("fingerprint", pa.string()),
+        ("place", PLACE),
     ]
 )
 """`fingerprint` identifies an image without reading it: a zip entry's CRC, or a file's size and time."""
@@ -59,9 +73,9 @@ SAMPLES_OF_TEXTS = pa.schema(
 """Columns if samples are texts: `tokens` instead of an image's width and height."""
 
 PLAN_COLUMNS = ("row", "id", "uri", "conversations")
-"""The plan's columns that its digest covers; fingerprints are left out, since they may contain a file's time."""
+"""The plan's columns that its digest covers: the samples, not how their files lie on a disk."""
 
-TEXT_COLUMNS = ("uri", "conversations")
+PLANNED_COLUMNS = ("uri", "conversations", "place")
 """Columns that only the plan has; a reader adds them to those of the samples table."""
 
 CACHED, REJECTED = "cached", "rejected"

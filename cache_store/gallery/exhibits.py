@@ -108,7 +108,7 @@ Decode = Callable[[np.ndarray], np.ndarray]
 BATCH = 4
 """Rows in memory at full size."""
 
-EXHIBIT_COLUMNS = ["row", "id", "uri", "content_sha256", "conversations", "reason"]
+EXHIBIT_COLUMNS = ["row", "id", "uri", "place", "content_sha256", "conversations", "reason"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,7 @@ class Showcase:
         if self.read_image is None:
             return None, self.source_problem
         try:
-            image, content_sha256 = self.read_image(sample["uri"])
+            image, content_sha256 = self.read_image(sample["uri"], sample["place"])
         except SourceError as error:
             return None, str(error)
         return np.asarray(image), difference(sample["content_sha256"], content_sha256)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import compress
+from itertools import compress, count
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -21,6 +21,7 @@ from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import Spec
+from cache_store.format.tables import reason_kind
 from cache_store.storage.store import Store
 from precompute.encode.job import BusyTimes
 from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
@@ -28,9 +29,9 @@ from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import Images, prefetch_of
 from precompute.sources.fields import answer_of
+from precompute.sources.image_store import Images, prefetch_of
+from precompute.sources.place import MISSING, Place, planned_place
 
 # Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB, T tokens of a text.
 
@@ -62,10 +63,10 @@ class TimedReading:
     def __init__(self, source: Images) -> None:
         self._source, self.seconds = source, 0.0
 
-    def read(self, uri: str) -> bytes:
+    def read(self, uri: str, place: Place | None) -> bytes:
         started = time.monotonic()
         try:
-            return self._source.read(uri)
+            return self._source.read(uri, place)
         finally:
             self.seconds += time.monotonic() - started
 
@@ -113,6 +114,10 @@ def make_room(array: ArraySpec) -> Room:
     return np.empty(shape, dtype)
 
 
+Planned = tuple[int, str, Place | None]
+"""An image's number in its batch, its uri, and where planning found it."""
+
+
 class Batch:
     """A planned batch of images. Threads decode into it, each image into its own place."""
 
@@ -138,43 +143,43 @@ class Batch:
 
     def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
         """Start decoding."""
-        prefetch_of(source)(names := self.samples["uri"].to_pylist())
-        uris = list(enumerate(names))
-        size = pool.piece_images(len(uris))
-        for start in range(0, len(uris), size):
-            self._pieces.append(pool.submit(self._decode_piece, source, uris[start : start + size], busy))
+        prefetch_of(source)(uris := self.samples["uri"].to_pylist())
+        images = list(zip(count(), uris, map(planned_place, self.samples["place"].to_pylist())))
+        size = pool.piece_images(len(images))
+        for start in range(0, len(images), size):
+            self._pieces.append(pool.submit(self._decode_piece, source, images[start : start + size], busy))
         return self
 
-    def _decode_piece(self, source: Images, uris: Iterable[tuple[int, str]], busy: BusyTimes | None) -> list[Outcome]:
+    def _decode_piece(self, source: Images, images: Iterable[Planned], busy: BusyTimes | None) -> list[Outcome]:
         reading, started = TimedReading(source), time.monotonic()
-        outcomes = [self._decode_one(place, reading, uri) for place, uri in uris]
+        outcomes = [self._decode_one(number, partial(reading.read, uri, place)) for number, uri, place in images]
         if busy:
             busy.add("source", reading.seconds)
             busy.add("decoding", time.monotonic() - started - reading.seconds)
         return outcomes
 
-    def _decode_one(self, place: int, source: TimedReading, uri: str) -> Outcome:
+    def _decode_one(self, number: int, read: Callable[[], bytes]) -> Outcome:
         digest = width = height = reason = None
         exif_is_readable = True
         try:
-            data = source.read(uri)
+            data = read()
             digest = content_sha256(data)
             image = decode_image(data, self.recipe)
             width, height = image.size
             exif_is_readable = image.exif_is_readable
-            self.put(place, fit_image(image, self.recipe))
+            self.put(number, fit_image(image, self.recipe))
         except Rejected as rejected:
             reason = rejected.reason
-            self.pixels_NYX3[place] = MID_GREY
+            self.pixels_NYX3[number] = MID_GREY
             if self.rgb_Nhw3 is not None:
-                self.rgb_Nhw3[place] = MID_GREY
+                self.rgb_Nhw3[number] = MID_GREY
         return Outcome(
             content_sha256=digest, width=width, height=height, reason=reason, exif_is_readable=exif_is_readable
         )
 
-    def put(self, place: int, fitted: Image) -> None:
-        """Fill an image's place in the batch, and among the previews."""
-        write_pixels(fitted, self.pixels_NYX3[place], None if self.rgb_Nhw3 is None else self.rgb_Nhw3[place])
+    def put(self, number: int, fitted: Image) -> None:
+        """Fill the pixels of an image of the batch, and its preview's."""
+        write_pixels(fitted, self.pixels_NYX3[number], None if self.rgb_Nhw3 is None else self.rgb_Nhw3[number])
 
     @property
     def is_ready(self) -> bool:
@@ -186,15 +191,15 @@ class Batch:
             piece.result()
         return [outcome for piece in self._pieces for outcome in piece.result()]
 
-    def refuse_vanished(self, source: Images) -> None:
+    def refuse_vanished(self) -> None:
         """Raise SourceError if an image vanished since planning: a lost mount is not the sample's fault."""
         outcomes = self.wait()
-        unread = [outcome.content_sha256 is None for outcome in outcomes]
-        if not any(unread):
+        is_missing = [reason_kind(outcome.reason or "") == MISSING for outcome in outcomes]
+        if not any(is_missing):
             return
-        columns = (self.samples[name].to_pylist() for name in ("id", "uri", "fingerprint"))
-        for outcome, name, uri, fingerprint in compress(zip(outcomes, *columns, strict=True), unread):
-            if fingerprint != MISSING and source.fingerprint(uri) == MISSING:
+        columns = (self.samples[name].to_pylist() for name in ("id", "fingerprint"))
+        for outcome, name, fingerprint in compress(zip(outcomes, *columns, strict=True), is_missing):
+            if fingerprint != MISSING:
                 raise SourceError(
                     f"the image of {name} was there when the cache was planned and is gone ({outcome.reason}); "
                     "restore the images and run the same command again"
@@ -272,7 +277,7 @@ class TextBatch(Batch):
             busy.add("decoding", time.monotonic() - started)
         return outcomes
 
-    def refuse_vanished(self, source: Images) -> None:
+    def refuse_vanished(self) -> None:
         """Do nothing: texts cannot vanish from the plan."""
 
 

@@ -29,7 +29,6 @@ from precompute.encode.worker import ENCODER_THREADS, GRACE_S, Event, WorkerChan
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
-from precompute.sources.archives.shared_index import LentIndexes
 
 CORES_A_WORKER = 4
 """Cores of a worker on a GPU: one launches and writes, the others decode. More would wait for Python's lock."""
@@ -158,10 +157,10 @@ class WorkerPool:
 
     def _start(self) -> None:
         # Spawned, not forked: loading an encoder may initialise CUDA, which a forked child then cannot use.
-        context, indexes = multiprocessing.get_context("spawn"), LentIndexes()
+        context = multiprocessing.get_context("spawn")
         for index in range(self._crew.workers):
             ours, theirs = context.Pipe()
-            arguments = (index, self._job, self._crew.sharing, theirs, indexes)
+            arguments = (index, self._job, self._crew.sharing, theirs)
             self._processes[ours] = context.Process(
                 target=run_worker_process, args=arguments, name=f"worker-{index}", daemon=True
             )
@@ -270,7 +269,7 @@ def ending_with_parent() -> Iterator[None]:
         os._exit(1)
 
 
-def run_worker_process(index: int, job: EncodeJob, sharing: int, pipe: Connection, indexes: None) -> None:
+def run_worker_process(index: int, job: EncodeJob, sharing: int, pipe: Connection) -> None:
     """Build shards in this process until none is left, it is told to stop, or its parent is gone.
 
     Unpickling `indexes` lends this process the parent's.

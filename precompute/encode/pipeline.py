@@ -181,7 +181,7 @@ def encode_shards(
             batch.wait()
             if stop.is_set():
                 raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
-            batch.refuse_vanished(source)
+            batch.refuse_vanished()
             batch.encoding_since = time.monotonic()
             encoding, null_text = encode_batch(feed, batch, job.spec), None
             if isinstance(encoder, TextEncoder) and (batch.shard, batch.start) == (0, 0):

@@ -8,7 +8,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, ne
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
-        self.reason, self.detail = str(self), detail
+        self.reason, self.kind, self.detail = str(self), kind, detail
 
 
 MAX_SIDE = 1_000_000

@@ -29,6 +29,7 @@ from precompute.rerun.refusals import refuse_changed_images, refuse_changed_reje
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import Rows, abridge
 from precompute.sources import Source
+from precompute.sources.place import planned_place
 
 LATENT_REASON = "latent "
 """Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
@@ -111,11 +112,10 @@ def encoded_samples(survey: Survey, work: Work, shard: int) -> list[dict[str, An
     if record is None or (task and task.allowed and record.content.digest not in task.allowed):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
-    planned = work.source_rows(shard, ["id", "uri"])
+    planned = work.source_rows(shard, ["id", "uri", "place"])
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
-    rows: list[dict[str, Any]] = samples.append_column("uri", planned["uri"]).to_pylist()
-    return rows
+    return [{**row, **sample} for row, sample in zip(planned.to_pylist(), samples.to_pylist(), strict=True)]
 
 
 def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> pa.Table | None:
@@ -135,7 +135,7 @@ def compare_image(source: Source, shard: int, sample: dict[str, Any]) -> ImageCh
     """Compare a sample's image with the encoded one; return None if it is unchanged."""
     before = sample["content_sha256"]
     try:
-        now, readable = content_sha256(source.read(sample["uri"])), True
+        now, readable = content_sha256(source.read(sample["uri"], planned_place(sample["place"]))), True
     except Rejected as rejected:
         now, readable = reason_kind(rejected.reason), False
     if now == before or (before is None and not readable):
@@ -188,9 +188,9 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
             samples = recorded_samples(store, work.kept[shard], ["status"])
             if samples is None:
                 continue  # damaged; `cache-store verify` reports it
-            planned = work.source_rows(shard, ["uri"])
-            rejected = planned.filter(pc.equal(samples["status"], REJECTED))["uri"].to_pylist()
-            outcomes = list(pool.map(lambda uri: is_decodable(source, uri, recipe), rejected))
+            planned = work.source_rows(shard, ["uri", "place"])
+            rejected = planned.filter(pc.equal(samples["status"], REJECTED)).to_pylist()
+            outcomes = list(pool.map(partial(is_decodable, source, recipe), rejected))
             tried += len(outcomes)
             if any(outcomes):
                 again[shard] = count
@@ -198,9 +198,9 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
     return work.with_recovered(tried, again)
 
 
-def is_decodable(source: Source, uri: str, recipe: ImageRecipe) -> bool:
+def is_decodable(source: Source, recipe: ImageRecipe, sample: dict[str, Any]) -> bool:
     try:
-        fit_image(decode_image(source.read(uri), recipe), recipe)
+        fit_image(decode_image(source.read(sample["uri"], planned_place(sample["place"])), recipe), recipe)
     except Rejected:
         return False
     return True

@@ -33,10 +33,10 @@ from precompute.rerun.rows import (
     slices_of,
 )
 from precompute.sources import SOURCES, Source, SourceConfig
-from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import folder_below, is_unsafe
-from precompute.sources.archives.names import Samples
 from precompute.sources.fields import answer_of
+from precompute.sources.image_store import folder_below, is_unsafe
+from precompute.sources.listing import Samples
+from precompute.sources.place import MISSING
 
 MAX_ID_BYTES = 2**14
 """An id stands in the plan, in a samples table and in messages; the longest path of a file has 4 KB."""

@@ -15,11 +15,11 @@ from cache_store.format.record import describe_mismatch
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url
-from precompute.sources.archives.image_store import ImageFolder, Images, holds_files, open_images
-from precompute.sources.archives.names import Samples
 from precompute.sources.cache import CacheSource
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import FolderSource
+from precompute.sources.image_store import ImageFolder, Images, holds_files, open_images
+from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
 from precompute.sources.parquet import SUFFIX as PARQUET
 from precompute.sources.parquet import ParquetSource

@@ -7,8 +7,8 @@ from cache_store.cache.metadata import open_plan, read_spec
 from cache_store.errors import SourceError
 from cache_store.format.layout import PLAN_FILE
 from cache_store.storage.store import Store
-from precompute.sources.archives.image_store import Images, prefetch_of
-from precompute.sources.archives.names import Samples
+from precompute.sources.image_store import Images, prefetch_of
+from precompute.sources.listing import Samples
 
 ROWS_AT_ONCE = 4_096
 """Rows held as Python objects at a time."""
@@ -19,7 +19,7 @@ class CacheSource:
 
     def __init__(self, store: Store, images: Images) -> None:
         self._store = store
-        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, prefetch_of(images)
+        self.locate, self.read, self.expect = images.locate, images.read, prefetch_of(images)
 
     def version(self) -> None:
         """Return None: only reading the whole plan, as a listing does, shows that it is sound."""
@@ -34,5 +34,5 @@ class CacheSource:
             )
         shards = (plan.shard(shard, ["id", "uri", "conversations"]) for shard in range(plan.num_shards))
         rows = (row for shard in shards for batch in shard.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist())
-        each = ({**row, "fingerprint": self.fingerprint(row["uri"])} for row in rows)
+        each = ({**row, **self.locate(row["uri"]).columns()} for row in rows)
         return Samples(each, in_rows=True)

@@ -7,9 +7,9 @@ from itertools import islice
 
 from cache_store.storage.calls import map_concurrently
 from precompute.images.decode import SUFFIXES
-from precompute.sources.archives.image_store import ImageStore, prefetch_of
-from precompute.sources.archives.names import Names, Samples, counted_suffix, suffix_of
 from precompute.sources.fields import Conversation, conversation_of, read_caption
+from precompute.sources.image_store import ImageStore, prefetch_of
+from precompute.sources.listing import Samples, counted_suffix, suffix_of
 
 CAPTION = ".txt"
 
@@ -22,19 +22,19 @@ class FolderSource:
 
     def __init__(self, images: ImageStore, *, is_remote: bool = False) -> None:
         self._images, self._is_remote = images, is_remote
-        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, prefetch_of(images)
+        self.locate, self.read, self.expect = images.locate, images.read, prefetch_of(images)
         self.version = images.version
 
     def samples(self) -> Samples:
         names = (listing := self._images.listing()).names
-        captions = Names(text for name in names if is_image(name) and (text := caption_of(name)) in names)
+        captions = {text for name in names if is_image(name) and (text := caption_of(name)) in names}
         others = (name for name in names if not is_image(name) and name not in captions)
         return Samples(self._samples(names), listing, Counter(map(counted_suffix, others)))
 
     def _samples(self, names: Collection[str]) -> Iterator[dict[str, object]]:
         texts = (text if (text := caption_of(name)) in names else None for name in filter(is_image, names))
         for name, turns in zip(filter(is_image, names), self._conversations(texts), strict=True):
-            yield {"id": name, "uri": name, "conversations": turns, "fingerprint": self.fingerprint(name)}
+            yield {"id": name, "uri": name, "conversations": turns, **self.locate(name).columns()}
 
     def _conversations(self, texts: Iterator[str | None]) -> Iterator[Conversation]:
         if not self._is_remote:
@@ -44,7 +44,9 @@ class FolderSource:
             yield from map_concurrently(self._conversation, block)
 
     def _conversation(self, text: str | None) -> Conversation:
-        return [] if text is None else conversation_of(read_caption(f"caption {text}", partial(self.read, text)))
+        if text is None:
+            return []
+        return conversation_of(read_caption(f"caption {text}", partial(self.read, text, self.locate(text).place)))
 
 
 def is_image(name: str) -> bool:

@@ -15,9 +15,10 @@ from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore, prefetch_of
-from precompute.sources.archives.names import Samples
 from precompute.sources.fields import Turn
+from precompute.sources.image_store import HEAD_BYTES, ImageStore, prefetch_of
+from precompute.sources.listing import Samples
+from precompute.sources.place import Place
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class LlavaSource:
 
     def __init__(self, open_list: Callable[[], File], images: ImageStore) -> None:
         self._open_list, self._images = open_list, images
-        self.fingerprint, self._expect = self._images.fingerprint, prefetch_of(images)
+        self.locate, self._expect = images.locate, prefetch_of(images)
 
     def version(self) -> str | None:
         images = self._images.version()
@@ -67,15 +68,15 @@ class LlavaSource:
     def _sample(self, record: ChatRecord) -> dict[str, object]:
         uri = record.image or ""
         turns = msgspec.to_builtins(record.conversations)
-        return {"id": str(record.id), "uri": uri, "conversations": turns, "fingerprint": self.fingerprint(uri)}
+        return {"id": str(record.id), "uri": uri, "conversations": turns, **self.locate(uri).columns()}
 
     def expect(self, uris: Iterable[str]) -> None:
         self._expect(filter(None, uris))
 
-    def read(self, uri: str) -> bytes:
+    def read(self, uri: str, place: Place | None = None) -> bytes:
         if not uri:
             raise Rejected(TEXT_ONLY, "the record names no image")
-        return self._images.read(uri)
+        return self._images.read(uri, place)
 
 
 def begins_with_record(file: File) -> bool:

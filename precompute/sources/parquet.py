@@ -1,7 +1,9 @@
 """Parquet files of images, as Hugging Face datasets writes them: a row is a sample.
 
 An image is a struct {bytes, path} or a binary column; its path is never followed. Planning reads only texts, in row
-order. A row group is read once for the images of all its rows, because neighbours in the plan lie in one row group.
+order. A uri is a file and a row, so a plan needs no other place of it: reading a row begins with the file's footer,
+which says in which row group it lies. A row group is read once for the images of all its rows, because neighbours in
+the plan lie in one row group.
 """
 
 import threading
@@ -18,9 +20,9 @@ from cache_store.format.record import describe_mismatch
 from cache_store.format.tables import TableFile
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import MISSING, refuse_large
-from precompute.sources.archives.names import Samples
 from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of
+from precompute.sources.listing import Samples
+from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
 
 SUFFIX = ".parquet"
@@ -62,7 +64,8 @@ class ImageTable:
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
         self.num_rows = self._ends[-1] if self._ends else 0
-        self.fingerprint = str(file.version)
+        self.located = Located(str(file.version))
+        """The version of the whole file, because rows have no checksums of their own."""
 
     def _column(self, field: str, configured: str | None) -> str | None:
         """Return the column's name; None if the file has none of the usual names."""
@@ -201,26 +204,25 @@ class ParquetSource:
         for name in self._files.names:
             table = self._table(name)
             for row, (id_, turns) in enumerate(table.samples()):
-                uri, mark = f"{name}/{row}", table.fingerprint
-                yield {"id": uri if id_ is None else id_, "uri": uri, "conversations": turns, "fingerprint": mark}
+                uri, columns = f"{name}/{row}", table.located.columns()
+                yield {"id": uri if id_ is None else id_, "uri": uri, "conversations": turns, **columns}
 
-    def fingerprint(self, uri: str) -> str:
-        """Return the version of the whole file, because rows have no checksums of their own."""
+    def locate(self, uri: str) -> Located:
         with self._lock:
             name, row = self._find(uri)
-            return self._table(name).fingerprint if name and row < self._table(name).num_rows else MISSING
+            return self._table(name).located if name and row < self._table(name).num_rows else NOWHERE
 
-    def read(self, uri: str) -> bytes:
+    def read(self, uri: str, place: Place | None = None) -> bytes:
         with self._lock:
             name, row = self._find(uri)
             if not name or row >= self._table(name).num_rows:
                 raise Rejected(MISSING, f"{uri} is no row of the source")
-            group, place = (table := self._table(name)).place(row)
+            group, number = (table := self._table(name)).place(row)
             if table.num_rows_of(group) == 1:
                 refuse_large(uri, table.image_bytes(group))  # before it is read
-            image = self._images(name, group)[place]
+            image = self._images(name, group)[number]
         if image is None:
-            raise Rejected(MISSING, f"{uri} holds no bytes of an image")
+            raise Rejected("no image", f"{uri} holds no bytes")
         refuse_large(uri, len(image))
         return image
 

@@ -1,7 +1,6 @@
 """Find the files that `source.path` names: one, a folder's, or a pattern's, such as `shards/{00000..00099}.tar`."""
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -10,16 +9,14 @@ from glob import has_magic
 from itertools import islice
 from pathlib import Path
 
+from braceexpand import braceexpand
+
 from cache_store.errors import ConfigError, MissingPathError, NotAFileError
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import File, Version, changed_error
 from cache_store.storage.store import Store, is_url, map_calls, open_store, split_url, with_listing
-from precompute.sources.archives.archive import is_mac_metadata
-from precompute.sources.archives.image_store import ImageFolder, find_file, holds_files
-from precompute.sources.archives.names import Listing, no_listing
-
-BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
-"""`{00..12}` or `{a,b}`, without other braces inside."""
+from precompute.sources.image_store import ImageFolder, find_file, holds_files
+from precompute.sources.listing import Listing, is_mac_metadata, no_listing
 
 MAX_FILES = 1_000_000
 
@@ -175,12 +172,8 @@ def expand_pattern(store: Store, pattern: str, shown: str) -> list[str]:
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """Expand braces as a shell does."""
-    if (found := BRACES.search(pattern)) is None:
+    """Expand braces as a shell does; a brace without its other half stands for itself."""
+    try:
+        yield from braceexpand(pattern)
+    except ValueError:  # unbalanced
         yield pattern
-        return
-    first, last, words = found.groups()
-    width = len(first) if words is None and first.startswith("0") else 0
-    choices = words.split(",") if words else (f"{number:0{width}}" for number in range(int(first), int(last) + 1))
-    for choice in choices:
-        yield from expand_braces(pattern[: found.start()] + choice + pattern[found.end() :])

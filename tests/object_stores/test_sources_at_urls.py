@@ -7,10 +7,13 @@ import signal
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cache_store import open_cache
 from cache_store.cache.metadata import open_plan, read_build, read_seal
 from cache_store.errors import SourceError
 from cache_store.storage import objects
@@ -20,13 +23,13 @@ from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.source_images import open_source_images
 from precompute.sources import SourceConfig, open_source
-from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import open_images
+from precompute.sources.image_store import open_images
+from precompute.sources.place import MISSING
 from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS
 from tests.places import Objects
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
-from tests.precompute.sources.pictures import numbered, write_dataset, write_tar
+from tests.precompute.sources.pictures import numbered, read_row, rows_of, write_dataset, write_tar
 from tests.precompute.sources.test_archives import make_tar
 
 
@@ -150,7 +153,7 @@ def test_a_store_that_fails_stops_the_build_and_a_rerun_goes_on(project, bucket,
     reads = sum(request.method == "GET" and "/in/" in request.path for request in proxy.requests)
     monkeypatch.setattr("cache_store.storage.retry.ATTEMPTS", 1)
     monkeypatch.setattr("cache_store.storage.retry.PATIENCE_S", 0)
-    for first in sorted({1, 2, reads // 2, reads - 1}):
+    for first in sorted({1, 2, reads // 4, reads // 2}):  # a rerun needs fewer: it has the plan
         proxy.fail("500", "GET", "/in/", first=first, times=10**6)
         said = project.build(source=source, code=1)
         assert re.search(r"precompute: error: .*the store answers 500", said.splitlines()[-1])
@@ -232,7 +235,8 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
     project.run(main, "build", "--config", config, "--cache", second)
     assert open_plan(open_store(second)).digests() == open_plan(open_store(first)).digests()
     assert "equal bits  8 of 8" in project.run(main, "audit", second, "--samples", 8)
-    picture, _ = open_source_images(second)("00001.tar/000000005.png")
+    (shown,) = open_cache(second).samples(np.array([2]), ["uri", "place"]).to_pylist()
+    picture, _ = open_source_images(second)(shown["uri"], shown["place"])
     assert picture.size == (40, 16)
 
 
@@ -256,9 +260,9 @@ def test_empty_and_large_images_are_read_whole(bucket, monkeypatch):
     assert [*images.listing().names] == sorted(files)
     for name, data in files.items():
         assert images.read(name) == data
-        assert images.fingerprint(name).startswith(f"{len(data)}:")
+        assert images.locate(name).fingerprint.startswith(f"{len(data)}:")
     for name in ("none.jpg", "../b.jpg", ""):
-        assert images.fingerprint(name) == MISSING
+        assert images.locate(name).fingerprint == MISSING
         with pytest.raises(Rejected, match="missing: "):
             images.read(name)
 
@@ -278,21 +282,21 @@ def test_neighbours_in_a_tar_come_together(bucket, proxy, tmp_path):
     samples = {f"{number:03d}": {"jpg": bytes([number]) * 50_000, "txt": "A picture."} for number in range(100)}
     upload(write_tar(tmp_path / "tars/a.tar", samples).parent, bucket)
     source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/a.tar"))
-    uris = [sample["uri"] for sample in source.samples()]
+    rows = rows_of(source)
     proxy.mend()
     with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(source.read, uris)] == [parts["jpg"] for parts in samples.values()]
+        assert [*pool.map(partial(read_row, source), rows)] == [parts["jpg"] for parts in samples.values()]
     assert sum(request.method == "GET" for request in proxy.requests) < 20
 
 
 def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
     upload(pictures / "tars", f"{bucket}/tars")
     source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/tars"))
-    uris = [sample["uri"] for sample in source.samples()]
+    *_, row = rows_of(source)
     store = open_store(f"{bucket}/tars")
     store.put_whole("00001.tar", store.read("00000.tar"))
     with pytest.raises(SourceError, match=r"00001.tar was changed while it was read; restore it"):
-        source.read(uris[-1])
+        read_row(source, row)
 
 
 def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):

@@ -28,7 +28,7 @@ from precompute.encode.canary import Canary
 from precompute.encoders.vaes.vae import VaeEncoder
 from precompute.rerun.source_plan import make_plan
 from precompute.sources import SourceConfig, open_source
-from precompute.sources.archives.names import Samples
+from precompute.sources.listing import Samples
 from tests.places import Folder, Place
 
 SAMPLES = 22

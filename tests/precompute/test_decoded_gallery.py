@@ -117,12 +117,12 @@ def test_source_images_are_upright_and_fitted(tmp_path):
     picture.save(tmp_path / "turned.png", exif=exif)
     write_build(tmp_path / "cache", recorded(tmp_path))
     read = open_source_images(tmp_path / "cache")
-    image, _ = read("turned.png")
+    image, _ = read("turned.png", None)
     assert image.size == (8, 8)
     assert [image.getpixel((4, y)) for y in (1, 6)] == [(0, 0, 255), (255, 0, 0)]
     for name in ("other.png", "../turned.png"):
         with pytest.raises(SourceError, match="missing: "):
-            read(name)
+            read(name, None)
 
 
 OTHER_VERSIONS = {

@@ -6,6 +6,7 @@ from the sources that the caches were built from.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,12 +45,12 @@ class LiveEncoder:
             raise type(error)(f"--live-encoder: {error}") from None
 
     def read(self, numbers: np.ndarray) -> Samples:
-        uris = self._cache.samples(numbers, columns=["uri"])["uri"].to_pylist()
-        return {name: self._encode(name, uris) for name in self._encoders}
+        planned = self._cache.samples(numbers, columns=["uri", "place"]).to_pylist()
+        return {name: self._encode(name, planned) for name in self._encoders}
 
-    def _encode(self, name: str, uris: list[str]) -> np.ndarray:
+    def _encode(self, name: str, planned: list[dict[str, Any]]) -> np.ndarray:
         with phase("image decoding"):
-            images: list[Image.Image] = [self._images[name](uri)[0] for uri in uris]
+            images: list[Image.Image] = [self._images[name](each["uri"], each["place"])[0] for each in planned]
         with phase("live encoder"):
             return self._encoders[name](images)
 

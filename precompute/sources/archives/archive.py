@@ -1,160 +1,125 @@
-"""The common part of zips and tars: members are found by name, and a name never becomes a path.
+"""The common part of zips and tars: planning finds members by name, and a name never becomes a path.
 
 Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere. A member
-that is a symbolic link, occurs twice, or has a wrong size is rejected alone; an archive whose table of contents cannot
-be trusted is refused whole. An index takes some 90 bytes per member.
+that is a symbolic link, occurs twice, or has a wrong size is rejected alone; an archive whose index cannot be trusted
+is refused whole. An index takes some 600 bytes per member, in the process that plans.
 """
 
+import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.names import ChosenNames, Listing, NameColumns, Names, is_utf8
-
-MAX_FILE_BYTES = 256 * 2**20
-"""Larger image files are rejected unread; the largest photograph formats stay well below."""
-
-MISSING = "missing"
-
-DAMAGED = "damaged archive member"
-"""The kind of reject for a member that is not what the archive says."""
-
-MemberT = TypeVar("MemberT")
-
-TEXT_SUFFIXES = (".txt", ".json")
-
-KEPT_TEXT_BYTES = 64 * 2**10
-"""Largest text of a tar that is kept in memory until it is read; a sample's text takes a kilobyte."""
-
-LAST_EXACT = 2**53
-"""Integers up to here are exact as floating-point numbers."""
+from precompute.sources.listing import Listing, is_mac_metadata, is_utf8
+from precompute.sources.place import DAMAGED, MISSING, NOWHERE, Located, Place
 
 
-class TarMember(NamedTuple):
-    """The location of a tar's member, or why it cannot be read."""
+class Index(NamedTuple):
+    """An archive's members."""
 
-    offset: int
-    size: int
-    mtime: float
-    problem: str | None
-    """Why it cannot be read; None if it can."""
-    linked_to: str | None = None
-    """For a hard link, the name of the member that holds the file's bytes."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a ROW can hold it."""
-        return self.problem is None and self.linked_to is None and -LAST_EXACT <= self.mtime <= LAST_EXACT
-
-    def is_small_text(self, name: str) -> bool:
-        return self.is_plain and self.size <= KEPT_TEXT_BYTES and name.lower().endswith(TEXT_SUFFIXES)
-
-
-class ArchiveIndex(NamedTuple):
-    """An archive's table of contents; members are numbered in its own order."""
-
-    names: NameColumns
-    rows: NDArray[np.uint8]
-    """A packed ROW per member, of the archive's kind."""
-    is_listed: NDArray[np.bool_]
-    is_misplaced: NDArray[np.bool_]
-    """Whether a zip's member shares bytes with others or lies outside the zip; empty for a tar."""
+    places: dict[str, Place]
+    """By name, in the archive's own order."""
+    not_utf8: list[str]
+    """Names that are not UTF-8, with surrogates for the invalid bytes."""
     prefix: str
     """The top folder of all members, which names may omit."""
-    not_utf8: list[int]
-    others: dict[int, TarMember]
-    """A tar's members that a ROW cannot hold, by number."""
 
 
-def index_of(members: Iterable[tuple[str, bytes]]) -> ArchiveIndex:
-    """Make the index of members, given as name and ROW; leave empty what only zips or only tars have."""
-    rows, metadata, not_utf8 = bytearray(), list[int](), list[int]()
+class Archive:
+    """Images in an archive; macOS metadata is ignored."""
 
-    def kept() -> Iterator[str]:
-        for number, (name, row) in enumerate(members):
-            rows.extend(row)
+    def __init__(self, file: File, name: str | None = None) -> None:
+        """`name` is the archive's name among the source's files, if it has several."""
+        self._file, self._source_name = file, name
+        self._reading = threading.Lock()
+
+    @property
+    def index(self) -> Index:
+        """The members; read once. Raises SourceError if the archive cannot be read to its end."""
+        with self._reading:
+            return self._index
+
+    @cached_property
+    def _index(self) -> Index:
+        return self._indexed()
+
+    def _indexed(self) -> Index:
+        places, again, not_utf8 = dict[str, Place](), Counter[str](), list[str]()
+        for name, place in self._members():
             if is_mac_metadata(name):
-                metadata.append(number)
-            elif not is_utf8(name):
-                not_utf8.append(number)
-            yield name
-
-    names = Names(kept())
-    is_listed = names.times > 0
-    is_listed[metadata] = False
-    prefix = common_top(ChosenNames(names, np.flatnonzero(is_listed)))
-    is_listed[not_utf8] = False
-    return ArchiveIndex(
-        names=names.columns,
-        rows=np.frombuffer(rows, np.uint8),
-        is_listed=is_listed,
-        is_misplaced=np.empty(0, bool),
-        prefix=prefix,
-        not_utf8=not_utf8,
-        others={},
-    )
-
-
-class Archive(Generic[MemberT]):
-    """An archive's members by name; names may omit a common top folder; macOS metadata is ignored."""
-
-    def __init__(self, file: File, index: ArchiveIndex) -> None:
-        self._file, self._name = file, str(file).rpartition("/")[2]
-        self.use_index(index)
-
-    def use_index(self, index: ArchiveIndex) -> None:
-        """Use this index, or an equal one in other memory."""
-        self.index, self._names = index, Names(index.names)
+                continue
+            if not is_utf8(name):
+                not_utf8.append(name)
+            elif name in places:
+                again[name] += 1
+            else:
+                places[name] = place
+        for name, more in again.items():
+            problem = f"ambiguous archive member: {name} occurs {more + 1} times in {self._last_name}"
+            places[name] = Place(self._source_name, problem=problem)
+        return Index(places, not_utf8, common_top(places))
 
     @property
-    def not_utf8(self) -> list[str]:
-        """Names that are not UTF-8, in the archive's own order."""
-        return [self._names[number] for number in self.index.not_utf8 if self._names.times[number]]
+    def _last_name(self) -> str:
+        return str(self._file).rpartition("/")[2]
 
-    @property
-    def names(self) -> ChosenNames:
-        """Names that are UTF-8, in the archive's own order."""
-        return ChosenNames(self._names, np.flatnonzero(self.index.is_listed))
+    @abstractmethod
+    def _members(self) -> Iterable[tuple[str, Place]]:
+        """Yield the name and place of every member except folders; raise SourceError for an unusable archive."""
+
+    @abstractmethod
+    def _read_at(self, name: str, place: Place) -> bytes:
+        """Read a member; raise Rejected DAMAGED unless it is the planned one."""
 
     def listing(self) -> Listing:
-        names = ChosenNames(self._names, self._names.in_order(self.index.is_listed))
-        return Listing(names=names, not_utf8=sorted(self.not_utf8), linked_folders=[], caches=[])
+        names, not_utf8 = sorted(self.index.places), sorted(self.index.not_utf8)
+        return Listing(names=dict.fromkeys(names), not_utf8=not_utf8, linked_folders=[], caches=[])
 
     def version(self) -> str:
         return self._file.version.stamp
 
-    @abstractmethod
-    def _member(self, number: int) -> MemberT:
-        """Return the member with this number."""
+    def locate(self, name: str) -> Located:
+        index = self.index
+        place = index.places.get(name) or index.places.get(index.prefix + name)
+        if place is None:
+            return NOWHERE
+        return Located(MISSING if place.problem else self._fingerprint(place), place)
 
-    def find(self, name: str) -> MemberT | None:
-        """Return the member; None if there is none or more than one, so that the fingerprint says MISSING."""
-        return self._single_member(self._find_number(name))
+    def _fingerprint(self, place: Place) -> str:
+        return f"{place.crc32:08x}:{place.size}"
 
-    def find_exact(self, name: str) -> MemberT | None:
-        """Return the member with this full name; None if there is none or more than one."""
-        return self._single_member(self._names.find(name))
+    def read(self, name: str, place: Place | None) -> bytes:
+        """Read a member where it was planned; if it is not there, the archive was written again, and is searched."""
+        if place and not place.problem:
+            try:
+                return self._read_at(name, place)
+            except Rejected as rejected:
+                now = self.locate(name).place
+                if rejected.kind != DAMAGED or now == place:
+                    raise
+                place = now
+        if place is None:
+            raise Rejected(MISSING, f"{name} is not in {self._last_name}")
+        if place.problem:
+            raise Rejected(*place.problem.split(": ", 1))
+        return self._read_at(name, place)
 
-    def _single_member(self, number: int | None) -> MemberT | None:
-        return None if number is None or self._names.times[number] > 1 else self._member(number)
 
-    def _number(self, name: str) -> int:
-        """Return a member's number; raise Rejected if there is none or more than one."""
-        if (number := self._find_number(name)) is None:
-            raise Rejected(MISSING, f"{name} is not in {self._name}")
-        if (times := self._names.times[number]) > 1:
-            raise Rejected("ambiguous archive member", f"{name} occurs {times} times in {self._name}")
-        return number
+def damaged(name: str, problem: str) -> Rejected:
+    return Rejected(DAMAGED, f"{name}: {problem}")
 
-    def _find_number(self, name: str) -> int | None:
-        numbers = (self._names.find(full) for full in (name, self.index.prefix + name))
-        return next((number for number in numbers if number is not None), None)
+
+def unreadable(file: File, kind: str, error: Exception) -> Exception:
+    """Return the error of an archive that cannot be read; a network's error stays itself."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return error
+    return SourceError(f"{file} is not a {kind} that can be read: {error}")
 
 
 def common_top(names: Iterable[str]) -> str:
@@ -167,19 +132,3 @@ def common_top(names: Iterable[str]) -> str:
                 return ""
             top = found
     return top
-
-
-def is_mac_metadata(name: str) -> bool:
-    """Return whether a file is macOS metadata.
-
-    `._a.jpg` (AppleDouble) holds attributes of `a.jpg`, in zips below `__MACOSX`; `.DS_Store` holds a folder's view.
-    """
-    if "._" not in name and "__MACOSX" not in name and ".DS_Store" not in name:  # fast path for nearly all names
-        return False
-    *folders, last = PurePosixPath(name).parts or ("",)
-    return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders
-
-
-def refuse_large(name: str, size: int, max_bytes: int = MAX_FILE_BYTES) -> None:
-    if size > max_bytes:
-        raise Rejected("too large", f"{name} is {size:,} bytes, more than {max_bytes:,}")

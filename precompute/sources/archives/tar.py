@@ -7,31 +7,27 @@ of tarfile's time. Small texts are read on the way, because they lie between hea
 
 import os
 import re
-import struct
 import tarfile
-from collections.abc import Iterator
-from typing import IO, cast
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, NamedTuple, cast
 
 from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
-from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import (
-    DAMAGED,
-    MAX_FILE_BYTES,
-    MISSING,
-    Archive,
-    ArchiveIndex,
-    TarMember,
-    index_of,
-    refuse_large,
-)
-from precompute.sources.archives.names import as_posix
+from precompute.sources.archives.archive import Archive, Index, damaged, unreadable
+from precompute.sources.listing import as_posix
+from precompute.sources.place import DAMAGED, Place, refuse_large
+
+TEXT_SUFFIXES = (".txt", ".json")
+
+KEPT_TEXT_BYTES = 64 * 2**10
+"""Largest text of a tar that is kept in memory until it is read; a sample's text takes a kilobyte."""
 
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
 """Largest extended header that is read: twice the longest path."""
 
 MOST_KEPT_BYTES = 64 * 2**20
-"""Bytes of a tar's texts in memory, until they are dropped."""
+"""Bytes of a tar's texts in memory, while it is planned."""
 
 KEPT_COSTS = 160
 """Python's overhead in bytes per kept text."""
@@ -74,13 +70,23 @@ class TarHeaders:
             raise tarfile.ReadError("an extended header that is not text")
         return data
 
-    def text(self, member: TarMember) -> bytes:
-        self.seek(member.offset)
-        return self._file.read(member.size)
+
+class TarMember(NamedTuple):
+    """A member as its header says."""
+
+    name: str
+    place: Place
+    linked_to: str | None = None
+    """For a hard link, the name of the member that holds the file's bytes."""
+
+    @property
+    def is_small_text(self) -> bool:
+        is_text = self.place.size <= KEPT_TEXT_BYTES and self.name.lower().endswith(TEXT_SUFFIXES)
+        return is_text and self.place.problem is None and self.linked_to is None
 
 
-def read_headers(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMember]]:
-    """Yield every member except folders, with its name; raise SourceError if the tar cannot be read to its end.
+def read_headers(file: File, texts: dict[int, bytes]) -> Iterator[TarMember]:
+    """Yield every member except folders; raise SourceError if the tar cannot be read to its end.
 
     Small texts are put into `texts`, by offset.
     """
@@ -89,28 +95,27 @@ def read_headers(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, Tar
         stream = TarHeaders(opened)
         try:
             archive = tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:")  # noqa: SIM115 (nothing to close)
-            for name, member in read_members(archive, stream):
-                if member.is_small_text(name) and (left := left - member.size - KEPT_COSTS) >= 0:
-                    texts[member.offset] = stream.text(member)
-                yield name, member
+            for member in read_members(archive, stream):
+                if member.is_small_text and (left := left - member.place.size - KEPT_COSTS) >= 0:
+                    stream.seek(member.place.offset + tarfile.BLOCKSIZE)
+                    texts[member.place.offset] = opened.read(member.place.size)
+                yield member
             stream.seek(archive.offset)
             end = stream.read(tarfile.BLOCKSIZE)
         except INDEX_ERRORS as error:
-            if isinstance(error, OSError) and error.filename is not None:  # a network error, not a fault of the tar
-                raise
-            raise SourceError(f"{file} is not a tar that can be read: {error}") from None
+            raise unreadable(file, "tar", error) from None
     if end != bytes(tarfile.BLOCKSIZE):
         raise SourceError(f"{file} is damaged or cut short at byte {archive.offset:,}: no member and no end mark")
     file.refuse_changed()
 
 
-def read_members(archive: tarfile.TarFile, stream: TarHeaders) -> Iterator[tuple[str, TarMember]]:
+def read_members(archive: tarfile.TarFile, stream: TarHeaders) -> Iterator[TarMember]:
     """Yield every member except folders; raise tarfile's errors at a bad header."""
     position = -1  # tarfile has read the first one as it opened the tar
     while True:
         is_alone = position >= 0 and not archive.pax_headers  # they would apply to this member too
         if is_alone and (found := read_plain(stream, archive.offset)):
-            position, archive.offset = archive.offset, blocks_end(found[1])
+            position, archive.offset = archive.offset, blocks_end(found.place)
             yield found
             continue
         if (member := archive.next()) is None:
@@ -120,10 +125,10 @@ def read_members(archive: tarfile.TarFile, stream: TarHeaders) -> Iterator[tuple
             raise tarfile.ReadError(f"headers out of order at byte {member.offset:,}")
         position = member.offset
         if not member.isdir():
-            yield as_posix(member.name), read_member(member, stream.size)
+            yield read_member(member, stream)
 
 
-def read_plain(stream: TarHeaders, offset: int) -> tuple[str, TarMember] | None:
+def read_plain(stream: TarHeaders, offset: int) -> TarMember | None:
     """Read a plain file's sound header, if the whole file is in the tar; None leaves the header to tarfile."""
     if offset > stream.size:
         raise tarfile.ReadError("unexpected end of data")
@@ -131,18 +136,19 @@ def read_plain(stream: TarHeaders, offset: int) -> tuple[str, TarMember] | None:
     header = stream.read(tarfile.BLOCKSIZE)
     if (fields := PLAIN.fullmatch(header)) is None:
         return None
-    size, mtime, header_sum = (int(field, 8) for field in fields.groups()[1:])
-    found = TarMember(offset + tarfile.BLOCKSIZE, size, mtime, None)
-    if header_sum != sum(header) - sum(header[SUM_PLACE]) + sum(b" " * 8) or blocks_end(found) > stream.size:
+    size, _, header_sum = (int(field, 8) for field in fields.groups()[1:])
+    place = Place(offset=offset, length=size, size=size, crc32=zlib.crc32(header))
+    if header_sum != sum(header) - sum(header[SUM_PLACE]) + sum(b" " * 8) or blocks_end(place) > stream.size:
         return None
-    return as_posix(os.fsdecode(fields[1].partition(b"\0")[0])), found
+    return TarMember(as_posix(os.fsdecode(fields[1].partition(b"\0")[0])), place)
 
 
-def blocks_end(member: TarMember) -> int:
-    return member.offset + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+def blocks_end(place: Place) -> int:
+    return place.offset + (1 + -(-place.size // tarfile.BLOCKSIZE)) * tarfile.BLOCKSIZE
 
 
-def read_member(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
+def read_member(member: tarfile.TarInfo, stream: TarHeaders) -> TarMember:
+    name, offset = as_posix(member.name), member.offset_data - tarfile.BLOCKSIZE
     problem = linked_to = None
     if member.islnk():
         linked_to = as_posix(member.linkname)
@@ -152,80 +158,59 @@ def read_member(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
         problem = "is not a file"
     elif member.issparse():
         problem = "is a sparse file"
-    elif member.size < 0 or member.offset_data + member.size > tar_bytes:
+    elif member.size < 0 or member.offset_data + member.size > stream.size:
         problem = f"claims {member.size:,} bytes, more than the tar has"
-    return TarMember(member.offset_data, member.size, member.mtime, problem, linked_to)
+    if problem:
+        return TarMember(name, Place(offset=offset, problem=f"{DAMAGED}: {name}: {problem}"))
+    stream.seek(offset)
+    header = zlib.crc32(stream.read(tarfile.BLOCKSIZE))
+    return TarMember(name, Place(offset=offset, length=member.size, size=member.size, crc32=header), linked_to)
 
-
-MAX_LINKS = 40
-"""Most hard links to follow in a row, like Linux's limit for symbolic links; tar itself links to the first name."""
 
 TAR_MAGIC = slice(257, 262), b"ustar"
 
-ROW = struct.Struct("<qqd?")
-"""A plain file's offset, size, mtime, and whether the mtime is an integer. Rows of other members are all zeros."""
 
-
-class ImageTar(Archive[TarMember]):
+class ImageTar(Archive):
     """Images in a tar."""
 
-    def __init__(self, file: File, index: ArchiveIndex | None = None) -> None:
-        """Read the headers, unless an index made from them is given."""
+    def __init__(self, file: File, name: str | None = None) -> None:
+        super().__init__(file, name)
         self._texts: dict[int, bytes] = {}
-        """Small texts, by offset."""
-        super().__init__(file, index or read_tar_index(file, self._texts))
+        """Small texts that were read with the headers, by offset."""
+        self._links: dict[str, tuple[str, int]] = {}
+        """Hard links, in order: the name that each links to, and its own offset."""
 
-    def _member(self, number: int) -> TarMember:
-        if found := self.index.others.get(number):
-            return found
-        offset, size, mtime, is_whole = ROW.unpack_from(self.index.rows.data, number * ROW.size)
-        return TarMember(offset, size, int(mtime) if is_whole else mtime, None)
+    def _members(self) -> Iterable[tuple[str, Place]]:
+        for name, place, linked_to in read_headers(self._file, self._texts):
+            if linked_to is not None:
+                self._links[name] = linked_to, place.offset
+            yield name, place._replace(file=self._source_name)
 
-    def fingerprint(self, name: str) -> str:
-        """Return size, mtime and the version of the tar itself, because a tar has no checksums of its members."""
-        if (found := self.find(name)) is None:
-            return MISSING
-        member = self._follow_links(found)
-        return f"{member.size}:{member.mtime}:{self._file.version.mark}"
+    def _indexed(self) -> Index:
+        """Give each hard link the place of the earlier member that holds the file, perhaps a link too."""
+        index = super()._indexed()
+        for name, (linked_to, offset) in self._links.items():
+            target, link = index.places.get(linked_to), index.places.get(name)
+            if link is None or link.problem:
+                continue
+            if target is None or target.problem or target.offset >= offset:
+                problem = f"{DAMAGED}: {name}: is a link, and not to a file that comes before it in the tar"
+                target = Place(self._source_name, problem=problem)
+            index.places[name] = target
+        return index
 
-    def drop_texts(self) -> None:
-        self._texts.clear()
+    def _fingerprint(self, place: Place) -> str:
+        """Return the header's CRC-32, which covers size and time, and the version of the tar itself."""
+        return f"{super()._fingerprint(place)}:{self._file.version.mark}"
 
-    def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        member = self._follow_links(self._member(self._number(name)))
-        if member.problem:
-            raise Rejected(DAMAGED, f"{name}: {member.problem}")
-        refuse_large(name, member.size, max_bytes)
-        if (text := self._texts.get(member.offset)) is not None:
+    def _read_at(self, name: str, place: Place) -> bytes:
+        refuse_large(name, place.size)
+        if (text := self._texts.get(place.offset)) is not None:
             return text
-        return self._file.part(member.offset, member.size)
-
-    def _follow_links(self, member: TarMember) -> TarMember:
-        """Follow hard links to the earlier member that holds the file; return any other member as it is."""
-        found = member
-        for _ in range(MAX_LINKS):
-            if found.linked_to is None:
-                return found
-            target = self.find_exact(found.linked_to)
-            if target is None or target.problem or target.offset >= found.offset:
-                break
-            found = target
-        return member._replace(problem="is a link, and not to a file that comes before it in the tar")
-
-
-def read_tar_index(file: File, texts: dict[int, bytes]) -> ArchiveIndex:
-    """Read the headers, and put small texts into `texts`, by offset."""
-    others: dict[int, TarMember] = {}
-
-    def packed() -> Iterator[tuple[str, bytes]]:
-        for number, (name, member) in enumerate(read_headers(file, texts)):
-            if member.is_plain:
-                yield name, ROW.pack(member.offset, member.size, member.mtime, isinstance(member.mtime, int))
-            else:
-                others[number] = member
-                yield name, bytes(ROW.size)
-
-    return index_of(packed())._replace(others=others)
+        data = self._file.part(place.offset, tarfile.BLOCKSIZE + place.size)
+        if zlib.crc32(data[: tarfile.BLOCKSIZE]) != place.crc32 or len(data) != tarfile.BLOCKSIZE + place.size:
+            raise damaged(name, f"its header is not at byte {place.offset:,}")
+        return data[tarfile.BLOCKSIZE :]
 
 
 def is_tar(name: str, head: bytes) -> bool:

@@ -1,186 +1,175 @@
-"""Images in a zip, stored or deflated, read in place by a table of contents that is read in one pass.
-
-It reads and refuses the same zips as `zipfile`, without a kilobyte of Python objects per member.
-"""
+"""Images in a zip, stored or deflated: zipfile reads the index, and only that; members are read and checked here."""
 
 import shlex
 import stat
 import struct
+import zipfile
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
-from zipfile import BadZipFile
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Iterator
+from typing import IO, cast
 
 from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
-from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, ArchiveIndex, index_of, refuse_large
+from precompute.sources.archives.archive import Archive, damaged, unreadable
+from precompute.sources.place import DAMAGED, Place, refuse_large
 
-MEMBER_MAGIC, ENTRY_MAGIC, END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
-"""First bytes of a member, of its entry in the table of contents, and of the end record, which locates the table."""
+MEMBER_MAGIC = b"PK\3\4"
+"""First bytes of a member."""
 
-END = struct.Struct("<12xLLH")
-"""The end record: size of the table, its offset, length of the comment that follows."""
-
-END64, LOCATOR64 = struct.Struct("<4s36xQQ"), struct.Struct("<4sL8xL")
-"""The two records before it in large zips; the second gives the number of disks."""
-END64_MAGIC, LOCATOR64_MAGIC = b"PK\6\6", b"PK\6\7"
-
+END_MAGIC, END = b"PK\5\6", struct.Struct("<16xLxx")
+"""The end record: its first bytes, and the offset of the index; a comment may follow."""
 MAX_COMMENT_BYTES = 2**16
-TAIL_BYTES = END64.size + LOCATOR64.size + END.size + MAX_COMMENT_BYTES
-"""Bytes at the end of a zip that hold the three records and the longest comment."""
+ZIP64 = 2**32 - 1
+"""Stands for an offset that another record has."""
 
-ENTRY = struct.Struct("<6xBxHH4xLLLHHH4xLL")
-"""An entry: version needed to read it; flags, method; CRC-32, packed size, size; lengths of name, extra fields and
-comment; attributes; offset.
-"""
+HEADER = struct.Struct("<4s22xHH")
+"""A member's header: magic, length of the name, length of extra fields."""
 
-NEWEST_VERSION = 63
-"""Newest version of the zip format that is read: 6.3, of 2006."""
-
-ENCRYPTED, PATCHED, STRONGLY_ENCRYPTED, UTF8 = 1, 1 << 5, 1 << 6, 1 << 11
-"""Flags; the last marks a name in UTF-8."""
-
-STORED, DEFLATED = 0, 8
-"""Supported methods. Others can pack a gigabyte into a kilobyte, and images are not stored that way."""
-
-ZIP64, ZIP64_SIZE = 2**32 - 1, 2**64 - 1
-"""Placeholders for a number that is stored in the extra field of this kind:"""
-ZIP64_FIELD = 1
-
-LARGEST_OFFSET = 2**61
-"""Larger offsets are cut to this one; all are outside the archive."""
-
-MAX_INDEX_BYTES = 2**30
-"""Largest table of contents that is read: 10 million members."""
-
-LOCAL_HEADER = struct.Struct("<4s2xH18xHH")
-"""A member's header: magic, flags, length of the name, length of extra fields."""
-
-LOCAL_EXTRA_BYTES = 64
+EXTRA_BYTES = 64
 """Bytes of extra fields to read with a member; only its header has the true number, mostly a smaller one."""
 
-ROW = struct.Struct("<qQQLHHH?")
-ROW_TYPE = np.dtype("<i8, <u8, <u8, <u4, <u2, <u2, <u2, ?")
+ENCRYPTED, PATCHED, STRONGLY_ENCRYPTED = 1, 1 << 5, 1 << 6
+"""Flags."""
+
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods that are read. Others can pack a gigabyte into a kilobyte, and images are not stored that way."""
+
+MAX_INDEX_BYTES = 2**30
+"""Largest index that is read: 10 million members."""
+
+INDEX_ERRORS = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError, struct.error)
+"""Errors that zipfile raises for an index that is truncated, damaged or wrong."""
 
 
-class ZipMember(NamedTuple):
-    """A member's entry, in the order of ROW."""
+class ZipIndexStream:
+    """The zip's stream for zipfile: reads are bounded, because zipfile trusts the lengths in the zip."""
 
-    offset: int
-    packed: int
-    size: int
-    crc: int
-    method: int
-    flags: int
-    name_bytes: int
-    is_link: bool
+    def __init__(self, file: File, where: str) -> None:
+        self._file, self._where = file, where
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+        self.failed: OSError | None = None
+        """The store's error, which zipfile takes for a file that is no zip."""
 
-
-class TableLocation(NamedTuple):
-    """The location of a zip's table of contents."""
-
-    start: int
-    size: int
-    shift: int
-    """Bytes before the zip in its file, such as a program that unpacks it."""
-    stated: int
-    """The offset that the end record gives."""
+    def read(self, size: int = -1) -> bytes:
+        if size > MAX_INDEX_BYTES:
+            raise SourceError(f"{self._where}: its index needs {size:,} bytes, more than {MAX_INDEX_BYTES:,}")
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self.failed = error
+            raise
 
 
-class ImageZip(Archive[ZipMember]):
+class ImageZip(Archive):
     """Images in a zip."""
 
-    def __init__(self, file: File, index: ArchiveIndex | None = None) -> None:
-        """Read the table of contents, unless an index made from it is given."""
-        super().__init__(file, index or read_zip_index(file))
+    def _members(self) -> Iterable[tuple[str, Place]]:
+        head = self._file.part(0, len(MEMBER_MAGIC))
+        with self._file.reopen() as opened:
+            stream = ZipIndexStream(opened, str(self._file))
+            try:
+                table = zipfile.ZipFile(cast("IO[bytes]", stream))
+            except INDEX_ERRORS as error:
+                if stream.failed:
+                    raise stream.failed from None
+                if str(error) == "File is not a zip file":  # it has no end record
+                    raise SourceError(f"{self._file} {why_without_index(self._file, head)}") from None
+                raise unreadable(self._file, "zip", error) from None
+        self._file.refuse_changed()
+        if head == MEMBER_MAGIC and stated_start(self._file) not in (table.start_dir, ZIP64):
+            raise SourceError(f"{self._file} {why_without_index(self._file, head)}")  # it is a zip's inside this one
+        in_order = sorted(table.infolist(), key=lambda each: each.header_offset)
+        return self._placed(table.infolist(), misplaced(in_order, table.start_dir))
 
-    def _member(self, number: int) -> ZipMember:
-        return ZipMember(*ROW.unpack_from(self.index.rows.data, number * ROW.size))
+    def _placed(self, members: Iterable[zipfile.ZipInfo], is_misplaced: set[int]) -> Iterator[tuple[str, Place]]:
+        for each in members:
+            if each.is_dir():
+                continue
+            problem = why_unreadable(each)
+            if problem is None and id(each) in is_misplaced:
+                problem = "shares bytes with other members, or lies outside the archive"
+            yield (
+                each.filename,
+                Place(
+                    self._source_name,
+                    offset=each.header_offset,
+                    length=each.compress_size,
+                    size=each.file_size,
+                    crc32=each.CRC,
+                    deflated=each.compress_type == zipfile.ZIP_DEFLATED,
+                    problem=problem and f"{DAMAGED}: {each.filename}: {problem}",
+                ),
+            )
 
-    def fingerprint(self, name: str) -> str:
-        member = self.find(name)
-        return f"{member.crc:08x}:{member.size}" if member else MISSING
+    def _read_at(self, name: str, place: Place) -> bytes:
+        refuse_large(name, max(place.size, place.length))
+        return unpack(name, place, self._packed(name, place))
 
-    def read(self, name: str) -> bytes:
-        member = self._member(number := self._number(name))
-        refuse_large(name, max(member.size, member.packed))
-        problem = why_unreadable(member)
-        if problem is None and self.index.is_misplaced[number]:
-            problem = "shares bytes with other members, or lies outside the archive"
-        if problem:
-            raise Rejected(DAMAGED, f"{name}: {problem}")
-        return unpack(name, member, self._packed(name, self._names[number], member))
-
-    def _packed(self, name: str, full_name: str, member: ZipMember) -> bytes:
+    def _packed(self, name: str, place: Place) -> bytes:
         """Read the member's bytes, still compressed."""
-        likely_start = LOCAL_HEADER.size + member.name_bytes + LOCAL_EXTRA_BYTES
-        data = self._file.part(member.offset, likely_start + member.packed)
-        if len(data) < LOCAL_HEADER.size:
-            raise Rejected(DAMAGED, f"{name}: Truncated file header")
-        magic, flags, *lengths = LOCAL_HEADER.unpack_from(data)
-        if magic != MEMBER_MAGIC:
-            raise Rejected(DAMAGED, f"{name}: Bad magic number for file header")
-        found = data[LOCAL_HEADER.size : LOCAL_HEADER.size + lengths[0]]
-        if lengths[0] != member.name_bytes or decode_name(found, flags) != full_name:
-            raise Rejected(DAMAGED, f"{name}: its names in the zip's index and in its header, {found!r}, differ")
-        start = LOCAL_HEADER.size + sum(lengths)
-        if (stop := start + member.packed) > len(data):
-            data += self._file.part(member.offset + len(data), stop - len(data))
+        data = self._file.part(place.offset, HEADER.size + len(name) + EXTRA_BYTES + place.length)
+        if not data.startswith(MEMBER_MAGIC) or len(data) < HEADER.size:
+            raise damaged(name, f"no member begins at byte {place.offset:,}")
+        start = HEADER.size + sum(HEADER.unpack_from(data)[1:])
+        if (stop := start + place.length) > len(data):
+            data += self._file.part(place.offset + len(data), stop - len(data))
         return data[start:stop]
 
 
-def why_unreadable(member: ZipMember) -> str | None:
-    """Return why a member cannot be read, judged by its entry; None if it can."""
-    if member.is_link:
+def stated_start(file: File) -> int:
+    """Return where the end record says that the index begins; a zip appended to another file is not there."""
+    tail = file.part(max(file.version.size - END.size - MAX_COMMENT_BYTES, 0), END.size + MAX_COMMENT_BYTES)
+    return int(END.unpack_from(tail, tail.rindex(END_MAGIC, 0, len(tail) - END.size + len(END_MAGIC)))[0])
+
+
+def why_unreadable(member: zipfile.ZipInfo) -> str | None:
+    """Return why a member cannot be read, judged by its entry in the index; None if it can."""
+    if stat.S_ISLNK(member.external_attr >> 16):
         return "is a link"
-    if member.method not in (STORED, DEFLATED):
-        return f"is compressed by method {member.method}; stored and deflate are read"
-    if member.flags & PATCHED:
+    if member.compress_type not in METHODS:
+        return f"is compressed by method {member.compress_type}; stored and deflate are read"
+    if member.flag_bits & PATCHED:
         return "is patched data"
-    return "is encrypted" if member.flags & (ENCRYPTED | STRONGLY_ENCRYPTED) else None
+    return "is encrypted" if member.flag_bits & (ENCRYPTED | STRONGLY_ENCRYPTED) else None
 
 
-def unpack(name: str, member: ZipMember, data: bytes) -> bytes:
+def misplaced(members: list[zipfile.ZipInfo], end: int) -> set[int]:
+    """Return the ids of members that share bytes or lie outside [0, end): with them a zip could unpack to any size.
+
+    `members` are in the order of their offsets.
+    """
+    inside = [each for each in members if each.header_offset >= 0 and stop_of(each) <= end]
+    found = {id(each) for each in members} - {id(each) for each in inside}
+    farthest, reached = 0, 0
+    for each in inside:
+        if each.header_offset < reached:
+            found |= {id(each), farthest}
+        if stop_of(each) > reached:
+            farthest, reached = id(each), stop_of(each)
+    return found
+
+
+def stop_of(member: zipfile.ZipInfo) -> int:
+    return member.header_offset + HEADER.size + member.compress_size
+
+
+def unpack(name: str, place: Place, data: bytes) -> bytes:
     """Decompress a member, never beyond the size in its entry, and check its CRC-32."""
-    if member.method == DEFLATED:
+    if place.deflated:
         try:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max(member.size, 1))
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max(place.size, 1))
         except zlib.error as error:
-            raise Rejected(DAMAGED, f"{name}: {error}") from None
-    data = data[: member.size]
-    if len(data) != member.size:
-        raise Rejected(DAMAGED, f"{name}: holds {len(data):,} bytes, claims {member.size:,}")
-    if zlib.crc32(data) != member.crc:
-        raise Rejected(DAMAGED, f"{name}: Bad CRC-32")
+            raise damaged(name, str(error)) from None
+    data = data[: place.size]
+    if len(data) != place.size:
+        raise damaged(name, f"holds {len(data):,} bytes, claims {place.size:,}")
+    if zlib.crc32(data) != place.crc32:
+        raise damaged(name, "Bad CRC-32")
     return data
 
 
-def read_zip_index(file: File) -> ArchiveIndex:
-    """Read a zip's table of contents; raise SourceError if it is not a whole zip."""
-    size = file.version.size
-    head, tail = file.part(0, len(MEMBER_MAGIC)), file.part(max(size - TAIL_BYTES, 0), TAIL_BYTES)
-    try:
-        location = find_table(tail, size)
-        if location is None or is_of_inner_zip(head, location):
-            raise SourceError(f"{file} {why_without_table(file, head)}")
-        if location.size > MAX_INDEX_BYTES:
-            needs = f"its table of contents needs {location.size:,} bytes, more than {MAX_INDEX_BYTES:,}"
-            raise SourceError(f"{file}: {needs}")
-        index = index_of(read_entries(file, location))
-    except (BadZipFile, OSError) as error:
-        if isinstance(error, OSError) and error.filename is not None:  # a network error, not a fault of the zip
-            raise
-        raise SourceError(f"{file} is not a zip that can be read: {error}") from None
-    file.refuse_changed()
-    return index._replace(is_misplaced=misplaced_members(index.rows, location.start))
-
-
-def why_without_table(file: File, head: bytes) -> str:
-    """Say what is wrong with a file that has no table of contents of its own."""
+def why_without_index(file: File, head: bytes) -> str:
+    """Say what is wrong with a file that has no index of its own."""
     if head == MEMBER_MAGIC:
         recover = shlex.join(["zip", "-FF", str(file), "--out", "mended.zip"])
         return (
@@ -188,101 +177,3 @@ def why_without_table(file: File, head: bytes) -> str:
             f"wait for it, copy it again, or recover its contents: {recover}"
         )
     return f"is {'neither a zip nor a tar' if head else 'empty'}; expected a folder, a zip or a tar of images"
-
-
-def is_of_inner_zip(head: bytes, location: TableLocation) -> bool:
-    """Return whether the table belongs to a zip stored inside this zip, whose own table was cut off.
-
-    Such a table is not where its end record says. That is also true of a zip appended to a program, but this file
-    starts with a member.
-    """
-    return head == MEMBER_MAGIC and location.stated not in (location.start, ZIP64)
-
-
-def find_table(tail: bytes, file_size: int) -> TableLocation | None:
-    """Find the table of contents from the last TAIL_BYTES of a file; None if there is no end record."""
-    end = tail.rfind(END_MAGIC, max(len(tail) - END.size - MAX_COMMENT_BYTES, 0))
-    if end < 0 or end + END.size > len(tail):
-        return None
-    size, stated, _ = END.unpack_from(tail, end)
-    start, offset = end, stated
-    if start >= LOCATOR64.size:
-        magic, disk, disks = LOCATOR64.unpack_from(tail, start - LOCATOR64.size)
-        before = start - LOCATOR64.size - END64.size
-        if magic == LOCATOR64_MAGIC and (disk or disks > 1):
-            raise BadZipFile("zips that span several disks are not read")
-        if magic == LOCATOR64_MAGIC and before >= 0 and tail.startswith(END64_MAGIC, before):
-            start = before
-            _, size, offset = END64.unpack_from(tail, before)
-    shift = file_size - len(tail) + start - size - offset
-    if offset + shift < 0:
-        raise BadZipFile("Bad offset for central directory")
-    return TableLocation(offset + shift, size, shift, stated)
-
-
-def read_entries(file: File, location: TableLocation) -> Iterator[tuple[str, bytes]]:
-    """Yield each member's name and packed ROW, except folders; raise BadZipFile if the table is damaged."""
-    left = location.size
-    with file.reopen() as stream:
-        stream.seek(location.start)
-        while left > 0:
-            entry = stream.read(min(ENTRY.size, left))
-            if len(entry) < ENTRY.size:
-                raise BadZipFile("Truncated central directory")
-            if not entry.startswith(ENTRY_MAGIC):
-                raise BadZipFile("Bad magic number for central directory")
-            version, flags, method, crc, packed, size, *lengths, attributes, offset = ENTRY.unpack(entry)
-            rest = stream.read(min(sum(lengths), left - ENTRY.size))
-            if version > NEWEST_VERSION:
-                raise BadZipFile(f"zip file version {version / 10}")
-            extra = rest[lengths[0] : lengths[0] + lengths[1]]
-            size, packed, offset = with_zip64(extra, size, packed, offset)
-            left -= ENTRY.size + sum(lengths)
-            offset, is_link = min(max(offset + location.shift, -1), LARGEST_OFFSET), stat.S_ISLNK(attributes >> 16)
-            if not (name := decode_name(rest[: lengths[0]], flags)).endswith("/"):
-                yield name, ROW.pack(offset, packed, size, crc, method, flags, lengths[0], is_link)
-
-
-def with_zip64(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int, int]:
-    """Return the three numbers; take those too large for the entry from the zip64 extra field."""
-    while len(extra) >= 4:
-        kind, length = struct.unpack_from("<HH", extra)
-        if length + 4 > len(extra):
-            raise BadZipFile(f"Corrupt extra field {kind:04x} (size={length})")
-        if kind == ZIP64_FIELD:
-            numbers = struct.iter_unpack("<Q", extra[4 : 4 + length - length % 8])
-            try:
-                size = next(numbers)[0] if size in (ZIP64, ZIP64_SIZE) else size
-                packed = next(numbers)[0] if packed == ZIP64 else packed
-                offset = next(numbers)[0] if offset == ZIP64 else offset
-            except StopIteration:
-                raise BadZipFile("Corrupt zip64 extra field") from None
-        extra = extra[4 + length :]
-    return size, packed, offset
-
-
-def decode_name(name: bytes, flags: int) -> str:
-    """Decode a member's name up to a zero byte; bytes that are wrongly marked as UTF-8 become surrogates."""
-    text = name.decode("utf-8", "surrogateescape") if flags & UTF8 else name.decode("cp437")
-    return text.partition("\0")[0]
-
-
-def misplaced_members(rows: bytes | NDArray[np.uint8], end: int) -> NDArray[np.bool_]:
-    """Mark members that share bytes or lie outside [0, end): with them a small zip could unpack to any size."""
-    table = np.frombuffer(rows, ROW_TYPE)
-    order = np.argsort(table["f0"], kind="stable")
-    starts = table["f0"][order]
-    stops = starts + LOCAL_HEADER.size + np.minimum(table["f1"][order], LARGEST_OFFSET).astype(np.int64)
-    if (starts[:1] >= 0).all() and (stops[:-1] <= starts[1:]).all() and (stops[-1:] <= end).all():
-        return np.zeros(len(order), bool)
-    is_inside = stops <= end
-    reached = np.maximum.accumulate(np.where(is_inside, stops, 0))  # how far the members up to each one reach
-    before = np.concatenate([[0], reached[:-1]])
-    places = np.arange(len(order))
-    last = np.maximum.accumulate(np.where(is_inside & (stops > before), places, -1))  # the member that reaches that far
-    overlaps = (starts >= 0) & is_inside & (starts < before)
-    is_misplaced = (starts < 0) | ~is_inside | overlaps
-    is_misplaced[last[places[overlaps] - 1]] = True
-    found = np.empty(len(order), bool)
-    found[order] = is_misplaced
-    return found

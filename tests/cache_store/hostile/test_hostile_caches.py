@@ -29,7 +29,7 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.array import MAX_PREVIEW_FEATURES, MAX_SIDE
 from cache_store.format.codec import crc32c
 from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, Seal, Spec
-from cache_store.format.tables import SAMPLES_SCHEMA, TEXT_COLUMNS
+from cache_store.format.tables import PLANNED_COLUMNS, SAMPLES_SCHEMA
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import contents, shard_name
 from tests.cache_store.signing import edited, edited_rows, resign, save, set_field
@@ -89,7 +89,7 @@ def data_or_named_error(root: Path) -> None:
 def read_everything(root: Path) -> None:
     cache = open_cache(root)
     numbers = np.arange(len(cache))[:100]
-    assert cache.samples(numbers).column_names == [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
+    assert cache.samples(numbers).column_names == [*SAMPLES_SCHEMA.names, *PLANNED_COLUMNS]
     for check in (True, False):
         assert cache.read(numbers, check=check).shape == (len(numbers), *cache.spec.array.shape)
 

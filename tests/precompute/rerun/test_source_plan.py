@@ -14,7 +14,7 @@ from cache_store.format.schema import Recipe
 from precompute.rerun.order import ROWS_HELD, compare_plans, reorder_by_ids
 from precompute.rerun.rows import Rows, number_rows, rows_in_scratch
 from precompute.rerun.source_plan import make_plan, refuse_duplicates, sorted_by_id
-from precompute.sources.archives.names import Samples
+from precompute.sources.listing import Samples
 from tests.make_cache import caption, make_array, make_encoder
 
 PER_SHARD = 64

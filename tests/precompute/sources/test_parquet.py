@@ -14,9 +14,9 @@ import pytest
 
 from cache_store.errors import EncodeOnceError, SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import MISSING
 from precompute.sources.fields import conversation_of
 from precompute.sources.parquet import ImageTable
+from precompute.sources.place import MISSING
 from tests.precompute.sources.pictures import opened, rows_of
 
 
@@ -54,7 +54,7 @@ def test_columns_are_found_by_usual_names_or_by_those_given(tmp_path, large):
     assert [given.read(row["uri"]) for row in rows_of(given)[:3]] == [b"1", b"2", b"3"]
     assert rows_of(given)[1]["conversations"] == conversation_of("x")
     for each in (source, given):
-        with pytest.raises(Rejected, match="missing: a.parquet/3 holds no bytes of an image"):
+        with pytest.raises(Rejected, match="no image: a.parquet/3 holds no bytes"):
             each.read("a.parquet/3")
 
 
@@ -72,9 +72,9 @@ def test_a_row_group_is_read_once_for_its_images(tmp_path, monkeypatch):
 
 def test_rows_that_are_none_are_missing(tmp_path):
     source = opened("parquet", write_table(tmp_path / "a.parquet", image=[b"a"]))
-    assert source.fingerprint("a.parquet/0") != MISSING
+    assert source.locate("a.parquet/0").fingerprint != MISSING
     for uri in ("", "a.parquet", "../a.parquet/0", *(f"a.parquet/{row}" for row in ("1", "-1", "x", "9" * 99))):
-        assert source.fingerprint(uri) == MISSING
+        assert source.locate(uri).fingerprint == MISSING
         with pytest.raises(Rejected, match="missing: .* is no row of the source"):
             source.read(uri)
 

@@ -20,12 +20,12 @@ from cache_store.storage.local import LocalFile
 from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.sources import Source, SourceConfig, open_source
-from precompute.sources.archives.archive import DAMAGED, MISSING
 from precompute.sources.llava import record_texts
+from precompute.sources.place import DAMAGED, MISSING
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes, plan_table
 from tests.precompute.sources.pictures import write_pictures
-from tests.precompute.sources.test_archives import make_tar, member
+from tests.precompute.sources.test_archives import fetch, make_tar, member
 
 
 def record(name: str, **more: object) -> dict[str, object]:
@@ -94,7 +94,7 @@ def test_records_of_any_lawful_list_become_rows_by_id(tmp_path, mark, step):
     assert plan["conversations"][0].as_py() == record("a")["conversations"]
     assert set(plan["fingerprint"].to_pylist()) == {MISSING}
     with pytest.raises(Rejected, match="text only: the record names no image"):
-        source.read("")
+        fetch(source, "")
 
 
 def test_json_lines_are_the_plan_in_their_own_order(tmp_path):
@@ -217,10 +217,10 @@ def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
     expected = {"photos/a.jpg": caption, "photos/b.PNG": empty, "photos/deep/c.jpg": []}
     assert {row["id"]: row["conversations"] for row in rows} == expected
     assert source.samples().skipped_note == OTHERS
-    assert source.read("photos/a.jpg") == b"pixels"
+    assert fetch(source, "photos/a.jpg") == b"pixels"
     if form != "folder":
-        assert source.read("deep/c.jpg") == b"pixels"
-        assert source.fingerprint("deep/c.jpg") == source.fingerprint("photos/deep/c.jpg") != MISSING
+        assert fetch(source, "deep/c.jpg") == b"pixels"
+        assert source.locate("deep/c.jpg") == source.locate("photos/deep/c.jpg")
 
 
 def test_links_caches_and_bad_names_in_a_folder_are_skipped_and_counted(tmp_path):
@@ -303,7 +303,7 @@ def hostile_table(folder: Path) -> str:
 HOSTILE: dict[str, tuple[Callable[[Path], str], list[str], dict[str, int]]] = {
     "folder": (hostile_archive, [f"{number}.png" for number in range(4)], {"cannot decode": 3, DAMAGED: 1}),
     "webdataset": (hostile_tar, ["sound"], {"ambiguous archive member": 1, "cannot decode": 2, DAMAGED: 1}),
-    "parquet": (hostile_table, ["e"], {"cannot decode": 2, "missing": 2}),
+    "parquet": (hostile_table, ["e"], {"cannot decode": 2, "no image": 2}),
 }
 """By kind: the maker of a file, the samples that are cached, and the reasons of the rejected ones."""
 

@@ -9,13 +9,12 @@ import pytest
 
 from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.tar import read_headers
 from precompute.sources.fields import conversation_of
-from precompute.sources.webdataset import TARS_HELD
+from precompute.sources.place import MISSING
 from tests.precompute.conftest import image_bytes, plan_table
-from tests.precompute.sources.pictures import numbered, opened, rows_of, write_tar
-from tests.precompute.sources.test_archives import NOTHING, A, member
+from tests.precompute.sources.pictures import numbered, opened, read_row, rows_of, write_tar
+from tests.precompute.sources.test_archives import NOTHING, A, fetch, member
 
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
 
@@ -44,37 +43,40 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     assert samples.skipped_note == (
         "skipped: 2 files without an image suffix (.cls 1, .txt 1); 1 hidden file (names that begin with a dot)"
     )
-    assert all(source.read(row["uri"]) == image and source.fingerprint(row["uri"]) != MISSING for row in rows)
+    assert all(fetch(source, row["uri"]) == image and source.locate(row["uri"]).fingerprint != MISSING for row in rows)
 
 
 def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
     write_tar(tmp_path / "a.tar", numbered(1))
     write_tar(tmp_path / "b.tar", numbered(2))
-    uri = rows_of(opened("webdataset", tmp_path))[1]["uri"]
+    row = rows_of(opened("webdataset", tmp_path))[1]
     source = opened("webdataset", tmp_path)
     (tmp_path / "b.tar").rename(tmp_path / "c.tar")
     with pytest.raises(SourceError, match=r"b.tar is gone; restore it"):
-        source.read(uri)
+        read_row(source, row)
     source = opened("webdataset", tmp_path)
-    assert source.fingerprint(uri) == MISSING
+    assert source.locate(row["uri"]).fingerprint == MISSING
     with pytest.raises(Rejected, match=r"missing: b.tar/000000002.png is in no tar of the source"):
-        source.read(uri)
+        read_row(source, row)
 
 
-def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path):
+def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path, monkeypatch):
     """This holds for a tar that is opened again, because more tars were read than are held."""
-    for number in range(TARS_HELD + 1):
+    monkeypatch.setattr("precompute.sources.webdataset.TARS_HELD", 2)
+    for number in range(3):
         write_tar(tmp_path / f"{number}.tar", numbered(number))
     source = opened("webdataset", tmp_path)
-    uri = rows_of(source)[0]["uri"]
+    rows = rows_of(source)
+    for row in rows:
+        read_row(source, row)
     just_opened = opened("webdataset", tmp_path)
     write_tar(tmp_path / "new.tar", {"000000000": {"png": image_bytes(9)}}).replace(tmp_path / "0.tar")
-    for use in (lambda: source.read(uri), just_opened.version):
+    for use in (lambda: read_row(source, rows[0]), just_opened.version):
         with pytest.raises(SourceError, match=r"0.tar was changed while it was read"):
             use()
 
 
-def test_neighbours_in_a_tar_cost_one_index(tmp_path, monkeypatch):
+def test_a_tar_is_indexed_once_to_plan_it_and_never_to_read_it(tmp_path, monkeypatch):
     indexed = Counter[str]()
     monkeypatch.setattr(
         "precompute.sources.archives.tar.read_headers",
@@ -83,13 +85,10 @@ def test_neighbours_in_a_tar_cost_one_index(tmp_path, monkeypatch):
     for number in range(8):
         write_tar(tmp_path / f"{number}.tar", numbered(*range(3 * number, 3 * number + 3)))
     rows = rows_of(opened("webdataset", tmp_path))
-    assert indexed.pop("0.tar") == 1
-    assert set(indexed.values()) == {1}
+    assert indexed == {f"{number}.tar": 1 for number in range(8)}
     source = opened("webdataset", tmp_path)
-    indexed.clear()
-    for row in rows:
-        source.read(row["uri"])
-    assert {*indexed.values()} == {1}
+    assert [read_row(source, row) for row in rows] == [image_bytes(number) for number in range(24)]
+    assert indexed.total() == 8
 
 
 def test_the_image_of_several_is_named_by_its_extension(tmp_path):
@@ -97,7 +96,7 @@ def test_the_image_of_several_is_named_by_its_extension(tmp_path):
     source = opened("webdataset", tmp_path, image=".SEG.png")
     samples = source.samples()
     (row,) = samples
-    assert source.read(str(row["uri"])) == b"mask"
+    assert fetch(source, str(row["uri"])) == b"mask"
     assert samples.skipped_note == "skipped: 1 image with another extension than source.fields.image"
     with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image jpg$"):
         rows_of(opened("webdataset", tmp_path))

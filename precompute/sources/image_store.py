@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-import numpy as np
-
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
 from cache_store.storage.claim import CLAIM_FILE
@@ -21,11 +19,10 @@ from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
 from precompute.images.not_images import COMPRESSED, name_by_magic
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
-from precompute.sources.archives.names import ChosenNames, Listing, Names, as_posix, is_utf8
-from precompute.sources.archives.shared_index import open_indexed
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
+from precompute.sources.listing import Listing, as_posix, is_mac_metadata, is_utf8
+from precompute.sources.place import MAX_FILE_BYTES, MISSING, NOWHERE, Located, Place, refuse_large
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
@@ -46,11 +43,14 @@ Expect = Callable[[Iterable[str]], None]
 
 
 class Images(Protocol):
-    def fingerprint(self, name: str, /) -> str:
-        """Return a string that changes when the image file changes, without reading it; MISSING if there is none."""
+    def locate(self, name: str, /) -> Located:
+        """Find an image without reading it, while planning."""
 
-    def read(self, name: str, /) -> bytes:
-        """Read the file's bytes; raise Rejected if that is impossible. Several threads call this."""
+    def read(self, name: str, place: Place | None, /) -> bytes:
+        """Read the file's bytes; raise Rejected if that is impossible. Several threads call this.
+
+        `place` is where `locate` found it, perhaps long ago.
+        """
 
 
 class ImageStore(Images, Protocol):
@@ -80,18 +80,19 @@ class ImageFolder:
 
     def __init__(self, store: Store) -> None:
         self._store, self._known = store, with_listing(store)
-        self._gone = set[str]()
-        """Names that were listed but missing when they were read."""
         reads = AnnouncedResults(self._read)
-        self.read: Callable[[str], bytes] = reads.get if store.is_remote else self._read
+        self._get: Callable[[str], bytes] = reads.get if store.is_remote else self._read
         self.expect: Expect = reads.expect if store.is_remote else skip_prefetch
+
+    def read(self, name: str, place: Place | None = None) -> bytes:
+        return self._get(name)
 
     def listing(self) -> Listing:
         """List all files except those of caches, which may lie in the folder of their images."""
         found = Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
         marks = defaultdict[str, set[str]](set)
         try:
-            names = Names(self._walked(found, marks))
+            names = dict.fromkeys(sorted(self._walked(found, marks)))
         except OSError as error:
             if self._store.is_remote:  # its own message says what to check
                 raise
@@ -118,17 +119,17 @@ class ImageFolder:
     def version(self) -> None:
         """Return None: only a look at each file shows changes."""
 
-    def fingerprint(self, name: str) -> str:
-        if name in self._gone or is_unsafe(name):
-            return MISSING
+    def locate(self, name: str) -> Located:
+        if is_unsafe(name):
+            return NOWHERE
         try:
-            return str(self._known.stat(as_posix(name)))
+            return Located(str(self._known.stat(as_posix(name))))
         except NotAFileError:
-            return MISSING
+            return NOWHERE
         except OSError as error:
             if not self._is_missing(error):
                 raise
-            return MISSING
+            return NOWHERE
 
     def _read(self, name: str) -> bytes:
         if is_unsafe(name):
@@ -143,8 +144,6 @@ class ImageFolder:
         except OSError as error:
             if not self._is_missing(error):
                 raise
-            if self._store.is_remote:
-                self._gone.add(name)
             raise Rejected(MISSING, f"{name}: {error.strerror}") from None
 
     def _is_missing(self, error: OSError) -> bool:
@@ -156,10 +155,8 @@ def without_caches(found: Listing, caches: list[str]) -> Listing:
     """Leave out the files in these folders, and list the folders as caches; "" is the top folder."""
     outer = [each for each in caches if not any(each != o and each.startswith(o and f"{o}/") for o in caches)]
     tops = tuple(each and f"{each}/" for each in outer)
-    assert isinstance(found.names, Names)
-    outside = [number for number, each in enumerate(found.names) if not each.startswith(tops)]
     return Listing(
-        names=ChosenNames(found.names, np.array(outside, np.uint32)),
+        names=dict.fromkeys(each for each in found.names if not each.startswith(tops)),
         not_utf8=[each for each in found.not_utf8 if not each.startswith(tops)],
         linked_folders=[each for each in found.linked_folders if not each.startswith(tops)],
         caches=[each or "." for each in outer],
@@ -229,12 +226,12 @@ def open_image_store(path: Path) -> ImageStore:
     return open_archive(LocalFile(path))
 
 
-def open_archive(file: File) -> ImageTar | ImageZip:
-    """Open a zip or a tar; its first bytes decide which, not its name."""
+def open_archive(file: File, name: str | None = None) -> ImageTar | ImageZip:
+    """Open a zip or a tar; its first bytes decide which. `name` is its name among the source's files."""
     head = file.part(0, HEAD_BYTES)
     if compressed := name_by_magic(head, COMPRESSED):
         raise SourceError(f"{file} {compressed}, so it cannot be read in place; unpack it")
-    return open_indexed(ImageTar if is_tar(str(file), head) else ImageZip, file)
+    return (ImageTar if is_tar(str(file), head) else ImageZip)(file, name)
 
 
 def folder_below(folder: Path, name: str) -> Path | None:

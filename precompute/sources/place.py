@@ -1,0 +1,58 @@
+"""Where an image's bytes lie in an archive: planning writes it into the plan, so that workers read no index."""
+
+from typing import Any, NamedTuple
+
+from precompute.images.rejected import Rejected
+
+MAX_FILE_BYTES = 256 * 2**20
+"""Larger image files are rejected unread; the largest photograph formats stay well below."""
+
+MISSING = "missing"
+"""Kind of reject for an image that is not there, and the fingerprint of one that was not there at planning."""
+
+DAMAGED = "damaged archive member"
+"""Kind of reject for a member that is not what its archive says."""
+
+
+class Place(NamedTuple):
+    """A member of an archive; the fields are those of the plan's column `place`."""
+
+    file: str | None = None
+    """The archive's name among the source's files; None if the source is this one archive."""
+    offset: int = 0
+    """First byte of the member's header. In a tar, the image follows after 512 bytes."""
+    length: int = 0
+    """Bytes of the image in the archive, perhaps compressed."""
+    size: int = 0
+    """Bytes of the image."""
+    crc32: int = 0
+    """CRC-32 in a zip of the image, in a tar, which has none, of the member's header."""
+    deflated: bool = False
+    problem: str | None = None
+    """Reason why it cannot be read, kind and detail; None if it can."""
+
+
+class Located(NamedTuple):
+    """An image as planning finds it."""
+
+    fingerprint: str
+    """Changes when the image file changes; MISSING if there is none that can be read."""
+    place: Place | None = None
+    """None if the image is a file of its own or a row of a table, or is missing."""
+
+    def columns(self) -> dict[str, object]:
+        """Return the plan's columns."""
+        return {"fingerprint": self.fingerprint, "place": self.place and self.place._asdict()}
+
+
+NOWHERE = Located(MISSING)
+
+
+def planned_place(column: dict[str, Any] | None) -> Place | None:
+    """Return the place that a plan's column holds."""
+    return None if column is None else Place(**column)
+
+
+def refuse_large(name: str, size: int, max_bytes: int = MAX_FILE_BYTES) -> None:
+    if size > max_bytes:
+        raise Rejected("too large", f"{name} is {size:,} bytes, more than {max_bytes:,}")
