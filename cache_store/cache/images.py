@@ -13,15 +13,13 @@ import numpy as np
 from PIL import Image
 
 from cache_store.errors import ConfigError, SourceError, install
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArraySpec, ImageRecipe
 from cache_store.storage.store import Store
 
 GROUP = "encode_once.images"
 
-ReadImage = Callable[[str, dict[str, Any] | None], tuple[Image.Image, str]]
-"""Reads the image of a plan's uri and place as the encoder saw it, and its file's SHA-256; SourceError if it cannot be
-read.
-"""
+ReadImage = Callable[[str, dict[str, Any] | None, ImageRecipe], tuple[Image.Image, str]]
+"""Reads the image at a plan's uri and place, fitted by the recipe, and its file's SHA-256; else raises SourceError."""
 
 EncodeImages = Callable[[Sequence[Path | str | Image.Image]], np.ndarray]
 """Encodes image files, or images that are fitted already: [N, *shape] in the array's dtype; SourceError, naming the

@@ -16,6 +16,7 @@ from PIL import Image
 from cache_store.cache.images import ReadImage
 from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
+from cache_store.format.array import ArraySpec
 from cache_store.format.plan import answers_of
 from cache_store.format.tables import REJECTED, TOKENS
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
@@ -46,9 +47,9 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
     return draw_numbers(len(cache), rows, generator(seed, "random"))
 
 
-def choose_samples(cache: Cache, sample_bytes: int, seed: int) -> SampleDraw:
+def choose_samples(cache: Cache, seed: int) -> SampleDraw:
     """Choose all samples of a small cache; of a large one, samples of random shards."""
-    limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // sample_bytes))
+    limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // max(each.sample_bytes for each in cache.arrays)))
     counts = np.asarray(cache.seal.cached_per_shard)
     occupied = np.flatnonzero(counts)
     if len(cache) <= limit and len(occupied) <= DRAWN_SHARDS:
@@ -94,9 +95,12 @@ def draw_numbers(count: int, wanted: int, random: np.random.Generator) -> np.nda
     return np.sort(random.choice(count, wanted, replace=False, shuffle=False))
 
 
-def batches(number_N: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    for start in range(0, len(number_N), size):
-        yield number_N[start : start + size]
+def batches(cache: Cache, number_N: np.ndarray, size: Callable[[ArraySpec], int]) -> Iterator[np.ndarray]:
+    """Cut samples into batches of one array each; `size` gives the number of samples in a batch of an array."""
+    index_N = cache.array_indices(number_N)
+    for index in np.unique(index_N):
+        mine, step = number_N[index_N == index], size(cache.arrays[index])
+        yield from (mine[start : start + step] for start in range(0, len(mine), step))
 
 
 # Axes: N samples, Y X pixels, 3 RGB.
@@ -134,6 +138,8 @@ class Exhibit:
     decoded: np.ndarray | None = None
     error: np.ndarray | None = None
     psnr: float | None = None
+    array: ArraySpec
+    """The array that it is in, or would be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,26 +157,30 @@ class Showcase:
         ordered = np.array(sorted(set(numbers)), np.int64)
         exhibits: dict[int, Exhibit] = {}
         with ProgressBar("rows", len(ordered), "row") as bar:
-            for batch in batches(ordered, BATCH):
+            for batch in batches(self.cache, ordered, lambda _: BATCH):
                 exhibits.update(zip(batch.tolist(), self._batch(batch), strict=True))
                 bar.update(len(batch))
         return exhibits
 
     def rejected(self, samples: Iterable[dict[str, Any]]) -> list[Exhibit]:
         """Make the exhibits of rejected rows of the samples tables."""
-        return [self._exhibit(sample)[0] for sample in samples]
+        spec = self.cache.spec
+        return [self._exhibit(sample, spec.array_of(spec.shard_of_row(sample["row"])))[0] for sample in samples]
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored = self.cache.read(numbers)
         decoded_NYX3 = self.decode(stored) if self.decode else [None] * len(numbers)
         more = [TOKENS] if self.cache.spec.array.text else ["width", "height"]
         samples = self.cache.samples(numbers, [*EXHIBIT_COLUMNS, *more]).to_pylist()
+        array = self.cache.array_of(numbers)
         for sample, values, decoded_YX3 in zip(samples, stored.astype(np.float32), decoded_NYX3, strict=True):
-            yield self._with_pictures(sample, values, decoded_YX3)
+            yield self._with_pictures(sample, array, values, decoded_YX3)
 
-    def _with_pictures(self, sample: dict[str, Any], values: np.ndarray, decoded_YX3: np.ndarray | None) -> Exhibit:
+    def _with_pictures(
+        self, sample: dict[str, Any], array: ArraySpec, values: np.ndarray, decoded_YX3: np.ndarray | None
+    ) -> Exhibit:
         summary = self.cache.seal.array
-        exhibit, source_YX3 = self._exhibit(sample)
+        exhibit, source_YX3 = self._exhibit(sample, array)
         pictures: dict[str, Any] = {}
         if summary.preview is not None:
             pictures = {"preview": preview(values, summary.preview), "strip": channel_strip(values, summary)}
@@ -181,9 +191,9 @@ class Showcase:
                 pictures["psnr"] = psnr(source_YX3, decoded_YX3)
         return Exhibit(**{**vars(exhibit), **pictures})
 
-    def _exhibit(self, sample: dict[str, Any]) -> tuple[Exhibit, np.ndarray | None]:
+    def _exhibit(self, sample: dict[str, Any], array: ArraySpec) -> tuple[Exhibit, np.ndarray | None]:
         """Collect what the samples table and the source know; also return the source at full size."""
-        image_YX3, problem = self._source(sample)
+        image_YX3, problem = self._source(sample, array)
         width, height = sample.get("width"), sample.get("height")
         answers = answers_of(sample["conversations"])
         exhibit = Exhibit(
@@ -192,19 +202,20 @@ class Showcase:
             uri=sample["uri"],
             size=(width, height) if width and height else None,
             tokens=sample.get(TOKENS),
-            caption=caption(answers[:1] if self.cache.spec.array.text else answers),
+            caption=caption(answers[:1] if array.text else answers),
             reason=sample["reason"],
             source=None if image_YX3 is None else thumbnail(image_YX3),
             source_problem=problem,
+            array=array,
         )
         return exhibit, image_YX3
 
-    def _source(self, sample: dict[str, Any]) -> tuple[np.ndarray | None, str | None]:
+    def _source(self, sample: dict[str, Any], array: ArraySpec) -> tuple[np.ndarray | None, str | None]:
         """Read the source image and say what is wrong with it; an unreadable image does not stop the gallery."""
         if self.read_image is None:
             return None, self.source_problem
         try:
-            image, content_sha256 = self.read_image(sample["uri"], sample["place"])
+            image, content_sha256 = self.read_image(sample["uri"], sample["place"], array.images)
         except SourceError as error:
             return None, str(error)
         return np.asarray(image), difference(sample["content_sha256"], content_sha256)

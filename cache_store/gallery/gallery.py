@@ -38,7 +38,7 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
     """Collect everything the page shows."""
-    drawn = choose_samples(cache, cache.spec.array.sample_bytes, config.seed)
+    drawn = choose_samples(cache, config.seed)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
     is_of_texts = cache.spec.array.text is not None
     read_image, source_problem = (None, None) if is_of_texts else source_reader(cache.store)
@@ -78,7 +78,7 @@ def read_commits(cache: Cache) -> list[CommitRecord]:
 def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
     """Write a sheet per kind of rows; delete an older sheet of a kind without rows."""
     kinds: dict[str, Sequence[Exhibit]] = {"random": content.random, "rejected": content.rejected}
-    if (image := content.cache.spec.array.image) is None:
+    if content.cache.spec.array.image is None:
         kinds = dict.fromkeys(kinds, ())  # a sheet of pictures has nothing to show of texts
     written = []
     for kind, exhibits in kinds.items():
@@ -86,7 +86,6 @@ def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
         if not exhibits:
             path.unlink(missing_ok=True)
             continue
-        assert image is not None
-        write_file(path, contact_sheet(f"{content.cache.name}: {kind} rows", exhibits, image))
+        write_file(path, contact_sheet(f"{content.cache.name}: {kind} rows", exhibits))
         written.append(path)
     return written

@@ -37,9 +37,8 @@ def count_values(cache: Cache, draw: SampleDraw) -> Histograms:
     array, features = cache.spec.array, chosen_features(cache.spec.array)
     edges = histogram_edges(cache.seal.array, features)
     counts = np.zeros((len(features), BINS), np.int64)
-    size = max(1, READ_BYTES // (4 * array.sample_bytes))
     with ProgressBar("histograms", len(draw.number_N), "sample") as bar:
-        for numbers in batches(draw.number_N, size):
+        for numbers in batches(cache, draw.number_N, lambda sized: max(1, READ_BYTES // (4 * sized.sample_bytes))):
             stored = cache.read(numbers).take(features, array.feature_place + 1).astype(np.float32)
             for place, values in enumerate(np.moveaxis(stored, array.feature_place + 1, 0)):
                 counts[place] += np.histogram(values, BINS, (edges[0], edges[-1]))[0]

@@ -237,7 +237,7 @@ class Gallery:
 def render(content: PageContent) -> str:
     """Render the page as one HTML text without references to other files."""
     spec, seal = content.cache.spec, content.cache.seal
-    summary, array = seal.array, spec.array
+    summary, array = seal.array, content.cache.arrays[0]
     return page_template("cache_store.gallery", "page.html").render(
         content=content,
         name=content.cache.name,
@@ -245,15 +245,15 @@ def render(content: PageContent) -> str:
         spec=spec,
         summary=summary,
         array=array,
+        arrays=content.cache.arrays,
         layout=layout(array.image) if array.image else "tall",
         features=f"{array.feature_axis}s".capitalize(),
-        facts=[*spec_lines(spec), *array_lines(array)],
+        facts=[*spec_lines(spec), *array_lines(spec.array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
         histograms=plot(partial(histograms, content.histograms, summary)),
         throughput=plot(partial(throughput, content.records)) if content.records else None,
         strip_scale=plot(strip_scale) if array.has_preview else None,
         error_scale=plot(error_scale) if content.is_decoded else None,
-        strip_width=strip_width(array) if array.has_preview else None,
     )
 
 
@@ -276,7 +276,9 @@ def page_template(package: str, name: str) -> Template:
     environment = Environment(
         loader=shared, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(short=shorten_text, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
+    environment.filters.update(
+        short=shorten_text, decibels=decibels, jpeg=jpeg_uri, png=png_uri, strip_width=strip_width
+    )
     return environment.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 

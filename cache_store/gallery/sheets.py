@@ -34,9 +34,9 @@ ID_LINES, REASON_LINES = 2, 3
 UNKNOWN_GLYPH = "\N{WHITE SQUARE}"
 
 
-def contact_sheet(title: str, exhibits: Sequence[Exhibit], image: ImageRecipe) -> bytes:
+def contact_sheet(title: str, exhibits: Sequence[Exhibit]) -> bytes:
     """Draw all exhibits as one PNG: for each, row, id and reason above its pictures, and the channel strip below."""
-    pictures = [compose(exhibit, *fitting_size(image)) for exhibit in exhibits]
+    pictures = [compose(exhibit, *fitting_size(exhibit.array.images)) for exhibit in exhibits]
     width = max(COLUMN, *(picture.shape[1] for picture in pictures))
     labels = [label(exhibit, width) for exhibit in exhibits]
     above, step_x = LABEL_LINE * max(map(len, labels)), width + MARGIN

@@ -235,8 +235,9 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
     project.run(main, "build", "--config", config, "--cache", second)
     assert open_plan(open_store(second)).digests() == open_plan(open_store(first)).digests()
     assert "equal bits  8 of 8" in project.run(main, "audit", second, "--samples", 8)
-    (shown,) = open_cache(second).samples(np.array([2]), ["uri", "place"]).to_pylist()
-    picture, _ = open_source_images(second)(shown["uri"], shown["place"])
+    cache = open_cache(second)
+    (shown,) = cache.samples(np.array([2]), ["uri", "place"]).to_pylist()
+    picture, _ = open_source_images(second)(shown["uri"], shown["place"], cache.spec.array.images)
     assert picture.size == (40, 16)
 
 

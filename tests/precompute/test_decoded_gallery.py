@@ -20,6 +20,7 @@ from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleEr
 from cache_store.gallery.exhibits import Showcase
 from cache_store.gallery.pictures import psnr
 from precompute.cli import main
+from precompute.config import ImageConfig
 from precompute.gallery import DecodedGalleryConfig, open_decoder
 from precompute.source_images import open_source_images
 from tests.precompute.conftest import BROKEN, image_bytes, make_vae
@@ -109,6 +110,9 @@ def recorded(images: object, **image: object) -> dict[str, object]:
     return {**sections, "image": {"height": 8, "width": 8, **image}}
 
 
+RECIPE = ImageConfig(height=8, width=8).recipe
+
+
 def test_source_images_are_upright_and_fitted(tmp_path):
     picture = Image.new("RGB", (64, 32), "red")
     picture.paste("blue", (0, 16, 64, 32))
@@ -117,12 +121,12 @@ def test_source_images_are_upright_and_fitted(tmp_path):
     picture.save(tmp_path / "turned.png", exif=exif)
     write_build(tmp_path / "cache", recorded(tmp_path))
     read = open_source_images(tmp_path / "cache")
-    image, _ = read("turned.png", None)
+    image, _ = read("turned.png", None, RECIPE)
     assert image.size == (8, 8)
     assert [image.getpixel((4, y)) for y in (1, 6)] == [(0, 0, 255), (255, 0, 0)]
     for name in ("other.png", "../turned.png"):
         with pytest.raises(SourceError, match="missing: "):
-            read(name, None)
+            read(name, None, RECIPE)
 
 
 OTHER_VERSIONS = {

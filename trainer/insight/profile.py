@@ -50,7 +50,8 @@ class LiveEncoder:
 
     def _encode(self, name: str, planned: list[dict[str, Any]]) -> np.ndarray:
         with phase("image decoding"):
-            images: list[Image.Image] = [self._images[name](each["uri"], each["place"])[0] for each in planned]
+            read, recipe = self._images[name], self._cache.caches[name].spec.array.images
+            images: list[Image.Image] = [read(each["uri"], each["place"], recipe)[0] for each in planned]
         with phase("live encoder"):
             return self._encoders[name](images)
 

@@ -32,6 +32,7 @@ from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
 
+HERE = Path(__file__).parents[1] / "format"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ROWS, REJECTED = 30, (3, 9, 29)
 LATENTS = np.random.default_rng(5).standard_normal((ROWS, 4, 6, 5)).astype(np.float32)
@@ -211,7 +212,7 @@ def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkey
     samples = np.random.default_rng(0).standard_normal((8, 3, 1_152)).astype(np.float32)
     cache = make_cache(tmp_path / "cache", samples, dtype="float32")
     opened = open_cache(cache)
-    seen = histograms.count_values(opened, exhibits.choose_samples(opened, 240, seed=0))
+    seen = histograms.count_values(opened, exhibits.choose_samples(opened, seed=0))
     assert seen.feature_F.tolist() == list(range(0, 1_152, 12))
     assert seen.count_FB.sum() == 8 * 3 * 96
     monkeypatch.setattr(histograms, "MOST_FEATURES", 4)  # each takes time to draw
@@ -225,7 +226,7 @@ def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(exhibits, "DRAWN_SHARDS", 3)
     path = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((240, 4, 6, 5), np.float32))
     cache = open_cache(path)
-    drawn, numbers = exhibits.choose_samples(cache, 240, seed=0), exhibits.random_numbers(cache, 4, seed=0)
+    drawn, numbers = exhibits.choose_samples(cache, seed=0), exhibits.random_numbers(cache, 4, seed=0)
     assert (len(drawn.number_N), drawn.shards, drawn.is_whole) == (12, 3, False)
     for ascending in (drawn.number_N, numbers, exhibits.draw_numbers(10**12, 50, np.random.default_rng(0))):
         assert (np.diff(ascending) > 0).all()
@@ -234,6 +235,21 @@ def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
         (path / f"latents/c/{shard}/0/0/0").unlink()
     page = page_of(path, tmp_path / "page.html", rows=4)
     assert "12 samples of 3 shards, drawn with seed 0" in text_of(page)
+
+
+@pytest.mark.parametrize("form", ["", "_webdataset"])
+def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
+    """Also in the histograms, in which a latent's size does not matter."""
+    config = GalleryConfig(output=str(tmp_path / "a.html"))
+    content = make_gallery(HERE / f"golden_sizes{form}", config).content
+    shapes = [exhibit.array.shape for exhibit in (*content.random, *content.rejected)]
+    assert {shape: shapes.count(shape) for shape in shapes} == {(2, 2, 3): 6, (2, 4, 1): 6}
+    for exhibit in content.random:
+        assert exhibit.preview.shape[0] * exhibit.array.shape[2] == exhibit.preview.shape[1] * exhibit.array.shape[1]
+    page = text_of(config.page.read_text())
+    assert "2 × 2 × 3" in page
+    assert "2 × 4 × 1" in page
+    assert content.histograms.count_FB.sum() == sum(np.prod(exhibit.array.shape) for exhibit in content.random)
 
 
 def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
@@ -251,7 +267,8 @@ def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
 
 def test_labels_of_a_sheet_are_whole_where_they_fit_and_else_cut():
     reason = "cannot decode: UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f66090380>"
-    exhibit = exhibits.Exhibit(row=7, id="000123456", uri="", size=None, caption="", reason=reason)
+    array = open_cache(HERE / "golden").spec.array
+    exhibit = exhibits.Exhibit(row=7, id="000123456", uri="", size=None, caption="", reason=reason, array=array)
     first, *lines = sheets.label(exhibit, sheets.COLUMN)
     assert (first, " ".join(lines)) == ("row 7 · 000123456", reason)
     cut = sheets.label(replace(exhibit, id="long_name/" * 99, reason=None), sheets.COLUMN)
