@@ -21,7 +21,6 @@ CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string()
 
 PLACE = pa.struct(
     [
-        ("file", pa.string()),
         ("offset", pa.int64()),
         ("length", pa.int64()),
         ("size", pa.int64()),

@@ -54,9 +54,9 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     overlap = None if survey.has_cache else config.overlap_warning
     for note in filter(None, (*work.notes, facts.skipped_note, overlap)):
         log_info(printable(note))
-    if (plan_file := work.plan_file) is None or work.has_moved_images:
+    if work.plan_file is None:
         write_plan(store, map(work.plan_rows, range(work.spec.num_shards)))
-        plan_file = file_record(store, PLAN_FILE)
+    plan_file = work.plan_file or file_record(store, PLAN_FILE)
     replaced = work.shards_to("replace") if for_ranks else []
     if work.is_extension or replaced:
         store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards

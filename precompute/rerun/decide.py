@@ -108,14 +108,6 @@ class Work:
         assert self.plan is not None
         return self.plan.shard(shard, columns)
 
-    @property
-    def has_moved_images(self) -> bool:
-        """Whether images of shards to build lie elsewhere than the plan file says: their archive was written again."""
-        if self.trusted is None or self.is_plan_reused:
-            return False
-        pairs = ((self.trusted.shard(each, ["place"]), self.source_rows(each, ["place"])) for each in self.to_build)
-        return any(not before.equals(now) for before, now in pairs)
-
     def plan_rows(self, shard: int) -> pa.Table:
         """Return a shard's rows, with the fingerprints that the images had when they were encoded."""
         rows = self.source_rows(shard)

@@ -226,12 +226,12 @@ def open_image_store(path: Path) -> ImageStore:
     return open_archive(LocalFile(path))
 
 
-def open_archive(file: File, name: str | None = None) -> ImageTar | ImageZip:
-    """Open a zip or a tar; its first bytes decide which. `name` is its name among the source's files."""
+def open_archive(file: File) -> ImageTar | ImageZip:
+    """Open a zip or a tar; its first bytes decide which, not its name."""
     head = file.part(0, HEAD_BYTES)
     if compressed := name_by_magic(head, COMPRESSED):
         raise SourceError(f"{file} {compressed}, so it cannot be read in place; unpack it")
-    return (ImageTar if is_tar(str(file), head) else ImageZip)(file, name)
+    return (ImageTar if is_tar(str(file), head) else ImageZip)(file)
 
 
 def folder_below(folder: Path, name: str) -> Path | None:

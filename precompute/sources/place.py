@@ -15,10 +15,8 @@ DAMAGED = "damaged archive member"
 
 
 class Place(NamedTuple):
-    """A member of an archive; the fields are those of the plan's column `place`."""
+    """A member of the archive that the image's uri names; the fields are those of the plan's column `place`."""
 
-    file: str | None = None
-    """The archive's name among the source's files; None if the source is this one archive."""
     offset: int = 0
     """First byte of the member's header. In a tar, the image follows after 512 bytes."""
     length: int = 0

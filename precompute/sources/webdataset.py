@@ -109,14 +109,17 @@ class WebDatasetSource:
 
     def locate(self, uri: str) -> Located:
         """Find an image in the tar that its uri names; it reads all headers of that tar."""
-        slashes = (place for place, letter in enumerate(uri) if letter == "/")
-        found = next((place for place in slashes if uri[:place] in self._names), None)
-        return NOWHERE if found is None else self._tar(uri[:found]).locate(uri[found + 1 :])
+        name = self._tar_of(uri)
+        return NOWHERE if name is None else self._tar(name).locate(uri[len(name) + 1 :])
 
     def read(self, uri: str, place: Place | None) -> bytes:
-        if place is None or place.file not in self._names:
+        if (name := self._tar_of(uri)) is None:
             raise Rejected(MISSING, f"{uri} is in no tar of the source")
-        return self._tar(place.file).read(uri.removeprefix(f"{place.file}/"), place)
+        return self._tar(name).read(uri[len(name) + 1 :], place)
+
+    def _tar_of(self, uri: str) -> str | None:
+        slashes = (place for place, letter in enumerate(uri) if letter == "/")
+        return next((uri[:place] for place in slashes if uri[:place] in self._names), None)
 
     def _index_tar(self, name: str) -> ImageTar:
         _ = (tar := self._open_tar(name)).index
@@ -124,7 +127,7 @@ class WebDatasetSource:
 
     def _open_tar(self, name: str) -> ImageTar:
         try:
-            tar = open_archive(file := self._files.open(name), name)
+            tar = open_archive(file := self._files.open(name))
         except FileNotFoundError:
             where = self._files.where(name)
             raise SourceError(f"{where} is gone; restore it and run the same command again") from None

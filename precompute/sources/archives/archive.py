@@ -34,10 +34,8 @@ class Index(NamedTuple):
 class Archive:
     """Images in an archive; macOS metadata is ignored."""
 
-    def __init__(self, file: File, name: str | None = None) -> None:
-        """`name` is the archive's name among the source's files, if it has several."""
-        self._file, self._source_name = file, name
-        self._reading = threading.Lock()
+    def __init__(self, file: File) -> None:
+        self._file, self._reading = file, threading.Lock()
 
     @property
     def index(self) -> Index:
@@ -62,7 +60,7 @@ class Archive:
                 places[name] = place
         for name, more in again.items():
             problem = f"ambiguous archive member: {name} occurs {more + 1} times in {self._last_name}"
-            places[name] = Place(self._source_name, problem=problem)
+            places[name] = Place(problem=problem)
         return Index(places, not_utf8, common_top(places))
 
     @property
@@ -95,20 +93,19 @@ class Archive:
         return f"{place.crc32:08x}:{place.size}"
 
     def read(self, name: str, place: Place | None) -> bytes:
-        """Read a member where it was planned; if it is not there, the archive was written again, and is searched."""
+        """Read a member where it was planned, if it is there; else look it up: the archive was written again."""
         if place and not place.problem:
             try:
                 return self._read_at(name, place)
             except Rejected as rejected:
-                now = self.locate(name).place
-                if rejected.kind != DAMAGED or now == place:
+                if rejected.kind != DAMAGED:
                     raise
-                place = now
-        if place is None:
+        now = self.locate(name).place
+        if now is None:
             raise Rejected(MISSING, f"{name} is not in {self._last_name}")
-        if place.problem:
-            raise Rejected(*place.problem.split(": ", 1))
-        return self._read_at(name, place)
+        if now.problem:
+            raise Rejected(*now.problem.split(": ", 1))
+        return self._read_at(name, now)
 
 
 def damaged(name: str, problem: str) -> Rejected:

@@ -173,8 +173,8 @@ TAR_MAGIC = slice(257, 262), b"ustar"
 class ImageTar(Archive):
     """Images in a tar."""
 
-    def __init__(self, file: File, name: str | None = None) -> None:
-        super().__init__(file, name)
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
         self._texts: dict[int, bytes] = {}
         """Small texts that were read with the headers, by offset."""
         self._links: dict[str, tuple[str, int]] = {}
@@ -184,7 +184,7 @@ class ImageTar(Archive):
         for name, place, linked_to in read_headers(self._file, self._texts):
             if linked_to is not None:
                 self._links[name] = linked_to, place.offset
-            yield name, place._replace(file=self._source_name)
+            yield name, place
 
     def _indexed(self) -> Index:
         """Give each hard link the place of the earlier member that holds the file, perhaps a link too."""
@@ -195,7 +195,7 @@ class ImageTar(Archive):
                 continue
             if target is None or target.problem or target.offset >= offset:
                 problem = f"{DAMAGED}: {name}: is a link, and not to a file that comes before it in the tar"
-                target = Place(self._source_name, problem=problem)
+                target = Place(problem=problem)
             index.places[name] = target
         return index
 

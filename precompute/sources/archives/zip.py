@@ -91,7 +91,6 @@ class ImageZip(Archive):
             yield (
                 each.filename,
                 Place(
-                    self._source_name,
                     offset=each.header_offset,
                     length=each.compress_size,
                     size=each.file_size,
