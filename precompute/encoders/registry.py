@@ -126,6 +126,8 @@ REFUSED = {
 }
 """Classes that cannot be served, and the reason."""
 
+KNOWN = "`precompute build --help` lists those that are"
+
 OTHER_ORDER = "Ideogram4Pipeline"
 """A pipeline with the class of FLUX.2's VAE that stacks cells into channels in another order, which `normalize` would
 get wrong."""
@@ -169,8 +171,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
             "another order than FLUX.2, so normalize=True would give wrong values"
         )
     if (entry := entry_of(files)) is None:
-        known = "`precompute build --help` lists those that are"
-        raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {known}")
+        raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {KNOWN}")
     return entry.family, files
 
 
@@ -187,7 +188,8 @@ def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
     """Raise ConfigError if the config asks a model for images to read texts, or the reverse."""
     where = f"encoder.model {config.model} is of class {files.class_name}"
     if config.reads_text and files.class_name not in TEXT_ENTRIES:
-        raise ConfigError(f"{where}, which is not a known text encoder; leave out encoder.max_tokens and source.text")
+        remedy = "leave out encoder.max_tokens and source.text" if entry_of(files) else KNOWN
+        raise ConfigError(f"{where}, which is not a known text encoder; {remedy}")
     if not config.reads_text and files.class_name in TEXT_ENTRIES.keys() - ENTRIES.keys():
         raise ConfigError(
             f"{where}, which reads texts; set source.text: caption, and encoder.max_tokens, the tokens of each text"

@@ -43,6 +43,8 @@ class Turn:
     peak_bytes: int
     gpu_use: Sequence[float] = ()
     """Readings of the share of time in which rank 0's GPU was busy, one a second."""
+    nonfinite: int = 0
+    """Steps from the start, those of the warm-up too, with a loss or norm at which `train` would stop."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -69,7 +71,7 @@ class Comparison:
     """The largest difference between the losses of one step; None if the sides see different batches, or if no step has
     a finite loss on both sides."""
     nonfinite: tuple[int, int]
-    """Steps of A and B whose loss is not finite."""
+    """Steps of A and B, the warm-up's too, whose loss, gradient norm or parameter norm is not finite."""
     steps: int
     turns: int
 
@@ -83,9 +85,13 @@ class Comparison:
 
     @property
     def diverged(self) -> list[str]:
-        """Name the sides with a loss that is not finite."""
-        counts = zip("AB", self.nonfinite, strict=True)
-        return [f"{side}: {count} of {self.steps} losses are not finite" for side, count in counts if count]
+        """Name the sides with a step that is not finite."""
+        counts, steps = zip("AB", self.nonfinite, strict=True), WARM_UP + self.steps
+        return [
+            f"{side}: in {count} of {steps} steps, loss, gradient norm or parameter norm is not finite"
+            for side, count in counts
+            if count
+        ]
 
     def __str__(self) -> str:
         delta = self.max_loss_delta
@@ -189,7 +195,6 @@ def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches
     speedup, low, high = ratio_interval([turn.seconds for turn in first], [turn.seconds for turn in second])
     losses = [[loss for turn in side for loss in turn.losses] for side in (first, second)]
     finite = [pair for pair in zip(*losses, strict=True) if all(map(math.isfinite, pair))]
-    broken_a, broken_b = (sum(not math.isfinite(loss) for loss in side) for side in losses)
     return Comparison(
         speedup=speedup,
         low=low,
@@ -199,7 +204,7 @@ def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches
         gpu_use=(mean_gpu_use(first), mean_gpu_use(second)),
         same_batches=same_batches,
         max_loss_delta=max((abs(a - b) for a, b in finite), default=None) if same_batches else None,
-        nonfinite=(broken_a, broken_b),
+        nonfinite=(first[-1].nonfinite, second[-1].nonfinite),
         steps=len(losses[0]),
         turns=len(first),
     )

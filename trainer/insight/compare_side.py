@@ -72,17 +72,20 @@ def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[
         "batches": {key: inputs.must_match.get(key) for key in BATCH_KEYS},
     }
     total = config.run.total_steps(len(session.split.train), config.data.batch_size)
-    updater, done = Updater(session, max(steps, total)), 0
+    updater, done, nonfinite = Updater(session, max(steps, total)), 0, 0
     with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:
         for line in sys.stdin:
             with closing(GpuMeter(gpu_uuid(world.device))) as meter:
                 losses, began = list[float](), time.perf_counter()
                 for _ in range(int(line)):
-                    losses.append(updater(next(batches), done).metrics["loss"])
+                    update = updater(next(batches), done)
+                    losses.append(update.metrics["loss"])
+                    nonfinite += not update.is_finite
                     done += 1
                 seconds, gpu_use = time.perf_counter() - began, meter.take()
             peak_bytes = peak_memory_bytes(world.device)
-            yield {"losses": losses, "seconds": seconds, "peak_bytes": peak_bytes, "gpu_use": gpu_use}
+            figures = {"seconds": seconds, "peak_bytes": peak_bytes, "gpu_use": gpu_use}
+            yield {"losses": losses, "nonfinite": nonfinite, **figures}
 
 
 if __name__ == "__main__":

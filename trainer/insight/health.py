@@ -19,7 +19,10 @@ WINDOW = 50
 """Steps whose medians are compared."""
 
 SPIKE = 6.0
-"""A loss is a spike if its deviation from the running median is more than this many times the median deviation."""
+"""A loss is a spike if it is more than this many standard deviations above the running median."""
+
+NORMAL = 1.4826
+"""Standard deviation of normal noise, as a multiple of the median deviation, which a spike hardly changes."""
 
 LEAST_SPIKE, EARLY_SPIKE = 0.1, 1.0
 """Least deviation of a spike, as a share of the median loss: in a full WINDOW, and before there are so many steps."""
@@ -130,7 +133,7 @@ def spike(losses: Sequence[float]) -> str | None:
     if len(before) < LEAST_STEPS:
         return None
     middle, least = median(before), LEAST_SPIKE if len(before) == WINDOW else EARLY_SPIKE
-    deviation = SPIKE * median(abs(loss - middle) for loss in before)
+    deviation = SPIKE * NORMAL * median(abs(loss - middle) for loss in before)
     if losses[-1] - middle <= max(deviation, least * abs(middle)):
         return None
     return (

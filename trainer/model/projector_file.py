@@ -13,6 +13,7 @@ and other programs; this program never reads it.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import isqrt
 from pathlib import Path
@@ -249,17 +250,24 @@ class TrainedProjector(Projectors):
         self.config, self.path, self.sha256 = config, path, file_sha256(path)
         load_tensors(self, tensors, str(path))
         self.requires_grad_(False).eval()
+        for tower in config.towers:  # each may also be called alone
+            self[tower.name].register_forward_pre_hook(partial(refuse_no_batch, path, tower))
 
     def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
         """Return all towers' tokens, as `Projectors` does; ConfigError for what is no batch of a tower's samples."""
         given = samples if isinstance(samples, Mapping) else dict.fromkeys(self.names[:1], samples)
         for tower in self.config.towers:
-            found, shape = given.get(tower.name), tower.array.shape
-            if not isinstance(found, Tensor) or found.ndim != 1 + len(shape):
-                shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                expected = ", ".join(map(str, ["N", *shape]))
-                raise ConfigError(f"{self.path} reads a tensor [{expected}] of the tower {tower.name}, got {shown}")
+            refuse_no_batch(self.path, tower, self, (given.get(tower.name),))
         return super().forward(given)
+
+
+def refuse_no_batch(path: Path, tower: Tower, _: object, given: tuple[object]) -> None:
+    """Raise ConfigError if a tower is called with what is no batch of its samples."""
+    (found,), shape = given, tower.array.shape
+    if not isinstance(found, Tensor) or found.ndim != 1 + len(shape):
+        shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        expected = ", ".join(map(str, ["N", *shape]))
+        raise ConfigError(f"{path} reads a tensor [{expected}] of the tower {tower.name}, got {shown}")
 
 
 def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]) -> TowerProjector:

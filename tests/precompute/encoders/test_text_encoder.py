@@ -342,6 +342,7 @@ def test_a_qwen_vl_reads_texts_or_images_as_configured(tmp_path):
     assert load_text(folder, subfolder="text_encoder_2").identity.class_name == "Qwen2_5_VLTextModel"
     config = EncoderConfig(model=str(folder), subfolder="text_encoder_2", device="cpu")
     assert load_encoder(config, "clip").identity.class_name == "Qwen2_5_VisionTransformerPretrainedModel"
-    with pytest.raises(ConfigError, match="which is not a known text encoder; leave out encoder.max_tokens"):
-        (tmp_path / "config.json").write_text('{"architectures": ["CLIPVisionModel"]}')
-        load_encoder(replace(config, subfolder="", max_tokens=8), "signed")
+    for other, remedy in (("CLIPVisionModel", "leave out encoder.max_tokens"), ("BertModel", ".* --help` lists")):
+        (tmp_path / "config.json").write_text(f'{{"architectures": ["{other}"]}}')
+        with pytest.raises(ConfigError, match=f"which is not a known text encoder; {remedy}"):
+            load_encoder(replace(config, subfolder="", max_tokens=8), "signed")

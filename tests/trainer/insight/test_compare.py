@@ -40,13 +40,14 @@ def test_a_slowdown_of_both_sides_in_a_turn_changes_no_ratio():
     assert len(limits.broken(noisy)) == 3
 
 
-def test_a_side_with_a_loss_that_is_not_finite_breaks_without_limits():
-    broken = [Turn([1.0, math.nan], 1.0, 100), Turn([math.inf, 2.0], 1.0, 100)]
+def test_a_side_with_a_step_that_is_not_finite_breaks_without_limits():
+    broken = [Turn([1.0, math.nan], 1.0, 100, nonfinite=1), Turn([math.inf, 2.0], 1.0, 100, nonfinite=3)]
     found = compare_turns(turns(1.0, 1.0), broken, same_batches=True)
-    assert found.diverged == ["B: 2 of 4 losses are not finite"]
+    assert found.nonfinite == (0, 3)
+    assert [each.partition(":")[0] for each in found.diverged] == ["B"]
     assert found.max_loss_delta == 1.0
     assert [each.record["losses"] for each in broken] == [[1.0, None], [None, 2.0]]
-    none_left = compare_turns(broken, [Turn([math.nan] * 2, 1.0, 100)] * 2, same_batches=True)
+    none_left = compare_turns(broken, [Turn([math.nan] * 2, 1.0, 100, nonfinite=2)] * 2, same_batches=True)
     assert (len(none_left.diverged), none_left.max_loss_delta) == (2, None)
     json.dumps([found.record, none_left.record], allow_nan=False)
 
@@ -88,6 +89,7 @@ def test_another_warm_up_is_another_run_and_a_run_that_diverges_breaks(configure
         assert main(comparing(configured(), tmp_path, *sides)) == code
         record = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert record["max_loss_delta"] > 0
+        assert [count > 0 for count in record["nonfinite"]] == [False, code == 1]
         assert [each.partition(":")[0] for each in record["broken"]] == ["B"] * code
 
 

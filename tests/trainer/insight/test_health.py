@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 import trainer.insight.health as health
 from tests.nvml import stand_in
 from tests.trainer.conftest import MakeConfig
@@ -22,6 +24,9 @@ def alerts(*steps: dict[str, float], memory: int | None = None) -> list[tuple[in
 def test_a_run_without_problems_has_no_alerts():
     steps = [{"loss": 5 * 0.99**step + 0.2 * (step % 3)} for step in range(2 * PLATEAU_STEPS // 2)]
     assert alerts(*steps) == []
+    noise = np.random.default_rng(1).normal(1, 0.1, 1_000)
+    noisy = [{"loss": (2 + 3 * 0.999**step) * each} for step, each in enumerate(noise)]
+    assert "loss" not in dict(alerts(*noisy)).values(), "a false spike would hide the real one"
 
 
 def test_a_skipped_step_is_no_spike_and_hides_none():

@@ -52,6 +52,8 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     for wrong, shown in [(latents[0], r"\[4, 3, 2\]"), (latents.numpy(), "ndarray"), ({"siglip": latents}, "NoneType")]:
         with pytest.raises(ConfigError, match=rf"reads a tensor \[N, 4, 3, 2\] of the tower world, got {shown}$"):
             projector(wrong)
+    with pytest.raises(ConfigError, match=r"of the tower world, got \[4, 3, 2\]$"):
+        projector["world"](latents[0])
     assert not any(each.requires_grad for each in projector.parameters())
     described = json.loads((config.run.folder / CONFIG_FILE).read_text())
     assert described == json.loads(msgspec.json.encode(projector.config))
