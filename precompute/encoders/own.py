@@ -1,6 +1,6 @@
 """The user's own encoder, by import path: `encoder.model: my_package.module:MyEncoder`.
 
-The module must be installed, or be in a folder of PYTHONPATH. docs/reference/encoders.md has an example.
+The module must be installed, or be in a folder of PYTHONPATH. `OwnEncoder` says what a class needs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from precompute.encoders.encoder import Decoder
 
 # Axes: N images, Y X pixels.
+
+NEEDED = ("identity", "layout", "encode")
 
 
 class OwnEncoder(Protocol):
@@ -98,14 +100,14 @@ def make_own(path: str, config: EncoderConfig) -> Any:
             "PYTHONPATH"
         ) from error
     if not isinstance(own_class, type):
-        raise ModelError(f"encoder.model {path} is no class; docs/reference/encoders.md says what it needs")
+        raise ModelError(f"encoder.model {path} is no class; expected one with {', '.join(NEEDED)}")
     try:
         own = own_class(config.torch_device, config.torch_dtype)
     except TypeError as error:
         raise ModelError(f"encoder.model {path} cannot be made as {class_name}(device, dtype): {error}") from error
-    if missing := [name for name in ("identity", "layout", "encode") if not hasattr(own, name)]:
+    if missing := [name for name in NEEDED if not hasattr(own, name)]:
         raise ModelError(
-            f"encoder.model {path} has no {' and no '.join(missing)}; docs/reference/encoders.md says what it needs"
+            f"encoder.model {path} has no {' and no '.join(missing)}; expected a class with {', '.join(NEEDED)}"
         )
     return own
 
