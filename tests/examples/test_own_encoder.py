@@ -61,9 +61,9 @@ class Pixels(Wrong):
     [
         ("nowhere:Encoder", "cannot be imported: No module named 'nowhere'; install its package, or name its folder"),
         ("mine:Nothing", "cannot be imported: module 'mine' has no attribute 'Nothing'"),
-        ("os:system", "os:system is no class; docs/reference/encoders.md says what it needs"),
+        ("os:system", "os:system is no class; expected one with identity, layout, encode"),
         ("collections:OrderedDict", r"cannot be made as OrderedDict\(device, dtype\)"),
-        ("mine:NoLayout", "mine:NoLayout has no layout; docs/reference/encoders.md says what it needs"),
+        ("mine:NoLayout", "mine:NoLayout has no layout; expected a class with identity, layout, encode"),
         ("mine:Wrong", r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
         ("mine:Row", "the axes row must differ from each other and from row"),
         (PATH, "image.height and image.width must be multiples of 16, got 8x8"),
