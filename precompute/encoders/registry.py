@@ -133,6 +133,8 @@ get wrong."""
 ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
 TEXT_ENTRIES = {class_name: entry for entry in TEXTS for class_name in entry.classes}
 
+KNOWN = "`precompute build --help` lists those that are"
+
 
 def help_lines() -> Iterator[str]:
     """Yield a line for each family: its first class, and its models."""
@@ -169,8 +171,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
             "another order than FLUX.2, so normalize=True would give wrong values"
         )
     if (entry := entry_of(files)) is None:
-        known = "`precompute build --help` lists those that are"
-        raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {known}")
+        raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {KNOWN}")
     return entry.family, files
 
 
@@ -187,7 +188,8 @@ def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
     """Raise ConfigError if the config asks a model for images to read texts, or the reverse."""
     where = f"encoder.model {config.model} is of class {files.class_name}"
     if config.reads_text and files.class_name not in TEXT_ENTRIES:
-        raise ConfigError(f"{where}, which is not a known text encoder; leave out encoder.max_tokens and source.text")
+        remedy = "leave out encoder.max_tokens and source.text" if entry_of(files) else KNOWN
+        raise ConfigError(f"{where}, which is not a known text encoder; {remedy}")
     if not config.reads_text and files.class_name in TEXT_ENTRIES.keys() - ENTRIES.keys():
         raise ConfigError(
             f"{where}, which reads texts; set source.text: caption, and encoder.max_tokens, the tokens of each text"
