@@ -152,5 +152,9 @@ def octal(character: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters and line breaks: ids and names come from untrusted files."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    r"""Escape control characters, line breaks and bytes that are not UTF-8 (\xff, which Python holds as \udcff).
+
+    Ids and names come from untrusted files.
+    """
+    escaped = (each if each.isprintable() else ascii(each)[1:-1].replace(r"\udc", r"\x") for each in text)
+    return "".join(escaped)

@@ -2,7 +2,7 @@
 
 import sys
 
-from cache_store.program.running import start
+from cache_store.program.start import start
 
 
 def main() -> int:

@@ -208,10 +208,11 @@ class ConfigField:
         raise ConfigError(f"{self.name} must be {expected}, got {format_value(value)}{self.as_list(value)}")
 
     def as_list(self, value: Any) -> str:
-        """Suggest a list if a single entry, or `none`, was given instead of one."""
+        """Suggest a list if its entries, or `none`, were given without brackets."""
+        entries = [read_text(each) for each in value.split(",")] if isinstance(value, str) else [value]
         with suppress(msgspec.ValidationError):
-            msgspec.convert(meant := [] if value == "none" else [value], self.kind)
-            return f"; did you mean [{', '.join(map(format_value, meant))}]?"
+            msgspec.convert(meant := [] if value == "none" else entries, self.kind)
+            return f"; did you mean [{','.join(map(format_value, meant))}]?"
         return ""
 
     def read_section(self, entry: type, name: str, value: Any) -> dict[str, Any]:

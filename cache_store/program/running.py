@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from threading import Event
 from types import FrameType
 from typing import Any, NoReturn
@@ -171,12 +170,12 @@ REMEDIES = {
 """Advice for errors of a disk, by errno."""
 
 
-def start(program: str, module: str) -> int:
-    """Run `PROGRAM` of `module` with the arguments of the command line; then only the process's end is left."""
+def run_process(program: str, run: Callable[[Sequence[str]], int]) -> int:
+    """Run a program's body with the arguments of the command line; then only the process's end is left."""
     listen()
     # The first hook runs last. After it, Python gives signals their default actions, and tears down torch for a while.
     atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS])
-    exit_code = run_program(program, lambda words: import_module(module).PROGRAM.run(words), None)
+    exit_code = run_program(program, run, None)
     if SignalState.first_s is not None:
         leave(exit_code)
     SignalState.exit_code = exit_code

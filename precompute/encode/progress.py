@@ -12,6 +12,9 @@ from cache_store.refusal import counted
 from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
 
+ADVISED_S = 60.0
+"""Seconds of a build from which advice is given; much of a shorter one is starting, and checking the device."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
@@ -38,6 +41,8 @@ class Encoded:
         speed = f"{self.images_per_s:.1f} {self.made_of}s/s, the encoder worked {self.working_share:.0%} of the time"
         if self.gpu_use is not None:
             speed += f" and the GPU was busy {self.gpu_use:.0%}"
+        if self.images < self.images_per_s * ADVISED_S:
+            return f"{done}, {speed}"
         more = IN_FLOAT32 if (self.slowest, self.compute_dtype) == ("encoding", "float32") else ""
         return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}{more}"
 

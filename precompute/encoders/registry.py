@@ -126,14 +126,14 @@ REFUSED = {
 }
 """Classes that cannot be served, and the reason."""
 
-KNOWN = "`precompute build --help` lists those that are"
-
 OTHER_ORDER = "Ideogram4Pipeline"
 """A pipeline with the class of FLUX.2's VAE that stacks cells into channels in another order, which `normalize` would
 get wrong."""
 
 ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
 TEXT_ENTRIES = {class_name: entry for entry in TEXTS for class_name in entry.classes}
+
+KNOWN = "`precompute build --help` lists those that are"
 
 
 def help_lines() -> Iterator[str]:

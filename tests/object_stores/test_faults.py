@@ -163,7 +163,7 @@ def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind,
 
 WAITING = """
 import sys
-from cache_store.program.running import start
+from cache_store.program.start import start
 from cache_store.storage import objects
 from cache_store.storage.store import open_store
 from concurrent.futures import ThreadPoolExecutor

@@ -144,7 +144,7 @@ def test_a_missing_model_is_one_message_without_a_network(configured, refusal, m
     [
         ("cache", ["nothing", "file", "file/deeper", "folder"], "{path} holds no cache"),
         ("model.language_model", ["nothing", "file", "file/deeper"], "model.language_model: no folder {path}"),
-        ("model.chat_template", ["nothing", "file/deeper", "folder"], "model.chat_template cannot be read"),
+        ("model.chat_template", ["nothing", "file/deeper", "folder", "/dev/zero"], "chat_template cannot be read"),
         ("data.text_dir", ["file", "file/deeper"], "name another data.text_dir"),
         ("run.output", ["file", "file/deeper"], "run.output: {file} is not a folder"),
         ("run.resume", ["nothing", "file", "file/deeper", "folder"], "{path} is not a checkpoint"),

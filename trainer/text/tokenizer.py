@@ -24,6 +24,9 @@ SHOWN_CHARACTERS = 200
 PATIENCE_S, MAX_PROBE = 10.0, 1_000_000
 """Longest time and text that a chat template may take for one word; real ones take milliseconds and a few thousand."""
 
+MAX_TEMPLATE = 1_000_000
+"""Most characters of a template's file; real ones have tens of thousands."""
+
 
 def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
     """Load the tokenizer of a hub id or folder, with its own chat template or the one in `template_file`."""
@@ -117,6 +120,10 @@ def render_probe(tokenizer: Any, template: str) -> str | Exception | None:
 
 def read_template(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        with Path(path).expanduser().open(encoding="utf-8") as stream:  # a device may have no end
+            template = stream.read(MAX_TEMPLATE + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"model.chat_template cannot be read: {error}") from None
+    if len(template) > MAX_TEMPLATE:
+        raise ConfigError(f"model.chat_template cannot be read: {path} has more than {MAX_TEMPLATE:,} characters")
+    return template

@@ -163,15 +163,21 @@ import os, signal, sys
 from importlib.machinery import PathFinder
 class Stopping(PathFinder):
     def find_spec(name, *_):
-        return os.kill(os.getpid(), signal.SIGINT) if name == "numpy" else None
+        return os.kill(os.getpid(), signal.SIGINT) if name == "{imported}" else None
 sys.meta_path.insert(0, Stopping)
 from {module}.__main__ import main
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["cache_store", "precompute"])
-def test_ctrl_c_while_a_program_is_imported_is_one_line(module):
-    command = [sys.executable, "-c", STOPPED_IN_AN_IMPORT.format(module=module)]
+SIGNALS = "cache_store.program.running"
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "exit_code", "lines"),
+    [("cache_store", "numpy", 3, 1), ("precompute", "numpy", 3, 1), ("trainer", SIGNALS, -signal.SIGINT, 0)],
+)
+def test_ctrl_c_while_a_program_is_imported_is_at_most_one_line(module, imported, exit_code, lines):
+    command = [sys.executable, "-c", STOPPED_IN_AN_IMPORT.format(module=module, imported=imported)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n"), ": stopped: " in done.stderr) == (3, 1, True)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr.count(": stopped: ")) == (exit_code, lines, lines)

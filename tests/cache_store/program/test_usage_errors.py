@@ -41,6 +41,7 @@ NOT_UTF8 = r"'caf\udce9' is not UTF-8; every path and option must be, so rename 
         (["--store.shards=many"], "store.shards must be a whole number, got many"),
         (["--store.workers=many"], "store.workers must be a whole number or auto, got many"),
         (["--store.some=x"], "store.some must be a list of whole numbers, got x"),
+        (["--store.some=0,17"], "store.some must be a list of whole numbers, got 0,17; did you mean [0,17]?"),
         (["--store.shards", "1" * 5_000], "store.shards must be a whole number, got 111"),
         (["--store.shards", "0x" + "f" * 5_000], "store.shards must be a whole number, got 0xfff"),
         (["--store.share", "1" * 500], "store.share must be a number, got 111"),

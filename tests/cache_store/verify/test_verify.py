@@ -16,6 +16,7 @@ import pytest
 from cache_store import open_cache
 from cache_store.cli import main
 from cache_store.program.progress_bar import ProgressBar
+from cache_store.refusal import printable
 from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import LEFTOVER, parse_subset
 from cache_store.verify.verify import STRAY, clear_leftovers, verify
@@ -230,6 +231,7 @@ def test_any_name_is_said_on_one_line(cache, capsys, name):
     assert main(["verify", str(cache), "--json"]) == 1
     printed, written = json.loads(capsys.readouterr().out), json.loads(report.read_text())
     assert [each["findings"] for each in (printed, written)] == [written["findings"]] * 2
+    assert printable(written["findings"][0]["file"]) in row, "a name is spelled as in the report"
     word = step.removeprefix("next: delete ").removesuffix(", unless a build is running")
     subprocess.run(["bash", "-c", f"rm -- {word}"], check=True)
     assert main(["verify", str(cache)]) == 0

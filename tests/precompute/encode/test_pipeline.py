@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_ba
 from precompute.encode.device_feed import DoneEncoding
 from precompute.encode.job import BusyTimes, EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
-from precompute.encode.progress import BuildProgress
+from precompute.encode.progress import ADVISED_S, BuildProgress
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
@@ -293,7 +294,9 @@ def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock,
     assert "encoder works " in capsys.readouterr().err
     encoded = progress.encoded
     assert encoded.slowest == "encoding", "no decode thread was busy while images were held back"
-    assert f"the encoder worked {progress.working_share:.0%} of the time; encoding was slowest: " in str(encoded)
+    speed, advice = f"the encoder worked {progress.working_share:.0%} of the time", "; encoding was slowest: "
+    assert str(encoded).endswith(speed), "a short build gets no advice"
+    assert f"{speed}{advice}" in str(replace(encoded, images_per_s=encoded.images / ADVISED_S))
 
 
 def test_a_build_says_how_busy_its_gpu_was(planned, monkeypatch):
@@ -302,7 +305,7 @@ def test_a_build_says_how_busy_its_gpu_was(planned, monkeypatch):
     with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0)) as progress:
         planned.encode(nvml.wait_for_a_reading, progress)
     assert progress.encoded.gpu_use == 0.5
-    assert " of the time and the GPU was busy 50%; " in str(progress.encoded)
+    assert " of the time and the GPU was busy 50%" in str(progress.encoded)
 
 
 def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):
