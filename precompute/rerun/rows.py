@@ -9,12 +9,13 @@ from functools import cached_property
 from heapq import nsmallest
 from io import BufferedRandom
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from cache_store.errors import SourceError
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, ShardRun, Spec, shard_runs
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
@@ -22,6 +23,9 @@ from cache_store.storage.publish import name_scratch_in_errors
 
 CHUNK = 8_192
 """Samples held as Python objects at a time."""
+
+MOST_TEXT = 2**30
+"""Most characters of a table's texts; a caption takes some hundred bytes, and a table has at most a million rows."""
 
 SHOWN_IDS = 5
 """Ids named in a message before it says how many more there are."""
@@ -163,11 +167,24 @@ def number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         first += table.num_rows
 
 
-def listed_table(samples: Iterator[dict[str, object]]) -> pa.Table:
-    """Make one table of all samples."""
-    chunks = iter(lambda: list(islice(samples, CHUNK)), [])
+def listed_table(samples: Iterator[dict[str, Any]]) -> pa.Table:
+    """Make one table of all samples; raise SourceError if their texts would fill the memory."""
+    bounded = with_bounded_texts(samples)
+    chunks = iter(lambda: list(islice(bounded, CHUNK)), [])
     batches = [pa.RecordBatch.from_pylist(chunk, schema=LISTED) for chunk in chunks]
     return pa.Table.from_batches(batches, schema=LISTED).combine_chunks()
+
+
+def with_bounded_texts(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    held = 0
+    for sample in samples:
+        size = sum(len(turn["value"] or "") for turn in sample["conversations"] or ())
+        if (held := held + size) > MOST_TEXT:
+            raise SourceError(
+                f"neighbouring samples have more than {MOST_TEXT:,} characters of text together, sample "
+                f"{abridge([sample['id']])} alone {size:,}; cut the texts"
+            )
+        yield sample
 
 
 def slices_of(table: pa.Table, size: int) -> Iterator[pa.Table]:

@@ -183,7 +183,7 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
         yield f"{abridge(named.to_pylist())}; looked in {shown}{why}", mend
     if len(unnamed):
         yield (
-            f"{counted(len(unnamed), 'text-only record')}, which name no image: {abridge(unnamed.to_pylist())}",
+            f"{counted(len(unnamed), 'text-only record')} without an image: {abridge(unnamed.to_pylist())}",
             f"Leave text-only records out of {source.path}, or give each an `image`",
         )
 

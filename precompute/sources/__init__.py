@@ -156,7 +156,7 @@ SOURCES = {
     "cache": SourceKind(
         open=open_cache_source,
         images_are="the other cache remembers its images",
-        add_texts="That cache's samples were planned without texts; plan another from a source that has them",
+        add_texts="Give that cache's source the texts, and plan it again in a new cache",
     ),
 }
 

@@ -194,6 +194,8 @@ class ParquetSource:
         self._table = lru_cache(FILES_HELD)(self._open_table)
         self._held: dict[tuple[str, int], list[bytes | None]] = {}
         """Images by file and row group, the last used at the end."""
+        self._refused: dict[tuple[str, int], str] = {}
+        """Why a row group cannot be read, so that no other thread fills memory with it again."""
         self._table(files.names[0])  # report an unusable file before a model is loaded
 
     def samples(self) -> Samples:
@@ -236,13 +238,20 @@ class ParquetSource:
         return ImageTable(self._files.open(name), self._fields)
 
     def _images(self, name: str, group: int) -> list[bytes | None]:
+        if problem := self._refused.get((name, group)):
+            raise SourceError(problem)
         images = self._held.pop((name, group), None)
         if images is None:
             images, size = [], 0
-            for image in self._table(name).images(group):
-                images.append(image)
-                size += len(image or b"")
-                self._make_room(size)
+            try:
+                for image in self._table(name).images(group):
+                    images.append(image)
+                    size += len(image or b"")
+                    self._make_room(size)
+            except SourceError as error:
+                images.clear()  # the error holds this frame for as long as somebody waits for it
+                self._refused[name, group] = str(error)
+                raise
         self._held[name, group] = images
         return images
 

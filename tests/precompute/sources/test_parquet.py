@@ -135,6 +135,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
 
 READ_ALL = """
 import os, resource, sys
+from concurrent.futures import ThreadPoolExecutor
 from cache_store.errors import SourceError
 from precompute.sources import SourceConfig, open_source, parquet
 path, most_image_bytes, more = sys.argv[1], *map(int, sys.argv[2:])
@@ -143,8 +144,16 @@ source = open_source(SourceConfig(kind="parquet", path=path))
 used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 resource.setrlimit(resource.RLIMIT_AS, (used + more,) * 2)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def size(uri):
+    try:
+        return len(source.read(uri))
+    except SourceError as error:
+        return str(error)
 try:
-    end = [len(source.read(row["uri"])) for row in source.samples()]
+    uris = [row["uri"] for row in source.samples()][:40]
+    with ThreadPoolExecutor(4) as pool:
+        ends = [*pool.map(size, uris)]
+    end = ends[0] if len({*ends}) == 1 else ends
 except SourceError as error:
     end = error
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10, end)
@@ -163,7 +172,7 @@ def test_images_take_the_memory_of_a_row_group_and_of_a_page(tmp_path, monkeypat
     many, large = [bytes([number]) * 2**24 for number in range(8)], [bytes(2**28 + 1)]
     path = write_table(tmp_path / "a.parquet", image=many, id=[*range(8)])
     growth, end = read_apart(path, 2**27 + 2**12)
-    assert end == str([2**24] * 8)
+    assert end == str(2**24)
     assert growth < 2.6 * 128
     source = opened("parquet", write_table(tmp_path / "b.parquet", image=large))
     monkeypatch.setattr(ImageTable, "images", None)
