@@ -148,12 +148,12 @@ def size(uri):
     try:
         return len(source.read(uri))
     except SourceError as error:
-        return str(error)
+        return error  # and what its frames hold
 try:
     uris = [row["uri"] for row in source.samples()][:40]
     with ThreadPoolExecutor(4) as pool:
         ends = [*pool.map(size, uris)]
-    end = ends[0] if len({*ends}) == 1 else ends
+    end = ends[0] if len({*map(str, ends)}) == 1 else ends
 except SourceError as error:
     end = error
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10, end)
