@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
 from precompute.encode.device_feed import SLOTS, DeviceFeed, Encoding
 from precompute.encode.job import EncodeJob, Progress
-from precompute.encode.local_engine import run_local
+from precompute.encode.launchers import run_workers
 from precompute.encode.progress import BuildProgress
 from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.registry import load_encoder
@@ -170,7 +169,7 @@ class Parts:
                 progress(one)
                 steps.append((time.monotonic(), progress.images))
 
-            run_local(job, open_source(config.source), encoder, threading.Event(), on_progress)
+            run_workers(job, open_source(config.source), encoder, on_progress)
         return Built(
             images_per_s=round(steady_rate(steps, 0), 1),
             steady_images_per_s=round(steady_rate(steps), 1),

@@ -1,4 +1,4 @@
-"""Read ahead: neighbouring parts of a file, a file in order, and files whose names are announced.
+"""Read ahead: neighbouring parts of a file, a file in order, files whose names are announced, and work of any kind.
 
 A store behind a network takes some tens of milliseconds to begin an answer, as long as it takes to send a megabyte. So
 bytes that will probably be read next are requested early, several requests at the same time.
@@ -8,7 +8,7 @@ import io
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -52,6 +52,16 @@ Span = tuple[int, int]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+def begun_ahead(begun: Iterable[V], ahead: int) -> Iterator[V]:
+    """Yield items whose work an iterator begins, each once `ahead` more have begun."""
+    waiting = deque[V]()
+    for item in begun:
+        waiting.append(item)
+        if len(waiting) > ahead:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class SharedResults(Generic[K, V]):

@@ -22,6 +22,7 @@ from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import Spec
 from cache_store.format.tables import reason_kind
+from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import Store
 from precompute.encode.job import BusyTimes
 from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
@@ -231,13 +232,8 @@ def planned_batches(
 def decoded_batches(
     batches: Iterator[Batch], pool: Decoders, source: Images, busy: BusyTimes | None = None
 ) -> Iterator[Batch]:
-    """Yield the same batches; start to decode each one BATCHES_AHEAD batches earlier. Add the seconds to `busy`."""
-    ahead: deque[Batch] = deque()
-    for batch in batches:
-        ahead.append(batch.decode(pool, source, busy))
-        if len(ahead) > BATCHES_AHEAD:
-            yield ahead.popleft()
-    yield from ahead
+    """Return the same batches; start to decode each one BATCHES_AHEAD batches earlier. Add the seconds to `busy`."""
+    return begun_ahead((batch.decode(pool, source, busy) for batch in batches), BATCHES_AHEAD)
 
 
 NO_TEXT = Rejected("no text", "the sample has no caption")

@@ -9,7 +9,6 @@ on, and the first commit waits for it. 2 photographs of 224 x 224 take 5 s with 
 # Axes: N images, Y X pixels.
 
 import math
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Self
@@ -19,7 +18,7 @@ import torch
 
 from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.array import SampleLayout
-from cache_store.storage.calls import POLL_S
+from cache_store.storage.calls import POLL_S, STOP_REQUEST
 from precompute.encode.tolerance import LIMITS, Difference, device_class, feature_units
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
@@ -57,16 +56,16 @@ class Canary:
         reference = load_reference(self._config, self._range)
         return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
 
-    def refuse_wrong_device(self, device: torch.device, stop: threading.Event) -> None:
+    def refuse_wrong_device(self, device: torch.device) -> None:
         """Wait for the comparison; raise DeviceError if the samples differ by more than the dtype's tolerance.
 
-        Raises Interrupted once `stop` is set: a comparison may take longer than a stop allows.
+        Raises Interrupted once a stop is requested: a comparison may take longer than a stop allows.
         """
         if self._compared is None:
             return
         while not self._compared.done():
             wait([self._compared], POLL_S)
-            if stop.is_set():
+            if STOP_REQUEST.is_set():
                 raise Interrupted("the device was not yet checked; run the same command again to go on")
         found, kind = self._compared.result(), (self._config.compute_dtype, device_class(str(device)))
         limits = LIMITS[kind]

@@ -1,4 +1,4 @@
-"""The job that an engine is given, the progress that it reports, and how busy each part of a build was."""
+"""The job that workers are given, the progress that they report, and how busy each part of a build was."""
 
 import threading
 import time
@@ -91,8 +91,10 @@ class MismatchedShard:
 class Progress:
     """The result of one pipeline step."""
 
+    shard: int | None = None
+    """The step's shard; None if a step only waited for the last commit."""
     samples: int = 0
-    """Samples encoded; negative to take back those of a shard that was lost before its commit."""
+    """Samples encoded."""
     elapsed_s: float = 0.0
     """Seconds of one worker."""
     busy_s: Mapping[Part, float] = field(default_factory=dict)
@@ -101,3 +103,7 @@ class Progress:
     """Readings of the share of time in which the worker's GPU was busy, one a second."""
     committed: CommitRecord | None = None
     mismatched: MismatchedShard | None = None
+
+    @property
+    def ends_shard(self) -> bool:
+        return self.committed is not None or self.mismatched is not None

@@ -1,13 +1,11 @@
 """One worker's pipeline: decoding, encoding and writing overlap; memory holds a few batches, the disk whole shards."""
 
 import importlib.metadata
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -16,6 +14,8 @@ from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from cache_store.program.gpu_use import GpuMeter
+from cache_store.storage.calls import STOP_REQUEST
+from cache_store.storage.prefetch import begun_ahead
 from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, DoneEncoding, Encoding, feed_of
@@ -44,30 +44,20 @@ class ShardSink:
         busy: BusyTimes,
         canary: Canary | None,
         on_progress: Callable[[Progress], None],
-        stop: threading.Event,
     ) -> None:
-        self._stop = stop
         self._job, self._device, self._busy, self._canary, self._on_progress = job, device, busy, canary, on_progress
         self._is_compiled = job.spec.array.encoder.path == "folded" and job.config.encoder.compiles
         """Recorded, because bits may depend on it, and `encoder.compile: auto` depends on the machine."""
         self._shard = ExitStack()
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: Future[None] | None = None
-        self._failed = False
 
-    def write(self, batch: Batch, encoding: Encoding, null_text: Encoding | None = None) -> None:
-        """Add a batch, and the null prompt. After a failure, also of a commit, ignore the batches in the queue."""
-        samples, seconds = encoding.samples()
-        null_NF = None if null_text is None else null_text.samples()[0]  # also frees the device's memory
-        self._busy.add("encoding", seconds)
-        if self._failed:
-            return
-        self._failed = True
+    def write(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None = None) -> None:
+        """Add a batch, and the null prompt; raise the error of an earlier commit. Call it no more after an error."""
         with self._busy.measured("writing"):
             if self._commit and self._commit.done():
                 self._wait_for_commit()
-            self._write(batch, samples, None if null_NF is None else null_NF[0])
-        self._failed = False
+            self._write(batch, samples, null_text)
 
     def _write(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None) -> None:
         if batch.start == 0:
@@ -93,16 +83,17 @@ class ShardSink:
         """Commit the shard; if its digest is not allowed, report that in place of a commit."""
         with shard:
             if self._canary:
-                self._canary.refuse_wrong_device(self._device, self._stop)
+                self._canary.refuse_wrong_device(self._device)
             try:
                 hardware = hardware_of(self._device)
                 if self._is_compiled:
                     hardware = {**hardware, "encoder": "compiled"}
                 record = builder.commit(seconds, str(self._device), library_versions(), hardware)
-                done = Progress(committed=record)
+                done = Progress(record.content.shard, committed=record)
             except MismatchedShardError as error:
                 samples = error.samples.select(["id", "content_sha256", "status", "reason"])
-                done = Progress(mismatched=MismatchedShard(shard=error.shard, digest=error.digest, samples=samples))
+                mismatched = MismatchedShard(shard=error.shard, digest=error.digest, samples=samples)
+                done = Progress(error.shard, mismatched=mismatched)
         self._on_progress(done)
 
     def _wait_for_commit(self) -> None:
@@ -122,28 +113,6 @@ class ShardSink:
         self._shard.close()
 
 
-class WriteQueue:
-    """Runs writes in order on one thread; `add` waits while more than WRITES_BEHIND are not done."""
-
-    def __init__(self) -> None:
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
-        self._writes: deque[Future[None]] = deque()
-
-    def add(self, write: Callable[[], None]) -> None:
-        self._writes.append(self._writer.submit(write))
-        self._wait_for_all_but(WRITES_BEHIND)
-
-    def finish(self) -> None:
-        self._wait_for_all_but(0)
-
-    def _wait_for_all_but(self, number: int) -> None:
-        while len(self._writes) > number:
-            self._writes.popleft().result()
-
-    def close(self) -> None:
-        self._writer.shutdown(cancel_futures=True)
-
-
 @cache
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that a sample's bits may depend on."""
@@ -154,49 +123,64 @@ def encode_shards(
     job: EncodeJob,
     source: Source,
     encoder: Encoder,
-    shards: Iterable[int],
+    runs: Iterable[Iterable[int]],
     *,
     decode_threads: int,
-    stop: threading.Event,
     on_progress: Callable[[Progress], None],
     canary: Canary | None = None,
 ) -> None:
-    """Build these shards of the job; once `stop` is set, drop the unfinished shard and raise Interrupted.
+    """Build runs of shards, each to its end; once a stop is requested, drop unfinished shards and raise Interrupted.
 
-    A shard whose digest is not allowed leaves the old files in place, and the others are still built. Raises
-    SourceError if an image vanished since planning, DeviceError if the canary refuses the device.
+    Reports each batch of a shard, and then the shard. A shard whose digest is not allowed leaves the old files in
+    place, and the others are still built. Raises SourceError if an image vanished since planning, DeviceError if the
+    canary refuses the device.
     """
-    busy = BusyTimes(decode_threads)
-    feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress, stop)
+    busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
+    feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress)
+    decoders, writer = Decoders(decode_threads), ThreadPoolExecutor(1, thread_name_prefix="write")
 
-    def write(batch: Batch, encoding: Encoding, null_text: Encoding | None) -> None:
-        sink.write(batch, encoding, null_text)
-        feed.rooms.give_back(batch.room)
+    def report(shard: int | None = None, samples: int = 0) -> None:
+        nonlocal last
+        since, last = last, time.monotonic()
+        on_progress(Progress(shard, samples, last - since, busy.take(), gpu_use=meter.take()))
 
-    decoders, writes, meter = Decoders(decode_threads), WriteQueue(), GpuMeter(gpu_uuid(encoder.device))
-    try:
-        last = time.monotonic()
-        batches = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder))
-        for batch in decoded_batches(batches, decoders, source, busy):
+    def writes(shards: Iterable[int]) -> Iterator[Future[None]]:
+        """Give each batch to the encoder, and then to the writer."""
+        planned = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder))
+        begun: Future[None] | None = None
+        for batch in decoded_batches(planned, decoders, source, busy):
             batch.wait()
-            if stop.is_set():
+            if STOP_REQUEST.is_set():
                 raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
             batch.refuse_vanished()
             batch.encoding_since = time.monotonic()
             encoding, null_text = encode_batch(feed, batch, job.spec), None
             if isinstance(encoder, TextEncoder) and (batch.shard, batch.start) == (0, 0):
                 null_text = encode_null_text(feed, encoder)
-            writes.add(partial(write, batch, encoding, null_text))
-            now, since = time.monotonic(), last
-            last = now
-            on_progress(Progress(len(batch.inputs), now - since, busy.take(), gpu_use=meter.take()))
-        writes.finish()
-        sink.finish()
-        on_progress(Progress(elapsed_s=time.monotonic() - last, busy_s=busy.take()))
+            report(batch.shard, len(batch.inputs))
+            begun = writer.submit(write, batch, encoding, null_text, begun)
+            yield begun
+
+    def write(batch: Batch, encoding: Encoding, null_text: Encoding | None, before: Future[None] | None) -> None:
+        """Write a batch when it is encoded, unless a write before it failed: its shard is then incomplete."""
+        samples, seconds = encoding.samples()  # also frees the device's memory
+        null_NF = None if null_text is None else null_text.samples()[0]
+        busy.add("encoding", seconds)
+        if before:
+            before.result()
+        sink.write(batch, samples, None if null_NF is None else null_NF[0])
+        feed.rooms.give_back(batch.room)
+
+    try:
+        for shards in runs:
+            for begun in begun_ahead(writes(shards), WRITES_BEHIND):
+                begun.result()
+            sink.finish()
+            report()
     finally:
         meter.close()
         decoders.shutdown(cancel_futures=True)
-        writes.close()
+        writer.shutdown(cancel_futures=True)
         sink.close()
 
 

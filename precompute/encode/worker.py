@@ -1,13 +1,12 @@
-"""A worker's body, for every engine: load the encoder, build the shards it is given, report events."""
+"""A worker builds the shards that it is given and reports every step, in whatever process a launcher started it."""
 
-import queue
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from queue import SimpleQueue
 
 import msgspec
 import torch
 
-from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
 from cache_store.refusal import differences_between, refuse
@@ -15,11 +14,10 @@ from cache_store.storage.calls import STOP_REQUEST
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
-from precompute.sources import open_source
+from precompute.sources import Source, open_source
 
 ENCODER_THREADS = 2
 """Threads of each worker's encoder on a CPU; a larger machine has more workers. oneDNN orders some convolutions by the
@@ -27,63 +25,58 @@ number of threads (torch 2.13: images of 32 x 40 pixels differ between 1, 2 and 
 and bytes must not depend on how many workers share how many cores.
 """
 
-GRACE_S = 10.0
-"""Seconds for a worker to stop: it first finishes a batch."""
-
-Event = Progress | EncodeOnceError | OSError | None
-"""A message from a worker; None asks for a shard."""
+Report = Callable[[Progress], None]
+"""Takes a step's progress; called from several threads."""
 
 
-class WorkerChannel(ABC):
-    """A worker's connection to the process that hands out shards."""
+def run_worker(
+    job: EncodeJob,
+    source: Source,
+    encoder: Encoder,
+    runs: Iterable[Iterable[int]],
+    decode_threads: int,
+    report: Report,
+) -> None:
+    """Build runs of shards; raise Interrupted once a stop is requested."""
+    torch.set_num_threads(ENCODER_THREADS)
+    with Canary(job.config.encoder, job.config.image.range) as canary:
+        encode_shards(job, source, encoder, runs, decode_threads=decode_threads, on_progress=report, canary=canary)
+
+
+class Inbox:
+    """The shards that a worker of another process was given."""
 
     def __init__(self) -> None:
-        self._shards = queue.SimpleQueue[int | None]()
-
-    @abstractmethod
-    def report(self, event: Event) -> None:
-        """Send an event; called from several threads."""
-
-    def give(self, shard: int | None) -> None:
-        """Give the worker a shard that it asked for, or None if none is left."""
-        self._shards.put(shard)
+        self._shards = SimpleQueue[int | None]()
+        self.put = self._shards.put
 
     def drop(self) -> None:
-        """Make the worker drop its unfinished shard and end."""
+        """Make the worker drop its unfinished shards and end."""
         STOP_REQUEST.set()
         self._shards.put(None)
 
-    def shards(self) -> Iterator[int]:
-        """Ask for shards and yield them, one by one, until none is left."""
-        self.report(None)
-        while (shard := self._shards.get()) is not None:
+    def runs(self) -> Iterator[Iterator[int]]:
+        """Wait for shards again and again; a run ends when no other shard has come, so that it waits for none."""
+        while not STOP_REQUEST.is_set() and (shard := self._shards.get()) is not None:
+            yield chain([shard], self._here())
+
+    def _here(self) -> Iterator[int]:
+        while not self._shards.empty() and (shard := self._shards.get()) is not None:
             yield shard
-            self.report(None)
 
 
-def run_worker(job: EncodeJob, config: EncoderConfig, decode_threads: int, channel: WorkerChannel) -> None:
-    """Build shards until none is left or a stop is requested; report errors other than bugs."""
+def start_worker(
+    job: EncodeJob, decode_threads: int, inbox: Inbox, report: Report, ready: Callable[[], object]
+) -> None:
+    """Open the source, load the encoder, call `ready`, and build the shards in the inbox."""
     set_up_log("precompute")
     torch.set_num_threads(ENCODER_THREADS)
     silence_decoders()
-    try:
-        encoder = load_encoder(config, job.config.image.range)
-        refuse_mismatched_encoder(encoder, job.spec)
-        with Canary(config, job.config.image.range) as canary:
-            encode_shards(
-                job,
-                open_source(job.config.source),
-                encoder,
-                channel.shards(),
-                decode_threads=decode_threads,
-                stop=STOP_REQUEST,
-                on_progress=channel.report,
-                canary=canary,
-            )
-    except Interrupted:
-        pass  # nothing to report: we were told to stop
-    except (EncodeOnceError, OSError) as error:
-        channel.report(error)
+    encoder = load_encoder(job.config.encoder, job.config.image.range)
+    refuse_mismatched_encoder(encoder, job.spec)
+    source = open_source(job.config.source)
+    ready()
+    run_worker(job, source, encoder, inbox.runs(), decode_threads, report)
 
 
 def refuse_mismatched_encoder(encoder: Encoder, spec: Spec) -> None:

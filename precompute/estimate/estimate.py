@@ -18,7 +18,7 @@ from cache_store.format.schema import Spec, even_shards
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import open_store
-from precompute.encode.local_engine import crew_of
+from precompute.encode.crew import crew_of
 from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
 from precompute.estimate.config import BATCH_SIZE, EstimateConfig

@@ -22,8 +22,8 @@ from cache_store.program.running import stop_on_signals
 from cache_store.refusal import printable
 from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
-from precompute.encode.engines import ENGINES
 from precompute.encode.job import EncodeJob
+from precompute.encode.launchers import run_workers
 from precompute.encode.progress import BuildProgress, Encoded
 from precompute.images.rejected import TooManyRejectsError
 from precompute.rerun.decide import Work
@@ -137,7 +137,7 @@ def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shar
 
 
 def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: bool) -> EncodeJob:
-    """Make the engine's job.
+    """Make the workers' job.
 
     No file of a new shard is replaced where another program may be writing it: in a store that no claim guards, and on
     Ray, where a lost node may still be at work; there, files without a record are deleted first.
@@ -162,7 +162,7 @@ def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: b
 def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None:
     """Build the job's shards; raise StaleError if one has the wrong bytes, Interrupted after a signal."""
     with stop_on_signals() as stop:
-        ENGINES[job.config.run.engine](job, inputs.source, inputs.encoder, stop, progress)
+        run_workers(job, inputs.source, inputs.encoder, progress)
     mismatched = progress.mismatched
     changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}
     refuse_mismatched_shards(job.store, mismatched, job.allowed_digests, changes, inputs.request)

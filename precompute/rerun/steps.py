@@ -17,8 +17,7 @@ from cache_store.storage.store import Address, Store, is_url, open_store, with_l
 from cache_store.verify.findings import SHOWN, as_text
 from cache_store.verify.verify import stray_findings
 from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
-from precompute.encode.engines import refuse_unreachable_engine
-from precompute.encode.local_engine import worker_encoder
+from precompute.encode.launchers import encoder_of_worker, refuse_unreachable_workers
 from precompute.encode.pipeline import library_versions
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
@@ -39,7 +38,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     Raises StaleError, and touches nothing, if the cache was made from other inputs; Interrupted if a signal stops the
     encoding; EncodeOnceError if too many samples are rejected.
     """
-    refuse_unreachable_engine(config)
+    refuse_unreachable_workers(config)
     inputs = open_build_inputs(config, request or BuildRequest())
     with inputs.store.claim():
         facts = read_facts(inputs)
@@ -67,7 +66,7 @@ def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
 def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
     """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
     refuse_unplanned(open_store(config.cache), request)
-    refuse_unreachable_engine(config)
+    refuse_unreachable_workers(config)
     inputs = open_build_inputs(with_own_gpu(config, rank), request)
     with inputs.store.claim(shared=True):
         work = decide_planned(read_planned_facts(inputs, as_stated=True), request).without_plan()
@@ -113,7 +112,7 @@ def decide_all(inputs: BuildInputs, facts: Facts) -> Work:
 
 def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
     """Give the rank its own GPU if several ranks share its node; a rank alone on its node uses all GPUs."""
-    return config if rank.local is None else replace(config, encoder=worker_encoder(config.encoder, rank.local))
+    return config if rank.local is None else replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
 
 
 def refuse_unplanned(store: Store, request: BuildRequest) -> None:

@@ -109,7 +109,7 @@ def test_a_sound_encoder_of_every_family_passes_at_its_default_dtype(tmp_path, k
     inputs = photos(side, side) if side else padded(encoder, TEXTS)
     with Canary(config, pixel_range) as checking:
         checking.begin(inputs.numpy(), encoder.encode(inputs).numpy(), [0, 1], encoder.layout(side, side))
-        checking.refuse_wrong_device(DEVICE, threading.Event())
+        checking.refuse_wrong_device(DEVICE)
 
 
 def test_one_value_far_off_is_judged_only_if_it_is_off_by_an_order():
@@ -136,6 +136,7 @@ def test_differences_are_shares_of_the_whole_or_of_a_larger_feature():
 def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
     """On a slow machine the reference takes longer than a worker has to end."""
     ended, stop, inputs = threading.Event(), threading.Event(), np.zeros((1, 8, 8, 3), np.uint8)
+    monkeypatch.setattr("precompute.encode.canary.STOP_REQUEST", stop)
     monkeypatch.setattr("precompute.encode.canary.load_reference", lambda *arguments: ended.wait(60))
     with Canary(EncoderConfig(model="none"), "signed") as checking:
         checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [], LAYOUT)
@@ -144,7 +145,7 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
         assert not checking.wants_images
         stop.set()
         with pytest.raises(Interrupted, match="run the same command again"):
-            checking.refuse_wrong_device(DEVICE, stop)
+            checking.refuse_wrong_device(DEVICE)
     ended.set()
 
 

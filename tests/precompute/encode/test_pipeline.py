@@ -8,9 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,9 +28,8 @@ from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches, planned_batches
-from precompute.encode.device_feed import DoneEncoding
-from precompute.encode.job import BusyTimes, EncodeJob, Progress
-from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
+from precompute.encode.job import EncodeJob, Progress
+from precompute.encode.pipeline import WRITES_BEHIND, encode_shards
 from precompute.encode.progress import ADVISED_S, BuildProgress
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import decode_image
@@ -62,8 +61,7 @@ class Planned(NamedTuple):
 
         encoder: Any = SimpleNamespace(device=torch.device("cpu"), encode=encode)
         encode_shards(
-            self.job, self.source, encoder, range(3),
-            decode_threads=2, stop=threading.Event(), on_progress=on_progress,
+            self.job, self.source, encoder, [range(3)], decode_threads=2, on_progress=on_progress,
         )  # fmt: skip
 
 
@@ -171,7 +169,7 @@ class LazyDisk:
         self.owed += 1
         self.most_owed = max(self.most_owed, self.owed)
         owed: Future[None] = Future()
-        owed.result = partial(self._write, write, *arguments)  # type: ignore[method-assign]
+        owed.result = cache(partial(self._write, write, *arguments))  # type: ignore[method-assign]
         return owed
 
     def _write(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -206,19 +204,22 @@ def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, clock, monkeyp
 
 def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypatch):
     """Batches that are queued already must not be added to an incomplete shard."""
-    appended, latent_NCHW = list[Any](), torch.zeros(1, *planned.job.spec.array.shape)
+    appended, begun, queued = list[Any](), list[Progress](), threading.Event()
 
     def fill_the_disk(builder: ShardBuilder, *batch: Any) -> None:
         appended.append(batch)
         if len(appended) == 2:
+            assert queued.wait(10), "other writes wait behind this one"
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def on_progress(progress: Progress) -> None:
+        begun.append(progress)
+        if len(begun) == 4:
+            queued.set()
+
     monkeypatch.setattr(ShardBuilder, "append", fill_the_disk)
-    sink = ShardSink(planned.job, torch.device("cpu"), BusyTimes(1), None, lambda _: None, threading.Event())
-    for batch in planned.decoded([0]):
-        with suppress(OSError):
-            sink.write(batch, DoneEncoding(latent_NCHW))
-    sink.close()
+    with pytest.raises(OSError, match="No space left"):
+        planned.encode(lambda: None, on_progress)
     assert len(appended) == 2
 
 

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import yaml
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.config import RunConfig
-from precompute.encode.ray_cluster import ClusterHead, connected, say_waiting
+from precompute.encode.ray_actors import connected, say_waiting
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -34,19 +33,6 @@ def test_a_build_looks_for_its_cluster_before_it_plans(project, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert "no Ray cluster answers at 127.0.0.1:1" in project.build(code=1, run__engine="ray")
     assert not project.cache.exists()
-
-
-def test_a_lost_head_is_reported_once(logged):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        head = ClusterHead(f"127.0.0.1:{server.getsockname()[1]}")
-        head.check()
-        assert head.is_reachable
-    head.check()
-    head.check()
-    assert not head.is_reachable
-    (line,) = logged.messages
-    assert "no longer answers" in line
-    assert "run the same command again" in line
 
 
 @pytest.mark.parametrize(

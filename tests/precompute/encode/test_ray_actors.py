@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,7 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.job import EncodeJob
-from precompute.encode.ray_cluster import refuse_no_answer
-from precompute.encode.ray_engine import describe_held, run_ray
-from precompute.encoders.registry import load_encoder
-from precompute.sources import open_source
+from precompute.encode.ray_actors import refuse_no_answer, run_on_ray
 from tests.precompute.conftest import SAMPLES, timeless_files
 from tests.precompute.encode.builds import processes_of, start_build, wait_for
 from tests.slurm import free_port
@@ -108,18 +104,10 @@ def test_a_killed_worker_and_a_new_node_change_no_byte(project, cluster):
     disturb(cluster, project.cache)
     _, error = build.communicate(timeout=300)
     assert build.returncode == 0, error
-    assert "a worker on Ray was lost with shard" in error
+    assert "Task RayWorker.build failed. There are 2 retries remaining" in error
     assert f"{SAMPLES}/{SAMPLES} " in error, "images of the lost shard count once"
     project.build(name="local", **SLOW)
     assert project.files() == timeless_files(project.folder / "local")
-
-
-@pytest.mark.parametrize(
-    ("shards", "said"),
-    [(set(), "before it began"), ({4}, "with shard 4 in hand"), ({11, 4}, "with shards 4, 11 in hand")],
-)
-def test_a_lost_worker_is_described_by_its_shards(shards, said):
-    assert describe_held(shards) == said
 
 
 def test_a_signal_to_all_processes_of_a_local_ray_ends_it(project, monkeypatch):
@@ -144,10 +132,9 @@ def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
     job = EncodeJob(
         config=config, store=LocalStore(built.folder / "elsewhere"), spec=read_spec(built.cache), shards=[0, 1]
     )
-    source, encoder = open_source(config.source), load_encoder(config.planning_encoder, config.image.range)
     message = rf"node {os.uname().nodename} does not see the plan at {built.folder}/elsewhere/plan.parquet; on Ray"
     with built.untouched(), pytest.raises(CacheError, match=message):
-        run_ray(job, source, encoder, threading.Event(), lambda _: None)
+        run_on_ray(job, lambda _: None)
 
 
 def autoscaling_config(address):

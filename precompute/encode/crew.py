@@ -1,0 +1,93 @@
+"""How many workers a build has on this machine: by its cores, GPUs and memory, unless the config sets it."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from cache_store.program.running import usable_cores
+from precompute.config import BuildConfig
+from precompute.encode.worker import ENCODER_THREADS
+
+CORES_A_WORKER = 4
+"""Cores of a worker on a GPU: one launches and writes, the others decode. More would wait for Python's lock."""
+
+WORKERS_A_GPU = 4
+"""Most workers on a GPU: each has its own CUDA context and copy of the encoder's weights."""
+
+CONTEXT_BYTES = 3 * 2**30
+"""GPU memory of a worker without its batches: context, weights, libraries' work space."""
+
+BYTES_A_PIXEL = 4_096
+"""GPU memory of a batch, for each of its pixels, while it is encoded in bfloat16: some twenty tensors of 96 channels
+at full resolution; float32 takes twice as much. Calculated, not measured.
+"""
+
+HOST_BYTES = 4 * 2**30
+"""Main memory of a worker: torch and CUDA, its batches, and for a minute the canary's weights."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Workers of one build on this machine."""
+
+    workers: int
+    sharing: int
+    """Number of such workers that share the machine's cores, including those on GPUs of other ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The resources that decide how many workers there are."""
+
+    cores: int
+    host_bytes: int
+    gpus: int
+    """GPUs that this process sees."""
+    gpu_bytes: int
+    """Free memory of each GPU."""
+
+    def workers_a_gpu(self, batch_pixels: int, *, is_float32: bool) -> int:
+        """Return how many workers a GPU gets: as many as cores and memory allow, from 1 to WORKERS_A_GPU."""
+        needed = CONTEXT_BYTES + batch_pixels * BYTES_A_PIXEL * (2 if is_float32 else 1)
+        by_cores = self.cores // self.gpus // CORES_A_WORKER
+        by_host = self.host_bytes // self.gpus // HOST_BYTES
+        return max(1, min(WORKERS_A_GPU, by_cores, by_host, self.gpu_bytes // needed))
+
+
+def crew_of(config: BuildConfig, shards: int) -> Crew:
+    """Choose the number of workers, at most one per shard."""
+    device = config.encoder.torch_device
+    if device.type == "cuda":
+        return crew_on_gpus(config, shards, measure_machine(device))
+    wanted = config.run.workers
+    workers = max(1, torch.get_num_threads() // ENCODER_THREADS) if wanted == "auto" else wanted
+    workers = min(workers, max(1, shards))
+    return Crew(workers, workers)
+
+
+def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
+    """Choose the workers for the GPUs that the process sees, or for the one that the config names.
+
+    Each GPU of the machine gets its share of the cores.
+    """
+    most = max(1, shards)
+    if config.run.workers != "auto":
+        workers = min(config.run.workers, most)
+        return Crew(workers, workers)
+    used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
+    if config.encoder.reads_text:  # nothing is decoded, and the weights are large: one worker keeps a GPU busy
+        return Crew(min(used, most), machine.gpus)
+    batch_pixels = config.encoder.batch_size * config.image.height * config.image.width
+    a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")
+    workers = min(used * a_gpu, most)
+    return Crew(workers, -(-workers // used) * machine.gpus)
+
+
+def measure_machine(device: torch.device) -> Machine:
+    return Machine(
+        cores=usable_cores(),
+        host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=torch.cuda.device_count(),
+        gpu_bytes=torch.cuda.mem_get_info(device)[0],
+    )
