@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
 from cache_store.log import log_as_typed, log_error, log_info, refuse_other_format
-from cache_store.storage.calls import STOP_REQUEST
+from cache_store.storage.daemon_threads import STOP_REQUEST
 
 FORWARDED_S = 5.0
 """A SIGTERM this soon after the first signal counts as the same request: a scheduler signals every process of a job,
@@ -63,7 +63,7 @@ def handle_stop(number: int, frame: FrameType | None) -> None:
     if SignalState.unwinds:
         if is_importing(frame):
             log_info(STOPPED)
-            leave(3)
+            end_process(3)
         SignalState.has_unwound = True
         raise KeyboardInterrupt
     with suppress(RuntimeError):  # the signal came while another message was written
@@ -77,7 +77,7 @@ def is_importing(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def leave(exit_code: int) -> NoReturn:
+def end_process(exit_code: int) -> NoReturn:
     """End the process without waiting for its threads."""
     with suppress(OSError):
         print(end="", flush=True)
@@ -119,7 +119,7 @@ def stop_on_signals(*, unwinds: bool = False, patience_s: float = 0.0) -> Iterat
 
 
 @contextmanager
-def tell_lost_interrupts() -> Iterator[None]:
+def log_unraisable_interrupts() -> Iterator[None]:
     """Log one line in place of the traceback of a KeyboardInterrupt that Python cannot raise, as in a `__del__`."""
     before = sys.unraisablehook
 
@@ -177,7 +177,7 @@ def run_process(program: str, run: Callable[[Sequence[str]], int]) -> int:
     atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS])
     exit_code = run_program(program, run, None)
     if SignalState.first_s is not None:
-        leave(exit_code)
+        end_process(exit_code)
     SignalState.exit_code = exit_code
     STOP_REQUEST.set()  # so that no thread waits for a store
     return exit_code
@@ -190,7 +190,7 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
     open_closed_stderr()
-    with stop_on_signals(), log_as_typed(program, given) as words, tell_lost_interrupts():
+    with stop_on_signals(), log_as_typed(program, given) as words, log_unraisable_interrupts():
         return exit_code_of(program, lambda: run_interruptible(run, words))
 
 

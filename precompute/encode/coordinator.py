@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any, Protocol
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.storage.calls import POLL_S, STOP_REQUEST
+from cache_store.storage.daemon_threads import POLL_S, STOP_REQUEST
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.worker import Report
 

@@ -16,15 +16,15 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals
-from cache_store.storage.calls import POLL_S
+from cache_store.storage.daemon_threads import POLL_S
 from precompute.config import BuildConfig
 from precompute.encode.coordinator import GRACE_S, Event, coordinate
 from precompute.encode.crew import Crew, crew_of
 from precompute.encode.job import EncodeJob
 from precompute.encode.ray_actors import refuse_unreachable_cluster, run_on_ray
 from precompute.encode.worker import Inbox, Report, run_worker, start_worker
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.sources import Source
 
 STOP = -1

@@ -14,7 +14,7 @@ from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from cache_store.program.gpu_use import GpuMeter
-from cache_store.storage.calls import STOP_REQUEST
+from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.prefetch import begun_ahead
 from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches
 from precompute.encode.canary import Canary

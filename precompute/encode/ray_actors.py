@@ -22,9 +22,9 @@ from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
 from cache_store.log import log_info
+from cache_store.messages import printable
 from cache_store.program.running import hold_stop_signals, usable_cores
-from cache_store.refusal import printable
-from cache_store.storage.calls import STOP_REQUEST
+from cache_store.storage.daemon_threads import STOP_REQUEST
 from precompute.encode.coordinator import GRACE_S, Event, coordinate
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.worker import ENCODER_THREADS, Inbox, Report, start_worker

@@ -9,8 +9,8 @@ import torch
 
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
-from cache_store.refusal import differences_between, refuse
-from cache_store.storage.calls import STOP_REQUEST
+from cache_store.messages import differences_between, refuse
+from cache_store.storage.daemon_threads import STOP_REQUEST
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards

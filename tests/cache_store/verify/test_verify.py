@@ -15,8 +15,8 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.cli import main
+from cache_store.messages import printable
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.refusal import printable
 from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import LEFTOVER, parse_subset
 from cache_store.verify.verify import STRAY, clear_leftovers, verify

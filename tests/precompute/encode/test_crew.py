@@ -6,7 +6,7 @@ import pytest
 
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.crew import Crew, Machine, crew_of, crew_on_gpus
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig
 
