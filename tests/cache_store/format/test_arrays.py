@@ -138,17 +138,12 @@ def test_headers_and_members_are_pythons_tarfiles_and_numpys(array):
 
 @tars
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset 1.0 leaves closing to the collector
-def test_webdataset_opens_the_tars(array):
-    samples = webdataset.WebDataset(shards_of(array), shardshuffle=False).decode()
-    assert_same([(each["__key__"], each["latent.npy"], each["json"]) for each in samples], array)
-
-
-@tars
-@pytest.mark.parametrize("streaming", [False, True])
-def test_hugging_face_datasets_open_the_tars(array, tmp_path, streaming):
-    options = {"split": "train", "streaming": streaming, "cache_dir": str(tmp_path)}
-    loaded = datasets.load_dataset("webdataset", data_files=shards_of(array), **options)
-    assert_same([(each["__key__"], np.array(each["latent.npy"]), each["json"]) for each in loaded], array)
+def test_webdataset_and_hugging_face_datasets_open_the_tars(array, tmp_path):
+    opened: list[Any] = [webdataset.WebDataset(shards_of(array), shardshuffle=False).decode()]
+    options = {"split": "train", "cache_dir": str(tmp_path), "data_files": shards_of(array)}
+    opened += [datasets.load_dataset("webdataset", streaming=streaming, **options) for streaming in (False, True)]
+    for samples in opened:
+        assert_same([(each["__key__"], np.array(each["latent.npy"]), each["json"]) for each in samples], array)
 
 
 @tars
