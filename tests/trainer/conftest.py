@@ -13,7 +13,6 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenize
 
 from tests.make_cache import make_cache
 from tests.named import assert_names
-
 from tests.trainer.runs import command, make_config
 from trainer.cli import main
 from trainer.config import TrainConfig
