@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cache_store.errors import ConfigError
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from tests.precompute.encoders.loading import load
 
 
