@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 
 from tests.make_cache import make_cache
+from tests.named import assert_names
 from tests.trainer.runs import command, make_config
 from trainer.cli import main
 from trainer.config import TrainConfig
@@ -100,11 +101,13 @@ def configured_here(cache_path: Path, language_model: Path, tmp_path_factory: py
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must end with a code; return its message."""
+    """Run a command that must end with a code and a message of these words; return the message."""
 
-    def run(code: int, config: TrainConfig, program: str = "train", *options: str) -> str:
+    def run(code: int, config: TrainConfig, program: str = "train", *options: str, names: str = "") -> str:
+        capsys.readouterr()
         assert main([*command(config, program), *options]) == code
         error = capsys.readouterr().err
+        assert_names(error, f"trainer: {names}")
         assert "Traceback" not in error
         return error
 

@@ -117,3 +117,11 @@ def word_by_word(
         hidden = generator.model.hidden(latents, torch.tensor([tokens]))
         tokens.append(int(language.logits(hidden[:, -1]).argmax()))
     return tokens[start:]
+
+
+def assert_batched_as_alone(generator: Generator, latents: dict[str, torch.Tensor]) -> None:
+    """Check that prompts in a padded batch, with cached keys, get the words that each gets word by word."""
+    own = [{name: each[[row]] for name, each in latents.items()} for row in range(len(PROMPTS))]
+    alone = [word_by_word(generator, *sample, 12) for sample in zip(own, PROMPTS, strict=True)]
+    assert generator.generate_tokens(latents, PROMPTS) == alone
+    assert len({tuple(each) for each in alone}) > 1

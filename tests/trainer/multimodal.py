@@ -63,85 +63,33 @@ IMAGE_TOKENS = {
     "mm_tokens_per_image": TOKENS, "image_token_index": IMAGE, "boi_token_index": BOI, "eoi_token_index": EOI,
 }  # fmt: skip
 
-CHECKPOINTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "gemma3": (
-        hf.Gemma3ForConditionalGeneration,
-        hf.Gemma3Config,
-        {"text_config": GEMMA, "vision_config": VISION, "tie_word_embeddings": False, **IMAGE_TOKENS},
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "gemma3": {"text_config": GEMMA, "vision_config": VISION, "tie_word_embeddings": False, **IMAGE_TOKENS},
+    "qwen2_vl": configured(ROPE, {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2}, **MARKERS),
+    "qwen2_5_vl": configured(ROPE, {**QWEN, "out_hidden_size": 32}, **MARKERS, tie_word_embeddings=True),
+    "qwen3_vl": configured({**ROPE, "head_dim": 16}, QWEN_3, **MARKERS),
+    "qwen3_vl_moe": configured({**ROPE, **EXPERTS, "head_dim": 16}, QWEN_3, **MARKERS),
+    "llava": configured({"model_type": "llama"}, CLIP, image_token_index=20),
+    "llava_next": configured({"model_type": "llama"}, CLIP, image_token_index=20),
+    "llava_next_video": configured({"model_type": "llama"}, CLIP, image_token_index=20, video_token_index=19),
+    "llava_onevision": configured({"model_type": "qwen2"}, SIGLIP, image_token_index=20, video_token_index=19),
+    "paligemma": configured({"model_type": "gemma", "head_dim": 16}, SIGLIP, projection_dim=32, image_token_index=20),
+    "paligemma2": configured(
+        {"model_type": "gemma2", "head_dim": 16, "sliding_window": 12}, SIGLIP, projection_dim=32,
+        image_token_index=20, tie_word_embeddings=False,
     ),
-    "qwen2_vl": (
-        hf.Qwen2VLForConditionalGeneration,
-        hf.Qwen2VLConfig,
-        configured(ROPE, {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2}, **MARKERS),
-    ),
-    "qwen2_5_vl": (
-        hf.Qwen2_5_VLForConditionalGeneration,
-        hf.Qwen2_5_VLConfig,
-        configured(ROPE, {**QWEN, "out_hidden_size": 32}, **MARKERS, tie_word_embeddings=True),
-    ),
-    "qwen3_vl": (
-        hf.Qwen3VLForConditionalGeneration,
-        hf.Qwen3VLConfig,
-        configured({**ROPE, "head_dim": 16}, QWEN_3, **MARKERS),
-    ),
-    "qwen3_vl_moe": (
-        hf.Qwen3VLMoeForConditionalGeneration,
-        hf.Qwen3VLMoeConfig,
-        configured({**ROPE, **EXPERTS, "head_dim": 16}, QWEN_3, **MARKERS),
-    ),
-    "llava": (
-        hf.LlavaForConditionalGeneration,
-        hf.LlavaConfig,
-        configured({"model_type": "llama"}, CLIP, image_token_index=20),
-    ),
-    "llava_next": (
-        hf.LlavaNextForConditionalGeneration,
-        hf.LlavaNextConfig,
-        configured({"model_type": "llama"}, CLIP, image_token_index=20),
-    ),
-    "llava_next_video": (
-        hf.LlavaNextVideoForConditionalGeneration,
-        hf.LlavaNextVideoConfig,
-        configured({"model_type": "llama"}, CLIP, image_token_index=20, video_token_index=19),
-    ),
-    "llava_onevision": (
-        hf.LlavaOnevisionForConditionalGeneration,
-        hf.LlavaOnevisionConfig,
-        configured({"model_type": "qwen2"}, SIGLIP, image_token_index=20, video_token_index=19),
-    ),
-    "paligemma": (
-        hf.PaliGemmaForConditionalGeneration,
-        hf.PaliGemmaConfig,
-        configured({"model_type": "gemma", "head_dim": 16}, SIGLIP, projection_dim=32, image_token_index=20),
-    ),
-    "paligemma2": (
-        hf.PaliGemmaForConditionalGeneration,
-        hf.PaliGemmaConfig,
-        configured(
-            {"model_type": "gemma2", "head_dim": 16, "sliding_window": 12},
-            SIGLIP,
-            projection_dim=32,
-            image_token_index=20,
-            tie_word_embeddings=False,
-        ),
-    ),
-    "llama4": (
-        hf.Llama4ForConditionalGeneration,
-        hf.Llama4Config,
-        configured(CHUNKED, {**LLAMA_4_VIT, "projector_output_dim": 32}, image_token_index=20),
-    ),
-}
-"""Class, config class and config values, by model type; sequences are longer than windows and chunks."""
+    "llama4": configured(CHUNKED, {**LLAMA_4_VIT, "projector_output_dim": 32}, image_token_index=20),
+}  # fmt: skip
+"""Config values, by model type; sequences are longer than windows and chunks."""
 
 
 def make_whole(name: str) -> Any:
     """Make a model whose words depend on what it reads, and whose projector is not the identity."""
-    model_class, config_class, values = CHECKPOINTS[name]
     torch.manual_seed(0)
-    config = config_class(**values)
+    config = hf.AutoConfig.for_model("paligemma" if name == "paligemma2" else name, **CHECKPOINTS[name])
     for part in (config, config.text_config):
         part.initializer_range = 0.3 if name == "gemma3" else 0.5
-    whole = model_class(config).eval()
+    whole = hf.AutoModelForImageTextToText.from_config(config).eval()
     for name, weight in whole.named_parameters():
         if "multi_modal_projector" in name or "position" in name:
             weight.data.normal_(std=0.3)

@@ -45,12 +45,8 @@ def test_the_first_writer_of_a_shard_wins(store, latents):
     before = contents(store.root)
     assert commit(second) == record
     assert commit(writer(store, latents)) == record
-    with pytest.raises(
-        StaleError, match="shard 0 differs here from the one that another rank has committed"
-    ) as refused:
+    with pytest.raises(StaleError, match=r"(?s)shard 0.*device.*cuda:7"):
         commit(other, device="cuda:7")
-    assert "device" in str(refused.value)
-    assert "cuda:7" in str(refused.value)
     assert contents(store.root) == {name: data for name, data in before.items() if ".partial" not in name}
 
 
@@ -58,7 +54,7 @@ def test_files_without_a_record_are_taken_if_they_are_the_same(store, latents):
     """A writer that dies before it writes the record leaves such files."""
     record = commit(writer(store, latents))
     store.delete(commit_file(0))
-    with pytest.raises(CacheError, match=r"has sha256 .*, written by another rank, perhaps a dead one, .*; it stays"):
+    with pytest.raises(CacheError, match="sha256"):
         commit(writer(store, latents + 1))
     assert read_commit(store, 0) is None
     assert commit(writer(store, latents)).content == record.content

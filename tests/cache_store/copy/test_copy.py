@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from cache_store.cache.metadata import write_build
 from cache_store.cli import main
 from cache_store.copy.copy import refuse_overlap
 from cache_store.errors import ConfigError
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.claim import claim_folder
 from cache_store.storage.store import open_store
 from tests.cache_store.conftest import REJECTED, ROWS, SHAPES, contents, flip, samples_of, shard_name
@@ -60,33 +58,21 @@ def test_a_copy_in_another_form_is_as_built_and_back_as_it_was(tmp_path, latents
     assert contents(back) == contents(cache)
 
 
-def test_a_stopped_copy_goes_on_to_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_copy_goes_on_to_the_same_bytes(cache, tmp_path, store_format, monkeypatch, number):
     """A killed copy resumes too: see tests/guarantees."""
-    rows = np.random.default_rng(0).standard_normal((120, 4, 6, 5)).astype(np.float32)
-    cache = make_cache(tmp_path / "cache", rows, samples_per_shard=2)  # so that a signal comes in between
-    assert copy(cache, tmp_path / "undisturbed", "webdataset") == 0
-    for number in (signal.SIGTERM, signal.SIGINT):
-        out = tmp_path / number.name
-        arguments = ["copy", str(cache), str(out), "--format", "webdataset"]
-        process = subprocess.Popen([sys.executable, "-m", "cache_store", *arguments], stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
-        while not (done := times(out)):
-            assert time.monotonic() < deadline, "no shard was copied"
-            time.sleep(0.002)
-        process.send_signal(number)
-        _, error = process.communicate(timeout=60)
-        assert process.returncode == 3, error
-        assert "Traceback" not in error
-        assert not list(out.rglob("*.partial"))
-        assert not (out / "seal.json").exists()
-        assert main(arguments) == 0
-        assert {name: times(out)[name] for name in done} == done, "committed shards are kept"
-        assert contents(out) == contents(tmp_path / "undisturbed")
-
-
-def times(out: Path) -> dict[str, int]:
-    """Return when each committed shard was written."""
-    return {path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/*.json")}
+    whole, out = tmp_path / "undisturbed", tmp_path / "out"
+    assert copy(cache, whole, OTHER[store_format]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(ProgressBar, "update", lambda bar, note: os.kill(os.getpid(), number))
+        assert copy(cache, out, OTHER[store_format]) == 3
+    assert not list(out.rglob("*.partial"))
+    assert not (out / "seal.json").exists()
+    done = {path: path.stat().st_mtime_ns for path in out.glob("commits/*.json")}
+    assert done
+    assert copy(cache, out, OTHER[store_format]) == 0
+    assert {path: path.stat().st_mtime_ns for path in done} == done, "committed shards are kept"
+    assert contents(out) == contents(whole)
 
 
 def test_run_again_it_mends_damage_and_touches_nothing_else(cache, tmp_path, store_format, capsys):

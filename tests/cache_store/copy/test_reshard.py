@@ -9,16 +9,11 @@ from cache_store import open_cache
 from cache_store.cli import main
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
+from tests.cache_store.format.test_shards import LENGTHS, REJECTED
 from tests.make_cache import make_cache, text_recipe
 
-LENGTHS = (3, 1, 8, 8, 2)
-REJECTED = (3, 5, 21)
 COLUMNS = ["row", "id", "uri", "conversations", "content_sha256"]
-FORMS = {
-    "the same": [],
-    "a codec": ["--codec", "lz4"],
-    "tars": ["--format", "webdataset"],
-}
+FORMS = {"the same": [], "a codec": ["--codec", "lz4"], "tars": ["--format", "webdataset"]}
 
 
 @pytest.fixture

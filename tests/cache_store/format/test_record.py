@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from cache_store.format.record import Record, canonical_json, describe_mismatch, parse_record
+from tests.named import assert_names
 
 
 class Numbers(Record, frozen=True, kw_only=True):
@@ -49,25 +50,20 @@ class Outer(Record, frozen=True, kw_only=True):
 
 SOUND = {"size": 1}
 MISFITS: list[tuple[Any, str]] = [
-    ({}, "it lacks a field, one"),
-    ({"one": {}}, "it lacks a field, one.size"),
-    ({"one": SOUND, "two": 2}, "it has an unknown field, two"),
-    ({"one": SOUND, "each": [SOUND, {"size": 1, "é`\n": 2}]}, "it has an unknown field, each[1].é`\\n"),
-    ({"one": {"size": "large"}}, "one.size: expected `int`, got `str`"),
-    ({"one": SOUND, "by_name": {"x": {"size": None}}}, "by_name[...].size: expected `int`, got `null`"),
-    ({"one": {"size": 1, "kind": "c\nd"}}, "one.kind: Invalid enum value 'c\\nd'"),
-    ([], "expected `object`, got `array`"),
+    ({}, "one"),
+    ({"one": {}}, "one.size"),
+    ({"one": SOUND, "two": 2}, "two"),
+    ({"one": SOUND, "each": [SOUND, {"size": 1, "é`\n": 2}]}, "each[1].é`\\n"),
+    ({"one": {"size": "large"}}, "one.size `int`, `str`"),
+    ({"one": SOUND, "by_name": {"x": {"size": None}}}, "by_name[...].size `int`, `null`"),
+    ({"one": {"size": 1, "kind": "c\nd"}}, "one.kind 'c\\nd'"),
+    ([], "`object`, `array`"),
 ]
 
 
-@pytest.mark.parametrize(("value", "said"), MISFITS, ids=[said for _, said in MISFITS])
-def test_a_misfit_is_named_by_its_whole_name_on_one_line(value, said):
+@pytest.mark.parametrize(("value", "names"), MISFITS, ids=[names for _, names in MISFITS])
+def test_a_misfit_is_named_by_its_whole_name_on_one_line(value, names):
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(msgspec.json.encode(value), type=Outer)
-    assert describe_mismatch(caught.value) == said
-
-
-def test_what_is_no_json_keeps_the_words_of_its_parser():
-    with pytest.raises(msgspec.DecodeError) as caught:
-        msgspec.json.decode(b"{", type=Outer)
-    assert describe_mismatch(caught.value) == "Input data was truncated"
+    assert_names(said := describe_mismatch(caught.value), names)
+    assert "\n" not in said

@@ -8,10 +8,11 @@ import zarr
 from cache_store import open_cache
 from cache_store.cache.metadata import spec_problems
 from cache_store.errors import CacheError
-from cache_store.format.schema import ShardRun, SizedArray, even_shards, shard_runs
+from cache_store.format.schema import ShardRun, SizedArray
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.make_cache import make_cache
+from tests.named import assert_names
 
 LENGTHS = (3, 1, 8, 8, 2)
 REJECTED = (3, 5, 21)
@@ -46,34 +47,25 @@ def test_a_zarr_array_has_a_chunk_for_each_shard(tmp_path, latents):
     assert np.isnan(np.delete(found, places, axis=0)).all()
 
 
+FULL = ShardRun(shards=1, rows=8)
 RUNS = {
-    "longer than a full shard": ([ShardRun(shards=1, rows=9)], (), "more than samples_per_shard 8"),
-    "in no array": ([ShardRun(shards=1, rows=8, array=1)], (), "of array 1"),
-    "too many": ([ShardRun(shards=10**6, rows=8), ShardRun(shards=1, rows=1)], (), "1,000,001 shards"),
-    "two of one size": (
-        [ShardRun(shards=1, rows=8)],
-        (SizedArray(width=32, height=24, shape=(2, 3, 4)),) * 2,
-        "two arrays of one size",
-    ),
-    "of nothing": ([ShardRun(shards=1, rows=8)], (SizedArray(width=32, height=24, shape=(2, 3)),), "the axes channel"),
+    "longer than a full shard": ([ShardRun(shards=1, rows=9)], (), "samples_per_shard 8"),
+    "in no array": ([ShardRun(shards=1, rows=8, array=1)], (), "array 1"),
+    "too many": ([ShardRun(shards=10**6, rows=8), ShardRun(shards=1, rows=1)], (), "1,000,001"),
+    "two of one size": ([FULL], (SizedArray(width=32, height=24, shape=(2, 3, 4)),) * 2, "arrays size"),
+    "of nothing": ([FULL], (SizedArray(width=32, height=24, shape=(2, 3)),), "channel"),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_shards_that_cannot_be_are_named(tmp_path, latents, name):
-    runs, arrays, why = RUNS[name]
+    runs, arrays, names = RUNS[name]
     spec = open_cache(make_cache(tmp_path / "cache", latents[:8])).spec
-    assert why in "; ".join(spec_problems(msgspec.structs.replace(spec, shards=tuple(runs), arrays=arrays)))
+    assert_names(spec_problems(msgspec.structs.replace(spec, shards=tuple(runs), arrays=arrays)), names)
 
 
 def test_a_spec_whose_shards_are_not_the_sealed_ones_is_refused(tmp_path, latents):
     path, other = (make_cache(tmp_path / str(lengths), latents, lengths=lengths) for lengths in (LENGTHS, (8, 8, 6)))
     (path / "seal.json").write_bytes((other / "seal.json").read_bytes())
-    with pytest.raises(CacheError, match="the seal belongs to another spec"):
+    with pytest.raises(CacheError, match="seal"):
         open_cache(path)
-
-
-def test_lengths_are_summarised_in_runs():
-    full = ShardRun(shards=2, rows=8)
-    assert even_shards(22, 8) == tuple(shard_runs([8, 8, 6])) == (full, ShardRun(shards=1, rows=6))
-    assert even_shards(16, 8) == (full,)

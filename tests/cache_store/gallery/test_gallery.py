@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from msgspec import structs
 from PIL import Image
 
 from cache_store.cache.entry_points import find_source_images
@@ -27,10 +26,10 @@ from cache_store.format.layout import samples_file
 from cache_store.gallery import exhibits, histograms, pictures, sheets
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
-from cache_store.gallery.page import layout
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
+from tests.named import assert_names
 
 HERE = Path(__file__).parents[1] / "format"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -156,10 +155,8 @@ def test_source_images_are_shown_or_said_missing_or_changed(cache, page, monkeyp
     assert np.abs(np.asarray(thumbnail).astype(int) - (255, 0, 0)).max() < 8
     for told in ("source (changed)", "cannot decode: is ", "missing: sample-000002.png: No such file or directory"):
         assert told in text_of(page)
-    for problem in ("has changed since it was encoded", "could not be read when the cache was built"):
-        assert f'title="this file {problem}"' in page
     monkeypatch.setitem(sys.modules, "precompute.source_images", None)
-    with pytest.raises(SourceError, match="sources cannot be read here: .*; run `pip install "):
+    with pytest.raises(SourceError, match="`pip install "):
         find_source_images(open_cache(cache).store)
 
 
@@ -176,13 +173,6 @@ def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
     drawn = [{each["row"] for each in exhibits.draw_rejects(open_cache(cache), 2, seed)} for seed in (0, 1)]
     assert all(len(each) == 2 and each < set(REJECTED) for each in drawn)
     assert "2 of them, drawn with seed 1, are shown" in text_of(pages["c"])
-
-
-def test_flat_recipes_have_cards_and_strips_of_their_own_layout(cache):
-    recipe = open_cache(cache).spec.array.image
-    for height, width, cards, maps in ((64, 64, "square", 8), (64, 512, "wide", 4), (256, 64, "tall", 8)):
-        assert layout(structs.replace(recipe, height=height, width=width)) == cards
-        assert pictures.strip_columns(height // 8, width // 8) == maps, "in a line"
 
 
 def test_previews_error_maps_and_psnr_are_what_they_say(cache):
@@ -276,43 +266,32 @@ def test_labels_of_a_sheet_are_whole_where_they_fit_and_else_cut():
     assert max(map(sheets.text_width, (*cut, *lines))) <= sheets.COLUMN
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("latents/c/0/0/0/0", "row 0 in shard 0"),
-        ("samples/000001.parquet", "samples/000001.parquet is not as sealed"),  # rejects alone: no latent needs it
-        ("seal.json", "is not sealed"),
-    ],
-)
-def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path, capsys, name, message):
+@pytest.mark.parametrize("name", ["latents/c/0/0/0/0", "samples/000001.parquet", "seal.json"])
+def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path, capsys, name):
+    """Also of a shard of rejects alone, whose latents the page does not need."""
     cache, page = make_cache(tmp_path / "cache", LATENTS, rejected=range(8, 16)), tmp_path / "page.html"
     page.write_text("earlier")
     flip(cache / name, 0) if "/" in name else (cache / name).unlink()
     assert main(["gallery", str(cache), "-o", str(page)]) == 1
-    assert message in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, {"latents/c/0/0/0/0": "row 0 shard"}.get(name, f"{cache}"))
     assert page.read_text() == "earlier"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value"),
     [
-        (["-o", "nowhere/page.html"], "--output: the folder of nowhere/page.html does not exist"),
-        (["-o", "."], "--output: . is a folder"),
-        (["-o", "CACHE/zarr.json"], "CACHE/zarr.json lies in the cache"),
-        (["-o", "s3://bucket/page.html"], "--output: s3://bucket/page.html is a URL; name a path on this machine"),
-        (["--sheets", "https://host/sheets"], "--sheets: https://host/sheets is a URL; name a path on this machine"),
-        (["--sheets", "nowhere"], "--sheets: nowhere is not a folder that exists"),
-        (["--sheets", "CACHE"], "lies in the cache CACHE"),
-        (["--rows", "0"], "--rows must be in [1, 256], got 0"),
-        (["--rows", "257"], "--rows must be in [1, 256], got 257"),
-        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        *(("--output", path) for path in ("nowhere/page.html", ".", "CACHE/zarr.json", "s3://bucket/page.html")),
+        *(("--sheets", path) for path in ("https://host/sheets", "nowhere", "CACHE")),
+        *(("--rows", rows) for rows in ("0", "257")),
+        ("--seed", "-1"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(cache, tmp_path, monkeypatch, capsys, options, message):
+def test_a_mistake_is_one_line_and_nothing_is_written(cache, tmp_path, monkeypatch, capsys, option, value):
     monkeypatch.chdir(tmp_path)
-    assert main(["gallery", str(cache), *(option.replace("CACHE", str(cache)) for option in options)]) == 2
+    value = value.replace("CACHE", str(cache))
+    assert main(["gallery", str(cache), f"{option}={value}"]) == 2
     error = capsys.readouterr().err
-    assert message.replace("CACHE", str(cache)) in error
+    assert_names(error, f"{option.removeprefix('--')} {value}")
     assert error.count("\n") == 1
     assert not [*tmp_path.iterdir()]
     assert verify(cache, "full").findings == ()

@@ -121,11 +121,10 @@ LATER_VERSION = {"format_version": 2, "more": "fields that only that version has
 
 @in_zarr_alone
 @pytest.mark.parametrize(
-    ("name", "message", "edits"),
+    ("name", "edits"),
     [
         (
             "zarr.json",
-            "holds no valid spec",
             [
                 {"rows": 10**18},
                 {"rows": 10**12, "samples_per_shard": 1},
@@ -138,15 +137,14 @@ LATER_VERSION = {"format_version": 2, "more": "fields that only that version has
                 *({"array.shape": shape} for shape in ([2, 3], [2, 3, 2, 1], [1.5] * 3)),
             ],
         ),
-        ("commits/000000.json", "is not a path inside a cache", [{"content.files.0.path": path} for path in OUTSIDE]),
-        ("seal.json", "is not a path inside a cache", [{"plan_file.path": path} for path in OUTSIDE]),
-        ("seal.json", "counts do not add up|counts more samples in a shard", COUNTS),
-        ("seal.json", "the seal's statistics do not fit the spec's array", [{"array.preview": None}, ONE_FEATURE]),
-        *((name, "has format version 2; this program reads version 1", [LATER_VERSION]) for name in RECORDS),
+        ("commits/000000.json", [{"content.files.0.path": path} for path in OUTSIDE]),
+        ("seal.json", [{"plan_file.path": path} for path in OUTSIDE]),
+        ("seal.json", [*COUNTS, {"array.preview": None}, ONE_FEATURE]),
+        *((name, [LATER_VERSION]) for name in RECORDS),
     ],
     ids=str,
 )
-def test_a_signed_record_that_no_build_writes_is_refused_by_name(root, name, message, edits):
+def test_a_signed_record_that_no_build_writes_is_refused_by_name(root, name, edits):
     before = (root / name).read_bytes()
     for edit in edits:
         (root / name).write_bytes(before)
@@ -154,7 +152,7 @@ def test_a_signed_record_that_no_build_writes_is_refused_by_name(root, name, mes
             for field, value in edit.items():
                 set_field(record["attributes"]["encode_once"] if name == "zarr.json" else record, field, value)
         resign(root)
-        with pytest.raises(CacheError, match=message):
+        with pytest.raises(CacheError, match="version 2.*version 1" if edit is LATER_VERSION else str(root)):
             open_cache(root)  # the spec and the seal
             metadata.read_build(root)
             metadata.read_commit(root, 0)
@@ -210,7 +208,7 @@ def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
         writer.write_table(table)
     assert (root / TABLES[1]).stat().st_size < 10_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CacheError, match="a row group holds [0-9,]+ bytes of text"):
+    with pytest.raises(CacheError, match=TABLES[1]):
         metadata.read_samples(root, 0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
     data_or_named_error(root)
@@ -264,7 +262,7 @@ def test_samples_outside_their_file_are_refused_unread(root, column, value):
         beyond = (root / shard_name(root, 0)).stat().st_size - rows[0]["length"] + 1
         rows[0][column] = beyond if value == BEYOND else value
     resign(root)
-    with pytest.raises(CacheError, match=r"is shorter than its samples table says|lacks values|that are not 24"):
+    with pytest.raises(CacheError, match=f"{TABLES[1]}|{shard_name(root, 0)}|shard 0"):
         open_cache(root).read(np.array([0]), check=False)
 
 
@@ -272,7 +270,7 @@ def test_samples_outside_their_file_are_refused_unread(root, column, value):
 def test_a_seal_of_more_samples_than_memory_holds_is_refused(sound):
     cache = open_cache(sound)
     seal = msgspec.structs.replace(cache.seal, cached=20 * 10**9)
-    with pytest.raises(CacheError, match="the seal counts 20,000,000,000 samples, more than there is memory for"):
+    with pytest.raises(CacheError, match="20,000,000,000"):
         SealedShards(cache.store, cache.spec, seal).mapped(0)
 
 

@@ -18,15 +18,11 @@ def test_a_meter_gives_each_reading_once(monkeypatch):
     assert len(first) + len(meter.take()) <= nvml.reads
 
 
-@pytest.mark.parametrize("uuid", [None, "another", "part"])
-def test_without_a_figure_nothing_is_read(monkeypatch, uuid):
+@pytest.mark.parametrize("uuid", [None, "another", "part", "one"])
+def test_without_a_figure_or_the_package_nothing_is_read(monkeypatch, uuid):
     nvml = stand_in(monkeypatch)
+    if uuid == "one":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
     with closing(GpuMeter(uuid)) as meter:
         assert meter.take() == []
     assert nvml.reads == 0
-
-
-def test_the_package_may_be_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with closing(GpuMeter("one")) as meter:
-        assert meter.take() == []

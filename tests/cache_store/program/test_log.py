@@ -17,6 +17,7 @@ from cache_store.errors import CacheError
 from cache_store.log import VARIABLE, log_info, log_warning, set_up_log
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import run_program
+from tests.named import assert_names
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -50,15 +51,14 @@ def test_the_format_may_be_typed_anywhere_or_stand_in_the_environment(tmp_path, 
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    missing, info = f"{tmp_path} holds no cache; make one with `precompute build`", ("info", str(tmp_path))
+    info = ("info", str(tmp_path))
     for words in ((*info, "--log-format=text"), ("--log-format", "text", *info)):
-        assert re.fullmatch(f"{TIME} error   cache-store: {re.escape(missing)}", info_line(*words))
+        assert re.fullmatch(f"{TIME} error   cache-store: {tmp_path} .*", info_line(*words))
     for words in (["--log-format"], ["--log-format", "yaml"]):
-        unknown = "cache-store: error: --log-format (or ENCODE_ONCE_LOG_FORMAT) must be one of plain,"
-        assert info_line(*info, *words).startswith(unknown)
-    assert info_line(*info) == f"cache-store: error: {missing}"
+        assert_names(info_line(*info, *words), "--log-format ENCODE_ONCE_LOG_FORMAT plain")
+    assert info_line(*info).startswith(f"cache-store: error: {tmp_path} ")
     monkeypatch.setenv(VARIABLE, "json")
-    assert json.loads(info_line(*info))["message"] == missing
+    assert json.loads(info_line(*info))["message"].startswith(f"{tmp_path} ")
 
 
 def test_progress_warnings_and_what_other_libraries_log_are_records_too(capsys):

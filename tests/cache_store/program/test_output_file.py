@@ -18,6 +18,7 @@ from cache_store.program.output_file import ReportFile, refuse_output, write_out
 from cache_store.verify import command
 from tests.cache_store.conftest import REJECTED, contents, flip, shard_name
 from tests.make_cache import make_cache
+from tests.named import assert_names
 
 STALE = '{"sound": true, "findings": []}'
 
@@ -58,7 +59,7 @@ def fails(error: BaseException):
     return verify
 
 
-def test_a_run_that_an_error_ends_leaves_a_report_of_it(cache, report, monkeypatch):
+def test_a_run_that_an_error_ends_or_an_unmounted_disk_leaves_a_report_of_it(cache, report, monkeypatch, capsys):
     command_line = ["verify", str(cache), "--report", str(report)]
     assert main(command_line) == 0
     keys = read(report).keys()
@@ -66,14 +67,12 @@ def test_a_run_that_an_error_ends_leaves_a_report_of_it(cache, report, monkeypat
     assert main(command_line) == 1
     assert read(report).items() >= {"sound": False, "error": "Stale file handle: seal.json", "findings": []}.items()
     assert read(report).keys() == keys
-
-
-def test_an_unmounted_disk_leaves_no_report_of_yesterday(tmp_path, report, capsys):
-    for words in (["--report", str(report)], ["--json"]):
-        assert main(["verify", str(tmp_path / "mnt"), *words]) == 2
-    error = f"{tmp_path}/mnt holds no cache; make one with `precompute build`"
-    assert read(report).items() >= {"sound": False, "error": error}.items()
-    assert json.loads(capsys.readouterr().out).items() >= {"sound": False, "error": error}.items()
+    monkeypatch.undo()
+    capsys.readouterr()
+    cache.rename(cache.with_name("unmounted"))
+    assert main([*command_line, "--json"]) == 2
+    for found in (read(report), json.loads(capsys.readouterr().out)):
+        assert (found["sound"], str(cache) in found["error"]) == (False, True)
 
 
 KILLED = """
@@ -88,16 +87,7 @@ main(["verify", *sys.argv[1:]])
 def test_a_killed_run_leaves_a_report_that_it_did_not_end(cache, report):
     done = subprocess.run([sys.executable, "-c", KILLED, str(cache), "--report", str(report)])
     assert done.returncode == -signal.SIGKILL
-    assert read(report).items() >= {"sound": False, "error": "did not end: it is running, or was killed"}.items()
-
-
-def test_a_report_that_cannot_be_written_is_wrong_usage_before_anything_is_read(cache, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "verify", fails(AssertionError("read")))
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr("cache_store.program.output_file.write_output", fails(full))
-    assert main(["verify", str(cache), "--report", str(tmp_path / "report.json")]) == 2
-    said = f"cache-store: error: report: {tmp_path}/report.json cannot be written: No space left on device\n"
-    assert capsys.readouterr().err == said
+    assert (read(report)["sound"], "killed" in read(report)["error"]) == (False, True)
 
 
 def test_values_that_json_lacks_are_null(tmp_path):
@@ -119,22 +109,18 @@ def test_verify_and_info_print_json(cache, capsys):
     assert main(["info", str(cache), "--json"]) == 0
     unsealed = json.loads(capsys.readouterr().out)
     assert (unsealed["identity"], unsealed["statistics"]) == (None, None)
-    assert "is not sealed" in unsealed["not_sealed_because"]
+    assert unsealed["not_sealed_because"]
 
 
 OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Makes root obey permissions like anyone else."""
 
 
-REFUSED = {
-    ".": "is a folder; name a file",
-    **{f"{name}.json": "lies in the cache CACHE; name another place" for name in ("cache/new", "alias/seal")},
-    **{f"{name}.json": "cannot be written: Permission denied" for name in ("read-only/new", "protected", "link")},
-    "r" * 250: "cannot be written: File name too long",  # of its scratch file
-    "loop": "cannot be written: File exists",
-    "nowhere": "cannot be written: No such file or directory",
-    "/proc/new": "cannot be written: No such file or directory",  # where permissions would let root write
-}
+REFUSED = (
+    *(".", "cache/new.json", "alias/seal.json", "read-only/new.json", "protected.json", "link.json"),
+    *("r" * 250, "loop", "nowhere", "/proc/new"),  # where permissions would let root write
+)
+"""A folder; in the cache; without permission; too long a name for its scratch file; links and folders to nowhere."""
 VERIFY_ALL = """
 import sys
 from cache_store.cli import main
@@ -154,9 +140,8 @@ def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
     before, paths = contents(cache), [tmp_path / name for name in REFUSED]
     command = [*(OBEYING if os.geteuid() == 0 else []), sys.executable, "-c", VERIFY_ALL, str(cache), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    problems = [problem.replace("CACHE", str(cache)) for problem in REFUSED.values()]
-    refusals = [f"cache-store: error: report: {each}" for each in map("{} {}".format, paths, problems)]
-    assert done.stderr.splitlines() == refusals
+    for line, path in zip(done.stderr.splitlines(), paths, strict=True):
+        assert_names(line, f"report: {path}")
     assert done.stdout == f"{[2] * len(paths)}\n", "codes, and nothing before them"
     assert contents(cache) == before
 
@@ -177,10 +162,9 @@ def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path)
     assert json.loads(brace + report)["findings"] == []
     (cache / "samples/000001.parquet").unlink()
     code, shown, error = run_verify(cache, "/dev/full")
-    full = "cache-store: error: report: /dev/full cannot be written: No space left on device\n"
-    assert (code, error) == (2, full), "1 would say that there is damage"
-    assert "samples/000001.parquet" in shown
-    assert f"next: precompute repair {cache} --report /dev/full" in shown
+    assert (code, error.count("\n")) == (2, 1), "1 would say that there is damage"
+    assert_names(error, "report: /dev/full")
+    assert_names(shown, f"samples/000001.parquet next: repair {cache} /dev/full")
     read, write = os.pipe()
     os.close(read)
     unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # so that the first line printed fails, as in a long output

@@ -16,15 +16,12 @@ from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program
 from tests.cache_store.conftest import samples_of
 from tests.make_cache import make_cache
+from tests.named import assert_names
 
 
 @pytest.fixture
 def cache(tmp_path) -> Path:
     return make_cache(tmp_path / "cache", samples_of((4, 3, 2)))
-
-
-FULL = "No space left on device: standard output; free some space or name another place, and run the same command again"
-READ_ONLY = "Read-only file system: FILE; make it writable or name another place, and run the same command again"
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 2>&-"])
@@ -46,7 +43,8 @@ def test_an_output_that_takes_no_more_is_named(cache, unbuffered):
     info, environment = [sys.executable, "-m", "cache_store", "info", str(cache)], {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(info, stdout=full, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
-    assert (done.returncode, done.stderr) == (1, f"cache-store: error: {FULL}\n")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert_names(done.stderr, "standard output")
 
 
 def test_a_disk_that_may_not_be_written_says_what_to_run(capsys):
@@ -54,7 +52,7 @@ def test_a_disk_that_may_not_be_written_says_what_to_run(capsys):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "FILE")
 
     assert run_program("program", run, []) == 1
-    assert capsys.readouterr().err == f"program: error: {READ_ONLY}\n"
+    assert_names(capsys.readouterr().err, "program: FILE")
 
 
 @pytest.mark.parametrize(("is_terminal", "between_s"), [(True, 0.2), (False, 30.0)])
@@ -108,21 +106,6 @@ def test_another_ctrl_c_or_a_later_sigterm_kills(unwinds, first, second, forward
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == (-ended_by if ended_by else 3 if unwinds else 0)
     assert "Traceback" not in done.stderr
-
-
-def test_a_forwarded_sigterm_does_not_interrupt_the_way_out(capsys):
-    done = []
-
-    def run(argv):
-        try:
-            send(signal.SIGTERM)
-        finally:
-            send(signal.SIGTERM)
-            done.append("cleared up")
-
-    assert run_program("program", run, []) == 3
-    assert done == ["cleared up"]
-    assert capsys.readouterr().err == "program: stopped: what is on disk is whole; run the same command again\n"
 
 
 def call_a_stop_an_error(number: int) -> int:

@@ -9,6 +9,7 @@ from cache_store.errors import ConfigError
 from cache_store.storage.store import open_store
 from tests.hub import DATA_SET
 from tests.make_cache import make_cache
+from tests.named import assert_names
 
 
 def test_a_cache_on_the_hub_is_read_and_verified_in_place(hub_files, capsys):
@@ -19,27 +20,24 @@ def test_a_cache_on_the_hub_is_read_and_verified_in_place(hub_files, capsys):
     assert here.samples(numbers).equals(there.samples(numbers))
     assert cache_store(["verify", f"{DATA_SET}/cache", "--level", "full"]) == 0
     assert cache_store(["copy", str(hub_files / "cache"), f"{DATA_SET}/copy"]) == 2
-    assert f"OUT: {DATA_SET}/copy can only be read; name a folder, or a URL" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, f"OUT: {DATA_SET}/copy")
 
 
 def test_every_write_to_the_hub_is_refused(hub_files):
     store = open_store(DATA_SET)
     for write in (store.put_whole, store.put_if_absent, lambda name, _: store.delete(name)):
-        with pytest.raises(ConfigError, match=f"^{DATA_SET}/file can only be read; name a folder, or a URL"):
+        with pytest.raises(ConfigError, match=f"^{DATA_SET}/file"):
             write("file", b"")
     assert not [*hub_files.iterdir()]
 
 
-@pytest.mark.parametrize(
-    ("address", "error", "said"),
-    [
-        ("hf://datasets/me", ConfigError, "names no data set; name hf://datasets/OWNER/NAME/"),
-        ("hf://datasets/me/pictures@", ConfigError, "names no data set; name hf://datasets/OWNER/NAME/"),
-        ("hf://datasets/me/others", OSError, "the Hub has no such data set or revision"),
-        ("hf://datasets/me/portal", OSError, "the Hub cannot be read: check the network and HF_TOKEN"),
-    ],
-)
-def test_an_address_without_a_data_set_is_told_from_a_failing_network(hub_files, address, error, said):
-    with pytest.raises(error, match=said) as caught:
-        [*open_store(address).walk()]
-    assert "\n" not in str(caught.value)
+def test_an_address_without_a_data_set_is_told_from_a_failing_network(hub_files):
+    for name, error, said in (
+        ("me", ConfigError, "hf://datasets/OWNER/NAME/"),
+        ("me/pictures@", ConfigError, "hf://datasets/OWNER/NAME/"),
+        ("me/others", OSError, "^((?!network).)*$"),
+        ("me/portal", OSError, "network.*HF_TOKEN"),
+    ):
+        with pytest.raises(error, match=said) as caught:
+            [*open_store(f"hf://datasets/{name}").walk()]
+        assert "\n" not in str(caught.value)

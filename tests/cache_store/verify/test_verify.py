@@ -23,6 +23,7 @@ from cache_store.verify.verify import STRAY, clear_leftovers, verify
 from tests.cache_store.conftest import flip, samples_of, shard_name
 from tests.cache_store.signing import edited_spec, load, save_signed
 from tests.make_cache import make_cache
+from tests.named import assert_names
 
 
 def in_subset(text: str, shards: int) -> list[int]:
@@ -43,21 +44,18 @@ def test_slices_are_every_shard_once_spread_and_of_a_size():
 
 
 WRONG = ("0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 %", "1e1%", "٣/٥")
+MISTAKES = [
+    *([f"--subset={text}"] for text in WRONG),
+    *([f"--jobs={jobs}"] for jobs in ("0", "-1", "1000000", "many")),
+    *(["--subset=1/2", "--level=quick"], ["--report=s3://bucket/it"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(([f"--subset={text}"], "slice N/M") for text in WRONG),
-        *(([f"--jobs={jobs}"], "jobs must be") for jobs in ("0", "-1", "1000000", "many")),
-        (["--level=quick", "--subset=1/2"], "leave subset out"),
-        (["--report=s3://bucket/it"], "report: s3://bucket/it is a URL; name a path on this machine"),
-    ],
-)
-def test_a_wrong_subset_number_of_jobs_or_report_is_refused_in_one_line(capsys, options, message):
+@pytest.mark.parametrize("options", MISTAKES)
+def test_a_wrong_subset_number_of_jobs_or_report_is_refused_in_one_line(capsys, options):
     assert main(["verify", "anywhere", *options]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert_names(error, options[0].removeprefix("--").partition("=")[0])
     assert error.count("\n") == 1
 
 
@@ -100,9 +98,8 @@ def test_a_signal_stops_it_with_code_3(cache, tmp_path, capsys, monkeypatch, job
     monkeypatch.setattr(ProgressBar, "update", lambda bar, note: os.kill(os.getpid(), number))
     report = tmp_path / "report.json"
     assert main(["verify", str(cache), "--level", "full", "--jobs", jobs, "--report", str(report)]) == 3
-    assert capsys.readouterr().err.startswith("cache-store: stopped: nothing was changed")
-    left = json.loads(report.read_text())
-    assert (left["sound"], left["error"][:19]) == (False, "nothing was changed")
+    assert capsys.readouterr().err.startswith("cache-store: stopped: ")
+    assert not json.loads(report.read_text())["sound"]
 
 
 def test_exit_code_and_report_say_what_was_found_and_what_to_run(cache, tmp_path, capsys, monkeypatch):
@@ -126,16 +123,16 @@ def test_a_cache_of_another_format_is_refused_by_name(cache, capsys):
     with edited_spec(cache) as spec:
         spec["format_version"] = 2
     assert main(["verify", str(cache)]) == 1
-    assert "format version 2; this program reads version 1" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "version 2 1")
     with edited_spec(cache) as spec:
         spec["format_version"] = 1
         del spec["array"]["image"]["flip"]
     assert main(["verify", str(cache)]) == 1, "the records make good for it"
-    assert "it lacks a field, array.image.flip; an earlier version" in " ".join(capsys.readouterr().out.split())
+    assert_names(capsys.readouterr().out, "array.image.flip")
     for record in (cache / "seal.json", *(cache / "commits").iterdir()):
         record.unlink()
     assert main(["verify", str(cache)]) == 1
-    assert "No command converts it: build it again" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "zarr.json")
 
 
 def lose(*names: str) -> Callable[[Path], object]:
@@ -143,76 +140,68 @@ def lose(*names: str) -> Callable[[Path], object]:
 
 
 SCRATCH, RECORD = "samples/.000001.parquet.1.partial", "commits/000002.json"
-RECORDS = [f"commits/{shard:06d}.json" for shard in range(4)]
-TABLES = [f"samples/{shard:06d}.parquet" for shard in range(4)]
-DELETE = "next: delete CACHE/{}, unless a build is running"
-REPAIR = "next: write the findings down with --report FILE, then precompute repair CACHE --report FILE"
-VERIFY = "next: verify again: without zarr.json nothing else could be checked"
-RERUN = "next: rerun the `precompute build` or `cache-store copy` that made the cache"
-WRITES_BUILD = f"{RERUN}: it writes build.json again, which repair needs"
-FINISHES = f"{RERUN} (if it was built in ranks: `precompute seal`): it builds and seals what is missing"
-AWAY = "next: move CACHE/{} away: the cache's own belongs there"
-
-
+RERUN, REPAIR = "`precompute build` `cache-store copy`", "precompute repair CACHE --report"
 SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
-    (lambda cache: (cache / SCRATCH).touch(), {"stray": [SCRATCH]}, [DELETE.format(SCRATCH)]),
+    (lambda cache: (cache / SCRATCH).touch(), {"stray": [SCRATCH]}, [f"delete CACHE/{SCRATCH},"]),
     (lose("plan.parquet"), {"damaged": ["plan.parquet"]}, [REPAIR]),
-    (lose("zarr.json"), {"damaged": ["zarr.json"]}, [REPAIR, VERIFY]),
-    (lose("seal.json"), {"unsealed": ["seal.json"]}, [FINISHES]),
+    (lose("zarr.json"), {"damaged": ["zarr.json"]}, [REPAIR, "verify zarr.json"]),
+    (lose("seal.json"), {"unsealed": ["seal.json"]}, [f"{RERUN} `precompute seal`"]),
     (lose(RECORD), {"damaged": [RECORD]}, [REPAIR]),
     (
         lose("seal.json", RECORD),
         {"unsealed": ["seal.json"], "uncommitted": [RECORD]},
-        ["unfinished: 1 of 4 shards not committed", FINISHES],
+        ["1 4 shards", f"{RERUN} `precompute seal`"],
     ),
     (
         lambda cache: [shutil.rmtree(cache / "commits"), (cache / "commits").touch()],
-        {"replaced": ["commits"], "damaged": RECORDS},
-        [AWAY.format("commits"), REPAIR],
+        {"replaced": ["commits"], "damaged": [f"commits/{shard:06d}.json" for shard in range(4)]},
+        ["move CACHE/commits", REPAIR],
     ),
     *(
         (
             lambda cache, target=target: [shutil.rmtree(cache / "samples"), (cache / "samples").symlink_to(target)],
-            {"replaced": ["samples"], "damaged": TABLES},
-            [AWAY.format("samples"), REPAIR],
+            {"replaced": ["samples"], "damaged": [f"samples/{shard:06d}.parquet" for shard in range(4)]},
+            ["move CACHE/samples", REPAIR],
         )
         for target in (".", "commits")
     ),
     (
         lambda cache: [(cache / SCRATCH).touch(), (cache / "samples/x").touch(), (cache / "seal.json").unlink()],
         {"stray": [SCRATCH, "samples/x"], "unsealed": ["seal.json"]},
-        [FINISHES, DELETE.format("samples/x")],
+        [RERUN, "delete CACHE/samples/x,"],
     ),
     (
         lambda cache: [(cache / f"samples/{name}").touch() for name in "xy"],
         {"stray": ["samples/x", "samples/y"]},
-        [DELETE.format("samples/x and 1 more that `--report FILE` lists")],
+        ["delete CACHE/samples/x 1 --report"],
     ),
     (
         lambda cache: [(cache / "commits/mine/old").mkdir(parents=True), (cache / "commits/mine/x").touch()],
         {"stray": ["commits/mine"]},
-        [DELETE.format("commits/mine")],
+        ["delete CACHE/commits/mine,"],
     ),
     (
         lambda cache: [os.truncate(cache / name, 1) for name in ("build.json", "plan.parquet")],
         {"damaged": ["build.json", "plan.parquet"]},
-        [WRITES_BUILD, REPAIR],
+        [f"{RERUN} build.json", REPAIR],
     ),
     (
         lambda cache: [(cache / "build.json").unlink(), (cache / "build.json").mkdir()],
         {"replaced": ["build.json"]},
-        [AWAY.format("build.json"), WRITES_BUILD],
+        ["move CACHE/build.json", f"{RERUN} build.json"],
     ),
 ]
 
 
-@pytest.mark.parametrize(("damage", "kinds", "lines"), SAID)
-def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage, kinds, lines):
+@pytest.mark.parametrize(("damage", "kinds", "steps"), SAID)
+def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage, kinds, steps):
     """Each finding also has a kind, so that programs need not parse its text."""
     damage(cache)
     assert main(["verify", str(cache)]) == 1
     said = capsys.readouterr().out.replace(str(cache), "CACHE").splitlines()
-    assert [line for line in said if line.startswith(("unfinished: ", "next: "))] == lines
+    lines = [line for line in said if line.startswith(("unfinished: ", "next: "))]
+    for line, names in zip(lines, steps, strict=True):
+        assert_names(line, names)
     findings = verify(cache).findings
     assert {kind: [each.file for each in findings if each.kind == kind] for kind in kinds} == kinds
     assert len(findings) == sum(map(len, kinds.values()))
@@ -226,7 +215,6 @@ def test_any_name_is_said_on_one_line(cache, capsys, name):
     report = cache.parent / "report.json"
     assert main(["verify", str(cache), "--report", str(report)]) == 1
     header, row, summary, step = capsys.readouterr().out.splitlines()
-    assert row.rstrip().endswith("does not belong here")
     assert all(line.isprintable() for line in (header, row, summary, step))
     assert main(["verify", str(cache), "--json"]) == 1
     printed, written = json.loads(capsys.readouterr().out), json.loads(report.read_text())

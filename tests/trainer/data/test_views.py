@@ -56,24 +56,7 @@ def test_every_epoch_shows_the_views_about_equally():
     for shown in (first, *others):
         assert all(abs(share - 2_000) < 150 for share in Counter(shown.tolist()).values())
     assert all(0.25 < (first == other).mean() < 0.42 for other in others)
-    assert SampleOrder("a", 0, 8).views_at(np.arange(16), 2).tolist() == [
-        1,
-        0,
-        1,
-        1,
-        0,
-        1,
-        1,
-        1,
-        0,
-        0,
-        1,
-        0,
-        0,
-        0,
-        0,
-        1,
-    ]
+    assert "".join(map(str, SampleOrder("a", 0, 8).views_at(np.arange(16), 2))) == "1011011100100001"
 
 
 def test_a_stream_of_views_shows_them_in_turn_and_resumes(paths):
@@ -114,8 +97,8 @@ def test_joined_views_show_one_view_of_each_tower_together(paths):
 def test_caches_that_are_no_views_of_each_other_are_refused(paths, tmp_path):
     latents = LATENTS["plain"]
     others = {
-        r"have different plans.*plan digest.*--source.kind cache": {"ids": [f"other-{row}" for row in range(ROWS)]},
-        r"not a view of the samples of.*world\.dtype +float16 +float32": {"dtype": "float32"},
+        r"plan digest.*--source.kind cache": {"ids": [f"other-{row}" for row in range(ROWS)]},
+        r"world\.dtype +float16 +float32": {"dtype": "float32"},
         r"world\.image\.resample +bilinear +box": {"image": {"resample": "box"}},
         r"world\.encoder\.latents_std": {"latents_std": [1.0, 1.0, 1.0, 2.0]},
     }
@@ -124,8 +107,8 @@ def test_caches_that_are_no_views_of_each_other_are_refused(paths, tmp_path):
             open_views([paths[0], make_cache(tmp_path / str(number), latents, **options)])
     with pytest.raises(StaleError, match=r"world\.shape"):
         open_views([paths[0], make_cache(tmp_path / "wider", np.zeros((ROWS, 4, 3, 4), np.float32))])
-    with pytest.raises(ConfigError, match=r"views: no\. 1 has no cache for the tower siglip; name one for each of wor"):
+    with pytest.raises(ConfigError, match=r"views.*1.*siglip"):
         open_views([{"world": paths[0]}, {"world": paths[1], "siglip": paths[1]}])
-    with pytest.raises(ConfigError, match="two caches of one plan, or more"):
+    with pytest.raises(ConfigError, match="two"):
         LatentStream([paths[0]], BATCH)
     assert isinstance(open_views(paths), Views)

@@ -11,6 +11,7 @@ from cache_store import open_cache
 from cache_store.cache.entry_points import open_image_encoder
 from cache_store.errors import ConfigError, SourceError, StaleError
 from precompute.encode_images import encode_images, round_to_dtype
+from tests.named import assert_names
 from tests.precompute.conftest import GOOD, image_bytes, run_build
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 from tests.trainer.answers import filled, reported
@@ -74,65 +75,53 @@ def test_an_image_file_is_answered_as_its_cached_row(home, run, request, tmp_pat
     assert printed in capsys.readouterr().out
 
 
-OTHER = "HOME/vae is not the encoder that made the cache"
 REFUSED = [
-    ("world", 2, ["--image=IMAGE,"], "image: there is no file ."),
-    ("world", 1, ["--image=IMAGE,TMP/torn.png"], "TMP/torn.png: cannot decode"),
-    ("world", 1, ["--image=TMP/page.html"], "TMP/page.html: cannot decode"),
-    ("world", 2, ["--image=IMAGE", "--encoder=TMP/none"], "encoder.model TMP/none is neither a folder"),
-    ("towers", 1, ["--image=IMAGE", "--encoders={siglip: HOME/vae}"], OTHER),
-    ("towers", 2, ["--image=IMAGE", "--encoder=b"], "encoder: the projector has several towers; name one for each"),
-    (
-        "towers",
-        2,
-        ["--rows=1", "--cache=a"],
-        "cache: the projector has several towers; name one for each with --caches",
-    ),
-    ("towers", 2, ["--rows=1", "--caches={world: HOME/world/cache}"], "caches: name one for the tower siglip too"),
+    ("world", 2, ["--image=IMAGE,"], "image"),
+    ("world", 1, ["--image=IMAGE,TMP/torn.png"], "TMP/torn.png"),
+    ("world", 1, ["--image=TMP/page.html"], "TMP/page.html"),
+    ("world", 2, ["--image=IMAGE", "--encoder=TMP/none"], "encoder.model TMP/none"),
+    ("towers", 1, ["--image=IMAGE", "--encoders={siglip: HOME/vae}"], "HOME/vae"),
+    ("towers", 2, ["--image=IMAGE", "--encoder=b"], "encoder"),
+    ("towers", 2, ["--rows=1", "--cache=a"], "cache --caches"),
+    ("towers", 2, ["--rows=1", "--caches={world: HOME/world/cache}"], "caches siglip"),
 ]
 
 
-@pytest.mark.parametrize(("run", "code", "options", "message"), REFUSED)
-def test_an_image_that_cannot_be_encoded_is_one_message(home, run, code, options, message, request, tmp_path, capsys):
+@pytest.mark.parametrize(("run", "code", "options", "names"), REFUSED)
+def test_an_image_that_cannot_be_encoded_is_one_message(home, run, code, options, names, request, tmp_path, capsys):
     (tmp_path / "torn.png").write_bytes(image_bytes(0)[:99])
     (tmp_path / "page.html").write_text("<html>")
-    *options, message = filled([*options, message], IMAGE=image_file(home, 0), TMP=tmp_path, HOME=home)
+    *options, names = filled([*options, names], IMAGE=image_file(home, 0), TMP=tmp_path, HOME=home)
     folder = request.getfixturevalue(run).run.folder
     assert main(["generate", str(folder), *options, "--prompt=what is this"]) == code
     error = capsys.readouterr().err
-    assert message in error
+    assert_names(error, names)
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize(
-    ("run", "option", "told"),
-    [
-        ("world", "--encoder={}", ("error: encoder", "with --encoder\n")),
-        ("towers", "--encoders={{world: {}}}", ("tower world: encoder", "with --encoders '{world: …}'\n")),
-    ],
-)
-def test_a_moved_encoder_is_asked_for(home, run, option, told, request, capsys):
+MOVED = [("world", "--encoder={}", "--encoder"), ("towers", "--encoders={{world: {}}}", "world --encoders")]
+
+
+@pytest.mark.parametrize(("run", "option", "names"), MOVED)
+def test_a_moved_encoder_is_asked_for(home, run, option, names, request, capsys):
     folder = request.getfixturevalue(run).run.folder
     command = ["generate", str(folder), f"--image={image_file(home, 0)}", "--prompt=what is this"]
     moved = (home / "vae").rename(home / "moved")
     codes = main(command), main([*command, option.format(moved)])
     moved.rename(home / "vae")
     assert codes == (2, 0)
-    begin, end = told
-    error = capsys.readouterr().err
-    assert f"{begin}.model {home / 'vae'} is neither a folder here nor a hub id" in error
-    assert f"; if it has moved, name its new place {end}" in error
+    assert_names(capsys.readouterr().err, f"encoder.model {home / 'vae'} {names}")
 
 
 def test_an_unknown_recipe_and_a_latent_too_large_are_refused(home, monkeypatch):
     array, model = open_cache(home / "world/cache").spec.array, str(home / "vae")
     for image in (changed(array.image, fit="stretch"), changed(array.image, alpha="on black")):
-        with pytest.raises(ConfigError, match="this version of precompute cannot follow the cache.s image recipe"):
+        with pytest.raises(ConfigError):
             open_image_encoder(changed(array, image=image), model)
-    with pytest.raises(StaleError, match="is not the encoder that made the cache"):
+    with pytest.raises(StaleError):
         open_image_encoder(changed(array, encoder=changed(array.encoder, latents_mean=(0.0,) * 16)), model)
-    with pytest.raises(SourceError, match="a.png: its latent is not finite in float16"):
+    with pytest.raises(SourceError, match=r"a\.png.*float16"):
         round_to_dtype(np.full((1, *array.shape), 1e6, np.float32), [Path("a.png")], array)
     monkeypatch.setitem(sys.modules, "precompute.encode_images", None)
-    with pytest.raises(ConfigError, match="images cannot be encoded here: .*; run `pip install "):
+    with pytest.raises(ConfigError, match="`pip install "):
         open_image_encoder(array, model)

@@ -7,7 +7,7 @@ import torch
 from cache_store import open_joined
 from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
-from tests.trainer.models import PROMPTS, word_by_word
+from tests.trainer.models import PROMPTS, assert_batched_as_alone
 from tests.trainer.runs import assert_near_run, end_well, fork_ranks, train_alone
 from trainer import load_projector
 from trainer.data.stream import as_tensors
@@ -61,10 +61,7 @@ def test_prompts_under_full_attention_go_in_padded_batches(home, towers, caches)
     chat = ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
     generator = Generator(model, whole, chat, TurnEnd((), ""), GenerateConfig(rows="0", max_tokens=12))
     samples = as_tensors(open_joined(caches).read(np.arange(len(PROMPTS))))
-    own = [{name: each[[row]] for name, each in samples.items()} for row in range(len(PROMPTS))]
-    alone = [word_by_word(generator, *sample, 12) for sample in zip(own, PROMPTS, strict=True)]
-    assert generator.generate_tokens(samples, PROMPTS) == alone
-    assert len({tuple(each) for each in alone}) > 1
+    assert_batched_as_alone(generator, samples)
 
 
 def test_the_exported_code_of_a_pretrained_tower_says_what_generate_says(towers, tmp_path):

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
 from cache_store.errors import ConfigError, ModelError
+from tests.named import assert_names
 from tests.trainer.conftest import TINY, save_language_model
 from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, SCALED, drop_weights, load, save_decoder
 from trainer.insight.profile_parts import saved_bytes
@@ -39,12 +40,8 @@ compiling = pytest.mark.filterwarnings(  # torch's compiler uses what torch depr
 )
 
 
-def save_audio_config(folder: Path) -> None:
-    hf.Qwen2AudioConfig().save_pretrained(folder)
-
-
-def save_quantised(folder: Path) -> None:
-    hf.GPT2Config(quantization_config={"quant_method": "gptq", "bits": 4}).save_pretrained(folder)
+QUANTISED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+BIDIRECTIONAL = partial(save_language_model, use_bidirectional_attention=True)
 
 
 def save_integers(folder: Path) -> None:
@@ -55,39 +52,26 @@ def save_integers(folder: Path) -> None:
     save_file(load_file(file) | integers, file, metadata={"format": "pt"})
 
 
-def save_encoder(folder: Path) -> None:
-    hf.BertConfig().save_pretrained(folder)
-
-
-def save_encoder_decoder(folder: Path) -> None:
-    hf.T5Config().save_pretrained(folder)
-
-
 REFUSED = [
-    (
-        save_audio_config,
-        FLOAT32,
-        "is multimodal (qwen2_audio), and its text model (qwen2) cannot be used by itself here; name",
-    ),
-    (partial(save_decoder, kind=hf.BertConfig, is_decoder=True), FLOAT32, "in a way the trainer does not know"),
-    (partial(save_decoder, kind=hf.Gemma4TextConfig, **LAYER_TYPES), FLOAT32, "fails when it runs on embeddings"),
-    (partial(save_language_model, use_bidirectional_attention=True), FLOAT32, "is not causal"),
-    (partial(save_language_model, use_bidirectional_attention=True), BFLOAT16, "is not causal"),
-    (lambda folder: drop_weights(save_language_model(folder), "q_proj"), FLOAT32, "lacks 2 of its weights (model.laye"),
-    (save_integers, BFLOAT16, "has integers in 14 of its weights (model.layers.0.self_attn.q_proj.weight): it is q"),
-    (save_encoder, FLOAT32, "is an encoder (bert), whose tokens attend to later ones; name a causal decoder, such as"),
-    (save_encoder_decoder, FLOAT32, "is an encoder-decoder (t5); name a causal decoder, such as"),
-    (hf.SiglipVisionConfig().save_pretrained, FLOAT32, "is no language model (siglip_vision_model); name a causal dec"),
-    (save_quantised, FLOAT32, "is quantised (quantization_config in its config.json)"),
+    (hf.Qwen2AudioConfig().save_pretrained, FLOAT32, "qwen2_audio qwen2"),
+    (hf.T5Config().save_pretrained, FLOAT32, "t5"),
+    (hf.SiglipVisionConfig().save_pretrained, FLOAT32, "siglip_vision_model"),
+    (hf.BertConfig().save_pretrained, FLOAT32, "bert"),
+    (partial(save_decoder, kind=hf.BertConfig, is_decoder=True), FLOAT32, ""),
+    (partial(save_decoder, kind=hf.Gemma4TextConfig, **LAYER_TYPES), FLOAT32, "embeddings"),
+    *((BIDIRECTIONAL, dtype, "causal") for dtype in (FLOAT32, BFLOAT16)),
+    (lambda folder: drop_weights(save_language_model(folder), "q_proj"), FLOAT32, "2 q_proj"),
+    (save_integers, BFLOAT16, "14 model.layers.0.self_attn.q_proj.weight"),
+    (hf.GPT2Config(**QUANTISED).save_pretrained, FLOAT32, "quantization_config config.json"),
 ]
 
 
-@pytest.mark.parametrize(("save", "dtype", "reason"), REFUSED)
-def test_a_model_that_would_not_be_what_it_says_is_refused(tmp_path, save, dtype, reason):
+@pytest.mark.parametrize(("save", "dtype", "names"), REFUSED)
+def test_a_model_that_would_not_be_what_it_says_is_refused(tmp_path, save, dtype, names):
     save(tmp_path)
     with pytest.raises(ModelError) as caught:
         load(tmp_path, dtype)
-    assert reason in str(caught.value)
+    assert_names(caught.value, f"{tmp_path} {names}")
     assert "\n" not in str(caught.value)
 
 
@@ -172,7 +156,7 @@ def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, ima
         choose_attention(model, choice, tokens, block_1T)
         assert profiled_attention(model, tokens, block_1T) == seen
     for choice in ("efficient", "cudnn"):
-        with pytest.raises(ConfigError, match=rf"^run.attention: {choice} does not run here, at 90 tokens .*: auto$"):
+        with pytest.raises(ConfigError, match=rf"^run.attention: {choice} .* 90 .*auto$"):
             choose_attention(model, choice, tokens, block_1T)
 
 
@@ -196,10 +180,3 @@ def test_selective_checkpointing_keeps_less_than_half(tmp_path):
     assert 45 < kept["none"] < 55
     assert kept["selective"] < kept["none"] / 2
     assert kept["full"] < kept["none"] / 10
-
-
-def test_a_frozen_matrix_keeps_none_of_what_it_reads():
-    linear, inputs = torch.nn.Linear(64, 8).requires_grad_(False), torch.randn(100, 64, requires_grad=True)
-    with saved_bytes(linear.parameters()) as kept:
-        linear(inputs * 1).sum()
-    assert sum(kept.values()) == 0

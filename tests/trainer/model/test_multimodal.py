@@ -16,13 +16,11 @@ from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.models import (
     PROMPTS,
+    assert_batched_as_alone,
     drop_weights,
     load,
     make_generator,
-    make_input,
     make_latents,
-    make_model,
-    word_by_word,
 )
 from tests.trainer.multimodal import CHECKPOINTS, save_checkpoint
 from tests.trainer.runs import metrics, open_alone, train_alone
@@ -148,16 +146,8 @@ def test_weights_that_the_file_lacks_are_named(kind, saved, tmp_path):
     for part in lacking:
         copy = shutil.copytree(folder, tmp_path / part)
         drop_weights(copy, part)
-        with pytest.raises(ModelError, match=r"lacks \d+ of its weights \(.*they would be random"):
+        with pytest.raises(ModelError, match=part.rpartition(".")[2]):
             load(copy)
-
-
-def test_only_the_projector_has_gradients(saved):
-    folder, _ = saved
-    model = make_model(folder)
-    model(make_input()).sum().backward()
-    assert all(each.grad is not None for each in model.projectors.parameters())
-    assert all(each.grad is None and not each.requires_grad for each in model.language.parameters())
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +173,6 @@ def test_its_exported_code_says_what_generate_says(trained, tmp_path):
 @pytest.mark.parametrize("attention", ["causal", "full"])
 def test_a_padded_batch_with_cached_keys_says_what_each_says(saved, attention):
     folder, _ = saved
-    generator, latents = make_generator(folder, end=TurnEnd((), "")), {"world": make_latents(len(PROMPTS))}
+    generator = make_generator(folder, end=TurnEnd((), ""))
     generator.model.projectors.full = frozenset(["world"] if attention == "full" else [])
-    alone = [word_by_word(generator, {"world": latents["world"][[row]]}, each, 12) for row, each in enumerate(PROMPTS)]
-    assert generator.generate_tokens(latents, PROMPTS) == alone
-    assert len({tuple(each) for each in alone}) > 1
+    assert_batched_as_alone(generator, {"world": make_latents(len(PROMPTS))})

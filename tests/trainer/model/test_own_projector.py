@@ -12,6 +12,7 @@ from torch import Tensor
 from cache_store import open_joined
 from cache_store.errors import ModelError
 from tests.make_cache import make_cache
+from tests.named import assert_names
 from tests.trainer.models import SCALED, load, save_decoder
 from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_gemma
 from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
@@ -74,18 +75,14 @@ def test_cached_hidden_states_give_what_the_pixels_give(checkpoint, whole, pixel
     assert (causal - ours_NTD).abs().max() > 1e-2
 
 
-def refused(checkpoint: Path, cache: Path) -> str:
-    with pytest.raises(ModelError) as caught:
-        make_model(checkpoint, cache)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_what_the_checkpoint_cannot_project_is_refused(checkpoint, language_model, tmp_path):
     other = make_cache(tmp_path / "other", np.ones((3, TOKENS, 8), np.float32))
-    message = f"[{PATCHES}, {FEATURES}], or pooled ones, [{TOKENS}, {FEATURES}]"
-    assert message in refused(checkpoint, other)
-    assert "has no projector that this program knows" in refused(language_model, other)
+    shapes = f"[{PATCHES}, {FEATURES}] [{TOKENS}, {FEATURES}]"
+    for model, names in ((checkpoint, shapes), (language_model, str(language_model))):
+        with pytest.raises(ModelError) as caught:
+            make_model(model, other)
+        assert_names(caught.value, names)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("model", ["none", "soft cap", "cohere2", "gpt2", "granite"])

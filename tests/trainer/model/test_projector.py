@@ -35,13 +35,13 @@ def test_features_are_standardised_cells_or_channels():
 
 def test_latents_that_cannot_be_standardised_are_refused():
     projector, latents = make_projector(), torch.tensor(MEAN)[:, None, None].repeat(8, 1, 3, 2)
-    with pytest.raises(CacheError, match="nothing to learn"):
+    with pytest.raises(CacheError):
         projector.match_rms(latents, 1.0)
     for value in (math.nan, math.inf, -math.inf):
         latents[[3, 7], 1, 2, 0] = value
-        with pytest.raises(CacheError, match="2 of the 8 samples .* hold NaN or infinity"):
+        with pytest.raises(CacheError, match="2 of the 8"):
             projector.match_rms(latents, 1.0)
     for std in (0.0, -1.0, math.nan, math.inf):
         projector.std[2] = std
-        with pytest.raises(CacheError, match=f"latent channel 2 cannot .* deviation {std}"):
+        with pytest.raises(CacheError, match=f"channel 2.* {std}"):
             projector.match_rms(latents, 1.0)

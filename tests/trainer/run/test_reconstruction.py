@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from cache_store.errors import ConfigError
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import (
     assert_near_run,
@@ -93,10 +92,3 @@ def test_the_latent_at_a_world_token_is_predicted_from_the_state_there(configure
     head = model.reconstruction.heads["world"]
     torch.nn.init.eye_(head.weight)
     assert model.reconstruction(hidden_NTD, batch.latents, model.projectors).abs().max() == 0
-
-
-def test_an_impossible_weight_or_period_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match="optim.reconstruction.weight must be in"):
-        ReconstructionConfig(weight=-1)
-    with pytest.raises(ConfigError, match="optim.reconstruction.every must be in"):
-        ReconstructionConfig(every=0)

@@ -1,9 +1,7 @@
 """A run from two caches of one plan: a VAE's latents and a vision tower's tokens, read one after the other."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,8 @@ import torch
 
 from cache_store import open_cache
 from tests.make_cache import make_cache, text_recipe
-from tests.trainer.answers import export_and_ask
+from tests.named import assert_names
+from tests.trainer.answers import export_and_ask, reported
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import (
     Caches,
@@ -85,14 +84,11 @@ def test_both_towers_learn_and_describe_what_they_read(two, caches):
     assert not torch.equal(after(samples), out)
 
 
-TEXT = text_recipe(6)
-
-
 def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_path):
     """The projector file tells what the tower read, its text recipe too."""
     tokens = np.random.default_rng(1).standard_normal((ROWS, 6, 12), np.float32)
     talk = [describe(row) for row in range(ROWS)]
-    text = make_cache(tmp_path / "text", tokens, conversations=talk, text=TEXT)
+    text = make_cache(tmp_path / "text", tokens, conversations=talk, text=text_recipe(6))
     config = configured_here(
         "text-tower",
         cache={"world": str(cache_path), "text": str(text)},
@@ -134,25 +130,18 @@ def test_towers_keep_their_order_and_are_shuffled_together(two, configured_here,
         assert torch.equal(batch.latents[name], as_tensor(samples))
 
 
-def answers(tmp_path: Path, place: Path, *options: str) -> list[str]:
-    report = tmp_path / "report.json"
-    ask = ["--prompt=what is this", "--max_tokens=6", f"--report={report}"]
-    assert main(["generate", str(place), *options, *ask]) == 0
-    return [each["answer"] for each in json.loads(report.read_text())["answers"]]
-
-
 def test_rows_of_two_caches_are_answered_and_evaluated(two, caches, tmp_path, capsys):
-    named, file = f"--caches={json.dumps(caches)}", two.run.folder / "projector.safetensors"
-    assert answers(tmp_path, file, "--rows=1,8", named) == answers(tmp_path, two.run.folder, "--rows=1,8")
+    file, ask = two.run.folder / "projector.safetensors", ("--rows=1,8", "--prompt=what is this", "--max_tokens=6")
+    places = (file, f"--caches={json.dumps(caches)}"), (two.run.folder,)
+    said = [reported(*place[:1], tmp_path / "report.json", *place[1:], *ask) for place in places]
+    assert said[0] == said[1]
     assert main(command(two, "eval")) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed["own"] == pytest.approx(metrics(two.run.folder, "val_loss")[11], rel=1e-5)
 
 
 def test_the_card_of_two_towers_holds_code_that_runs(two, tmp_path):
-    card = export_and_ask(two, tmp_path)
-    assert "### world\n" in card
-    assert "| becomes | 6 tokens of 32, after those of world |" in card
+    assert_names(export_and_ask(two, tmp_path), "world siglip")
 
 
 def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal, capsys):
@@ -160,95 +149,50 @@ def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, cach
     options = {"cache": caches, "init_projector": str(first.run.folder), "max_steps": 2}
     frozen = {**TOWERS, "world": TowerConfig(trained=False)}
     second = train_alone(configured_here("second", **options, towers=frozen))
-    assert "projector: has no tower siglip, which starts with new weights\n" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "siglip")
     start, end = load_projector(first.run.folder), load_projector(second.run.folder)
     for name, value in start["world"].state_dict().items():
         assert torch.equal(value, end["world"].state_dict()[name])
     assert [tower.trained for tower in end.config.towers] == [False, True]
-    error = refusal(2, configured_here("third", **options, towers={"siglip": TowerConfig(trained=False)}))
-    assert "has no tower siglip, which model.towers freezes" in error
-    error = refusal(2, configured_here("third", cache=caches["world"], init_projector=str(second.run.folder)))
-    assert f"model.init_projector {second.run.folder} has the tower siglip; this run has no tower of that name" in error
+    frozen_new = configured_here("third", **options, towers={"siglip": TowerConfig(trained=False)})
+    refusal(2, frozen_new, names="siglip model.towers")
+    fewer = configured_here("third", cache=caches["world"], init_projector=str(second.run.folder))
+    refusal(2, fewer, names=f"model.init_projector {second.run.folder} siglip")
 
 
-def another_plan(home: Path, caches: Caches) -> dict[str, Any]:
-    return {"cache": {**caches, "siglip": str(tower_cache(home / "tower", ROWS - 1, ()))}}
+ONE = ["--cache=a", "--caches=null"]
+REFUSED = [
+    (2, ["--model.towers={siglop: {}}"], "siglop siglip?"),
+    (2, ["--model.towers={siglip: {trained: false}}"], "siglip"),
+    (2, ["--model.towers={siglip: {projector: pretrained, ends: learned}}"], "siglip ends"),
+    (2, ["--model.towers={world: {projector: pretrained}, siglip: {projector: pretrained}}"], "world siglip"),
+    (2, ["--model.towers={siglip: {layout: spatial}}"], "[token 6, feature 12]"),
+    (1, ["--model.towers={siglip: {projector: pretrained}}"], "projector"),
+    (1, ["--model.towers={siglip: {ends: checkpoint}}"], "projector"),
+    (2, ["--model.towers={siglip: {end: none}}"], "model.towers.siglip.ends?"),
+    (2, ["--model.towers={siglip: {ends: some}}"], "model.towers.siglip.ends learned none"),
+    (2, ["--model.towers={siglip: mlp}"], "model.towers.siglip mlp"),
+    (2, ["--data.max_text_tokens=250"], "16 data.max_text_tokens 250 266"),
+    (2, ["--cache=a"], "cache: caches:"),
+    (2, ["--caches=null"], "cache: caches:"),
+    (2, ["--caches={}"], "caches"),
+    (2, ["--caches=[a]"], "caches"),
+    (2, ["--caches={A.b: c}"], "caches A.b 32"),
+    (2, [*ONE, "--model.projector=pretrained"], "model.projector world --model.towers"),
+]
 
 
-def no_towers(_: Path, caches: Caches) -> dict[str, Any]:
-    return {"cache": caches}
-
-
-def long_texts(_: Path, caches: Caches) -> dict[str, Any]:
-    return {"cache": caches, "max_text_tokens": 250}
-
-
-REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
-    "another plan": (1, another_plan, "", "have different plans, so their rows are not the same samples"),
-    "too long": (2, long_texts, "", "16 world tokens and data.max_text_tokens 250 make 266; "),
-    "an unknown tower": (2, no_towers, "siglop: {}", "there is no cache for the tower siglop; did you mean siglip?"),
-    "a frozen one": (2, no_towers, "siglip: {trained: false}", "siglip is frozen, and its weights would be random"),
-    "random ends": (
-        2,
-        no_towers,
-        "siglip: {projector: pretrained, ends: learned}",
-        "START and END would be random; set",
-    ),
-    "none to train": (
-        2,
-        no_towers,
-        "world: {projector: pretrained}, siglip: {projector: pretrained}",
-        "nothing is left to train: world, siglip frozen",
-    ),
-    "a layout": (
-        2,
-        no_towers,
-        "siglip: {layout: spatial}",
-        "holds [token 6, feature 12], which are tokens already; leave",
-    ),
-    "no projector": (1, no_towers, "siglip: {projector: pretrained}", "has no projector that this program knows: "),
-    "no ends": (1, no_towers, "siglip: {ends: checkpoint}", "has no projector that this program knows: "),
-    "an unknown field": (2, no_towers, "siglip: {end: none}", "siglip.end; did you mean model.towers.siglip.ends?"),
-    "a value": (2, no_towers, "siglip: {ends: some}", "model.towers.siglip.ends must be one of learned, none, "),
-    "no section": (2, no_towers, "siglip: mlp", "model.towers.siglip is a section, got mlp"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_path, case):
-    code, change, towers, message = REFUSED[case]
-    config = configured(**change(tmp_path, caches))
-    given = [f"--model.towers={{{towers}}}"] if towers else []
-    error = refusal(code, config, "train", *given)
-    assert message in error
+@pytest.mark.parametrize(("code", "options", "names"), REFUSED)
+def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_path, code, options, names):
+    error = refusal(code, configured(cache=caches), "train", *options, names=names)
     assert sum(line.startswith("trainer: ") for line in error.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--cache=a", "--caches={b: c}"],
-            "set exactly one of cache: FOLDER, caches: {world: FOLDER",
-        ),
-        ([], "set exactly one of cache: FOLDER, caches: {world: FOLDER"),
-        (["--caches={}"], "caches: name at least one"),
-        (
-            ["--caches={A.b: c}"],
-            "caches: a tower's name has only small letters, digits and _, a letter first and 32 at most, got A.b",
-        ),
-        (
-            ["--cache=a", "--model.projector=pretrained"],
-            "model.projector: pretrained: nothing is left to train: world frozen, as a pretrained projector is by "
-            "default; to train one: --model.towers '{world: {trained: true}}'",
-        ),
-        (["--caches=[a]"], "caches must be a mapping, {NAME: …, NAME: …}, got "),
-    ],
-)
-def test_caches_are_named_in_one_way(capsys, options, message):
-    assert main(["train", "--model.language_model=m", "--run.output=o", *options]) == 2
-    assert message in capsys.readouterr().err
+def test_caches_of_different_plans_are_no_towers_of_one_run(configured, caches, refusal, tmp_path):
+    other = str(tower_cache(tmp_path / "tower", ROWS - 1, ()))
+    refusal(1, configured(cache={**caches, "siglip": other}), names=f"{other} {caches['world']}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, refusal):
@@ -259,5 +203,5 @@ def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, re
     assert named_fields(refusal(1, turned)) == {"towers"}
     error = refusal(1, configured_here("two", cache={"siglip": caches["siglip"]}), "eval")
     assert named_fields(error) == {"towers"}
-    assert ", with --caches '{world: …, siglip: …}'" in error
+    assert_names(error, "--caches world: siglip:")
     assert read_state(checkpoints_of(two.run).path(11)).must_match["towers"] == "world, siglip"

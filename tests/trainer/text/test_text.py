@@ -22,6 +22,7 @@ from cache_store.errors import ConfigError, ModelError, SourceError
 from cache_store.format.record import canonical_json, sign
 from demo.dataset import is_held_out
 from tests.make_cache import caption
+from tests.named import assert_names
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
 from tests.trainer.multimodal import LLAVA_TEMPLATE
 from tests.trainer.runs import damages
@@ -80,11 +81,11 @@ def test_a_template_of_parts_is_given_parts_and_one_without_ends_gets_eos():
 
 def test_the_template_of_a_processor_is_the_tokenizers_where_it_has_none(tmp_path):
     make_tokenizer(None).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="has no chat template; name a Jinja file in model.chat_template"):
+    with pytest.raises(ConfigError, match="model.chat_template"):
         load_chat_tokenizer(str(tmp_path), None, 64)
     held = tmp_path / "chat_template.json"
     held.write_text("[")
-    with pytest.raises(ModelError, match="chat_template.json of .* cannot be read"):
+    with pytest.raises(ModelError, match="chat_template.json"):
         load_chat_tokenizer(str(tmp_path), None, 64)
     held.write_text(json.dumps({"chat_template": LLAVA_TEMPLATE}))
     assert load_chat_tokenizer(str(tmp_path), None, 64).template == LLAVA_TEMPLATE
@@ -132,7 +133,7 @@ def test_a_template_that_does_not_end_in_time_is_refused(tmp_path, monkeypatch):
     loops = "{% for _ in range(100_000) %}{% for _ in range(100) %}{% endfor %}{% endfor %}"
     make_tokenizer(loops).save_pretrained(tmp_path)
     monkeypatch.setattr("trainer.text.tokenizer.PATIENCE_S", 0.01)
-    with pytest.raises(ConfigError, match=r"runs longer than 0\.01 s; correct it, or name another Jinja file"):
+    with pytest.raises(ConfigError, match=r"0\.01 s"):
         load_chat_tokenizer(str(tmp_path), None, 64)
 
 
@@ -213,23 +214,23 @@ def test_words_that_look_like_special_tokens_stay_words(make_chat, said, expecte
 
 
 @pytest.mark.parametrize(
-    ("make_chat", "said", "problem"),
+    ("make_chat", "said", "named"),
     [
-        (lambda _: WORD_LEVEL, "a <end_of_turn> red", "it says '<end_of_turn>', which this tokenizer can only encode"),
-        (filtering("| replace('<pad>', '')"), "a <pad> red", "it contains the text of a special token, and the chat"),
-        (lengthening, "a [start_of_image] [pad]", "the chat template rewrites its words in a way that changes the"),
-        (partial(byte_level, single_word=True), "red", "its words change the places at which the tokenizer finds '<e"),
+        (lambda _: WORD_LEVEL, "a <end_of_turn> red", "'<end_of_turn>'"),
+        (filtering("| replace('<pad>', '')"), "a <pad> red", ""),
+        (lengthening, "a [start_of_image] [pad]", ""),
+        (partial(byte_level, single_word=True), "red", "'<end_of_turn>'"),
     ],
 )
-def test_a_sample_whose_words_cannot_be_spelled_out_is_named(make_chat, said, problem, tmp_path):
+def test_a_sample_whose_words_cannot_be_spelled_out_is_named(make_chat, said, named, tmp_path):
     text = answer(make_chat(tmp_path), "what is this", said)
     assert len(text.tokens) == 0
-    assert text.problem.startswith(f"sample 'asked': {problem}")
+    assert_names(text.problem, f"'asked' {named}")
 
 
 def test_a_prompt_that_the_template_refuses_is_named():
     chat = ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", 64)
-    with pytest.raises(SourceError, match="the chat template refuses it: no"):
+    with pytest.raises(SourceError, match="no$"):
         chat.prompt_tokens([{"role": "user", "content": "a"}])
 
 
@@ -282,14 +283,14 @@ def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, logge
     assert folder.parent == tmp_path / "cache.text"
     split = TextStore(folder).split(0)
     assert (split.train.tolist(), split.unlabelled) == ([0, 3], 4)
-    assert "1 sample skipped: sample 'sample-000005': unknown role 'robot'" in logged.text
+    assert_names(logged.text, "1 'sample-000005' 'robot'")
 
 
 def test_samples_whose_image_moves_to_the_beginning_are_counted(tmp_path, chat, logged):
     asked = ["<image>\nwhat", " <image> what", "what", "what\n<image>", "<image> and <image>", "look <image> now"]
     conversations = [[{"from": "human", "value": each}, caption("red")[1]] for each in asked]
     tokenise(described_cache(tmp_path / "cache", 6, conversations=conversations), chat)
-    assert "3 samples with an image marker after other words, or several" in logged.text
+    assert "3 samples" in logged.text
 
 
 def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tmp_path):
@@ -311,7 +312,7 @@ def damaged(folder: Path, tmp_path: Path) -> Path:
 
 
 def refuse(folder: Path, problem: str) -> None:
-    with pytest.raises(CacheError, match=rf"is damaged: {problem}.*; delete the folder"):
+    with pytest.raises(CacheError, match=problem):
         TextStore(folder)
 
 
@@ -319,7 +320,7 @@ def test_any_damaged_file_and_another_texts_folder_is_named(damaged):
     for path in sorted(damaged.iterdir()):
         for _ in damages(path):
             refuse(damaged, re.escape(path.name))
-    refuse(damaged.rename(damaged.with_name("another")), f"meta.json belongs to the key {damaged.name}")
+    refuse(damaged.rename(damaged.with_name("another")), f"meta.json.*{damaged.name}")
 
 
 @pytest.mark.parametrize(
