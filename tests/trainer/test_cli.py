@@ -160,7 +160,7 @@ WRONG_VALUES: dict[str, list[object]] = {
     "optim.reconstruction.every": [0],
     "model.layout": ["diagonal"],
     "model.language_model": ["./nothing", "./file", "./file/deeper", "a/b/c"],
-    "model.chat_template": ["nothing", "file/deeper", "folder"],
+    "model.chat_template": ["nothing", "file/deeper", "folder", "/dev/zero"],
     "run.output": ["file", "file/deeper", "s3://bucket/it"],
     "run.resume": ["nothing", "file", "file/deeper", "folder"],
     "cache": ["nothing", "file", "file/deeper", "folder"],
