@@ -1,6 +1,6 @@
 """The config of a training run: frozen dataclasses, filled from YAML and options, checked once.
 
-Neither this module nor `model/config.py` imports torch, so that `--help` and config errors are quick.
+Neither this module nor `model/model_config.py` imports torch, so that `--help` and config errors are quick.
 """
 
 import math

@@ -140,11 +140,11 @@ class TrainingRun:
         self.updater = Updater(session, self.total_steps)
         self.started_from = session.started_from
         self.completed = 0
-        """Optimizer steps done; the position is this many global batches."""
+        """Steps done, skipped ones too; the position is this many global batches."""
         self.skipped = 0
         """Latest steps in a row whose figures were not finite."""
         self.stopping = False
-        """Whether any rank got a signal to stop; the same on all ranks."""
+        """Whether the run ends after this step, by a signal to any rank or too many skipped steps; the same on all."""
 
     # The run: from a checkpoint or the start to the projector.
 
@@ -195,7 +195,7 @@ class TrainingRun:
     # A step.
 
     def one_step(self, batches: Iterator[StepBatch]) -> None:
-        """Do a step and everything due after it, in an order in which a kill at any point loses nothing."""
+        """Do a step, then the validation, reports and checkpoint that are due; a kill at any point loses nothing."""
         began = time.perf_counter()
         with phase("data wait"):
             batch = next(batches)
@@ -205,7 +205,7 @@ class TrainingRun:
         self.skipped = 0 if update.is_finite else self.skipped + 1
         diverged = not update.is_finite and not (self.config.run.nonfinite == "skip" and update.is_harmless)
         self.completed += not diverged
-        metrics = update.metrics | self.figures(batch, time.perf_counter() - began, waited)
+        metrics = update.metrics | self.pace(batch, time.perf_counter() - began, waited)
         validation: Validation | None = Validation()
         if self.validation_due and not diverged:
             validation = None if self.stopping else self.validate()
@@ -229,7 +229,7 @@ class TrainingRun:
         if is_cut or (self.stopping and self.completed < self.total_steps):
             raise self.interrupted()
 
-    def figures(self, batch: StepBatch, elapsed_s: float, waited_s: float) -> Metrics:
+    def pace(self, batch: StepBatch, elapsed_s: float, waited_s: float) -> Metrics:
         """Return how far the run is, and how fast."""
         tokens = len(batch.numbers) * self.model.projectors.num_tokens + batch.text_tokens
         return {

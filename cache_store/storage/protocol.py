@@ -167,10 +167,10 @@ class Store(Protocol):
 
     @abstractmethod
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        """Yield the names of all files, in subfolders too, each with its version if the listing contains it.
+        """Yield the names of all files, in subfolders too; only a local store may leave out their versions.
 
         A link to a folder is not followed; its name ends in /. A remote store yields names in order, beginning behind
-        `after`.
+        `after`, each with its version: a `ListedStore` takes a name without one for no file.
         """
 
     @abstractmethod

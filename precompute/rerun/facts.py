@@ -1,7 +1,7 @@
 """Read everything that a build has to know, once: the cache, the source's list, and how the two lists fit together.
 
-Nothing is judged here: `decide` does that, without a disk. Images are compared later, by `images`, because the decision
-says which ones.
+Nothing is judged here: `decide` does that, without a disk. Images are compared later, by `compare_images`, because the
+decision says which ones.
 """
 
 from dataclasses import dataclass, replace

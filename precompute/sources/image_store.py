@@ -43,6 +43,8 @@ Expect = Callable[[Iterable[str]], None]
 
 
 class Images(Protocol):
+    """Reads images by name. If they may be at a URL, it also has `expect`, which `prefetch_of` finds."""
+
     def locate(self, name: str, /) -> Located:
         """Find an image without reading it, while planning."""
 
