@@ -93,18 +93,6 @@ def test_a_finetuned_decoder_is_accepted_but_no_incomplete_or_other_one(built_on
         decoder(built_once, model=other)
 
 
-MISTAKES = {
-    "--decode --model=/nowhere": "encoder.model /nowhere is neither a folder here nor a hub id, which is owner/name",
-    "--model=x": "--model and --device need --decode; add --decode or leave them out",
-}
-
-
-@pytest.mark.parametrize("options", MISTAKES)
-def test_a_mistake_is_one_line(built, options):
-    said = built.run(main, "gallery", built.cache, "-o", built.folder / "page.html", *options.split(), code=2)
-    assert said == f"precompute: error: {MISTAKES[options]}\n"
-
-
 def recorded(images: object, **image: object) -> dict[str, object]:
     sections = {"source": {"kind": "folder", "path": str(images)}, "encoder": {"model": "org/name"}, "store": {}}
     return {**sections, "image": {"height": 8, "width": 8, **image}}

@@ -259,24 +259,6 @@ def test_pooled_vectors_are_a_cache_without_a_mask(project, tmp_path):
     assert "mask" not in next(iter(LatentStream(cache, batch_size=4)))
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"source__text": None}, "encoder.max_tokens is for a text encoder, which reads texts; set source.t"),
-    ({"encoder__max_tokens": None}, "source.text: caption is for a text encoder; set encoder.max_tokens"),
-    ({"image": {"height": 64}}, "image.height has no effect on a text encoder; leave image: out"),
-    ({"encoder__posterior": "moments"}, "encoder.posterior: moments has no effect on T5EncoderModel"),
-    ({"encoder__fold": False}, "encoder.fold: false has no effect on T5EncoderModel; leave it out"),
-    ({"encoder__output": "pooled"}, "encoder.output: a T5EncoderModel has no pooled vector of a text"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG)
-def test_wrong_use_of_a_text_encoder_is_one_line(project, t5, options, message):
-    project.vae = t5
-    settings = {name: value for name, value in {**SETTINGS, **options}.items() if value is not None}
-    (line,) = project.build(code=2, **settings).splitlines()
-    assert message in line
-
-
 def test_a_source_without_captions_is_refused_before_anything_is_encoded(project, t5):
     project.vae, folder = t5, project.folder / "tree"
     folder.mkdir()
@@ -285,10 +267,3 @@ def test_a_source_without_captions_is_refused_before_anything_is_encoded(project
     assert "1 of 1 samples of" in said
     assert "without a caption: a.png" in said
     assert "Put each caption beside its image, as name.txt" in said
-
-
-def test_a_vae_cannot_read_texts(project):
-    (line,) = project.build(code=2, **SETTINGS).splitlines()
-    assert line.endswith("holds no model: it has none of text_encoder/config.json, config.json")
-    (line,) = project.build(code=2, **SETTINGS, encoder__subfolder="vae").splitlines()
-    assert "is of class AutoencoderKLWan, which is not a known text encoder" in line

@@ -246,15 +246,6 @@ def test_a_text_encoder_that_is_not_whole_is_refused(tmp_path, spoil, message):
     assert message in refusal(tmp_path, max_tokens=8)[1]
 
 
-@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere", __file__])
-def test_a_path_without_a_model_is_wrong_usage(model):
-    """The Hub is not asked."""
-    no_model = "holds no model: it has none of vae/config.json"
-    message = no_model if model == __file__ else "is neither a folder here nor a hub id, which is owner/name"
-    code, said = refusal(model)
-    assert (code, message in said) == (2, True)
-
-
 def test_a_pipeline_that_stacks_cells_in_another_order_is_refused(tmp_path):
     """Its VAE is of the class of FLUX.2's."""
     vae = next(each for each in VAES if each.class_name == "AutoencoderKLFlux2")
@@ -266,11 +257,3 @@ def test_a_pipeline_that_stacks_cells_in_another_order_is_refused(tmp_path):
                 load(model)
             else:
                 assert f"is of class {pipeline}, which is not served" in refusal(model)[1]
-
-
-@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model", "ViTMAEModel"])
-def test_a_class_that_cannot_be_served_says_why(class_name, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"_class_name": class_name}))
-    code, said = refusal(tmp_path)
-    reasons = ("diffusers encodes videos", "its images", "it masks and shuffles patches")
-    assert (code, said.partition(f"is of class {class_name}: ")[2].startswith(reasons)) == (1, True)

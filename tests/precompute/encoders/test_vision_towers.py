@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from transformers import Qwen2VLImageProcessorPil, SiglipVisionConfig, SiglipVisionModel
 
-from cache_store.errors import ConfigError, EncodeOnceError, ModelError
+from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_reference, refuse_image_size
 from precompute.encoders.tower import FrozenTower, TowerEncoder
@@ -117,20 +117,6 @@ def test_a_tower_takes_only_its_own_size(kind, folders, tmp_path):
             refuse_image_size(EncoderConfig(model=str(tmp_path)), *size)
         with pytest.raises(ConfigError, match=f"must be {SIDE}, as"):
             load(folders[kind]).layout(*size)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("CLIPVisionModel", {"layer": 4}, "encoder.layer is 4, but .* has hidden states 0 to 3, or -1 to -4"),
-        ("CLIPVisionModel", {"class_token": True, "pool": 2}, "cannot stand beside pooled patches; set encoder.pool"),
-        (GEMMA, {"pool": 3}, "encoder.pool must divide the tower's 4 patches per side, got 3"),
-        (GEMMA, {"pixel_range": "theworld"}, "image.range: theworld is for VAEs"),
-    ],
-)
-def test_an_option_that_does_not_fit_a_tower_is_refused(kind, options, message, folders):
-    with pytest.raises(EncodeOnceError, match=message):
-        load(folders[kind], **options)
 
 
 def test_a_tower_has_no_decoder(folders):

@@ -93,19 +93,6 @@ def test_the_names_of_a_runs_files_are_the_trainers():
     assert (METRICS_FILE, CONFIG_FILE) == (trainer_run.METRICS_FILE, trainer_run.CONFIG_FILE)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--seconds", 0], "seconds must be more than 0, got 0.0"),
-        (["--run", "nowhere"], "--run: nowhere/metrics.jsonl does not exist; name the folder of a `trainer train`"),
-        (["--run", "r", "--step-seconds", 1], "--run and --step-seconds both set the step time; leave one out"),
-        (["--dollars-per-gb-month", 1], "--dollars-per-gb-month needs --dollars-per-gpu-hour; give both"),
-    ],
-)
-def test_wrong_options_are_refused_in_a_line(project, options, error):
-    assert error in project.run(main, "estimate", "--config", project.config(), *options, code=2)
-
-
 def test_a_source_without_a_readable_image_is_refused(project):
     project.has([4, 13])
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from PIL import Image
 from cache_store import open_cache
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
-from precompute.cli import main
 from precompute.encode.pipeline import library_versions
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
@@ -189,36 +187,6 @@ def test_a_disk_that_fails_rejects_nothing(project):
     assert open_cache(project.cache).seal.rejected == len(BROKEN)
 
 
-MISTAKES = [
-    ({"image__height": 33}, "must be multiples of 8"),
-    ({"image__fit": "stretch"}, "fit"),
-    ({"image__height": 8, "image__width": 8 * 2**16 + 8}, "no cache can hold 22 samples of this size"),
-    ({"image__height": 80_000, "image__width": 80_000}, "bytes a sample, expected 1 to 1,073,741,824"),
-    ({"image__heigth": 32}, "image.heigth"),
-    ({"extend": True}, "there is no field extend"),  # a flag of one run
-    ({"store__samples_per_shard": 0}, "store.samples_per_shard must be in [1,"),
-    (
-        {"store__format": "webdataset", "store__codec": "zstd"},
-        "store.format webdataset: tars hold uncompressed latents",
-    ),
-    ({"store__format": "webdataset", "store__dtype": "bfloat16"}, "tars hold dtype float16 or float32"),
-    ({"run__max_reject_fraction": 2.0}, "run.max_reject_fraction must be in"),
-    ({"encoder__model": "/nowhere/vae"}, "/nowhere/vae"),
-    ({"cache": ""}, "cache: the name is empty"),
-    ({"cache": "ftp://b/c"}, "ftp://b/c has an unsupported scheme"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "message"), MISTAKES)
-def test_a_mistake_is_named_before_anything_is_made(project, monkeypatch, overrides, message):
-    config = project.config(**overrides)
-    (project.folder / "empty").mkdir()
-    monkeypatch.chdir(project.folder / "empty")
-    assert message in project.run(main, "build", "--config", config, code=2)
-    assert not project.cache.exists()
-    assert not list(Path.cwd().iterdir())
-
-
 def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch):
     def version(name: str) -> str:
         if name == "diffusers":
@@ -229,12 +197,6 @@ def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert "diffusers is not installed; run `pip install 'encode-once[precompute]'`" in project.build(code=2)
     assert not project.cache.exists()
-
-
-def test_a_foreign_folder_is_never_built_into(project):
-    project.cache.mkdir()
-    (project.cache / "thesis.tex").write_text("precious")
-    assert "holds 'thesis.tex' but no cache" in project.build(code=2)
 
 
 def test_a_host_without_a_compiler_is_told_at_once(project):

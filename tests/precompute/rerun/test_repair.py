@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -155,22 +154,6 @@ def test_a_moved_cache_is_repaired_from_any_folder(project, monkeypatch):
         report, moved = project.report(), project.cache.rename(project.folder / "moved")
         project.run(main, "repair", moved, "--report", report)
         moved.rename(project.cache)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("", "name what to repair"),
-        ("--shards [3]", "has shards [0, 3); it has no shard 3"),
-        ("--report /nowhere.json", "is not a report"),
-        ("--report /dev/zero", "is not a report"),
-        (f"--report {shlex.quote(__file__)}", "is not a report"),
-    ],
-)
-def test_a_mistake_is_one_line(built, options, message):
-    assert message in built.do(f"repair {options}", code=2)
-    (built.folder / "empty").mkdir()
-    assert "holds no cache" in built.run(main, "repair", built.folder / "empty", "--shards", "0", code=2)
 
 
 @pytest.mark.parametrize("program", [["repair", "--shards", "1"], ["audit"]])
