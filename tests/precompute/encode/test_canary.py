@@ -47,18 +47,36 @@ def break_a_weight(encoder) -> None:
     convolutions_of(encoder)[3].weight.data[0, 0, 0, 0] += 1.0
 
 
-def break_a_convolution(encoder) -> None:
-    convolutions_of(encoder)[3].weight.data *= 1.01
-
-
 def break_the_dtype(encoder) -> None:
     network = encoder._vae.network
     rounded = lambda image: network(image.bfloat16().float()).bfloat16().float()  # noqa: E731
     encoder._vae = replace(encoder._vae, network=rounded)
 
 
-@pytest.mark.parametrize("break_it", [break_a_weight, break_a_convolution, break_the_dtype])
-def test_a_device_that_computes_something_else_commits_nothing(project, monkeypatch, break_it):
+def break_a_layer(encoder) -> None:
+    convolutions_of(encoder)[3].weight.data.zero_()
+
+
+def break_attention_to_a_text(encoder) -> None:
+    encoder._model.model.encoder.block[1].layer[0].SelfAttention.v.weight *= -1
+
+
+TEXTS_OF = {"source__text": "caption", "encoder__max_tokens": 16, "image": {}}
+BROKEN_DEVICES: list[tuple[Callable[[Any], None], str, dict[str, Any]]] = [
+    (break_a_weight, "float32", {}),
+    (break_the_dtype, "float32", {}),
+    (break_a_layer, "bfloat16", {}),
+    (break_attention_to_a_text, "float32", TEXTS_OF),
+    (break_attention_to_a_text, "bfloat16", TEXTS_OF),
+]
+
+
+@pytest.mark.parametrize(("break_it", "dtype", "settings"), BROKEN_DEVICES)
+def test_a_device_that_computes_something_else_commits_nothing(project, monkeypatch, break_it, dtype, settings):
+    if settings:
+        project.vae = save_text_encoder("T5EncoderModel", project.folder / "t5")
+    project.settings = {**settings, "encoder__compute_dtype": dtype}
+
     def load_broken(config, pixel_range):
         encoder = load_encoder(config, pixel_range)
         break_it(encoder)
@@ -66,29 +84,11 @@ def test_a_device_that_computes_something_else_commits_nothing(project, monkeypa
 
     monkeypatch.setattr(build_module, "load_encoder", load_broken)
     said = project.build(code=1)
-    assert "encoder.device cpu (cpu " in said
-    assert "does not reproduce the samples of the same weights in float32 on a CPU" in said
-    assert f"float32 on a cpu device may differ by {LIMITS['float32', 'cpu']}" in said
+    assert "encoder.device cpu" in said
+    assert f"{dtype} on a cpu device may differ by {LIMITS[dtype, 'cpu']}" in said
     assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
     monkeypatch.undo()
     project.build()
-
-
-def test_bfloat16_does_not_hide_a_broken_layer(project, monkeypatch):
-    def load_broken(config, pixel_range):
-        encoder = load_encoder(config, pixel_range)
-        convolutions_of(encoder)[3].weight.data.zero_()
-        return encoder
-
-    monkeypatch.setattr(build_module, "load_encoder", load_broken)
-    said = project.build(encoder__compute_dtype="bfloat16", code=1)
-    assert "slower: encoder.compute_dtype: float32" in said, "the last remedy"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("fold", [True, False])
-def test_sound_encoders_pass(project, dtype, fold):
-    project.build(encoder__compute_dtype=dtype, encoder__fold=fold)
 
 
 SOUND: list[tuple[Any, Callable[[Any, Path], Any], int]] = [
@@ -164,9 +164,7 @@ def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(
     other = "1 shard: NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, diffusers "
     assert other in project.run(cache_store, "info", project.cache)
     for level in ("quick", "full"):
-        said = project.run(cache_store, "verify", project.cache, "--level", level)
-        assert "shards were made by 2 kinds of hardware or libraries:\n" in said
-        assert other in said
+        assert other in project.run(cache_store, "verify", project.cache, "--level", level)
     assert "NVIDIA H100, cuda " in project.run(main, "audit", project.cache, "--samples", "20")
 
 

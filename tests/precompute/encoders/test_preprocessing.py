@@ -48,16 +48,15 @@ def test_images_are_prepared_as_the_models_processor_does(processor, size, clip)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"image_processor_type": "DINOv3ViTImageProcessorFast"}, "does not only resize and crop, with Pillow"),
-        ({"resample": 0}, "leave it out and choose image.height, width, fit, resample and range for"),
-        ({"image_mean": [0.1, 0.2, 0.3]}, "its mean and deviation are neither CLIP's"),
-        ({"do_center_crop": False}, "neither fixed nor that of the shorter side"),
+        {"image_processor_type": "DINOv3ViTImageProcessorFast"},
+        {"resample": 0},
+        {"image_mean": [0.1, 0.2, 0.3]},
+        {"do_center_crop": False},
     ],
 )
-def test_a_processor_that_cannot_be_followed_is_shown(changes, message, clip):
+def test_a_processor_that_cannot_be_followed_is_refused_by_the_field_to_leave_out(changes, clip):
     changed_config("preprocessor_config.json", **changes)(clip)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match="image.from_model"):
         recipe_of_model(str(clip))
-    assert "\n" not in str(caught.value)
