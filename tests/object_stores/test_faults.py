@@ -44,8 +44,9 @@ def assert_one_line(said, program, *parts):
 def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, proxy, kind, method, part, times):
     """The first request to each address fails, in a build and when its cache is read."""
     whole = timeless_files(scene / "cache")
-    proxy.fail(kind, method, part, each=True, times=times)
+    fault = proxy.fail(kind, method, part, each=True, times=times)
     said = run(build(scene, url))
+    assert fault.met, "no request was made to fail"
     assert ("waiting, for up to" in said) == (times > 1)
     assert objects.timeless() == whole
     proxy.mend()

@@ -151,16 +151,6 @@ def test_a_store_that_fails_stops_the_build_and_a_rerun_goes_on(project, bucket,
     assert images_of(project.cache) == images_of(project.folder / "other")
 
 
-def test_answers_that_are_cut_are_asked_for_again(project, bucket, proxy):
-    for name in ("tars by number", "tables by pattern", "lines, images in a folder"):
-        project.build(name=name, source=source_of(name, f"{bucket}/in"))
-        for place, kind in enumerate(("cut", "short", "reset", "503")):
-            proxy.fail(kind, "GET", "/in/", first=2 + 2 * place)
-        project.build(name=f"{name} again", source=source_of(name, f"{bucket}/in"))
-        proxy.mend()
-        assert images_of(project.folder / name) == images_of(project.folder / f"{name} again")
-
-
 def test_what_changes_at_a_url_is_found_as_on_disk(project, pictures, bucket):
     """A tar gets other images, or is only written again; an image disappears and returns."""
     tars, store = source_of("tars by number", f"{bucket}/in"), open_store(f"{bucket}/in")
@@ -178,21 +168,6 @@ def test_what_changes_at_a_url_is_found_as_on_disk(project, pictures, bucket):
     assert "1 rejected (1 missing)" in project.build(name="tree", source=tree)
     store.put_whole(gone, data)
     assert "recovered 1 of 1" in project.build("--retry-rejected", name="tree", source=tree)
-
-
-def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket, proxy):
-    source = source_of("lines, images in a folder", f"{bucket}/in")
-    project.build(name="whole", source=source)
-    line = ["precompute", "build", "--config", str(project.config(source=source))]
-    program = Program(line, project.folder)
-    proxy.fail("reset", "GET", "/in/images/", first=6, also=program.kill)
-    assert program.end()[0] == -signal.SIGKILL
-    assert not (project.cache / "seal.json").exists()
-    proxy.mend()
-    project.build(source=source)
-    whole = project.folder / "whole"
-    assert images_of(project.cache) == images_of(whole)
-    assert sealed(project.cache) == sealed(whole)
 
 
 def wait_an_hour_for_an_answer() -> None:

@@ -70,31 +70,35 @@ def texts(captioned: Project) -> Project:
     return captioned
 
 
-def test_a_cache_of_texts_holds_the_encoders_samples_of_them(captioned, t5):
+def test_a_cache_of_texts_holds_the_encoders_samples_their_tokens_and_the_null_prompt(captioned, t5):
+    """The null prompt is what an empty caption gives: row 7, the sixth after a rejected one."""
     said = captioned.build()
     assert all(named in said for named in ("20 cached + 2 rejected", "22 texts", "cut 1 text"))
     cache, encoder, captions = open_cache(captioned.cache), load(t5, max_tokens=TOKENS), [*CAPTIONS.values()]
     expected = encoded(encoder, captions).numpy()
     order = np.random.default_rng(0).permutation(len(SPEAKING))
     np.testing.assert_allclose(cache.read(order), expected[order], rtol=0, atol=2e-3)
-    counts = [len(each.ids) for each in encoder.tokens(captions)]
-    mask = cache.mask(order)
+    counts, mask = [len(each.ids) for each in encoder.tokens(captions)], cache.mask(order)
     assert mask.sum(1).tolist() == [min(counts[each], TOKENS) for each in order]
     assert mask[:, 0].all()
     assert not (np.diff(mask.astype(int)) > 0).any()
-
-
-def test_a_cache_of_texts_holds_the_null_prompt(texts, t5):
-    """It is what an empty caption gives."""
-    cache = open_cache(texts.cache)
-    null, (of_empty,) = cache.null_text(), cache.read(np.array([6]))  # row 7, after a rejected one
-    np.testing.assert_allclose(null, encoded(load(t5, max_tokens=TOKENS), [""])[0].numpy(), rtol=0, atol=2e-3)
+    null, (of_empty,) = cache.null_text(), cache.read(np.array([6]))
+    np.testing.assert_allclose(null, encoded(encoder, [""])[0].numpy(), rtol=0, atol=2e-3)
     np.testing.assert_allclose(null, of_empty, rtol=0, atol=2e-3)
     np.testing.assert_array_equal(cache.null_mask(), cache.mask(np.array([6]))[0])
-    assert cache.null_mask().sum() == 1
+    table, record = cache.shards.table(0, SAMPLES_OF_TEXTS.names), read_commit(captioned.cache, 0)
+    assert table.schema == SAMPLES_OF_TEXTS
+    assert str(table["reason"].to_pylist()[3]).startswith("no text")
+    letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
+    assert table["tokens"].to_pylist() == letters_and_end
+    assert (record.content.cut_texts, record.content.unreadable_exif) == (1, 0)
+    said = captioned.run(cache_store, "info", captioned.cache)
+    for named in ("caption", "T5EncoderModel", f"[token {TOKENS}, feature {FEATURES}]", "1 cached text, cut"):
+        assert named in said
 
 
-def test_a_damaged_or_lost_null_prompt_is_named_and_mended(texts):
+def test_a_damaged_cache_of_texts_and_its_null_prompt_are_named_repaired_and_copied_bit_by_bit(texts):
+    repair_and_copy(texts)
     with texts.same_in_the_end():
         texts.place.flip(NULL_TEXT_FILE)
         with pytest.raises(CacheError, match=NULL_TEXT_FILE):
@@ -113,22 +117,6 @@ def test_a_null_prompt_that_overflows_its_dtype_stops_the_build(captioned, monke
     (line,) = captioned.build(code=1).splitlines()[-1:]
     assert "store.dtype" in line
     assert not [*captioned.cache.glob("commits/*")]
-
-
-def test_samples_tables_of_texts_count_tokens(texts):
-    table, record = open_cache(texts.cache).shards.table(0, SAMPLES_OF_TEXTS.names), read_commit(texts.cache, 0)
-    assert table.schema == SAMPLES_OF_TEXTS
-    assert table["reason"].to_pylist()[3] == "no text: the sample has no caption"
-    letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
-    assert table["tokens"].to_pylist() == letters_and_end
-    assert (record.content.cut_texts, record.content.unreadable_exif) == (1, 0)
-    said = texts.run(cache_store, "info", texts.cache)
-    for named in ("caption", "T5EncoderModel", f"[token {TOKENS}, feature {FEATURES}]", "1 cached text, cut"):
-        assert named in said
-
-
-def test_a_damaged_cache_of_texts_is_repaired_and_copied_bit_by_bit(texts):
-    repair_and_copy(texts)
 
 
 def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts, forked_workers):

@@ -143,7 +143,7 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
         checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [0], LAYOUT)
         assert not checking.wants_images
         stop.set()
-        with pytest.raises(Interrupted, match="run the same command again"):
+        with pytest.raises(Interrupted):
             checking.refuse_wrong_device(DEVICE, stop)
     ended.set()
 

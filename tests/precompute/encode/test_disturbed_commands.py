@@ -21,7 +21,6 @@ from typing import Any, get_args
 import pytest
 
 import precompute.rerun.steps
-from cache_store.cli import main as cache_store
 from cache_store.format.schema import StoreFormat
 from cache_store.storage.store import STORES
 from precompute.encoders.registry import load_encoder
@@ -131,17 +130,6 @@ def test_a_signal_in_any_phase_ends_a_command_with_code_3(scene, tmp_path, capsy
     assert not list(run.place.path.rglob("*.partial"))
     run.assert_whole()
     run.finish()
-
-
-@BOTH_SIGNALS
-def test_a_signal_ends_a_verification_with_code_3_and_a_report_of_it(built, number):
-    report = built.folder / "report.json"
-    arguments = ["verify", built.cache, "--level", "full", "--report", report]
-    with built.untouched(), sent(number, "cache_store.verify.verify:seal_findings", 1):
-        said = built.run(cache_store, *arguments, code=3)
-    assert "cache-store: stopped: " in said
-    assert '"sound": false' in report.read_text()
-    built.run(cache_store, *arguments)
 
 
 def make_tar(source: Path) -> None:

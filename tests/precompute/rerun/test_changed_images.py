@@ -18,12 +18,6 @@ def folder(project: Project) -> Project:
     return build_with_a_missing_image(project)
 
 
-def test_files_with_the_bytes_that_were_encoded_are_no_change(built):
-    """After a move from a zip to a folder each image looks changed, but none is."""
-    built.unpack()
-    built.build()
-
-
 def test_a_record_that_cannot_be_read_stops_a_build(built):
     """Reading /proc/self/mem at its start is a real input/output error."""
     built.lose(RECORD)
