@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
 from benchmarks.photographs import jpegs_of
 from cache_store.format.array import ImageRecipe
-from precompute.encoders.config import ComputeDtype, EncoderConfig
+from precompute.encoders.encoder_config import ComputeDtype, EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import RESAMPLING, fit_image, to_pixels

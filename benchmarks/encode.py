@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
 from precompute.encode.device_feed import CudaRuntime
-from precompute.encoders.config import ComputeDtype, EncoderConfig
 from precompute.encoders.encoder import Encoder
+from precompute.encoders.encoder_config import ComputeDtype, EncoderConfig
 from precompute.encoders.registry import load_encoder
 
 # Axes: N images, Y X pixels, 3 RGB.

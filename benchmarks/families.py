@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.encode import random_images, run_to_end
 from benchmarks.harness import Seconds, parser_with, program, rates, ratios, report, take_turns
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 
 # Axes: N images, Y X pixels, 3 RGB.

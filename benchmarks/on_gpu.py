@@ -32,10 +32,10 @@ from precompute.config import AuditConfig, BuildConfig
 from precompute.encode.canary import IMAGES, difference
 from precompute.encode.device_feed import feed_of
 from precompute.encode.tolerance import Difference
-from precompute.encoders.config import ComputeDtype
+from precompute.encoders.encoder_config import ComputeDtype
 from precompute.encoders.registry import load_encoder, load_reference
-from precompute.estimate.config import EstimateConfig
 from precompute.estimate.estimate import estimate
+from precompute.estimate.estimate_config import EstimateConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, to_pixels
 from precompute.rerun.steps import build

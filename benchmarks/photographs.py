@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from cache_store.errors import ConfigError
-from cache_store.refusal import counted
+from cache_store.messages import counted
 
 TILE = (500, 375)
 SUFFIXES = (".jpg", ".jpeg")

@@ -39,7 +39,7 @@ from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.insight.compare import ratio_interval
-from trainer.model.config import ModelConfig
+from trainer.model.model_config import ModelConfig
 from trainer.run.inputs import open_inputs
 from trainer.run.parallel import World, local_device
 from trainer.run.session import Session, open_session

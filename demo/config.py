@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import ConfigError
+from cache_store.messages import flatten
 from cache_store.program.command_line import parse_config
-from cache_store.program.config import load_yaml
-from cache_store.refusal import flatten
+from cache_store.program.config_file import load_yaml
 from precompute.config import BuildConfig
 from trainer.config import TrainConfig
 

@@ -26,9 +26,9 @@ from cache_store.errors import CacheError
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import CommitRun
 from cache_store.format.tables import CACHED
+from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import stop_on_signals
-from cache_store.refusal import counted, differences_between, refuse
 from cache_store.storage.store import Address
 from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths

@@ -11,7 +11,7 @@ import numpy as np
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import DTYPES, StoreDtype
 from cache_store.format.layout import SEAL_FILE, commit_file
-from cache_store.refusal import align_rows, counted
+from cache_store.messages import align_rows, counted
 from precompute.encode.tolerance import DeviceClass, Difference, Limits
 
 

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import print_gallery
+from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
-from cache_store.refusal import counted
-from cache_store.storage.calls import STOP_REQUEST
+from cache_store.storage.daemon_threads import STOP_REQUEST
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.registry import help_lines
-from precompute.estimate.config import EstimateConfig
+from precompute.estimate.estimate_config import EstimateConfig
 from precompute.rerun.rank import find_rank
 from precompute.rerun.request import BuildRequest, drop_options
 

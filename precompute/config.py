@@ -18,7 +18,7 @@ from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, StoreFormat
 from cache_store.gallery.command import GalleryConfig
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import Address, is_url, open_store
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, recorded_section
 

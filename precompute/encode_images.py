@@ -15,14 +15,14 @@ import torch
 from PIL import Image
 
 from cache_store import Cache
-from cache_store.cache.images import EncodeImages
+from cache_store.cache.entry_points import EncodeImages
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.array import ArraySpec
-from cache_store.refusal import differences_between, refuse
+from cache_store.messages import differences_between, refuse
 from precompute.config import BuildConfig
 from precompute.encode.worker import ENCODER_THREADS
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import find_family, load_encoder
 from precompute.images.decode import ImageConfig, decode_image, silence_decoders
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
@@ -35,7 +35,7 @@ def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "aut
 
 
 def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
-    """Open the encoder that made `array`, for `cache_store.cache.images`.
+    """Open the encoder that made `array`, for `cache_store.cache.entry_points`.
 
     Raises StaleError if `model` is another encoder.
     """

@@ -11,7 +11,7 @@ from cache_store.cache.reader import open_cache
 from cache_store.gallery.exhibits import Decode
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import Gallery
-from cache_store.refusal import Difference, refuse
+from cache_store.messages import Difference, refuse
 from cache_store.storage.store import Address
 from precompute.config import BuildConfig, DecodedGalleryConfig, advising_on_moved_paths
 from precompute.encoders.registry import load_decoder

@@ -1,10 +1,10 @@
-"""Read a cache's source images as its encoder saw them, for `cache_store.cache.images`. Needs no torch."""
+"""Read a cache's source images as its encoder saw them, for `cache_store.cache.entry_points`. Needs no torch."""
 
 from typing import Any
 
 from PIL import Image
 
-from cache_store.cache.images import ReadImage
+from cache_store.cache.entry_points import ReadImage
 from cache_store.errors import SourceError
 from cache_store.format.array import ImageRecipe
 from cache_store.storage.store import Address

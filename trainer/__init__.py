@@ -7,11 +7,11 @@ from cache_store.version import __version__
 
 if TYPE_CHECKING:
     from trainer.data.stream import LatentStream, sample_posterior
-    from trainer.run.trained import load_projector
+    from trainer.run.load_projector import load_projector
 
 HOMES = {
     "LatentStream": "trainer.data.stream",
-    "load_projector": "trainer.run.trained",
+    "load_projector": "trainer.run.load_projector",
     "sample_posterior": "trainer.data.stream",
 }
 

@@ -8,7 +8,7 @@ from cache_store.program.command_line import Command, Program
 from cache_store.program.output_file import refuse_output
 from cache_store.storage.store import local_path
 from trainer.config import TrainConfig
-from trainer.generate.config import GenerateConfig
+from trainer.generate.generate_config import GenerateConfig
 
 EXAMPLES = """\
   trainer train --print_config > my.yaml                  a config to edit

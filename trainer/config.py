@@ -12,7 +12,7 @@ from typing import Any, Literal
 from cache_store.errors import ConfigError
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import is_url, local_path
-from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
+from trainer.model.model_config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 
 MAX_BATCH_SIZE = 1_000_000
 """A larger batch is taken for a typing error, refused before memory runs out."""

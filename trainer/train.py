@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.messages import ABSENT, counted, differences_between
 from cache_store.program.output_file import refuse_inside
 from cache_store.program.running import stop_on_signals
-from cache_store.refusal import ABSENT, counted, differences_between
-from cache_store.storage.calls import STOP_REQUEST
 from cache_store.storage.claim import claim_folder
+from cache_store.storage.daemon_threads import STOP_REQUEST
 from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
@@ -49,11 +49,11 @@ from trainer.run.folder import (
     write_config,
 )
 from trainer.run.inputs import open_inputs
+from trainer.run.load_projector import can_start_from, initial_projector
 from trainer.run.memory import fit_memory, peak_memory_bytes
 from trainer.run.observers import Caption, Captioner, Metrics, Observer, StepDone, Validation
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
-from trainer.run.trained import can_start_from, initial_projector
 from trainer.run.update import Update, Updater
 from trainer.run.validation import sample_names, sample_scores, shuffle_test
 

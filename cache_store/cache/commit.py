@@ -20,7 +20,7 @@ from cache_store.format.layout import SEAL_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.sums import summarise
-from cache_store.refusal import differences_between, refuse
+from cache_store.messages import differences_between, refuse
 from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target, unused_attempt
 from cache_store.storage.store import Draft, Store
 

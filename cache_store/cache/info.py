@@ -13,7 +13,7 @@ from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import CommitContent, CommitRecord, Seal, Spec
-from cache_store.refusal import counted
+from cache_store.messages import counted
 from cache_store.storage.store import Address, map_calls, open_store
 from cache_store.version import __version__
 

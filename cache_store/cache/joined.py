@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cache_store.cache.reader import Cache, open_cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.tables import PLAN_COLUMNS
-from cache_store.refusal import differences_between, refuse
+from cache_store.messages import differences_between, refuse
 from cache_store.storage.store import Address
 
 

@@ -44,7 +44,7 @@ from cache_store.format.tables import (
     TableFile,
     refuse_large_footer,
 )
-from cache_store.refusal import MADE_BY, SEALED_BY
+from cache_store.messages import MADE_BY, SEALED_BY
 from cache_store.storage.files import stream_sha256
 from cache_store.storage.protocol import read_only_error
 from cache_store.storage.store import Address, Store, is_url, open_store

@@ -25,7 +25,7 @@ from cache_store.format.normalization import normalize as normalized
 from cache_store.format.normalization import refuse_moments
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, samples_schema
-from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
+from cache_store.messages import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, Store, is_url, local_path, map_calls, open_store, with_kept_blocks
 

@@ -18,7 +18,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.layout import BUILD_FILE, COMMITS, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
-from cache_store.refusal import refuse_other_recipe
+from cache_store.messages import refuse_other_recipe
 from cache_store.storage.store import Address, Store, map_calls, open_store, with_listing
 
 T = TypeVar("T")

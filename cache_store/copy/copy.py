@@ -36,8 +36,8 @@ from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json, sign
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec, StoreFormat
+from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.refusal import counted, differences_between, refuse
 from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.verify import clear_leftovers, verify
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from cache_store.cache.images import ReadImage
+from cache_store.cache.entry_points import ReadImage
 from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec

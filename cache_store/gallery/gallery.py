@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cache_store.cache.images import ReadImage, find_source_images
+from cache_store.cache.entry_points import ReadImage, find_source_images
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import EncodeOnceError

@@ -16,7 +16,7 @@ import yaml
 
 from cache_store.errors import ConfigError
 from cache_store.log import FORMATTERS, OPTION
-from cache_store.program.config import (
+from cache_store.program.config_file import (
     ConfigField,
     config_fields,
     format_value,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError, TooLargeError
-from cache_store.storage.calls import GRACE_S, UPLOAD_GRACE_S
+from cache_store.storage.daemon_threads import GRACE_S, UPLOAD_GRACE_S
 from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, explain_store_errors, first_line
 from cache_store.storage.prefetch import PART_BYTES, Span, read_parts
 from cache_store.storage.protocol import (

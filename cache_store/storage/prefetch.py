@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from cache_store.storage.calls import Call, map_concurrently, pool
+from cache_store.storage.daemon_threads import Call, map_concurrently, pool
 
 COALESCED_BYTES = 64 << 10
 """Ranges with a gap of at most this many bytes are fetched as one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.calls import GRACE_S, map_concurrently, pool
+from cache_store.storage.daemon_threads import GRACE_S, map_concurrently, pool
 from cache_store.storage.files import map_file
 from cache_store.storage.local import WRITE_BYTES
 from cache_store.storage.prefetch import STREAM_BYTES, PartReader, PartStream

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.calls import map_concurrently
+from cache_store.storage.daemon_threads import map_concurrently
 from cache_store.storage.hub import HUB, HubStore
 from cache_store.storage.kept_blocks import KeptBlocks
 from cache_store.storage.local import LocalStore

@@ -15,10 +15,10 @@ from rich.text import Text
 from cache_store.cache.info import SHOWN_MAKERS
 from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
+from cache_store.messages import counted, printable
 from cache_store.program.output_file import ReportFile, error_text
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import usable_cores
-from cache_store.refusal import counted, printable
 from cache_store.storage.store import is_url, open_store
 from cache_store.verify.findings import Finding, Level, Report, Subset, empty_report, parse_subset
 from cache_store.verify.shard import CheckedShard

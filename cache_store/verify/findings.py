@@ -10,7 +10,7 @@ from typing import Literal
 
 from cache_store.errors import CacheError, ConfigError, NotAFileError
 from cache_store.format.layout import BUILD_FILE, SPEC_FILE
-from cache_store.refusal import MADE_BY, SEALED_BY, counted, printable, shell_word
+from cache_store.messages import MADE_BY, SEALED_BY, counted, printable, shell_word
 from cache_store.storage.store import Store
 
 Level = Literal["quick", "full", "deep"]

@@ -16,7 +16,7 @@ from cache_store.format.layout import Location, ShardSamples, commit_file, sampl
 from cache_store.format.schema import CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
 from cache_store.format.sums import equal_but_for_rounding
 from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
-from cache_store.refusal import recipe_differences
+from cache_store.messages import recipe_differences
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable_finding
 

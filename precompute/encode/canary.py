@@ -19,10 +19,10 @@ import torch
 
 from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.array import SampleLayout
-from cache_store.storage.calls import POLL_S
+from cache_store.storage.daemon_threads import POLL_S
 from precompute.encode.tolerance import LIMITS, Difference, device_class, feature_units
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import hardware_of
 from precompute.encoders.registry import load_reference
 

@@ -20,14 +20,14 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals, usable_cores
-from cache_store.storage.calls import POLL_S
+from cache_store.storage.daemon_threads import POLL_S
 from precompute.config import BuildConfig
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
 from precompute.encode.worker import ENCODER_THREADS, GRACE_S, Event, WorkerChannel, run_worker
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.sources import Source
 
 CORES_A_WORKER = 4

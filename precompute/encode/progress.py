@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache_store.format.schema import CommitRecord
+from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.refusal import counted
 from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
 

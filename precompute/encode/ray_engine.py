@@ -16,9 +16,9 @@ from typing import Any
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.log import log_info
+from cache_store.messages import printable
 from cache_store.program.running import usable_cores
-from cache_store.refusal import printable
-from cache_store.storage.calls import POLL_S
+from cache_store.storage.daemon_threads import POLL_S
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.ray_cluster import (
     ClusterHead,

@@ -10,13 +10,13 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
-from cache_store.refusal import differences_between, refuse
-from cache_store.storage.calls import STOP_REQUEST
+from cache_store.messages import differences_between, refuse
+from cache_store.storage.daemon_threads import STOP_REQUEST
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
 from precompute.sources import open_source

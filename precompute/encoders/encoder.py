@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import EncoderIdentity, SampleLayout, TextRecipe
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 
 from cache_store.errors import MissingPathError, ModelError
 from cache_store.log import log_info
-from cache_store.refusal import counted
-from precompute.encoders.config import Clean, Padding
+from cache_store.messages import counted
+from precompute.encoders.encoder_config import Clean, Padding
 
 VISION_CONFIG = "vision_config"
 """The section of config.json for the vision tower of a model with several parts."""

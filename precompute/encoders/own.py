@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, Family, PixelRange, accept_any_size
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, one_line
 from precompute.encoders.weights import native_identity
 

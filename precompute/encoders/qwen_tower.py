@@ -8,8 +8,8 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_cropping
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation
 from precompute.encoders.tower import (
     one_layer,

@@ -7,8 +7,8 @@ of its first layers; each level is a cache of its own.
 from collections.abc import Mapping
 from typing import Any
 
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, TowerLocation
 from precompute.encoders.preprocessing import refuse_other_range
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange
+from precompute.encoders.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:
     from precompute.encoders.encoder import Decoder

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import PLAIN_TEMPLATE, SampleLayout, TextRecipe
-from precompute.encoders.config import Clean, EncoderConfig, Padding
 from precompute.encoders.encoder import NO_TOKEN, Tokens
+from precompute.encoders.encoder_config import Clean, EncoderConfig, Padding
 from precompute.encoders.model_files import ModelFiles, TextLocation, model_file
 from precompute.encoders.weights import json_line, model_errors, native_identity, silence_transformers
 

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from precompute.encoders.config import TEXT_FIELDS, EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, accept_any_size
+from precompute.encoders.encoder_config import TEXT_FIELDS, EncoderConfig
 from precompute.encoders.model_files import ModelFiles, TextLocation
 
 WITHIN_MULTIMODAL = {"model.language_model.": "", "language_model.model.": ""}

@@ -16,8 +16,8 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_other_size
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation, refuse_incomplete
 from precompute.encoders.weights import (
     TRANSFORMERS_FILES,

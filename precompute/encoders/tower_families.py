@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_other_size
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, TowerLocation
 from precompute.encoders.preprocessing import refuse_other_range
 

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, TextLocation, refuse_incomplete
 from precompute.encoders.text_encoder import TemplateTokenizer, TextModel, TransformersTextEncoder
 from precompute.encoders.weights import (

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cache_store.errors import ModelError
 from cache_store.format.array import EncoderIdentity
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import UNQUANTISED, ModelFiles, model_file, one_line, silence_library
 
 Naming = Callable[[str], str | None]

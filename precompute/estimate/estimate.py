@@ -21,8 +21,8 @@ from cache_store.storage.store import open_store
 from precompute.encode.local_engine import crew_of
 from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
-from precompute.estimate.config import BATCH_SIZE, EstimateConfig
 from precompute.estimate.costs import MeasuredStep, Prices, Training, read_step
+from precompute.estimate.estimate_config import BATCH_SIZE, EstimateConfig
 from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
 from precompute.images.decode import silence_decoders

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import ceil, inf
 
-from cache_store.refusal import align_rows, counted
+from cache_store.messages import align_rows, counted
 from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
 from precompute.estimate.estimate import Estimate
 from precompute.estimate.probe import Probe

@@ -19,7 +19,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import CommitRecord, FileRecord, Recipe, Seal, Spec
-from cache_store.refusal import counted
+from cache_store.messages import counted
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
 from precompute.rerun.facts import Facts

@@ -17,7 +17,7 @@ from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import BuildRecord, Recipe, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
-from precompute.rerun.order import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
+from precompute.rerun.match_rows import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import NO_IDS, Rows, rows_on_disk
 from precompute.rerun.source_plan import list_source

@@ -9,11 +9,11 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.layout import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import Recipe
-from cache_store.refusal import Difference, counted, differences_between, recipe_differences, refuse
+from cache_store.messages import Difference, counted, differences_between, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Report
 from precompute.encode.job import MismatchedShard
-from precompute.rerun.order import PlanDifference
+from precompute.rerun.match_rows import PlanDifference
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import abridge
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
-from cache_store.refusal import counted
+from cache_store.messages import counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
-from precompute.rerun.order import reorder
+from precompute.rerun.match_rows import reorder
 from precompute.rerun.rows import (
     LISTED,
     Hashes,

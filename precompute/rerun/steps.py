@@ -12,7 +12,7 @@ from pathlib import Path
 from cache_store.cache.metadata import read_seal, read_spec, refuse_foreign_place, refuse_no_cache
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.layout import SPEC_FILE
-from cache_store.refusal import counted, shell_word
+from cache_store.messages import counted, shell_word
 from cache_store.storage.store import Address, Store, is_url, open_store, with_listing
 from cache_store.verify.findings import SHOWN, as_text
 from cache_store.verify.verify import stray_findings
@@ -23,10 +23,10 @@ from precompute.encode.pipeline import library_versions
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
-from precompute.rerun.act import Summary, build_shards, make_way_for_ranks, seal_cache, write_metadata
+from precompute.rerun.carry_out import Summary, build_shards, make_way_for_ranks, seal_cache, write_metadata
+from precompute.rerun.compare_images import compare_images, judge_images, retry_rejected
 from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
 from precompute.rerun.facts import BuildInputs, Facts, read_facts, read_planned_facts
-from precompute.rerun.images import compare_images, judge_images, retry_rejected
 from precompute.rerun.rank import Rank
 from precompute.rerun.refusals import refuse_little_space, refuse_mending, refuse_missing_shards
 from precompute.rerun.request import BuildRequest, damaged_shards, read_report

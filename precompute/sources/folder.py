@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import islice
 
-from cache_store.storage.calls import map_concurrently
+from cache_store.storage.daemon_threads import map_concurrently
 from precompute.images.decode import SUFFIXES
 from precompute.sources.fields import Conversation, conversation_of, read_caption
 from precompute.sources.image_store import ImageStore, prefetch_of

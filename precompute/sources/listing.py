@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cache_store.refusal import counted, printable
+from cache_store.messages import counted, printable
 
 NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
 """Matches a name that is not in normal form; this test takes a fifth of the time of parsing the name."""

@@ -13,7 +13,7 @@ import msgspec
 
 from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
-from cache_store.storage.calls import start_thread
+from cache_store.storage.daemon_threads import start_thread
 from cache_store.storage.prefetch import SharedResults
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar

@@ -11,7 +11,7 @@ from cache_store import open_cache
 from cache_store.errors import EncodeOnceError
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_encoder
 from tests.precompute.conftest import GOOD, run_build, write_source
 

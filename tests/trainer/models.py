@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, STD, TINY, make_tokenizer
 from trainer.data.batches import model_input
-from trainer.generate.config import GenerateConfig
+from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
 from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import load_with_whole

@@ -26,7 +26,7 @@ from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.data.batches import StepLoader
 from trainer.insight.compare_side import options_of
 from trainer.insight.log import Console, StepLog
-from trainer.model.config import ModelConfig
+from trainer.model.model_config import ModelConfig
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs

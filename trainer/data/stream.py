@@ -26,12 +26,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from cache_store.cache.reader import Cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize
-from cache_store.refusal import differences_between, refuse
+from cache_store.messages import differences_between, refuse
 from trainer.config import MAX_EPOCHS
 from trainer.data.order import Int64Array, RankShare, batch_positions, make_order
 from trainer.data.prefetch import Samples, WindowReader
 from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
-from trainer.model.config import WORLD
+from trainer.model.model_config import WORLD
 
 MAX_WORKERS = 1_024
 """Most workers of one DataLoader; each keeps the bounds of its next pass in a column of its own."""

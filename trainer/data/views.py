@@ -14,9 +14,9 @@ from cache_store import Cache, JoinedCache, open_joined
 from cache_store.cache.joined import refuse_other_plan
 from cache_store.errors import ConfigError
 from cache_store.format.array import ArraySpec
-from cache_store.refusal import differences_between, refuse
+from cache_store.messages import differences_between, refuse
 from cache_store.storage.store import Address
-from trainer.model.config import WORLD, refuse_other_towers
+from trainer.model.model_config import WORLD, refuse_other_towers
 
 MAY_DIFFER = {
     "image": ("fit", "flip", "max_pixels", "decode"),

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from trainer.export.standalone import token_kinds
-from trainer.model.config import PRETRAINED
+from trainer.model.model_config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, Tower
 from trainer.run.folder import read_records
 from trainer.run.observers import Metrics

@@ -9,8 +9,8 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.messages import counted
 from cache_store.program.output_file import refuse_inside
-from cache_store.refusal import counted
 from cache_store.storage.local import LocalStore
 from cache_store.storage.publish import publish_folder
 from trainer.config import views_of_run
@@ -25,7 +25,7 @@ from trainer.model.projector_file import (
     TrainedProjector,
     projector_bytes,
 )
-from trainer.run.trained import config_of_run, load_projector, run_folder
+from trainer.run.load_projector import config_of_run, load_projector, run_folder
 
 
 def refuse_unpushable(repo: str) -> None:

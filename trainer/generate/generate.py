@@ -8,12 +8,12 @@ import torch
 
 from cache_store.program.output_file import refuse_inside, refuse_output, write_output
 from cache_store.storage.store import local_path
-from trainer.generate.config import GenerateConfig
+from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
+from trainer.run.load_projector import load_projector
 from trainer.run.observers import answer_lines, shown_answer
 from trainer.run.parallel import local_device
-from trainer.run.trained import load_projector
 
 
 def generate(run: str, config: GenerateConfig) -> None:

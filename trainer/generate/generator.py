@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
-from cache_store.refusal import Difference, refuse
-from trainer.generate.config import GenerateConfig
+from cache_store.messages import Difference, refuse
+from trainer.generate.generate_config import GenerateConfig
 from trainer.model.language_model import LanguageModel, Masks, image_masks
 from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks, refuse_no_language_model
 from trainer.model.model import WorldModel

@@ -10,18 +10,18 @@ import numpy as np
 from torch import Tensor
 
 from cache_store import Cache, JoinedCache, open_cache, open_joined
-from cache_store.cache.images import open_image_encoder
+from cache_store.cache.entry_points import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
-from cache_store.program.config import suggest
-from cache_store.refusal import differences_between, printable, refuse
+from cache_store.messages import differences_between, printable, refuse
+from cache_store.program.config_file import suggest
 from trainer.config import views_of_run
 from trainer.data.stream import as_tensor, as_tensors
-from trainer.generate.config import GenerateConfig
+from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.rows import chosen_samples
-from trainer.model.config import spell_option
+from trainer.model.model_config import spell_option
 from trainer.model.projector_file import Tower, TrainedProjector
 from trainer.model.towers import describe_samples
-from trainer.run.trained import config_of_run
+from trainer.run.load_projector import config_of_run
 from trainer.text.chat import Message
 
 

@@ -14,7 +14,7 @@ from cache_store import JoinedCache
 from cache_store.errors import ModelError
 from cache_store.gallery.pictures import preview
 from trainer.data.stream import as_tensors
-from trainer.generate.config import GenerateConfig
+from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import cached_samples
 from trainer.run.observers import Caption

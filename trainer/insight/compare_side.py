@@ -16,7 +16,7 @@ from typing import Any
 
 from cache_store.errors import EncodeOnceError
 from cache_store.program.command_line import parse_config
-from cache_store.program.config import config_fields
+from cache_store.program.config_file import config_fields
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.running import ignore_stop_signals
 from trainer.config import TrainConfig

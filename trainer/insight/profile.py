@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from cache_store import Cache, JoinedCache
-from cache_store.cache.images import EncodeImages, find_source_images, open_image_encoder
+from cache_store.cache.entry_points import EncodeImages, find_source_images, open_image_encoder
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.publish import make_folder

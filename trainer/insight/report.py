@@ -17,8 +17,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cache_store.gallery.page import DARK, LIGHT, Plot, Scheme, page_template, svg_uri
 from cache_store.gallery.pictures import data_uri
-from cache_store.program.config import format_value
-from cache_store.refusal import flatten
+from cache_store.messages import flatten
+from cache_store.program.config_file import format_value
 from trainer.generate.rows import sample_numbers
 from trainer.insight.captioner import previews
 from trainer.run.folder import CAPTIONS, GPU_USE, NONFINITE, LogLine, read_records, write_changed

@@ -8,8 +8,8 @@ from torch.distributed.tensor import DTensor
 
 from cache_store.errors import ModelError
 from trainer.config import WARMUP_STEPS
-from trainer.model.config import PRETRAINED
 from trainer.model.kernels import MATH, attention_kernels
+from trainer.model.model_config import PRETRAINED
 from trainer.run.memory import memory_bytes
 from trainer.run.session import Session
 

@@ -23,7 +23,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from cache_store.errors import ConfigError, EncodeOnceError
-from cache_store.refusal import printable
+from cache_store.messages import printable
 from cache_store.storage.local import write_file
 from cache_store.storage.publish import make_folder, name_in_errors
 from trainer.config import TrainConfig

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.model.config import TEXT_ALONE, AutoClass
+from trainer.model.model_config import TEXT_ALONE, AutoClass
 from trainer.model.own_projector import ImageParts
 from trainer.model.pretrained import first_line
 from trainer.model.projector import CAUSAL

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.model.config import TEXT_ALONE, AutoClass
 from trainer.model.language_model import LanguageModel
+from trainer.model.model_config import TEXT_ALONE, AutoClass
 from trainer.model.own_projector import find_image_parts, find_own_projector
 from trainer.model.pretrained import (
     UNREADABLE_MODEL,

@@ -29,7 +29,7 @@ from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.array import ArraySpec, Count
 from cache_store.format.record import Record, canonical_json, parse_record
 from cache_store.storage.files import file_sha256
-from trainer.model.config import PRETRAINED, TEXT_ALONE, Attention, AutoClass
+from trainer.model.model_config import PRETRAINED, TEXT_ALONE, Attention, AutoClass
 from trainer.model.own_projector import PretrainedProjector
 from trainer.model.projector import LAYOUTS, SHAPES, Projector, Projectors, TowerProjector
 

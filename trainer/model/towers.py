@@ -13,9 +13,9 @@ from cache_store.cache.metadata import read_build
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import ArraySpec
 from cache_store.format.layout import BUILD_FILE
-from trainer.model.config import PRETRAINED, WORLD, Ends, ModelConfig
 from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import refuse_no_image_masks
+from trainer.model.model_config import PRETRAINED, WORLD, Ends, ModelConfig
 from trainer.model.own_projector import ImageParts, PretrainedProjector, refuse_other_states
 from trainer.model.projector import Projector, Projectors, TowerProjector
 from trainer.model.projector_file import Tower

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, sign
-from cache_store.refusal import differences_between, refuse
+from cache_store.messages import differences_between, refuse
 from cache_store.storage.files import file_sha256
 from cache_store.storage.publish import clear_folders, name_in_errors, publish_folder, remove_folder
 from trainer.config import TrainConfig, caches_by_option, views_of_run
-from trainer.model.config import spell_option
+from trainer.model.model_config import spell_option
 from trainer.model.projector import Projectors
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, load_tensors, read_projector_file
 from trainer.model.towers import TOWERS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cache_store.refusal import printable
+from cache_store.messages import printable
 
 Metrics = dict[str, float | int]
 """Figures by name."""

@@ -11,8 +11,8 @@ from cache_store import CacheError, JoinedCache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.log import log_info
+from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.refusal import counted
 from cache_store.storage.claim import claim_folder
 from cache_store.storage.publish import name_in_errors, publish_folder
 from trainer.text.chat import ChatTokenizer, has_moved_image

@@ -14,7 +14,7 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, refuse_incomplete, silence_library
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
 from precompute.encoders.vaes.vae import FrozenVae, Network, add_alpha, split_batches

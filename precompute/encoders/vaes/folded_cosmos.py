@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.diffusers_vae import encode_path_sha256, read_whole_vae
 from precompute.encoders.vaes.folding import Weights, flat_conv, prepare_network, weights_of_part

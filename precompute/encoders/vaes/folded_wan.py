@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cache_store.format.array import Normalization
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.folding import Weights, flat_conv, prepare_network, weights_of_part
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cache_store.errors import ConfigError
 from cache_store.log import log_info
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.vaes.vae import Network, split_batches
 
 # Axes: N images, C channels, Y X cells, O I a kernel's outputs and inputs.

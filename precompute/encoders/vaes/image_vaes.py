@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cache_store.format.array import Normalization
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import DECODER, ENCODER, Config, VaeKind, factor_of_levels, two_cells
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import EncoderIdentity, Normalization, SampleLayout
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_cropping
+from precompute.encoders.encoder_config import EncoderConfig
 
 LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
 """Bounds of a posterior's log-variance, as in diffusers' `DiagonalGaussianDistribution`."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from cache_store.format.array import Normalization
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.image_vaes import native_family
 from precompute.encoders.vaes.kind import (

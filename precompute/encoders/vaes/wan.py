@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import Config, VaeKind, factor_of_levels, one_cell, two_cells
 

@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 from PIL import Image
 
-from cache_store.cache.images import find_source_images
+from cache_store.cache.entry_points import find_source_images
 from cache_store.cache.metadata import write_build
 from cache_store.cache.reader import open_cache
 from cache_store.cache.writer import Outcome

@@ -19,8 +19,8 @@ from precompute.cli import main
 from precompute.encode.canary import Canary, choose_places, difference
 from precompute.encode.tolerance import LIMITS, Difference, Limits
 from precompute.encoders import hardware
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import cudnn_text, hardware_of
 from precompute.encoders.registry import load_encoder
 from tests.cache_store.signing import load, save_signed

@@ -80,14 +80,14 @@ BOTH_SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT]
 
 PHASES = [
     ("build", "precompute.rerun.source_plan:make_plan", 1),
-    ("build", "precompute.rerun.act:write_build", 1),
+    ("build", "precompute.rerun.carry_out:write_build", 1),
     ("build", "precompute.encoders.vaes.vae:VaeEncoder.encode", 3),
     ("build", "cache_store.cache.commit:write_rows", 2),
-    ("build", "precompute.rerun.act:make_seal", 1),
-    ("build", "precompute.rerun.act:write_seal", 1),
+    ("build", "precompute.rerun.carry_out:make_seal", 1),
+    ("build", "precompute.rerun.carry_out:write_seal", 1),
     ("repair", "precompute.rerun.steps:compare_images", 1),
     ("repair", "precompute.encoders.vaes.vae:VaeEncoder.encode", 1),
-    ("repair", "precompute.rerun.act:make_seal", 1),
+    ("repair", "precompute.rerun.carry_out:make_seal", 1),
 ]
 """A command, a function (named in the module that calls it), and the number of the call before which a signal comes."""
 

@@ -17,7 +17,7 @@ from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.job import EncodeJob
 from precompute.encode.local_engine import Crew, Machine, crew_of, crew_on_gpus, run_local
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, open_source

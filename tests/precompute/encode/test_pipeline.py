@@ -31,7 +31,7 @@ from precompute.encode.device_feed import DoneEncoding
 from precompute.encode.job import BusyTimes, EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.sources import Source, open_source

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 
 Spoil = Callable[[Path], object]

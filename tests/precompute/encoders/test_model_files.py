@@ -47,7 +47,7 @@ def test_the_subfolder_is_found_automatically(vae_folder):
 LOAD = """
 import sys
 from cache_store.program.running import run_program
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 
 def load(models):

@@ -8,8 +8,8 @@ from transformers import BitImageProcessorPil, SiglipImageProcessorPil, ViTImage
 
 from cache_store.errors import ConfigError
 from precompute.config import BuildConfig
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.preprocessing import recipe_of_model
 from precompute.images.decode import ImageConfig
 from precompute.images.fit import fit_image, to_pixels, unreduced

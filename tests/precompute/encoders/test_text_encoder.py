@@ -13,8 +13,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import NO_TOKEN
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder, load_reference
 from precompute.encoders.text_encoder import TransformersTextEncoder
 from tests.precompute.encoders.loading import load

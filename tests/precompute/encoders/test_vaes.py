@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_reference, refuse_image_size
 from tests.precompute.encoders.loading import load, photos, signed
 

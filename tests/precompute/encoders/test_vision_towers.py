@@ -10,7 +10,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil, SiglipVisionConfig, SiglipVisionModel
 
 from cache_store.errors import ConfigError, ModelError
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_reference, refuse_image_size
 from precompute.encoders.tower import FrozenTower, TowerEncoder
 from tests.precompute.encoders.loading import load, photos, signed

@@ -18,7 +18,7 @@ from cache_store import open_cache
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.encode.pipeline import library_versions
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels

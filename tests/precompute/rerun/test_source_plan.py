@@ -11,7 +11,7 @@ import pytest
 
 from cache_store.errors import SourceError
 from cache_store.format.schema import Recipe
-from precompute.rerun.order import ROWS_HELD, compare_plans, reorder_by_ids
+from precompute.rerun.match_rows import ROWS_HELD, compare_plans, reorder_by_ids
 from precompute.rerun.rows import Rows, number_rows, rows_in_scratch
 from precompute.rerun.source_plan import make_plan, refuse_duplicates, sorted_by_id
 from precompute.sources.listing import Samples

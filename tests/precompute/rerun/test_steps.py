@@ -13,7 +13,7 @@ from cache_store.format.formats import files_of_shard
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from precompute.config import BuildConfig, RunConfig
-from precompute.rerun.act import encode_job
+from precompute.rerun.carry_out import encode_job
 from precompute.rerun.decide import decide
 from precompute.rerun.facts import read_facts
 from precompute.rerun.request import BuildRequest

@@ -10,7 +10,7 @@ from tests.trainer.conftest import MakeConfig
 from tests.trainer.multimodal import save_gemma
 from tests.trainer.runs import Caches, train_alone
 from trainer.config import TrainConfig
-from trainer.model.config import TowerConfig
+from trainer.model.model_config import TowerConfig
 
 
 def build_tower(home: Path, name: str, model: Path, *options: str) -> str:

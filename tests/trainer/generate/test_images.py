@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from cache_store import open_cache
-from cache_store.cache.images import open_image_encoder
+from cache_store.cache.entry_points import open_image_encoder
 from cache_store.errors import ConfigError, SourceError, StaleError
 from precompute.encode_images import encode_images, round_to_dtype
 from tests.precompute.conftest import GOOD, image_bytes, run_build

@@ -11,11 +11,11 @@ from tests.trainer.models import PROMPTS, word_by_word
 from tests.trainer.runs import assert_near_run, end_well, fork_ranks, train_alone
 from trainer import load_projector
 from trainer.data.stream import as_tensors
-from trainer.generate.config import GenerateConfig
+from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
-from trainer.model.config import TowerConfig
 from trainer.model.load_language_model import load_with_whole
 from trainer.model.model import WorldModel
+from trainer.model.model_config import TowerConfig
 from trainer.text.chat import ChatTokenizer
 
 

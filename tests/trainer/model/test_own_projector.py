@@ -14,9 +14,9 @@ from cache_store.errors import ModelError
 from tests.make_cache import make_cache
 from tests.trainer.models import SCALED, load, save_decoder
 from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_gemma
-from trainer.model.config import ModelConfig, TowerConfig
 from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
+from trainer.model.model_config import ModelConfig, TowerConfig
 from trainer.model.towers import make_projectors
 
 BOS = 1

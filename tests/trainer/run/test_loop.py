@@ -19,7 +19,7 @@ import torch
 
 from cache_store import open_cache
 from cache_store.errors import ConfigError, EncodeOnceError
-from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels

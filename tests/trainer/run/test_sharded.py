@@ -19,8 +19,8 @@ from tests.trainer.runs import (
 )
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
-from trainer.model.config import TowerConfig
 from trainer.model.language_model import LanguageModel
+from trainer.model.model_config import TowerConfig
 from trainer.run import inputs
 
 SHARDED = {"parallel": "fsdp2", "eval_batch_size": 3, "loss_chunk": 5, "gradient_checkpointing": "selective"}

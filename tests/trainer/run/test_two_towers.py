@@ -30,7 +30,7 @@ from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
-from trainer.model.config import TowerConfig
+from trainer.model.model_config import TowerConfig
 from trainer.model.projector import rms
 from trainer.model.projector_file import CONFIG_FILE
 from trainer.model.towers import describe_samples

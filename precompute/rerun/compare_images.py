@@ -17,8 +17,8 @@ from cache_store.format.array import ImageRecipe
 from cache_store.format.layout import samples_file
 from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
+from cache_store.messages import ABSENT, Difference, align_rows, counted, printable
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.refusal import ABSENT, Difference, align_rows, counted, printable
 from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
 from precompute.images.decode import content_sha256, decode_image

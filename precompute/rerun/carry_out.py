@@ -18,17 +18,17 @@ from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import PLAN_FILE, SEAL_FILE
 from cache_store.format.schema import FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info
+from cache_store.messages import printable
 from cache_store.program.running import stop_on_signals
-from cache_store.refusal import printable
 from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
 from precompute.encode.engines import ENGINES
 from precompute.encode.job import EncodeJob
 from precompute.encode.progress import BuildProgress, Encoded
 from precompute.images.rejected import TooManyRejectsError
+from precompute.rerun.compare_images import refuse_rejected, sample_changes
 from precompute.rerun.decide import Work
 from precompute.rerun.facts import BuildInputs, Facts
-from precompute.rerun.images import refuse_rejected, sample_changes
 from precompute.rerun.refusals import refuse_mismatched_shards
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.errors import ConfigError
-from cache_store.program.config import format_value, suggest
+from cache_store.program.config_file import format_value, suggest
 
 WORLD = "world"
 """Name of the only tower in a run from a single cache."""

@@ -8,8 +8,8 @@ import msgspec
 import yaml
 
 from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError
-from cache_store.refusal import differences_between, refuse
-from trainer.model.config import PRETRAINED
+from cache_store.messages import differences_between, refuse
+from trainer.model.model_config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, TrainedProjector
 from trainer.model.towers import describe_tower
 from trainer.run.checkpoint import STATE_FILE, CheckpointFolder, read_state

@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.errors import StaleError
-from cache_store.refusal import CELL, SHOWN_ROWS, Difference, differences_between, refuse, shorten
+from cache_store.messages import CELL, SHOWN_ROWS, Difference, differences_between, refuse, shorten
 
 
 def message_of(*differences: Difference) -> list[str]:
