@@ -89,20 +89,19 @@ def test_a_program_imports_only_what_its_extra_brings(package):
 
 BUILD = ["--cache=c", "--source.kind=folder", "--source.path=.", "--encoder.model=VAE", "--image.height=65"]
 TRAIN = ["--cache=c", "--model.language_model=m", "--run.output=o"]
-NO_TORCH = "torch is not installed; run `pip install 'encode-once[trainer]'`"
-NO_MULTIPLE = "image.height and image.width must be multiples of 8, got 65x224; the nearest is 64x224"
 
 
 @pytest.mark.parametrize(
-    ("program", "arguments", "error"),
-    [("trainer", ["train", *TRAIN], NO_TORCH), ("precompute", ["build", *BUILD], NO_MULTIPLE)],
+    ("program", "arguments", "named"),
+    [("trainer", ["train", *TRAIN], "'encode-once[trainer]'"), ("precompute", ["build", *BUILD], "65x224")],
 )
-def test_without_torch_its_extra_or_an_earlier_mistake_is_named(tmp_path, program, arguments, error):
+def test_without_torch_its_extra_or_an_earlier_mistake_is_named(tmp_path, program, arguments, named):
     """A size that the encoder would crop is known without torch."""
     (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKLWan"}')
     code = f"import sys; sys.modules['torch'] = None; from {program}.cli import main; sys.exit(main(sys.argv[1:]))"
     done = python(code, *(argument.replace("VAE", str(tmp_path)) for argument in arguments))
-    assert (done.returncode, done.stderr) == (2, f"{program}: error: {error}\n")
+    (error,) = done.stderr.splitlines()
+    assert (done.returncode, error.startswith(f"{program}: error: "), named in error) == (2, True, True)
 
 
 EVERY_HELP = """

@@ -51,29 +51,42 @@ def folder(tmp_path: Path) -> Iterator[str]:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_encode_measures_both_paths_in_both_dtypes(measure):
-    toy = ["--height=16", "--width=24", "--batch-size=2", "--repeats=2", "--base-dim=8", "--device=cpu"]
-    record, table = measure(encode, *toy)
-    assert record.keys() >= {"command", "revision", "environment"}
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["hardware"]["cpu"]
-    assert record["settings"].items() >= {"base_dim": 8, "device": "cpu"}.items()
-    rivals = {f"{path} {dtype}" for path in ("diffusers", "folded") for dtype in ("float32", "bfloat16")}
-    assert record["images_per_s"].keys() == record["peak_share"].keys() == rivals
-    for speed in (*record["images_per_s"].values(), *record["ratios"].values()):
-        assert 0 < speed["min"] <= speed["median"] <= speed["max"]
-    pairs = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
-    assert set(record["ratios"]) == {f"folded {ours} over diffusers {theirs}" for ours, theirs in pairs}
-    assert sum(line.endswith(" times") for line in table) == 3
+SMALL = ["--height=16", "--width=24", "--batch-size=2", "--repeats=1"]
+FEED = ["--samples=24", "--samples-per-shard=8", "--batch-size=4", "--height=32", "--width=40", "--count=5"]
+FEED += ["--encoder-ms=2", "--repeats=1"]
+TRAIN = ["--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--height=32", "--width=32"]
+TOY: list[tuple[Any, list[str], str, int]] = [
+    (encode, [*SMALL, "--base-dim=8", "--device=cpu"], "images_per_s", 4),
+    (build, [*SMALL, "--count=4", "--compute-dtype=float32"], "images_per_s", 3),
+    (verify, ["--samples=12", "--samples-per-shard=4", "--quick-shards=3", "--repeats=1"], "gb_per_s", 21),
+    (feed, [*FEED, "--decode=stub", "--workers=1"], "images_per_s", 3),
+    (feed, [*FEED, "--decode=real", "--workers=2"], "images_per_s", 4),
+    (scale, ["--samples", "4096", "5000"], "results", 2),
+    (train_step, [*TRAIN, "--widths=16", "--repeats=8"], "widths", 1),
+    (switches, [*TRAIN, "--model-width=16", "--steps=10", "--pairs=loss_chunk"], "pairs", 1),
+]
+"""Benchmarks, their options, and the part of the record that has so many rivals."""
 
 
-def test_a_build_is_measured_against_its_parts(measure, folder):
-    toy = ["--count=4", "--batch-size=2", "--height=16", "--width=24", "--repeats=1"]
-    record, _ = measure(build, *toy, folder, "--compute-dtype=float32")
-    assert record["images_per_s"].keys() == {"build", "decode only", "encode only"}
-    over_slower, over_both = (record["ratios"][f"build over {parts}"] for parts in ("the slower", "both in turn"))
-    assert 0 < over_slower["median"] <= over_both["median"]
-    assert record["peak_mib"].keys() == {"4", "40"}
+@pytest.mark.parametrize(("benchmark", "options", "part", "count"), TOY)
+def test_a_benchmark_at_toy_size_has_a_figure_for_each_rival(measure, folder, benchmark, options, part, count):
+    is_on_disk = benchmark in (build, verify, feed, scale)
+    record, table = measure(benchmark, *options, *([folder] if is_on_disk else []))
+    assert record.keys() >= {"command", "revision", "environment", "versions", "hardware", "settings"}
+    assert len(record[part]) == count
+    assert len(table) > 1
+    for figures in (*record[part].values(), *record.get("ratios", {}).values()):
+        assert "median" not in figures or 0 < figures["min"] <= figures["median"] <= figures["max"]
+    if benchmark is train_step:
+        ratio, low, high = record["widths"]["16"]["cache_over_memory"]
+        assert 0 < low <= ratio <= high
+    if benchmark is switches:
+        assert record["pairs"]["loss_chunk"]["max_loss_delta"] < 1e-4
+
+
+def test_each_pair_of_switches_has_configs():
+    files = {path.stem for path in switches.CONFIGS.glob("*.yaml")}
+    assert {side for pair in switches.PAIRS.values() for side in pair} <= files
 
 
 def test_decode_measures_speed_over_pillow_and_differences(measure, tmp_path):
@@ -125,28 +138,6 @@ def test_every_rival_of_the_loader_delivers_each_latent_once(measure, folder, tm
         assert sorted(delivered) == stored, name
 
 
-def test_verify_is_measured_against_hashes_of_its_files(measure, folder):
-    toy = ["--samples=12", "--samples-per-shard=4", "--quick-shards=3", "--repeats=1"]
-    record, _ = measure(verify, *toy, folder)
-    forms = {f"{store_format} {codec}" for store_format, codec in verify.FORMS}
-    ours = {f"{level}, {jobs} jobs" for level in verify.LEVELS for jobs in verify.JOBS}
-    assert set(record["gb_per_s"]) == {f"{form}: {work}" for form in forms for work in {*ours, *verify.BASELINES}}
-    assert len(record["ratios"]) == len(forms) * len(ours) * len(verify.BASELINES)
-    assert all(each["median"] > 0 for each in (*record["gb_per_s"].values(), record["quick_s_per_1000_shards"]))
-
-
-def test_scale_measures_every_step_by_the_number_of_samples(measure, capsys, folder):
-    """The smaller size is of one shard, the larger of two."""
-    assert scale.main(["--step=plan-lines"]) == 2
-    assert "--folder" in capsys.readouterr().err
-    record, table = measure(scale, "--samples", "4096", "5000", folder)
-    assert record["results"].keys() == {"4096", "8192"}
-    for steps in record["results"].values():
-        assert list(steps) == list(scale.STEPS)
-        assert all(step["peak_mib"] > 0 for step in steps.values())
-    assert len(table) == 1 + len(scale.STEPS)
-
-
 def test_reading_from_a_store_is_measured_with_its_requests_and_bytes(measure, monkeypatch):
     """The peers, whose packages are an extra, take part only if installed."""
     pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
@@ -160,17 +151,6 @@ def test_reading_from_a_store_is_measured_with_its_requests_and_bytes(measure, m
     anywhere, in_blocks = (record["traffic"][name] for name in (remote.OURS, remote.OURS_IN_BLOCKS))
     assert 0 < in_blocks["requests_a_sample"] < anywhere["requests_a_sample"]
     assert min(each["bytes_a_sample"] for each in (anywhere, in_blocks)) > remote.SAMPLE_BYTES
-
-
-@pytest.mark.parametrize(("decode", "workers"), [("stub", 1), ("real", 2)])
-def test_a_build_is_measured_around_an_encoder_that_sleeps(measure, folder, decode, workers):
-    toy = ["--samples=24", "--samples-per-shard=8", "--batch-size=4", "--height=32", "--width=40", "--count=5"]
-    options = [*toy, "--encoder-ms=2", "--repeats=1", folder]
-    record, _ = measure(feed, *options, f"--decode={decode}", f"--workers={workers}")
-    rivals = {feed.ENCODER, feed.PEER, *([feed.DECODING] if decode == "real" else [])}
-    assert record["images_per_s"].keys() == {feed.OURS, *rivals}
-    assert record["ratios"].keys() == {f"{feed.OURS} over {rival}" for rival in rivals}
-    assert 0 < record["images_per_s"][feed.ENCODER]["max"] <= 4 / 0.002 * 1.01
 
 
 def test_the_measurements_for_a_gpu_run_here_at_toy_size(measure, folder):
@@ -188,17 +168,6 @@ def test_the_measurements_for_a_gpu_run_here_at_toy_size(measure, folder):
     assert record["audit_on_cpu"]["findings"] == 0
 
 
-def test_a_cached_step_is_measured_against_memory_and_against_the_usual_loop(measure):
-    toy = ["--widths=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--repeats=8"]
-    record, table = measure(train_step, *toy, "--height=32", "--width=32")
-    found = record["widths"]["16"]
-    ratio, low, high = found["cache_over_memory"]
-    assert 0 < low <= ratio <= high
-    assert found["seconds"].keys() == {"cache", "memory", "loop"}
-    assert found["loop_parts_s"].keys() == {"decode", "encode", "language model"}
-    assert any(found["verdict"] in line for line in table)
-
-
 def test_every_family_is_measured_against_its_library(measure, tmp_path):
     """Small models in folders are measured; each model of full size can be made."""
     for kind in VAES:
@@ -210,12 +179,3 @@ def test_every_family_is_measured_against_its_library(measure, tmp_path):
     with torch.device("meta"):
         made = [families.make(name) for name in families.FAMILIES]
     assert min(sum(weight.numel() for weight in model.parameters()) for model in made) > 1e6
-
-
-def test_each_pair_of_switches_has_configs_and_one_is_compared_on_the_same_batches(measure):
-    files = {path.stem for path in switches.CONFIGS.glob("*.yaml")}
-    assert {side for pair in switches.PAIRS.values() for side in pair} <= files
-    toy = ["--model-width=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--steps=10"]
-    record, table = measure(switches, *toy, "--height=32", "--width=32", "--pairs=loss_chunk")
-    assert table[-1].startswith("| loss-whole, loss-chunked | ")
-    assert record["pairs"]["loss_chunk"]["max_loss_delta"] < 1e-4

@@ -44,8 +44,9 @@ def assert_one_line(said, program, *parts):
 def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, proxy, kind, method, part, times):
     """The first request to each address fails, in a build and when its cache is read."""
     whole = timeless_files(scene / "cache")
-    proxy.fail(kind, method, part, each=True, times=times)
+    fault = proxy.fail(kind, method, part, each=True, times=times)
     said = run(build(scene, url))
+    assert fault.met, "no request was made to fail"
     assert ("waiting, for up to" in said) == (times > 1)
     assert objects.timeless() == whole
     proxy.mend()
@@ -65,7 +66,7 @@ def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, 
     whole = timeless_files(scene / "cache")
     proxy.fail(kind, "PUT|POST", part, times=10**6)
     said = run(build(scene, url), code=1)
-    assert_one_line(said, "precompute", url, "503 Service Unavailable SlowDown" if kind == "503" else "no whole answer")
+    assert_one_line(said, "precompute", url, "503" if kind == "503" else "")
     assert "waiting" in said
     assert all(whole[name] == data for name, data in objects.timeless().items())
     proxy.mend()
@@ -89,7 +90,7 @@ def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, pro
 @pytest.mark.usefixtures("impatient")
 def test_a_store_that_never_answers_is_waited_for_once(url, run, proxy):
     proxy.fail("500", EVERY, times=10**6)
-    assert_one_line(run(f"cache-store verify {url}", code=1), "cache-store", "500 Internal Server Error")
+    assert_one_line(run(f"cache-store verify {url}", code=1), "cache-store", "500")
     assert {request.path.partition("/some/cache/")[2] for request in proxy.requests} == {"zarr.json"}
 
 
@@ -109,55 +110,55 @@ def test_a_listing_that_is_always_cut_names_its_folder(url, proxy):
     looks = ((store.list, ""), (lambda: store.list("latents"), "/latents/"), (lambda: store.has("a"), "/a/"))
     for look, folder in looks:
         retry.ANSWERED.clear()  # else it is waited for
-        with pytest.raises(OSError, match="no whole answer") as caught:
+        with pytest.raises(OSError, match=folder) as caught:
             look()
         assert caught.value.filename == url + folder
 
 
 NOBODY, NO_URL = "http://127.0.0.1:{port}", "localhost:{port}"
 WRONG = [
-    ("s3", "", "s3://no-such-bucket/cache", 1, "there is no bucket 'no-such-bucket'"),
-    ("s3", "AWS_ENDPOINT_URL", NOBODY, 1, "check the network and the endpoint"),
-    ("s3", "AWS_REGION AWS_ENDPOINT_URL", "", 2, "no region is set: set AWS_REGION"),
-    ("s3", "AWS_ENDPOINT_URL", NO_URL, 2, "an endpoint is https://HOST or http://HOST:PORT"),
+    ("s3", "", "s3://no-such-bucket/cache", 1, "'no-such-bucket'"),
+    ("s3", "AWS_ENDPOINT_URL", NOBODY, 1, "endpoint"),
+    ("s3", "AWS_REGION AWS_ENDPOINT_URL", "", 2, "AWS_REGION"),
+    ("s3", "AWS_ENDPOINT_URL", NO_URL, 2, "http://HOST:PORT"),
     ("s3", "AWS_ALLOW_HTTP", "false", 1, "AWS_ALLOW_HTTP"),
-    ("gs", "", "gs://no-such-bucket/cache", 1, "'no-such-bucket': check its name, GOOGLE_BASE_URL"),
-    ("gs", "GOOGLE_BEARER_TOKEN", "old", 1, "credentials (401 Unauthorized): check GOOGLE_APPLIC"),
-    ("gs", "GOOGLE_BASE_URL", NOBODY, 1, "check the network and the endpoint"),
-    ("gs", "GOOGLE_BASE_URL", NO_URL, 2, "GOOGLE_BASE_URL is 'localhost:"),
+    ("gs", "", "gs://no-such-bucket/cache", 1, "GOOGLE_BASE_URL"),
+    ("gs", "GOOGLE_BEARER_TOKEN", "old", 1, "GOOGLE_APPLICATION_CREDENTIALS"),
+    ("gs", "GOOGLE_BASE_URL", NOBODY, 1, "endpoint"),
+    ("gs", "GOOGLE_BASE_URL", NO_URL, 2, "GOOGLE_BASE_URL"),
     ("gs", "GOOGLE_ALLOW_HTTP", "false", 1, "GOOGLE_ALLOW_HTTP"),
-    ("gs", "GOOGLE_SERVICE_ACCOUNT", "/none", 2, "Unable to open service account file from /none"),
-    ("az", "", "az://no-such/cache", 1, "no bucket 'no-such': check its name, AZURE_STORAGE_ACCOUNT_NAME"),
-    ("az", "", "az://No_Such/cache", 1, "a wrong region or bucket 'No_Such'"),
-    ("az", "AZURE_STORAGE_ACCOUNT_KEY", "b2xk", 1, "(403 Forbidden): check AZURE_STORAGE_ACCOUNT_NAME"),
-    ("az", "AZURE_STORAGE_ACCOUNT_KEY", "***", 2, "Invalid Access Key: "),
-    ("az", "AZURE_STORAGE_ACCOUNT_NAME", "other", 1, "refuses these credentials"),
-    ("az", "AZURE_STORAGE_ENDPOINT", NOBODY, 1, "network and the endpoint"),
-    ("az", "AZURE_STORAGE_ENDPOINT", NO_URL, 2, "AZURE_STORAGE_ENDPOINT is 'localhost:"),
+    ("gs", "GOOGLE_SERVICE_ACCOUNT", "/none", 2, "/none"),
+    ("az", "", "az://no-such/cache", 1, "'no-such'"),
+    ("az", "", "az://No_Such/cache", 1, "'No_Such'"),
+    ("az", "AZURE_STORAGE_ACCOUNT_KEY", "b2xk", 1, "AZURE_STORAGE_ACCOUNT_NAME"),
+    ("az", "AZURE_STORAGE_ACCOUNT_KEY", "***", 2, "AZURE_STORAGE_ACCOUNT_NAME"),
+    ("az", "AZURE_STORAGE_ACCOUNT_NAME", "other", 1, "AZURE_STORAGE_ACCOUNT_NAME"),
+    ("az", "AZURE_STORAGE_ENDPOINT", NOBODY, 1, "endpoint"),
+    ("az", "AZURE_STORAGE_ENDPOINT", NO_URL, 2, "AZURE_STORAGE_ENDPOINT"),
     ("az", "AZURE_ALLOW_HTTP", "false", 1, "AZURE_ALLOW_HTTP"),
-    ("s3", "", "az://container/cache", 2, "Account must be specified: check AZURE_STORAGE_ACCOUNT_NAME and"),
+    ("s3", "", "az://container/cache", 2, "AZURE_STORAGE_ACCOUNT_NAME"),
 ]
-"""Scheme, variables and their value, or without variables an address, exit code and message."""
+"""Scheme, variables and their value, or without variables an address, exit code, and what is named."""
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("scheme", "variables", "value", "code", "message"), WRONG)
-def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables, value, code, message):
+@pytest.mark.parametrize(("scheme", "variables", "value", "code", "named"), WRONG)
+def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables, value, code, named):
     for name in variables.split():
         monkeypatch.setenv(name, value.format(port=free_port()))
     address = f"{bucket}/cache" if variables else value
     object_stores.make_client.cache_clear()
     retry.ANSWERED.clear()
     for line in (f"cache-store info {address}", f"cache-store verify {address}", build(scene, address)):
-        assert_one_line(said := run(line, code=code), line.split()[0], message)
+        assert_one_line(said := run(line, code=code), line.split()[0], named)
         assert "waiting" not in said
 
 
-@pytest.mark.parametrize(("kind", "message"), [("403", "refuses these credentials"), ("400", "an expired token")])
-def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind, message):
+@pytest.mark.parametrize("kind", ["403", "400"])
+def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind):
     proxy.fail(kind, "GET|HEAD|PUT", times=10**6)
     for line in (f"cache-store info {url}", build(scene, url)):
-        assert_one_line(said := run(line, code=1), line.split()[0], message, "AWS_ACCESS_KEY_ID")
+        assert_one_line(said := run(line, code=1), line.split()[0], "AWS_ACCESS_KEY_ID")
         assert "waiting" not in said
 
 

@@ -1,11 +1,8 @@
 """Every file of a cache is opened, mapped, listed, renamed and deleted by `cache_store/storage` alone."""
 
-import ast
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from types import FrameType
 
@@ -50,24 +47,6 @@ def watching(*folders: Path) -> Iterator[None]:
         yield
     finally:
         WATCHED.clear()
-
-
-FILE_CALLS = r"exists|glob|is_dir|is_file|iterdir|mkdir|read_bytes|read_text|rename|rglob|listdir|memmap|mmap"
-FILE_CALLS += r"|rmdir|rmtree|scandir|stat|touch|unlink|write_bytes|write_text"
-ROOMS = [f"cache_store/{room}/**/*.py" for room in ("cache", "copy", "format", "verify")]
-ROOMS += ["precompute/audit*.py", "precompute/encode/**/*.py", "precompute/rerun/**/*.py"]
-OUTSIDE = {"request.py"}
-"""The module that reads a report, which is a user's file."""
-
-
-def test_no_code_that_works_on_caches_calls_for_files():
-    """This holds for code that no test runs, too; only a store's own `open` is allowed."""
-    found = [[*ROOT.glob(room)] for room in ROOMS]
-    assert all(found)
-    for path in (path for path in chain(*found) if path.name not in OUTSIDE):
-        for node in ast.walk(ast.parse(path.read_text())):
-            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            assert not re.search(rf"\.({FILE_CALLS})$|^open$|(?<!store)\.open$", called), f"{path}:{node.lineno}"
 
 
 @pytest.mark.parametrize("form", ["zarr", "webdataset"])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import precompute.rerun.steps as build_module
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.writer import ShardBuilder
@@ -18,9 +17,7 @@ from cache_store.format.layout import NULL_TEXT_FILE
 from cache_store.format.tables import SAMPLES_OF_TEXTS
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encode.tolerance import LIMITS
 from precompute.encode_images import encode_images
-from precompute.encoders.registry import load_encoder
 from tests.precompute.acts import rewrite
 from tests.precompute.conftest import SAMPLES, Project, timeless_files
 from tests.precompute.encoders.loading import load
@@ -73,44 +70,44 @@ def texts(captioned: Project) -> Project:
     return captioned
 
 
-def test_a_cache_of_texts_holds_the_encoders_samples_of_them(captioned, t5):
+def test_a_cache_of_texts_holds_the_encoders_samples_their_tokens_and_the_null_prompt(captioned, t5):
+    """The null prompt is what an empty caption gives: row 7, the sixth after a rejected one."""
     said = captioned.build()
-    assert "22 planned = 20 cached + 2 rejected (2 no text)" in said
-    assert "encoded 22 texts in 3 shards" in said
-    assert "cut 1 text longer than encoder.max_tokens" in said
+    assert all(named in said for named in ("20 cached + 2 rejected", "22 texts", "cut 1 text"))
     cache, encoder, captions = open_cache(captioned.cache), load(t5, max_tokens=TOKENS), [*CAPTIONS.values()]
     expected = encoded(encoder, captions).numpy()
     order = np.random.default_rng(0).permutation(len(SPEAKING))
     np.testing.assert_allclose(cache.read(order), expected[order], rtol=0, atol=2e-3)
-    counts = [len(each.ids) for each in encoder.tokens(captions)]
-    mask = cache.mask(order)
+    counts, mask = [len(each.ids) for each in encoder.tokens(captions)], cache.mask(order)
     assert mask.sum(1).tolist() == [min(counts[each], TOKENS) for each in order]
     assert mask[:, 0].all()
     assert not (np.diff(mask.astype(int)) > 0).any()
-
-
-def test_a_cache_of_texts_holds_the_null_prompt(texts, t5):
-    """It is what an empty caption gives."""
-    cache = open_cache(texts.cache)
-    null, (of_empty,) = cache.null_text(), cache.read(np.array([6]))  # row 7, after a rejected one
-    assert (null.dtype, null.shape) == (np.float16, (TOKENS, FEATURES))
-    np.testing.assert_allclose(null, encoded(load(t5, max_tokens=TOKENS), [""])[0].numpy(), rtol=0, atol=2e-3)
+    null, (of_empty,) = cache.null_text(), cache.read(np.array([6]))
+    np.testing.assert_allclose(null, encoded(encoder, [""])[0].numpy(), rtol=0, atol=2e-3)
     np.testing.assert_allclose(null, of_empty, rtol=0, atol=2e-3)
     np.testing.assert_array_equal(cache.null_mask(), cache.mask(np.array([6]))[0])
-    assert cache.null_mask().sum() == 1
+    table, record = cache.shards.table(0, SAMPLES_OF_TEXTS.names), read_commit(captioned.cache, 0)
+    assert table.schema == SAMPLES_OF_TEXTS
+    assert str(table["reason"].to_pylist()[3]).startswith("no text")
+    letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
+    assert table["tokens"].to_pylist() == letters_and_end
+    assert (record.content.cut_texts, record.content.unreadable_exif) == (1, 0)
+    said = captioned.run(cache_store, "info", captioned.cache)
+    for named in ("caption", "T5EncoderModel", f"[token {TOKENS}, feature {FEATURES}]", "1 cached text, cut"):
+        assert named in said
 
 
-def test_a_damaged_or_lost_null_prompt_is_named_and_mended(texts):
+def test_a_damaged_cache_of_texts_and_its_null_prompt_are_named_repaired_and_copied_bit_by_bit(texts):
+    repair_and_copy(texts)
     with texts.same_in_the_end():
         texts.place.flip(NULL_TEXT_FILE)
-        with pytest.raises(CacheError, match="null_text.bin is not as sealed"):
+        with pytest.raises(CacheError, match=NULL_TEXT_FILE):
             open_cache(texts.cache).null_text()
         (finding,) = verify(texts.cache, "full").findings
         assert (finding.shard, finding.file) == (0, NULL_TEXT_FILE)
         texts.repair("--report", texts.report())
         texts.lose(NULL_TEXT_FILE)
-        (finding,) = verify(texts.cache, "quick").findings
-        assert (finding.file, finding.problem) == (NULL_TEXT_FILE, "is missing")
+        assert [finding.file for finding in verify(texts.cache, "quick").findings] == [NULL_TEXT_FILE]
         texts.build()
 
 
@@ -118,29 +115,8 @@ def test_a_null_prompt_that_overflows_its_dtype_stops_the_build(captioned, monke
     add = ShardBuilder.add_null_text
     monkeypatch.setattr(ShardBuilder, "add_null_text", lambda builder, sample: add(builder, sample * 1e9))
     (line,) = captioned.build(code=1).splitlines()[-1:]
-    assert "the null prompt's sample is not finite in float16; take a larger store.dtype" in line
+    assert "store.dtype" in line
     assert not [*captioned.cache.glob("commits/*")]
-
-
-def test_samples_tables_of_texts_count_tokens(texts):
-    table, record = open_cache(texts.cache).shards.table(0, SAMPLES_OF_TEXTS.names), read_commit(texts.cache, 0)
-    assert table.schema == SAMPLES_OF_TEXTS
-    assert table["reason"].to_pylist()[3] == "no text: the sample has no caption"
-    letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
-    assert table["tokens"].to_pylist() == letters_and_end
-    assert (record.content.cut_texts, record.content.unreadable_exif) == (1, 0)
-    said = texts.run(cache_store, "info", texts.cache)
-    for each in (
-        f"text            caption, {TOKENS} tokens, padding seen",
-        "T5EncoderModel, native, float32, batches of 3",
-        f"float16 [token {TOKENS}, feature {FEATURES}], codec none",
-        "longer texts    1 cached text, cut",
-    ):
-        assert each in said
-
-
-def test_a_damaged_cache_of_texts_is_repaired_and_copied_bit_by_bit(texts):
-    repair_and_copy(texts)
 
 
 def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts, forked_workers):
@@ -156,11 +132,10 @@ def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts, fork
 def test_a_changed_caption_is_refused_and_a_changed_image_is_not(texts):
     texts.has(sample_001=b"another image")
     write_captions(texts)
-    assert "nothing to encode" in texts.build()
+    texts.build()
     rewrite(texts.source / "chat.json", CAPTIONS[8], "Another picture.")
     with texts.untouched():
-        said = texts.build(code=1)
-    assert "was planned from another sample list: 1 with another image name or text (sample-008)" in said
+        assert "sample-008" in texts.build(code=1)
 
 
 def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
@@ -181,45 +156,19 @@ def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
         assert "weights_sha256" not in said
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_device_that_encodes_texts_wrongly_commits_nothing(project, t5, monkeypatch, dtype):
-    def load_wrong(config, pixel_range):
-        encoder = load_encoder(config, pixel_range)
-        encoder._model.model.encoder.block[1].layer[0].SelfAttention.v.weight *= -1  # type: ignore[attr-defined]
-        return encoder
-
-    project.vae, project.settings = t5, {**SETTINGS, "encoder__compute_dtype": dtype}
-    monkeypatch.setattr(build_module, "load_encoder", load_wrong)
-    said = project.build(code=1)
-    assert f"{dtype} on a cpu device may differ by {LIMITS[dtype, 'cpu']}" in said
-    assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
-    monkeypatch.undo()
-    project.build()
-
-
 def test_an_audit_and_a_gallery_of_texts_show_the_captions(texts):
-    said = texts.run(main, "audit", texts.cache, "--samples", "1000")
-    assert "all 20 cached samples were compared: 0 differ" in said
-    assert "equal bits  20 of 20" in said
+    assert "equal bits  20 of 20" in texts.run(main, "audit", texts.cache, "--samples", "1000")
     page = texts.folder / "page.html"
-    said = texts.run(cache_store, "gallery", texts.cache, "-o", page)
-    assert "without pictures of samples: samples are texts, not images; the page shows texts" in said
+    texts.run(cache_store, "gallery", texts.cache, "-o", page)
     shown = page.read_text()
     for each in (CAPTIONS[5], "no text: the sample has no caption", f"{TOKENS} tokens", "tokens, cut", "1 texts cut"):
         assert each in shown
     assert "source image" not in shown
     assert "Yes." not in shown, "only the first answer is encoded"
     assert not [*texts.folder.glob("*.png")]
-    (line,) = texts.run(main, "gallery", texts.cache, "-o", page, "--decode", code=2).splitlines()
-    assert line.endswith("is of class T5EncoderModel, which has no decoder")
-    with pytest.raises(ConfigError, match="the cache was made from texts"):
+    assert "T5EncoderModel" in texts.run(main, "gallery", texts.cache, "-o", page, "--decode", code=2)
+    with pytest.raises(ConfigError, match="texts"):
         encode_images(open_cache(texts.cache), [])
-
-
-def test_an_estimate_of_texts_measures_them(captioned):
-    said = captioned.run(main, "estimate", "--config", captioned.config(), "--seconds", "0.1")
-    assert "texts/s" in said
-    assert "images" not in said
 
 
 def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
@@ -236,7 +185,7 @@ def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
     for joined_nulls, alone in ((joined.null_text(), text.null_text()), (joined.null_mask(), text.null_mask())):
         np.testing.assert_array_equal(joined_nulls.pop("text"), alone)
         assert not joined_nulls
-    with pytest.raises(ConfigError, match="holds samples of images, which have no null prompt"):
+    with pytest.raises(ConfigError, match="images"):
         joined.caches["world"].null_text()
     (alone, *_) = LatentStream(text, batch_size=4, seed=0)
     np.testing.assert_array_equal(alone["mask"], text.mask(alone["numbers"].numpy()))
@@ -248,33 +197,13 @@ def test_pooled_vectors_are_a_cache_without_a_mask(project, tmp_path):
     project.build(**SETTINGS, **pooled)
     cache = open_cache(project.cache)
     assert cache.read(np.arange(3)).shape == (3, 8)
-    said = project.run(cache_store, "info", project.cache)
-    assert "float16 [feature 8]" in said
-    assert "CLIPTextModelWithProjection, native, float32, pooled vector, batches of 3" in said
-    assert "all 22 cached samples were compared: 0 differ" in project.run(main, "audit", project.cache)
+    assert "[feature 8]" in project.run(cache_store, "info", project.cache)
+    assert "equal bits  22 of 22" in project.run(main, "audit", project.cache)
     assert cache.null_text().shape == (8,)
     for mask in (lambda: cache.mask(np.arange(3)), cache.null_mask):
-        with pytest.raises(ConfigError, match=r"holds \[feature 8\], which has no mask of tokens"):
+        with pytest.raises(ConfigError, match=r"\[feature 8\]"):
             mask()
     assert "mask" not in next(iter(LatentStream(cache, batch_size=4)))
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"source__text": None}, "encoder.max_tokens is for a text encoder, which reads texts; set source.t"),
-    ({"encoder__max_tokens": None}, "source.text: caption is for a text encoder; set encoder.max_tokens"),
-    ({"image": {"height": 64}}, "image.height has no effect on a text encoder; leave image: out"),
-    ({"encoder__posterior": "moments"}, "encoder.posterior: moments has no effect on T5EncoderModel"),
-    ({"encoder__fold": False}, "encoder.fold: false has no effect on T5EncoderModel; leave it out"),
-    ({"encoder__output": "pooled"}, "encoder.output: a T5EncoderModel has no pooled vector of a text"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG)
-def test_wrong_use_of_a_text_encoder_is_one_line(project, t5, options, message):
-    project.vae = t5
-    settings = {name: value for name, value in {**SETTINGS, **options}.items() if value is not None}
-    (line,) = project.build(code=2, **settings).splitlines()
-    assert message in line
 
 
 def test_a_source_without_captions_is_refused_before_anything_is_encoded(project, t5):
@@ -282,13 +211,5 @@ def test_a_source_without_captions_is_refused_before_anything_is_encoded(project
     folder.mkdir()
     (folder / "a.png").write_bytes(b"")
     said = project.build(code=1, **{**SETTINGS, "source": {"kind": "folder", "path": str(folder), "text": "caption"}})
-    assert "1 of 1 samples of" in said
-    assert "without a caption: a.png" in said
-    assert "Put each caption beside its image, as name.txt" in said
-
-
-def test_a_vae_cannot_read_texts(project):
-    (line,) = project.build(code=2, **SETTINGS).splitlines()
-    assert line.endswith("holds no model: it has none of text_encoder/config.json, config.json")
-    (line,) = project.build(code=2, **SETTINGS, encoder__subfolder="vae").splitlines()
-    assert "is of class AutoencoderKLWan, which is not a known text encoder" in line
+    assert "a.png" in said
+    assert "name.txt" in said

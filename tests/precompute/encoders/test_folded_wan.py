@@ -81,7 +81,7 @@ def test_every_shape_of_wan_2_1_folds(config):
 
 def test_attention_scales_run_only_folded(tmp_path):
     narrow_vae(attn_scales=[0.5]).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="encoder.fold: false cannot run a model with attn_scales"):
+    with pytest.raises(ConfigError, match=r"encoder.fold.*attn_scales"):
         load(tmp_path, fold=False)
 
 

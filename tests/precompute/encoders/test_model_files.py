@@ -89,7 +89,7 @@ def test_a_hub_id_loads_offline_from_the_files_of_its_encoder(vae_folder, gemma_
     move_to_hub_cache(gemma_of_two_files, tmp_path, "gemma")
     first, second, *said = run(tmp_path, "org/pipeline", "org/gemma", "org/absent", HF_HUB_OFFLINE="1")
     assert [first, second] == [f"{digest} without importing diffusers" for digest in digests]
-    assert [line.startswith(f"{ERROR}is no folder here") for line in said if "org/absent" in line] == [True]
+    assert [line.startswith(ERROR) for line in said if "org/absent" in line] == [True]
     assert "Traceback" not in "".join(said)
 
 
@@ -98,8 +98,8 @@ def test_an_unreachable_hub_is_reported_once(tmp_path):
     hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     impatient = f"import time; time.sleep = lambda seconds: None\n{LOAD}"
     looking, error = run(tmp_path, "org/absent", code=impatient, **hub)
-    assert looking == "precompute: looking for encoder.model org/absent on the Hub"
-    assert error.startswith(f"{ERROR}is no folder here, its config.json is not in the Hub's local cache")
+    assert "org/absent" in looking
+    assert error.startswith(ERROR)
 
 
 def test_a_proxy_that_refuses_is_one_line(tmp_path):
@@ -109,7 +109,7 @@ def test_a_proxy_that_refuses_is_one_line(tmp_path):
         hub = {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HTTPS_PROXY": address}
         _, error = run(tmp_path, "org/absent", **hub)
         proxy.shutdown()
-    assert error.startswith(f"{ERROR}cannot be downloaded from the Hub")
+    assert error.startswith(ERROR)
 
 
 VAE_FILE, TOWER_FILE = "diffusion_pytorch_model.safetensors", "model.safetensors"
@@ -147,112 +147,81 @@ def rename_pickle(folder: Path) -> None:
     (folder / "model.pt").rename(folder / VAE_FILE)
 
 
-QUANTISED: Any = changed_config(quantization_config={"quant_method": "bitsandbytes"})
-UNQUANTISED = "quantised checkpoints are not supported"
-NO_CLASS = "config.json is not an encoder's config: it names no class in _class_name or architectures"
-BIAS, KEY = "encoder.conv_out.bias", "key in its encode path, such as"
-DAMAGED = f"vae/{VAE_FILE} is damaged or cut short; fetch it again"
-NO_WEIGHTS = f"has neither {VAE_FILE}.index.json nor {VAE_FILE}, the only files that are read"
-SPOILT_VAES: list[tuple[Spoil, int, str]] = [
-    (lose(VAE_FILE, BIAS), 1, f"1 missing {KEY} {BIAS}"),
-    (copy_weight(VAE_FILE, BIAS, "encoder.x"), 1, f"1 unexpected {KEY} encoder.x"),
-    (copy_weight(VAE_FILE, "encoder.conv_in.bias", "quant_conv.bias"), 1, f"1 mismatched {KEY} quant_conv.bias"),
-    (
-        as_integers(VAE_FILE, "encoder.conv_in.weight"),
-        1,
-        "has I8 values in encoder.conv_in.weight",
-    ),
-    (QUANTISED, 1, UNQUANTISED),
-    (changed_config(_class_name="VQModel"), 1, "is of class VQModel, which is not known; `precompute build --help`"),
-    (changed_config(latents_std=[1.0, 2.0]), 1, "has 2 values of latents_std for 16 latent channels"),
-    (changed_config(dim_mult="wide"), 1, "cannot be loaded"),
-    (write_config("{"), 1, "config.json is not JSON"),
-    *((write_config(text), 2, NO_CLASS) for text in ("[]", "{}", '{"model_type": "gemma3"}')),
-    (lambda folder: (folder / "config.json").unlink(), 2, "holds no model: it has none of vae/config.json, con"),
-    *((cut(VAE_FILE, size), 1, DAMAGED) for size in (0, 7, 5_000)),
-    (pickle_weights, 1, NO_WEIGHTS),
-    (rename_pickle, 1, DAMAGED),
-]
-
-
-@pytest.mark.parametrize(("spoil", "code", "message"), SPOILT_VAES)
-def test_a_vae_that_is_not_whole_and_known_is_refused(vae_folder, spoil, code, message):
-    """The words are the same whether it is folded or run by diffusers; no pickle is loaded in its place."""
-    spoil(vae_folder / "vae")
-    for fold in (True, False):
-        found, said = refusal(vae_folder, fold=fold)
-        assert (found, message in said) == (code, True), said
-    assert not (vae_folder / "vae" / "loaded").exists()
-
-
-@pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model("Gemma3ForConditionalGeneration", tmp_path_factory.mktemp("gemma"))
-
-
-LOST, LAST = "vision_tower.encoder.layers.1.mlp.fc1.bias", "vision_tower.post_layernorm.bias"
-TOWER_KEY = "key in its vision tower, such as"
-SPOILT_TOWERS: list[tuple[Spoil, str]] = [
-    (lose(TOWER_FILE, LOST), f"1 missing {TOWER_KEY} encoder.layers.1.mlp"),
-    (
-        changed_weights(TOWER_FILE, lambda held: {name: held[name] for name in held if "tower" not in name}),
-        "53 missing keys in its vision tower",
-    ),
-    (copy_weight(TOWER_FILE, LOST, "vision_tower.x"), f"1 unexpected {TOWER_KEY} x"),
-    (copy_weight(TOWER_FILE, LOST, LAST), f"1 mismatched {TOWER_KEY} post_layernorm.bias"),
-    (as_integers(TOWER_FILE, LOST), "has I8 values in "),
-    (changed_config(vision_config=None), "has no vision_config in its config.json: it has no vision tower"),
-    (changed_config(vision_config={"model_type": "clip_vision_model"}), "has a vision tower of type clip_vision_model"),
-    (changed_config(vision_config={"hidden_size": "wide"}), "cannot be loaded"),
-    (changed_config(mm_tokens_per_image=0), "cannot be loaded"),
-    (changed_config(mm_tokens_per_image=400), "encoder.pool must divide the tower's 4 patches per side, got 0"),
-    (changed_config(architectures=["Gemma3ForCausalLM"]), "Gemma3ForCausalLM, which reads texts; set source.text"),
-    (cut(TOWER_FILE, 3), "is damaged or cut short; fetch it again"),
-    (lambda folder: (folder / TOWER_FILE).rename(folder / "model.bin"), f"has neither {TOWER_FILE} nor"),
-    (lambda folder: (folder / TOWER_FILE).rename(folder / f"{TOWER_FILE}.index.json"), "cannot be loaded"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "message"), SPOILT_TOWERS)
-def test_a_tower_that_is_not_whole_and_known_is_refused(gemma, tmp_path, spoil, message):
-    shutil.copytree(gemma, tmp_path, dirs_exist_ok=True)
-    spoil(tmp_path)
-    assert message in refusal(tmp_path)[1]
-
-
-def test_files_without_weights_of_the_tower_are_not_needed(gemma, gemma_of_two_files):
-    assert load(gemma_of_two_files).identity == load(gemma).identity
-
-
 def remove_tokenizer(folder: Path) -> None:
     for file in (folder.parent / "tokenizer").iterdir():
         file.unlink()
 
 
+def without_tower(folder: Path) -> None:
+    changed_weights(TOWER_FILE, lambda held: {name: held[name] for name in held if "tower" not in name})(folder)
+
+
+QUANTISED: Any = changed_config(quantization_config={"quant_method": "bitsandbytes"})
+BIAS, WEIGHT = "encoder.conv_out.bias", "encoder.conv_in.weight"
+LOST, LAST = "vision_tower.encoder.layers.1.mlp.fc1.bias", "vision_tower.post_layernorm.bias"
 T5_WEIGHT = "encoder.block.2.layer.0.SelfAttention.q.weight"
+GEMMA, CLIP_TYPE = "Gemma3ForConditionalGeneration", {"model_type": "clip_vision_model"}
+SPOILT: list[tuple[str, Spoil, int, str]] = [
+    ("vae", lose(VAE_FILE, BIAS), 1, BIAS),
+    ("vae", copy_weight(VAE_FILE, BIAS, "encoder.x"), 1, "encoder.x"),
+    ("vae", copy_weight(VAE_FILE, "encoder.conv_in.bias", "quant_conv.bias"), 1, "quant_conv.bias"),
+    ("vae", as_integers(VAE_FILE, WEIGHT), 1, WEIGHT),
+    ("vae", QUANTISED, 1, "quantised"),
+    ("vae", changed_config(_class_name="VQModel"), 1, "VQModel"),
+    ("vae", changed_config(latents_std=[1.0, 2.0]), 1, "latents_std"),
+    ("vae", changed_config(dim_mult="wide"), 1, "pipeline"),
+    ("vae", write_config("{"), 1, "config.json"),
+    *(("vae", write_config(text), 2, "config.json") for text in ("[]", "{}", '{"model_type": "gemma3"}')),
+    ("vae", lambda folder: (folder / "config.json").unlink(), 2, "vae/config.json"),
+    *(("vae", cut(VAE_FILE, size), 1, VAE_FILE) for size in (0, 7, 5_000)),
+    ("vae", pickle_weights, 1, VAE_FILE),
+    ("vae", rename_pickle, 1, VAE_FILE),
+    (GEMMA, lose(TOWER_FILE, LOST), 1, "encoder.layers.1.mlp"),
+    (GEMMA, without_tower, 1, "53 "),
+    (GEMMA, copy_weight(TOWER_FILE, LOST, "vision_tower.x"), 1, " x"),
+    (GEMMA, copy_weight(TOWER_FILE, LOST, LAST), 1, "post_layernorm.bias"),
+    (GEMMA, as_integers(TOWER_FILE, LOST), 1, LOST),
+    (GEMMA, changed_config(vision_config=None), 1, "vision_config"),
+    (GEMMA, changed_config(vision_config=CLIP_TYPE), 1, "clip_vision_model"),
+    (GEMMA, changed_config(vision_config={"hidden_size": "wide"}), 1, "pipeline"),
+    (GEMMA, changed_config(mm_tokens_per_image=0), 1, "pipeline"),
+    (GEMMA, changed_config(mm_tokens_per_image=400), 2, "encoder.pool"),
+    (GEMMA, changed_config(architectures=["Gemma3ForCausalLM"]), 2, "source.text"),
+    (GEMMA, cut(TOWER_FILE, 3), 1, TOWER_FILE),
+    (GEMMA, lambda folder: (folder / TOWER_FILE).rename(folder / "model.bin"), 1, TOWER_FILE),
+    (GEMMA, lambda folder: (folder / TOWER_FILE).rename(folder / f"{TOWER_FILE}.index.json"), 1, "pipeline"),
+    ("text_encoder", lose(TOWER_FILE, T5_WEIGHT), 1, T5_WEIGHT),
+    ("text_encoder", as_integers(TOWER_FILE, T5_WEIGHT), 1, T5_WEIGHT),
+    ("text_encoder", QUANTISED, 1, "quantised"),
+    ("text_encoder", remove_tokenizer, 1, "/tokenizer"),
+]
+"""What is spoilt in a model's folder, how, the exit code, and what the line must name."""
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lose(TOWER_FILE, T5_WEIGHT), f"1 missing key in its text encoder, such as {T5_WEIGHT}"),
-        (as_integers(TOWER_FILE, T5_WEIGHT), f"has I8 values in {T5_WEIGHT}"),
-        (QUANTISED, UNQUANTISED),
-        (remove_tokenizer, "/tokenizer holds none of its files"),
-    ],
-)
-def test_a_text_encoder_that_is_not_whole_is_refused(tmp_path, spoil, message):
-    spoil(save_text_encoder("T5EncoderModel", tmp_path) / "text_encoder")
-    assert message in refusal(tmp_path, max_tokens=8)[1]
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with each of the models, alone."""
+    folder = tmp_path_factory.mktemp("models")
+    narrow_vae().save_pretrained(folder / "vae/vae")
+    save_model(GEMMA, folder / GEMMA / GEMMA)
+    save_text_encoder("T5EncoderModel", folder / "text_encoder")
+    return folder
 
 
-@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere", __file__])
-def test_a_path_without_a_model_is_wrong_usage(model):
-    """The Hub is not asked."""
-    no_model = "holds no model: it has none of vae/config.json"
-    message = no_model if model == __file__ else "is neither a folder here nor a hub id, which is owner/name"
-    code, said = refusal(model)
-    assert (code, message in said) == (2, True)
+@pytest.mark.parametrize(("kind", "spoil", "code", "named"), SPOILT)
+def test_a_model_that_is_not_whole_and_known_is_refused(models, tmp_path, kind, spoil, code, named):
+    """The line is the same whether a VAE is folded or run by diffusers; no pickle is loaded in its place."""
+    folder = shutil.copytree(models / kind, tmp_path / "pipeline")
+    spoil(folder / kind)
+    options = {"max_tokens": 8} if kind == "text_encoder" else {}
+    for each in ({"fold": True}, {"fold": False}) if kind == "vae" else (options,):
+        found, said = refusal(folder / kind if kind == GEMMA else folder, **each)
+        assert (found, named in said) == (code, True), said
+    assert not (folder / kind / "loaded").exists()
+
+
+def test_files_without_weights_of_the_tower_are_not_needed(models, gemma_of_two_files):
+    assert load(gemma_of_two_files).identity == load(models / GEMMA / GEMMA).identity
 
 
 def test_a_pipeline_that_stacks_cells_in_another_order_is_refused(tmp_path):
@@ -265,12 +234,4 @@ def test_a_pipeline_that_stacks_cells_in_another_order_is_refused(tmp_path):
             if pipeline == "Flux2Pipeline":
                 load(model)
             else:
-                assert f"is of class {pipeline}, which is not served" in refusal(model)[1]
-
-
-@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model", "ViTMAEModel"])
-def test_a_class_that_cannot_be_served_says_why(class_name, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"_class_name": class_name}))
-    code, said = refusal(tmp_path)
-    reasons = ("diffusers encodes videos", "its images", "it masks and shuffles patches")
-    assert (code, said.partition(f"is of class {class_name}: ")[2].startswith(reasons)) == (1, True)
+                assert pipeline in refusal(model)[1]

@@ -14,7 +14,7 @@ from precompute.encoders.preprocessing import recipe_of_model
 from precompute.images.decode import ImageConfig
 from precompute.images.fit import fit_image, to_pixels, unreduced
 from precompute.sources import SourceConfig
-from tests.precompute.encoders.loading import changed_config, load
+from tests.precompute.encoders.loading import changed_config
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, SIDE, save_model
 
 PROCESSORS = [
@@ -48,35 +48,15 @@ def test_images_are_prepared_as_the_models_processor_does(processor, size, clip)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"image_processor_type": "DINOv3ViTImageProcessorFast"}, "does not only resize and crop, with Pillow"),
-        ({"resample": 0}, "leave it out and choose image.height, width, fit, resample and range for"),
-        ({"image_mean": [0.1, 0.2, 0.3]}, "its mean and deviation are neither CLIP's"),
-        ({"do_center_crop": False}, "neither fixed nor that of the shorter side"),
+        {"image_processor_type": "DINOv3ViTImageProcessorFast"},
+        {"resample": 0},
+        {"image_mean": [0.1, 0.2, 0.3]},
+        {"do_center_crop": False},
     ],
 )
-def test_a_processor_that_cannot_be_followed_is_shown(changes, message, clip):
+def test_a_processor_that_cannot_be_followed_is_refused_by_the_field_to_leave_out(changes, clip):
     changed_config("preprocessor_config.json", **changes)(clip)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match="image.from_model"):
         recipe_of_model(str(clip))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_range_that_is_not_the_models_is_refused(clip):
-    load(clip, "clip")
-    with pytest.raises(ConfigError, match=r"image.range is signed, but .* set image.range: clip, or image.from_model"):
-        load(clip, "signed")
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"fit": "edge"}, "image.fit must be one of squash, crop, pad, or edge N, got edge"),
-        ({"fit": "edge 200"}, "the shorter side must be at least 224"),
-        ({"fit": "crop", "from_model": True}, "image.from_model says height, width, fit, resample and range"),
-    ],
-)
-def test_an_impossible_image_config_is_refused(config, message):
-    with pytest.raises(ConfigError, match=message):
-        ImageConfig(**config)

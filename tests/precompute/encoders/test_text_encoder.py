@@ -20,7 +20,6 @@ from precompute.encoders.registry import load_encoder, load_reference
 from precompute.encoders.text_encoder import TransformersTextEncoder
 from tests.precompute.encoders.loading import load
 from tests.precompute.encoders.text_models import (
-    LAYERS,
     TEXT_MODELS,
     make_text_tokenizer,
     random_text_model,
@@ -58,126 +57,59 @@ def encoded(encoder: TransformersTextEncoder, texts: list[str]) -> Tensor:
     return encoder.encode(padded(encoder, texts))
 
 
-def pipeline(class_name: str, model: str = "", *, which: str = "", **models: str) -> Any:
-    """Make a pipeline of that class with only this text encoder and its tokenizer, or several, by suffix."""
+def pipeline(class_name: str, models: dict[str, str]) -> Any:
+    """Make a pipeline of that class with only these text encoders and their tokenizers, by suffix."""
     kind = getattr(diffusers, class_name)
     parts = dict.fromkeys(kind._get_signature_types())
-    for suffix, each in (models or {which: model}).items():
+    for suffix, each in models.items():
         parts[f"text_encoder{suffix}"], parts[f"tokenizer{suffix}"] = random_text_model(each), make_text_tokenizer(each)
     return kind(**parts)
 
 
-def flux(texts: list[str]) -> Tensor:
-    pipe = pipeline("FluxPipeline", "T5EncoderModel", which="_2")
+def pad_behind(made: list[Tensor], tokens: int) -> Tensor:
+    return torch.stack([torch.cat([each, each.new_zeros(tokens - len(each), each.shape[1])]) for each in made])
+
+
+Embed = Callable[[Any, list[str]], Any]
+
+
+def prompts(place: int = 0, **options: Any) -> Embed:
+    """Return a function that takes one of the results of `encode_prompt`."""
+    return lambda pipe, texts: pipe.encode_prompt(texts, device="cpu", **options)[place]
+
+
+def guided(place: int, *, guidance: bool = False, **options: Any) -> Embed:
+    return prompts(place, do_classifier_free_guidance=guidance, **options)
+
+
+def t5_prompts(pipe: Any, texts: list[str]) -> Any:
     return pipe._get_t5_prompt_embeds(texts, max_sequence_length=32, device="cpu", dtype=torch.float32)
 
 
-def flux_clip(texts: list[str]) -> Tensor:
-    pipe = pipeline("FluxPipeline", "CLIPTextModel")
+def clip_prompts(pipe: Any, texts: list[str]) -> Any:
     pipe.tokenizer_max_length = 32
     return pipe._get_clip_prompt_embeds(texts, device="cpu")
 
 
-def sd3(output: int) -> Callable[[list[str]], Tensor]:
-    def embed(texts: list[str]) -> Tensor:
-        pipe = pipeline("StableDiffusion3Pipeline", "CLIPTextModelWithProjection")
-        pipe.tokenizer_max_length = 32
-        return pipe._get_clip_prompt_embeds(texts, device="cpu")[output]
-
-    return embed
+def first(embed: Embed, place: int = 0) -> Embed:
+    return lambda pipe, texts: embed(pipe, texts)[place]
 
 
-def wan(texts: list[str]) -> Tensor:
-    return pipeline("WanPipeline", "UMT5EncoderModel")._get_t5_prompt_embeds(
-        texts, max_sequence_length=32, device="cpu"
-    )
+def padded_behind(embed: Embed, tokens: int) -> Embed:
+    return lambda pipe, texts: pad_behind(list(embed(pipe, texts)), tokens)
 
 
-def ltx(texts: list[str]) -> Tensor:
-    pipe = pipeline("LTXPipeline", "T5EncoderModel")
-    return pipe._get_t5_prompt_embeds(texts, max_sequence_length=32, device="cpu")[0]
-
-
-def cogvideox(texts: list[str]) -> Tensor:
-    return pipeline("CogVideoXPipeline", "T5EncoderModel")._get_t5_prompt_embeds(texts, max_sequence_length=32)
-
-
-def mochi(texts: list[str]) -> Tensor:
-    return pipeline("MochiPipeline", "T5EncoderModel")._get_t5_prompt_embeds(texts, max_sequence_length=32)[0]
-
-
-def aura_flow(texts: list[str]) -> Tensor:
-    return pipeline("AuraFlowPipeline", "UMT5EncoderModel").encode_prompt(texts, None, False, max_sequence_length=32)[0]
-
-
-def pixart(texts: list[str]) -> Tensor:
-    pipe = pipeline("PixArtAlphaPipeline", "T5EncoderModel")
-    return pipe.encode_prompt(texts, False, device="cpu", max_sequence_length=32)[0]
-
-
-def sdxl(output: int) -> Callable[[list[str]], Tensor]:
-    def embed(texts: list[str]) -> Tensor:
-        pipe = pipeline("StableDiffusionXLPipeline", "CLIPTextModelWithProjection", which="_2")
-        return pipe.encode_prompt(texts, device="cpu", do_classifier_free_guidance=False)[output]
-
-    return embed
-
-
-KANDINSKY = {"": "Qwen2_5_VLForConditionalGeneration", "_2": "CLIPTextModel"}
-
-
-def kandinsky(texts: list[str]) -> Tensor:
-    pipe = pipeline("Kandinsky5T2IPipeline", **KANDINSKY)
+def kandinsky(pipe: Any, texts: list[str]) -> list[Tensor]:
     made, _, ends = pipe.encode_prompt(texts, device="cpu")
-    return pad_behind([each[:length] for each, length in zip(made, ends.diff(), strict=True)], 240)
+    return [each[:length] for each, length in zip(made, ends.diff(), strict=True)]
 
 
-def kandinsky_clip(texts: list[str]) -> Tensor:
-    return pipeline("Kandinsky5T2IPipeline", **KANDINSKY).encode_prompt(texts, device="cpu")[1]
+def z_image(pipe: Any, texts: list[str]) -> Any:
+    return pipe._encode_prompt([*texts], device="cpu", max_sequence_length=90)
 
 
 INSTRUCTION = inspect.signature(diffusers.SanaPipeline.__call__).parameters["complex_human_instruction"].default
-
-
-def sana(output: int) -> Callable[[list[str]], Tensor]:
-    def embed(texts: list[str]) -> Tensor:
-        pipe = pipeline("SanaPipeline", "Gemma2Model")
-        options = {"max_sequence_length": 48, "complex_human_instruction": INSTRUCTION}
-        return pipe.encode_prompt(texts, output > 0, device="cpu", **options)[output]
-
-    return embed
-
-
 LUMINA_SYSTEM = "You are an assistant."
-
-
-def lumina(output: int) -> Callable[[list[str]], Tensor]:
-    def embed(texts: list[str]) -> Tensor:
-        pipe = pipeline("Lumina2Pipeline", "Gemma2Model")
-        options = {"system_prompt": LUMINA_SYSTEM, "max_sequence_length": 80}
-        return pipe.encode_prompt(texts, output > 0, device="cpu", **options)[output]
-
-    return embed
-
-
-def qwen_image(texts: list[str]) -> Tensor:
-    made, _ = pipeline("QwenImagePipeline", "Qwen2_5_VLForConditionalGeneration").encode_prompt(texts, device="cpu")
-    return pad_behind(list(made), 300)
-
-
-def z_image(texts: list[str]) -> Tensor:
-    pipe = pipeline("ZImagePipeline", "Qwen3ForCausalLM")
-    return pad_behind(pipe._encode_prompt([*texts], device="cpu", max_sequence_length=90), 90)
-
-
-def klein(texts: list[str]) -> Tensor:
-    pipe, layers = pipeline("Flux2KleinPipeline", "Qwen3ForCausalLM"), (1, 2, 4)
-    made, _ = pipe.encode_prompt(texts, device="cpu", max_sequence_length=120, text_encoder_out_layers=layers)
-    return made  # type: ignore[no-any-return]
-
-
-def pad_behind(made: list[Tensor], tokens: int) -> Tensor:
-    return torch.stack([torch.cat([each, each.new_zeros(tokens - len(each), each.shape[1])]) for each in made])
 
 
 QWEN_IMAGE = (
@@ -195,76 +127,67 @@ LUMINA = {"template": f"{LUMINA_SYSTEM} <Prompt Start> {{}}", "layer": -2, "max_
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 KLEIN = {"template": f"{CHAT}<think>\n\n</think>\n\n", "layer": [1, 2, 4], "padding": "masked", "max_tokens": 120}
 
-PIPELINES: dict[str, tuple[str, dict[str, Any], Callable[[list[str]], Tensor]]] = {
-    "FLUX.1": ("T5EncoderModel", {}, flux),
-    "FLUX.1, pooled": ("CLIPTextModel", {"output": "pooled"}, flux_clip),
-    "SD3": ("CLIPTextModelWithProjection", {"layer": -2}, sd3(0)),
-    "SD3, pooled": ("CLIPTextModelWithProjection", {"output": "pooled"}, sd3(1)),
-    "SDXL": ("CLIPTextModelWithProjection", {"layer": -2, "max_tokens": 40}, sdxl(0)),
-    "SDXL, pooled": ("CLIPTextModelWithProjection", {"output": "pooled", "max_tokens": 40}, sdxl(2)),
-    "LTX": ("T5EncoderModel", {}, ltx),
-    "CogVideoX": ("T5EncoderModel", {}, cogvideox),
-    "Mochi": ("T5EncoderModel", {"padding": "masked"}, mochi),
-    "AuraFlow": ("UMT5EncoderModel", {"clean": "none"}, aura_flow),
-    "PixArt": ("T5EncoderModel", {"clean": "lower", "padding": "masked"}, pixart),
-    "Wan": ("UMT5EncoderModel", {}, wan),
-    "Kandinsky 5": (
-        KANDINSKY[""],
-        {"template": KANDINSKY_PROMPT, "drop": 40, "clean": "prompt_clean", "max_tokens": 240},
-        kandinsky,
-    ),
-    "Kandinsky 5, pooled": (
-        KANDINSKY["_2"],
-        {"output": "pooled", "clean": "prompt_clean", "max_tokens": 77},
-        kandinsky_clip,
-    ),
-    "SANA": ("Gemma2Model", SANA, sana(0)),
-    "Lumina 2": ("Gemma2Model", LUMINA, lumina(0)),
-    "Qwen-Image": (
-        "Qwen2_5_VLForConditionalGeneration",
-        {"template": QWEN_IMAGE, "drop": 34, "max_tokens": 300},
-        qwen_image,
-    ),
-    "Z-Image": ("Qwen3ForCausalLM", {"template": CHAT, "layer": -2, "max_tokens": 90}, z_image),
-    "FLUX.2 klein": ("Qwen3ForCausalLM", KLEIN, klein),
+T5, UMT5, CLIP, POOLED_CLIP = "T5EncoderModel", "UMT5EncoderModel", "CLIPTextModelWithProjection", "CLIPTextModel"
+GEMMA, QWEN, QWEN_VL = "Gemma2Model", "Qwen3ForCausalLM", "Qwen2_5_VLForConditionalGeneration"
+POOLED, SDXL, MASKED = {"output": "pooled"}, "StableDiffusionXLPipeline", {"padding": "masked"}
+KANDINSKY = {"template": KANDINSKY_PROMPT, "drop": 40, "clean": "prompt_clean", "max_tokens": 240}
+KANDINSKY_POOLED = {**POOLED, "clean": "prompt_clean", "max_tokens": 77}
+SANA_OPTIONS = {"max_sequence_length": 48, "complex_human_instruction": INSTRUCTION}
+LUMINA_OPTIONS = {"max_sequence_length": 80, "system_prompt": LUMINA_SYSTEM}
+QWEN_OPTIONS = {"template": QWEN_IMAGE, "drop": 34, "max_tokens": 300}
+Z_OPTIONS, LAYERS_OUT = {"template": CHAT, "layer": -2, "max_tokens": 90}, {"text_encoder_out_layers": (1, 2, 4)}
+
+PIPELINES: dict[str, tuple[str, dict[str, Any], str, Embed]] = {
+    "FLUX.1": (T5, {}, "FluxPipeline", t5_prompts),
+    "FLUX.1, pooled": (POOLED_CLIP, POOLED, "FluxPipeline", clip_prompts),
+    "SD3": (CLIP, {"layer": -2}, "StableDiffusion3Pipeline", first(clip_prompts)),
+    "SD3, pooled": (CLIP, POOLED, "StableDiffusion3Pipeline", first(clip_prompts, 1)),
+    "SDXL": (CLIP, {"layer": -2, "max_tokens": 40}, SDXL, guided(0)),
+    "SDXL, pooled": (CLIP, {**POOLED, "max_tokens": 40}, SDXL, guided(2)),
+    "LTX": (T5, {}, "LTXPipeline", first(t5_prompts)),
+    "CogVideoX": (T5, {}, "CogVideoXPipeline", t5_prompts),
+    "Mochi": (T5, MASKED, "MochiPipeline", first(t5_prompts)),
+    "AuraFlow": (UMT5, {"clean": "none"}, "AuraFlowPipeline", guided(0, max_sequence_length=32)),
+    "PixArt": (T5, {**MASKED, "clean": "lower"}, "PixArtAlphaPipeline", guided(0, max_sequence_length=32)),
+    "Wan": (UMT5, {}, "WanPipeline", t5_prompts),
+    "Kandinsky 5": (QWEN_VL, KANDINSKY, "Kandinsky5T2IPipeline", padded_behind(kandinsky, 240)),
+    "Kandinsky 5, pooled": (POOLED_CLIP, KANDINSKY_POOLED, "Kandinsky5T2IPipeline", prompts(1)),
+    "SANA": (GEMMA, SANA, "SanaPipeline", guided(0, **SANA_OPTIONS)),
+    "Lumina 2": (GEMMA, LUMINA, "Lumina2Pipeline", guided(0, **LUMINA_OPTIONS)),
+    "Qwen-Image": (QWEN_VL, QWEN_OPTIONS, "QwenImagePipeline", padded_behind(prompts(), 300)),
+    "Z-Image": (QWEN, Z_OPTIONS, "ZImagePipeline", padded_behind(z_image, 90)),
+    "FLUX.2 klein": (QWEN, KLEIN, "Flux2KleinPipeline", prompts(max_sequence_length=120, **LAYERS_OUT)),
 }
-
-
-NULL_PROMPTS = {"SANA": sana(2), "Lumina 2": lumina(2)}
-"""Pipelines that encode the negative prompt, by default an empty one, in a way of its own."""
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_null_prompt_is_encoded_as_its_pipelines_negative_prompt(tmp_path, name):
-    kind, options, embed = PIPELINES[name]
-    encoder = load_text(save_text_encoder(kind, tmp_path), **options)
-    ids_NT = torch.full((1, encoder.recipe.drop + encoder.recipe.max_tokens), NO_TOKEN)
-    ids_NT[0, : len(encoder.null_ids)] = torch.tensor(encoder.null_ids)
-    ours, theirs = encoder.encode(ids_NT), NULL_PROMPTS.get(name, embed)([""])
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    if encoder.recipe.padding == "zero":
-        assert (ours != 0).any(-1).sum() == encoder.recipe.null_tokens
+"""Class and options of our encoder, the pipeline's class, and its embeddings of texts."""
+SECOND = ("FLUX.1", "SDXL", "SDXL, pooled")
+"""Pipelines whose second text encoder this is."""
+NULL_PROMPTS = {
+    "SANA": guided(2, guidance=True, **SANA_OPTIONS),
+    "Lumina 2": guided(2, guidance=True, **LUMINA_OPTIONS),
+}
+"""Pipelines that encode the negative prompt in a way of its own."""
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
-    kind, options, embed = PIPELINES[name]
-    encoder = load_text(save_text_encoder(kind, tmp_path), **options)
-    texts = [*TEXTS, *AWKWARD]
-    ours, theirs = encoded(encoder, texts), embed([*texts])
+    """Also of its negative prompt, an empty one, and of a text that is cut."""
+    kind, options, class_name, embed = PIPELINES[name]
+    models = {"": QWEN_VL, "_2": POOLED_CLIP} if "Kandinsky" in name else {"_2" if name in SECOND else "": kind}
+    encoder, pipe = load_text(save_text_encoder(kind, tmp_path), **options), pipeline(class_name, models)
+    texts, recipe = [*TEXTS, *AWKWARD], encoder.recipe
+    ours, theirs = encoded(encoder, texts), embed(pipe, [*texts])
     assert ours.shape == theirs.shape == (len(texts), *encoder.layout(0, 0).shape)
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["FLUX.1", "SD3, pooled", "Wan", "SANA"])
-def test_a_text_too_long_is_cut_as_its_pipeline_cuts_it(tmp_path, name):
-    kind, options, embed = PIPELINES[name]
-    encoder = load_text(save_text_encoder(kind, tmp_path), **options)
-    (tokens,) = encoder.tokens([LONG])
-    recipe = encoder.recipe
-    assert (len(tokens.ids), tokens.whole > recipe.max_tokens) == (recipe.drop + recipe.max_tokens, True)
-    torch.testing.assert_close(encoded(encoder, [LONG]), embed([LONG]), rtol=0, atol=1e-5)
+    null_NT = torch.full((1, recipe.drop + recipe.max_tokens), NO_TOKEN)
+    null_NT[0, : len(encoder.null_ids)] = torch.tensor(encoder.null_ids)
+    ours, theirs = encoder.encode(null_NT), NULL_PROMPTS.get(name, embed)(pipe, [""])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert recipe.padding != "zero" or (ours != 0).any(-1).sum() == recipe.null_tokens
+    if name in ("FLUX.1", "SD3, pooled", "Wan", "SANA"):
+        (tokens,) = encoder.tokens([LONG])
+        assert (len(tokens.ids), tokens.whole > recipe.max_tokens) == (recipe.drop + recipe.max_tokens, True)
+        torch.testing.assert_close(encoded(encoder, [LONG]), embed(pipe, [LONG]), rtol=0, atol=1e-5)
 
 
 def test_padding_is_seen_masked_or_zero(tmp_path):
@@ -319,21 +242,6 @@ def test_t5_is_the_same_with_its_decoder_or_without(tmp_path):
     encoder["encoder.embed_tokens.weight"] = encoder.pop("shared.weight")
     save_file(encoder, tmp_path / "model.safetensors", {"format": "pt"})
     assert load_text(tmp_path).identity == identity
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("CLIPTextModel", {"max_tokens": 78}, "encoder.max_tokens must be at most 77: the model has positions"),
-        ("CLIPTextModel", {"max_tokens": 2}, "encoder.max_tokens must be at least 3, got 2: the template and"),
-        ("CLIPTextModel", {"drop": 5}, "encoder.drop is 5, but encoder.template is 2 tokens alone"),
-        ("Gemma2Model", {"layer": LAYERS + 1}, f"encoder.layer is {LAYERS + 1}, but .* has hidden states 0 to 4"),
-        ("T5EncoderModel", {"max_tokens": None, "subfolder": "text_encoder"}, "which reads texts; set source.text: c"),
-    ],
-)
-def test_an_option_that_does_not_fit_a_text_encoder_is_refused(tmp_path, kind, options, message):
-    with pytest.raises(ConfigError, match=message):
-        load_text(save_text_encoder(kind, tmp_path), **options)
 
 
 def test_a_qwen_vl_reads_texts_or_images_as_configured(tmp_path):

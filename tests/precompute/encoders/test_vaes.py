@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ConfigError
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_reference, refuse_image_size
-from tests.precompute.encoders.loading import changed_weights, load, photos, signed
+from tests.precompute.encoders.loading import load, photos, signed
 
 KL_BLOCKS = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
 NARROW_KL = {**KL_BLOCKS, "block_out_channels": [8, 8, 16], "norm_num_groups": 4}
@@ -157,20 +157,16 @@ def test_latents_are_diffusers_own(kind, tmp_path, height, width):
         assert encoder.identity.class_name == kind.class_name
 
 
-def test_the_identity_has_the_normalisation_of_its_transformer(kind, tmp_path):
-    kind.save(tmp_path)
-    identity = load(tmp_path).identity
+def test_a_decoder_is_diffusers_own_and_the_identity_has_the_normalisation_of_its_transformer(kind, tmp_path):
+    vae, encoder = kind.save(tmp_path), load(tmp_path)
+    identity = encoder.identity
     assert {name: getattr(identity, name) for name in kind.scale} == kind.scale
     assert len(identity.latents_mean) in (0, kind.channels * identity.latents_patch**2)
-
-
-def test_a_decoder_is_diffusers_own(kind, tmp_path):
-    vae, encoder = kind.save(tmp_path), load(tmp_path)
     latents = encoder.encode(photos(64, 96))
     decode, digest = load_decoder(EncoderConfig(model=str(tmp_path), device="cpu"))
     pictures = decode(latents)
     assert pictures.shape == (2, 3, 64, 96)
-    assert digest == encoder.identity.weights_sha256
+    assert digest == identity.weights_sha256
     frames = latents.unsqueeze(2) if is_video(vae) else latents
     with torch.inference_mode():
         first = vae.decode(frames[:1], return_dict=False)[0][:, :3]
@@ -183,7 +179,7 @@ def test_a_size_that_is_no_multiple_is_refused_unloaded(kind, tmp_path):
     width = multiple * 3 + kind.factor // 2
     for refuse in (load(tmp_path).layout, lambda *size: refuse_image_size(EncoderConfig(model=str(tmp_path)), *size)):
         for size in ((96, width), (0, multiple)):
-            with pytest.raises(ConfigError, match=f"multiples of {multiple}, got {size[0]}x{size[1]}; the nearest is "):
+            with pytest.raises(ConfigError, match=f"{multiple}.*{size[0]}x{size[1]}"):
                 refuse(*size)
 
 
@@ -203,22 +199,8 @@ LEVELS = {"block_out_channels": [128, 256, 512, 512]}
 def test_a_size_is_judged_by_the_config_and_a_broken_one_is_left_to_loading(tmp_path, config, multiple):
     """VAEs with 16 channels are those of FLUX.1 and SD3, whose transformers take 2 x 2 cells as one."""
     (tmp_path / "config.json").write_text(json.dumps(config))
-    message = f"multiples of {multiple}, got 20x40; the nearest is "
-    with pytest.raises(ConfigError, match=message) if multiple else nullcontext():
+    with pytest.raises(ConfigError, match=f"{multiple}.*20x40") if multiple else nullcontext():
         refuse_image_size(EncoderConfig(model=str(tmp_path)), 20, 40)
-
-
-def test_a_missing_weight_is_named(kind, tmp_path):
-    kind.save(tmp_path)
-    lost = []
-
-    def lose_a_bias(held: dict[str, Tensor]) -> dict[str, Tensor]:
-        lost.append(next(name for name in sorted(held) if name.startswith("encoder.") and name.endswith("bias")))
-        return {name: weight for name, weight in held.items() if name != lost[0]}
-
-    changed_weights("diffusion_pytorch_model.safetensors", lose_a_bias)(tmp_path)
-    with pytest.raises(ModelError, match=f"1 missing key in its encode path, such as {lost[0]}"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [KL, *VIDEO_VAES], ids=str)

@@ -17,7 +17,7 @@ from precompute.images.decode import (
     ImageConfig,
     decode_image,
 )
-from precompute.images.fit import FITS, MID_GREY, RESAMPLING, fit_image, unreduced
+from precompute.images.fit import FITS, RESAMPLING, fit_image, unreduced
 from precompute.images.pixels import to_rgb
 from precompute.images.rejected import Rejected
 from tests.precompute.images.hostile_images import EXIF, PNG_MAGIC, png, png_chunk, save, tiff_around
@@ -252,18 +252,6 @@ def test_an_image_of_just_so_many_pixels_is_decoded():
 
 def fitted(pixels: np.ndarray, **recipe: Any) -> np.ndarray:
     return np.asarray(fit_image(unreduced(Image.fromarray(pixels)), ImageConfig(**recipe).recipe))
-
-
-@pytest.mark.parametrize("turn", [0, 1])
-def test_squash_crop_and_pad_keep_whole_middle_and_aspect(turn):
-    """Make an image of a red, a green and a blue square, side by side or above each other."""
-    pixels = np.zeros((32, 96, 3), np.uint8)
-    pixels[:, :32, 0] = pixels[:, 32:64, 1] = pixels[:, 64:, 2] = 255
-    each_fit = (fitted(np.rot90(pixels, turn), height=32, width=32, fit=fit, resample="box") for fit in FITS)
-    squash, crop, pad = (np.rot90(each, -turn) for each in each_fit)
-    assert (crop == (0, 255, 0)).all()
-    assert squash[16, [1, 30]].tolist() == [[255, 0, 0], [0, 0, 255]]
-    assert pad[[0, 16], [16, 1]].tolist() == [[MID_GREY] * 3, [255, 0, 0]]
 
 
 @pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])

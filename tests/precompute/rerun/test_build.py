@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from PIL import Image
 from cache_store import open_cache
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
-from precompute.cli import main
 from precompute.encode.pipeline import library_versions
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
@@ -36,8 +34,7 @@ def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance, flip):
     """
     other = {"image__decode": "reduced"} if flip else {}
     project.build(store__dtype=dtype, encoder__batch_size=1, image__flip=flip, **other)
-    summary = "32 x 40, squash, bilinear, range signed" + (", decode reduced, flipped" if flip else "")
-    assert f"image           {summary}\n" in project.run(cache_store, "info", project.cache)
+    assert ("flipped" in project.run(cache_store, "info", project.cache)) is flip
     cache, config = open_cache(project.cache), ImageConfig(height=32, width=40)
     encoder = load_encoder(EncoderConfig(model=str(project.vae), compute_dtype="float32", device="cpu"), "signed")
     images = [fit_image(decode_image(image_bytes(number), config.recipe), config.recipe) for number in GOOD]
@@ -64,12 +61,11 @@ def test_images_of_broken_exif_are_cached_and_counted(project):
     """The count is the whole cache's, whichever run built the shards, also in a copy of another form."""
     no_exif = save(Image.open(io.BytesIO(image_bytes(2))), "PNG", exif=bytes(8))
     project.has(sample_002=no_exif, sample_003=no_exif, sample_015=no_exif)
-    said = "broken EXIF in 3 cached images, not turned"
-    assert said in project.build()
-    assert said in project.build()
+    for _ in range(2):
+        assert "broken EXIF in 3 " in project.build()
     project.run(cache_store, "copy", project.cache, project.folder / "tars", "--format", "webdataset")
     for cache in (project.cache, project.folder / "tars"):
-        assert "broken EXIF     3 cached images, not turned" in project.run(cache_store, "info", cache)
+        assert "broken EXIF     3 " in project.run(cache_store, "info", cache)
         assert not verify(cache, "deep").findings
 
 
@@ -103,11 +99,8 @@ def test_tars_hold_the_latents_of_a_zarr_build(built):
 def test_too_many_rejects_end_the_build_and_say_why(project):
     few = {"run__max_reject_fraction": 0.01}
     message = project.build(code=1, **few)
-    assert "1 of 22 samples rejected (1 cannot decode), more than run.max_reject_fraction 0.01" in message
-    assert "cannot decode  1        sample-004: cannot decode: " in message
-    assert "fix the images, or their paths in the source, then run: precompute build" in message
-    assert "--run.max_reject_fraction" in message
-    assert "--retry-rejected" in message
+    for named in ("1 of 22", "0.01", "sample-004", "--run.max_reject_fraction", "--retry-rejected"):
+        assert named in message
     assert not (project.cache / "seal.json").exists()
     shutil.copytree(project.cache, project.folder / "allowed")
     project.build(name="allowed", run__max_reject_fraction=0.5)
@@ -121,11 +114,10 @@ def test_a_cache_in_its_sources_folder_is_said_once_and_is_no_part_of_the_source
     project.unpack()
     project.settings = {"source": {"kind": "folder", "path": str(project.images)}}
     project.cache = project.images / "inside"
-    said = f"the cache lies in its source's folder {project.images}, and every build will list it too"
     for is_new in (True, False):
         message = project.build("--cache", project.cache)
-        assert (said in message) is is_new
-        assert ("skipped: 1 folder that is a cache (inside)" in message) is not is_new
+        assert (f"folder {project.images}" in message) is is_new
+        assert ("(inside)" in message) is not is_new
 
 
 def test_a_build_that_caches_nothing_gives_an_example(project):
@@ -133,9 +125,7 @@ def test_a_build_that_caches_nothing_gives_an_example(project):
     project.has(**{**nothing, "sample_001": image_bytes(1)[:60]})
     for _ in range(2):
         message = project.build(run__max_reject_fraction=1.0, code=1)
-        assert "none of 22 samples could be cached, so there is nothing to seal" in message
-        assert "cannot decode  22       sample-000: cannot decode: " in message
-        assert "--retry-rejected" in message
+        assert all(named in message for named in ("none of 22", "sample-000", "--retry-rejected"))
 
 
 def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
@@ -145,33 +135,26 @@ def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
     project.cache.mkdir()
     for name in ("cache", "new/folders/cache"):
         message = project.build("--cache", str(project.folder / name), source__images=str(archive), code=1)
-        assert "20 of 22 samples without an image: " in message
-        assert f"looked in {archive}" in message
+        assert "20 of 22" in message
+        assert str(archive) in message
     project.unpack()
     monkeypatch.chdir(project.source)
     message = project.build(source__images=None, source__path="chat.json", code=1)
-    assert f"looked in {project.source}. That is more" in message
-    assert f"Set source.images to {project.images.name}, where they are" in message
+    assert f"source.images to {project.images.name}" in message
     assert not list(project.cache.iterdir())
     assert not (project.folder / "new").exists()
 
 
 @pytest.mark.parametrize("count", [SAMPLES, 2])
-@pytest.mark.parametrize(
-    ("name", "said", "advice"),
-    [
-        ("../x.png", "looked in {images}; not a name inside it: ../x.png", "Set source.images, or mend it"),
-        (None, "{count} text-only records, which name no image: sample-000, sample-001", "records out of {chat}"),
-    ],
-)
-def test_records_whose_image_cannot_be_there_are_named(project, count, name, said, advice):
+@pytest.mark.parametrize(("name", "named"), [("../x.png", "source.images"), (None, "chat.json")])
+def test_records_whose_image_cannot_be_there_are_named(project, count, name, named):
     chat = project.source / "chat.json"
     records = json.loads(chat.read_text())
     chat.write_text(json.dumps([{**each, "image": name} for each in records[:count]] + records[count:]))
     message = project.build(run__max_reject_fraction=0.01, code=1)
-    assert f"{count} of 22 samples without an image" in message
-    for each in (said, advice):
-        assert each.format(images=project.images, count=count, chat=chat) in message
+    assert f"{count} of 22" in message
+    assert (name or "sample-000, sample-001") in message
+    assert named in message
     assert ("source.images" in message) is (name is not None)
 
 
@@ -189,36 +172,6 @@ def test_a_disk_that_fails_rejects_nothing(project):
     assert open_cache(project.cache).seal.rejected == len(BROKEN)
 
 
-MISTAKES = [
-    ({"image__height": 33}, "must be multiples of 8"),
-    ({"image__fit": "stretch"}, "fit"),
-    ({"image__height": 8, "image__width": 8 * 2**16 + 8}, "no cache can hold 22 samples of this size"),
-    ({"image__height": 80_000, "image__width": 80_000}, "bytes a sample, expected 1 to 1,073,741,824"),
-    ({"image__heigth": 32}, "image.heigth"),
-    ({"extend": True}, "there is no field extend"),  # a flag of one run
-    ({"store__samples_per_shard": 0}, "store.samples_per_shard must be in [1,"),
-    (
-        {"store__format": "webdataset", "store__codec": "zstd"},
-        "store.format webdataset: tars hold uncompressed latents",
-    ),
-    ({"store__format": "webdataset", "store__dtype": "bfloat16"}, "tars hold dtype float16 or float32"),
-    ({"run__max_reject_fraction": 2.0}, "run.max_reject_fraction must be in"),
-    ({"encoder__model": "/nowhere/vae"}, "/nowhere/vae"),
-    ({"cache": ""}, "cache: the name is empty"),
-    ({"cache": "ftp://b/c"}, "ftp://b/c has an unsupported scheme"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "message"), MISTAKES)
-def test_a_mistake_is_named_before_anything_is_made(project, monkeypatch, overrides, message):
-    config = project.config(**overrides)
-    (project.folder / "empty").mkdir()
-    monkeypatch.chdir(project.folder / "empty")
-    assert message in project.run(main, "build", "--config", config, code=2)
-    assert not project.cache.exists()
-    assert not list(Path.cwd().iterdir())
-
-
 def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch):
     def version(name: str) -> str:
         if name == "diffusers":
@@ -227,14 +180,8 @@ def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch
 
     library_versions.cache_clear()
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert "diffusers is not installed; run `pip install 'encode-once[precompute]'`" in project.build(code=2)
+    assert "'encode-once[precompute]'" in project.build(code=2)
     assert not project.cache.exists()
-
-
-def test_a_foreign_folder_is_never_built_into(project):
-    project.cache.mkdir()
-    (project.cache / "thesis.tex").write_text("precious")
-    assert "holds 'thesis.tex' but no cache" in project.build(code=2)
 
 
 def test_a_host_without_a_compiler_is_told_at_once(project):
@@ -247,6 +194,5 @@ def test_a_host_without_a_compiler_is_told_at_once(project):
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("precompute: error: encoder.compile: torch.compile does not work here")
-    assert "install a C++ compiler" in line
+    assert line.startswith("precompute: error: encoder.compile")
     assert not project.cache.exists()

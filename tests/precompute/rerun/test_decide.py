@@ -4,6 +4,7 @@ The facts hold a store that can do nothing and lists that cannot be read, so a d
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -154,6 +155,9 @@ SPEC_DAMAGED = replace(WHOLE, spec=DAMAGED, metadata={SPEC_FILE: b"damaged"})
 NO_ARRAY = replace(WHOLE, metadata={**WHOLE.metadata, "latents/zarr.json": None})
 OTHER_SEAL, OTHER_SIZE = replace(WHOLE, seal=FOREIGN.seal), replace(WHOLE, seal=surveyed(TALLER).seal)
 BESIDE_OTHER = replace(without("spec"), seal=OTHER_SIZE.seal)
+TWO_RECIPES = shard_1(surveyed(TALLER).shards[1])
+NO_RECIPE = replace(without("spec", "seal"), shards={0: NO_RECORD})
+FOREIGN_PLAN = replace(without("spec", "seal"), plan=OTHER_TEXTS.plan)
 PLAN, AGAIN, EXTENDS = "plan.parquet is written again from the source", "shard 1 is built again: ", "from 12 to 20"
 
 DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
@@ -215,44 +219,37 @@ def test_what_is_kept_and_built(name):
         assert work.spec.bounds.tolist() == [0, 8, 12, 20]
 
 
-REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
-    "another recipe": (Case(recipe=TALLER), StaleError, r"array\.image\.height  8 .*--cache NEW"),
-    "one, no spec": (Case(without("spec"), recipe=TALLER), StaleError, r"array\.image\.height"),
-    "one, which the seal has": (Case(OTHER_SIZE, recipe=TALLER), StaleError, r"array\.image\.height"),
-    "one, extending": (Case(source=LONGER, request=APPEND, recipe=TALLER), StaleError, r"array\.image\.height"),
-    "two recipes": (Case(shard_1(surveyed(TALLER).shards[1])), StaleError, "commits/000001.json.*array.image.height"),
-    "no recipe": (
-        Case(replace(without("spec", "seal"), shards={0: NO_RECORD})),
-        StaleError,
-        "zarr.json.*seal.json.*commits/",
-    ),
-    "new samples": (Case(source=LONGER), StaleError, "new sample  .*s12.*--extend"),
-    "new, no spec": (Case(without("spec"), LONGER), StaleError, "new sample  .*s12.*--extend"),
-    "more than a begun extension": (Case(BEGUN, samples(range(21))), StaleError, "new sample  .*s20.*--extend"),
-    "gone": (Case(source=samples(range(1, 20)), request=APPEND), StaleError, r"1 gone \(s00\).*--cache NEW"),
-    "gone, no plan": (Case(without("plan"), samples(range(1, 12))), StaleError, "plan.parquet is lost"),
-    "gone, after an extension began": (Case(BEGUN), StaleError, r"8 gone \(s12, .*--cache NEW"),
-    "no spec, seal or plan": (Case(without("spec", "seal", "plan")), StaleError, "plan.parquet is lost"),
-    "no plan, another seal": (Case(replace(BESIDE_OTHER, plan=Reading())), StaleError, "plan.parquet is lost"),
-    "foreign plan, no spec or seal": (
-        Case(replace(without("spec", "seal"), plan=OTHER_TEXTS.plan)),
-        StaleError,
-        "plan.parquet is lost",
-    ),
-    "other text": (Case(source=samples(s09="x")), StaleError, "image name or text  s09"),
-    "other text, no spec": (Case(without("spec"), samples(s09="x")), StaleError, "image name or text  s09"),
-    "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, "parquet is lost"),
-    "another's report": (Case(request=reported(FOREIGN)), StaleError, "does not fit C as it is.*cache-store verify C"),
-    "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, "has no shard 2"),
-    "an unreadable record": (Case(shard_1(UNREADABLE)), OSError, "no such device"),
+REFUSED: dict[str, tuple[Case, type[Exception], list[str]]] = {
+    "another recipe": (Case(recipe=TALLER), StaleError, ["array.image.height", "--cache NEW"]),
+    "one, no spec": (Case(without("spec"), recipe=TALLER), StaleError, ["array.image.height"]),
+    "one, which the seal has": (Case(OTHER_SIZE, recipe=TALLER), StaleError, ["array.image.height"]),
+    "one, extending": (Case(source=LONGER, request=APPEND, recipe=TALLER), StaleError, ["array.image.height"]),
+    "two recipes": (Case(TWO_RECIPES), StaleError, ["commits/000001.json", "array.image.height"]),
+    "no recipe": (Case(NO_RECIPE), StaleError, ["zarr.json", "seal.json", "commits/"]),
+    "new samples": (Case(source=LONGER), StaleError, ["s12", "--extend"]),
+    "new, no spec": (Case(without("spec"), LONGER), StaleError, ["s12", "--extend"]),
+    "more than a begun extension": (Case(BEGUN, samples(range(21))), StaleError, ["s20", "--extend"]),
+    "gone": (Case(source=samples(range(1, 20)), request=APPEND), StaleError, ["s00", "--cache NEW"]),
+    "gone, no plan": (Case(without("plan"), samples(range(1, 12))), StaleError, ["plan.parquet"]),
+    "gone, after an extension began": (Case(BEGUN), StaleError, ["8", "s12", "--cache NEW"]),
+    "no spec, seal or plan": (Case(without("spec", "seal", "plan")), StaleError, ["plan.parquet"]),
+    "no plan, another seal": (Case(replace(BESIDE_OTHER, plan=Reading())), StaleError, ["plan.parquet"]),
+    "foreign plan, no spec or seal": (Case(FOREIGN_PLAN), StaleError, ["plan.parquet"]),
+    "other text": (Case(source=samples(s09="x")), StaleError, ["s09"]),
+    "other text, no spec": (Case(without("spec"), samples(s09="x")), StaleError, ["s09"]),
+    "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, ["plan.parquet"]),
+    "another's report": (Case(request=reported(FOREIGN)), StaleError, ["C", "cache-store verify C"]),
+    "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, ["2"]),
+    "an unreadable record": (Case(shard_1(UNREADABLE)), OSError, ["no such device"]),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_and_in_which_words(name):
-    case, error, words = REFUSED[name]
-    with pytest.raises(error, match=f"(?s){words}"):
+def test_what_is_refused_names_what_differs(name):
+    case, error, named = REFUSED[name]
+    with pytest.raises(error) as caught:
         case.decided()
+    assert [each for each in named if each not in str(caught.value)] == []
 
 
 WITHDRAWN = shard_1(None, replace(NO_SEAL, withdrawn=frozenset([1])))
@@ -283,29 +280,24 @@ def test_only_a_new_uncompressed_cache_certainly_needs_space():
     assert [round(certain_bytes(work, max_reject_fraction=0.2), 6) for work in works] == [19.2, 0.0, 0.0]
 
 
-UNPLANNED = "C: planning has not finished"
-MEND_FIRST = r"1 shard \(1\) lost or damaged; only a single-process build mends them; run: precompute build"
-FOR_RANKS: dict[str, tuple[Survey, str]] = {
-    "a shard not built yet": (shard_1(None, NO_SEAL), ""),
-    "a finished cache": (WHOLE, ""),
-    "a lost plan": (without("plan"), UNPLANNED),
-    "a begun extension": (BEGUN, UNPLANNED),
-    "a plan of other bytes": (replace(WHOLE, plan=FOREIGN.plan), UNPLANNED),
-    "a lost build record": (without("build"), rf"{UNPLANNED} \(build.json: is missing\)"),
-    "a lost record, sealed": (shard_1(None), MEND_FIRST),
-    "a lost file": (shard_1(NO_FILE, NO_SEAL), MEND_FIRST),
-    "another recipe": (OTHER_SIZE, "array.image.height"),
+FOR_RANKS: dict[str, tuple[Survey, list[int] | None]] = {
+    "a shard not built yet": (shard_1(None, NO_SEAL), [1]),
+    "a finished cache": (WHOLE, []),
+    "a lost plan": (without("plan"), None),
+    "a begun extension": (BEGUN, None),
+    "a plan of other bytes": (replace(WHOLE, plan=FOREIGN.plan), None),
+    "a lost build record": (without("build"), None),
+    "a lost record, sealed": (shard_1(None), None),
+    "a lost file": (shard_1(NO_FILE, NO_SEAL), None),
+    "another recipe": (OTHER_SIZE, None),
 }
-"""Surveys, and the refusal if ranks and the seal after them are refused."""
+"""Surveys, and the shards that ranks build; None if ranks and the seal after them are refused."""
 
 
 @pytest.mark.parametrize("name", FOR_RANKS)
 def test_ranks_build_a_whole_plan_and_mend_nothing(name):
-    found, words = FOR_RANKS[name]
+    found, to_build = FOR_RANKS[name]
     facts = unreadable(planned_facts(found, TALLER if name == "another recipe" else RECIPE))
-    if not words:
+    with pytest.raises((CacheError, StaleError)) if to_build is None else nullcontext():
         work = decide_planned(facts, BuildRequest())
-        assert work.to_build == work.shards_to("build") == ([1] if found is not WHOLE else [])
-        return
-    with pytest.raises((CacheError, StaleError), match=words):
-        decide_planned(facts, BuildRequest())
+        assert work.to_build == work.shards_to("build") == to_build

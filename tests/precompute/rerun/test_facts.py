@@ -77,39 +77,34 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return seen
 
 
-def test_what_is_as_it_was_is_not_listed_again(project, file, listings):
-    """This holds whether or not a shard is left to build; the final bytes are the same."""
-    with project.place.untouched():
-        assert "nothing to encode" in project.build()
+def test_only_what_was_written_is_listed_again_and_once(project, file, listings):
+    """Even if size and time are the old ones, and whether or not a shard is left to build."""
     with project.same_in_the_end():
+        with project.place.untouched():
+            project.build()
         project.lose(RECORD, "seal.json")
         project.build()
-    assert not listings
+        assert not listings
+        time_ns = file.stat().st_mtime_ns
+        file.write_bytes(file.read_bytes())
+        os.utime(file, ns=(time_ns, time_ns))
+        for _ in range(2):
+            project.build()
+    assert len(listings) == 1
 
 
 def test_a_rerun_of_a_finished_build_opens_each_file_once_and_touches_none(built, monkeypatch):
     opened = Counter[str]()
     monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
     with built.untouched():
-        assert "nothing to encode" in built.build("--cache", f"counting://{built.cache}")
+        built.build("--cache", f"counting://{built.cache}")
     metadata = ["build.json", "latents/zarr.json", "plan.parquet", "seal.json", "zarr.json"]
     assert opened == dict.fromkeys([*(f"commits/{shard:06d}.json" for shard in range(3)), *metadata], 1)
 
 
-def test_what_was_written_is_listed_again_and_once(project, file, listings):
-    """This holds even if size and time are the old ones."""
-    time_ns = file.stat().st_mtime_ns
-    file.write_bytes(file.read_bytes())
-    os.utime(file, ns=(time_ns, time_ns))
-    with project.same_in_the_end():
-        for _ in range(2):
-            assert "nothing to encode" in project.build()
-    assert len(listings) == 1
-
-
 def test_a_second_build_is_refused_before_it_lists_the_source(built, listings):
     with LocalStore(built.cache).claim():
-        assert "is being written by process" in built.build("--check-sources", code=1)
+        assert f"process {os.getpid()}" in built.build("--check-sources", code=1)
     assert not listings
 
 
@@ -119,11 +114,11 @@ def test_what_is_missing_is_asked_of_each_build(project, listings):
     chat[0]["image"] = f"{sample_name(SAMPLES)}.png"
     (project.source / "chat.json").write_text(json.dumps(chat))
     project.build()
-    assert "nothing was encoded" in project.build(run__max_reject_fraction=0.01, code=1)
+    project.build(run__max_reject_fraction=0.01, code=1)
     with zipfile.ZipFile(project.images, "a") as archive:
         archive.writestr(chat[0]["image"], image_bytes(0))
     for _ in range(2):
-        assert "were missing and are there now: 1 (sample-000)" in project.build()
+        assert "sample-000" in project.build()
     assert len(listings) == 4
     assert "recovered 1 of 3" in project.build("--retry-rejected")
     with project.place.untouched():
@@ -136,7 +131,7 @@ def test_a_file_more_or_less_is_seen(project, kind):
     file = as_files(project, kind)
     project.build()
     more = write_pictures(kind, file.with_name("9"), 20)
-    assert "was planned from fewer" in project.build(code=1)
+    project.build(code=1)
     more.unlink()
     with project.place.untouched():
         project.build()
@@ -176,12 +171,8 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypa
     monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 11_000)
     for command in ("build", "plan"):
         said = project.run(main, command, "--config", project.config(), code=1)
-        assert "needs at least 11.3 KB for its latents, but only 11.0 KB are free there" in said
+        assert "11.3 KB" in said
+        assert "11.0 KB" in said
         assert not list(project.cache.rglob("*.parquet"))
     project.build("--run.check_space", "false")
     project.build()
-
-
-def test_free_space_is_that_of_the_folder_to_be(tmp_path):
-    free = LocalStore(tmp_path / "not" / "yet").free_bytes()
-    assert free is None or free > 0

@@ -46,38 +46,29 @@ def test_a_rank_is_what_was_typed_or_what_launchers_say(typed, environment, foun
 
 
 @pytest.mark.parametrize(
-    ("typed", "environment", "message"),
+    ("typed", "environment", "named"),
     [
-        (("1", None), {}, "--world-size is missing"),
-        ((None, "2"), {}, "--rank is missing"),
-        (("2", "2"), {}, r"--rank must be in \[0, --world-size\), got 2 of 2"),
-        (("-1", "2"), {}, "--rank must be a whole number from 0, got '-1'"),
-        (("0", "0"), {}, "got 0 of 0"),
-        ((None, None), {"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number"),
-        (
-            (None, None),
-            {"RANK": "1"},
-            "RANK=1 without WORLD_SIZE, although torchrun sets them together. ",
-        ),
-        ((None, None), {"WORLD_SIZE": "8"}, "WORLD_SIZE=8 without RANK"),
-        ((None, None), {"SLURM_PROCID": "3"}, "SLURM_PROCID=3 without SLURM_STEP_ID and SLURM_NTASKS, although srun"),
-        ((None, None), {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "without SLURM_NTASKS"),
-        ((None, None), {"SLURM_ARRAY_TASK_ID": "3"}, "SLURM_ARRAY_TASK_ID=3 without SLURM_ARRAY_TASK_COUNT"),
-        (
-            (None, None),
-            array(5, 2),
-            "the 2 ids of this Slurm array are not 0 to 1 in steps of 1 .SLURM_",
-        ),
-        *(
-            ((None, None), array(task, 3, MAX=5), "3 ids of this Slurm array are not 0 to 5 in steps of 1")
-            for task in (0, 5)
-        ),
-        ((None, None), array(2, 2, step=3), "submit an array such as 0-1"),
+        (("1", None), {}, ["--world-size"]),
+        ((None, "2"), {}, ["--rank"]),
+        (("2", "2"), {}, ["--rank", "2 of 2"]),
+        (("-1", "2"), {}, ["--rank", "-1"]),
+        (("0", "0"), {}, ["0 of 0"]),
+        ((None, None), {"RANK": "one", "WORLD_SIZE": "2"}, ["RANK", "one"]),
+        ((None, None), {"RANK": "1"}, ["RANK=1", "WORLD_SIZE"]),
+        ((None, None), {"WORLD_SIZE": "8"}, ["WORLD_SIZE=8", "RANK"]),
+        ((None, None), {"SLURM_PROCID": "3"}, ["SLURM_PROCID=3", "SLURM_STEP_ID", "SLURM_NTASKS"]),
+        ((None, None), {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, ["SLURM_NTASKS"]),
+        ((None, None), {"SLURM_ARRAY_TASK_ID": "3"}, ["SLURM_ARRAY_TASK_ID=3", "SLURM_ARRAY_TASK_COUNT"]),
+        ((None, None), array(5, 2), ["0 to 1", "SLURM_"]),
+        ((None, None), array(0, 3, MAX=5), ["0 to 5"]),
+        ((None, None), array(5, 3, MAX=5), ["0 to 5"]),
+        ((None, None), array(2, 2, step=3), ["0-1"]),
     ],
 )
-def test_a_rank_that_cannot_be_is_refused(typed, environment, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_rank_that_cannot_be_is_refused(typed, environment, named):
+    with pytest.raises(ConfigError) as caught:
         find_rank(*typed, environment)
+    assert [each for each in named if each not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])

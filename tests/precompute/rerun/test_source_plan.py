@@ -62,8 +62,7 @@ def test_ten_times_as_many_samples_take_no_more_memory():
 def test_ids_of_one_hash_are_no_duplicates():
     plan = plan_of(range(10), per_shard=4)
     refuse_duplicates(plan, np.zeros(10, np.int64), "")
-    twice = pytest.raises(SourceError, match="2 sample ids came more than once: sample-000003, sample-000009 ")
-    with twice:
+    with pytest.raises(SourceError, match=r"\b2\b.*sample-000003.*sample-000009"):
         plan_of([*range(10), 9, 3], per_shard=4)
 
 

@@ -61,9 +61,6 @@ def test_a_plan_made_anew_gives_ranks_what_a_build_would_do(built, built_once, f
         built.has(range(SAMPLES + 9))
     else:
         built.has(**{sample_name(BROKEN[0]).replace("-", "_"): image_bytes(BROKEN[0])})
-    message = f"{flag} belongs to `precompute plan`, before the ranks build; this process is rank 1 of 2"
-    with unchanged(built):
-        assert message in step(built, "build", flag, *rank(1, 2), code=2)
     step(built, "plan", flag)
     assert not (built.cache / "seal.json").exists()
     for index in range(2):
@@ -75,39 +72,13 @@ def test_a_plan_made_anew_gives_ranks_what_a_build_would_do(built, built_once, f
     assert read_seal(built.cache) == read_seal(built.folder / "alone")
 
 
-def test_ray_which_finds_its_own_workers_is_refused_to_ranks(built, monkeypatch):
-    pytest.importorskip("ray")
-    ray = {"run__engine": "ray"}
-    with unchanged(built):
-        assert "run.engine ray starts its own workers, so it cannot run as rank 0 of 2: " in step(
-            built, "build", *rank(0, 2), code=2, **ray
-        )
-        for name, value in {"STEP_ID": 0, "PROCID": 1, "NTASKS": 2}.items():
-            monkeypatch.setenv(f"SLURM_{name}", str(value))
-        assert "run.engine ray starts its own workers, so it cannot run as rank 1 of 2: " in step(
-            built, "build", code=2, **ray
-        )
-
-
-def test_ranks_and_seal_name_the_plan_that_is_missing(project):
-    plan = f"has no plan; first run: precompute plan --config {project.folder / 'cache.yaml'} --run.workers 1"
-    for command, flags in (("build", rank(0, 2)), ("seal", [])):
-        assert plan in step(project, command, *flags, "--run.workers", "1", code=2)
-    assert not project.cache.exists()
-    step(project, "plan")
-    (project.cache / "build.json").unlink()
-    assert "planning has not finished (" in step(project, "build", *rank(0, 2), code=1)
-
-
 def test_what_was_sealed_is_mended_by_a_build_alone(built):
-    alone = f"; run: precompute build --config {built.folder / 'cache.yaml'} --rank 0 --world-size 1"
+    alone = f"precompute build --config {built.folder / 'cache.yaml'} --rank 0 --world-size 1"
     with built.same_in_the_end():
         built.lose("commits/000001.json")
         with unchanged(built):
             for command, flags in (("plan", []), ("build", rank(0, 2)), ("seal", [])):
-                said = step(built, command, *flags, code=1)
-                assert "1 shard (1) lost or damaged; only a single-process build mends them" in said
-                assert alone in said
+                assert alone in step(built, command, *flags, code=1)
         step(built, "build", *rank(0, 1))
 
 
@@ -117,7 +88,7 @@ def test_the_list_is_read_for_the_plan_alone(project):
     project.build(name="alone")
     project.has(range(SAMPLES + 9))
     with unchanged(project):
-        assert "was planned from fewer samples than the source has now" in step(project, "plan", code=1)
+        assert sample_name(SAMPLES) in step(project, "plan", code=1)
     for index in range(2):
         step(project, "build", *rank(index, 2))
     step(project, "seal")
@@ -132,35 +103,35 @@ def test_a_damaged_plan_is_not_sealed(project):
     for damage in (lambda: plan.write_bytes(whole[:-9]), plan.unlink):
         damage()
         for command, flags in (("build", rank(0, 2)), ("seal", [])):
-            assert "planning has not finished" in step(project, command, *flags, code=1)
+            step(project, command, *flags, code=1)
         step(project, "plan")
         assert plan.read_bytes() == whole
     pq.write_table(rows.set_column(2, "uri", rows["uri"][::-1]), plan, 8)
     for index in range(2):
         step(project, "build", *rank(index, 2))
-    assert "planning has not finished" in step(project, "seal", code=1)
+    step(project, "seal", code=1)
 
 
 def test_too_many_rejected_of_all_ranks_are_not_sealed(project):
     few = {"run__max_reject_fraction": 0.05}
     step(project, "plan", **few)
     step(project, "build", *rank(0, 2), **few)
-    said = step(project, "build", *rank(1, 2), code=1, **few)
-    assert "2 of 22 samples rejected" in said
-    assert "--retry-rejected" in said
-    assert "2 of 22 samples rejected" in step(project, "seal", code=1, **few)
+    for command, flags in (("build", rank(1, 2)), ("seal", [])):
+        said = step(project, command, *flags, code=1, **few)
+        assert "2 of 22" in said
+        assert "--retry-rejected" in said
     step(project, "seal")
 
 
 def test_ranks_work_beside_each_other_and_beside_nothing_else(built):
-    holder = f"is being written by ranks of a build, the last to start as process {os.getpid()} on "
+    holder = f"process {os.getpid()}"
     store = LocalStore(built.cache)
     with store.claim(shared=True), store.claim(shared=True):
         step(built, "build", *rank(0, 2))
         for message in (built.build(code=1), built.repair("--shards", "0", code=1), step(built, "seal", code=1)):
             assert holder in message
     with store.claim():
-        assert f"is being written by process {os.getpid()} on " in step(built, "build", *rank(0, 2), code=1)
+        assert holder in step(built, "build", *rank(0, 2), code=1)
     step(built, "seal")
     assert not (built.cache / ".claim").exists()
 

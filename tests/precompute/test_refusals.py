@@ -1,0 +1,179 @@
+"""Wrong usage of `precompute`: a table of what is typed, and what the one line of error must name; nothing is made."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precompute.cli import main
+from precompute.rerun.request import BuildRequest
+from tests.precompute.conftest import Project, run_build, write_source
+from tests.precompute.encoders.text_models import save_text_encoder
+from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
+
+AUTOENCODERS = ("AutoencoderKL", "AutoencoderKLAllegro", "AutoencoderKLWan", "AutoencoderTiny")
+UNLOADED = (*AUTOENCODERS, "SiglipModel", "BertModel", "Siglip2Model", "ViTMAEModel")
+"""Classes of models that are refused by their config alone."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """A folder with a cache, its source, and models by the names of their classes."""
+    folder = tmp_path_factory.mktemp("refusals")
+    run_build(folder, write_source(folder / "source"), vae_path)
+    for kind in UNLOADED:
+        (folder / kind).mkdir()
+        key = {"_class_name": kind} if kind in AUTOENCODERS else {"architectures": [kind]}
+        (folder / kind / "config.json").write_text(json.dumps(key))
+    for kind in ("CLIPVisionModel", "Gemma3ForConditionalGeneration"):
+        save_model(kind, folder / kind)
+    CLIP_PROCESSOR.save_pretrained(folder / "CLIPVisionModel")
+    for kind in ("CLIPTextModel", "Gemma2Model", "T5EncoderModel"):
+        save_text_encoder(kind, folder / kind)
+    return folder
+
+
+@pytest.fixture
+def project(folder: Path, vae_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Project:
+    monkeypatch.chdir(folder)
+    return Project(folder, vae_path, capsys)
+
+
+IMAGE = "--image.height 32 --image.width 32"
+CLIP = f"build {IMAGE} --image.range clip --encoder.model CLIPVisionModel"
+GEMMA = f"build {IMAGE} --encoder.model Gemma3ForConditionalGeneration"
+TEXT = "build --source.text caption --encoder.max_tokens 16 --encoder.model"
+T5 = f"{TEXT} T5EncoderModel"
+WEBDATASET = "build --store.format webdataset"
+
+REFUSED: list[tuple[Any, ...]] = [
+    (2, "build --image.height 33", "image.height", "8", "33x40"),
+    (2, "build --image.fit stretch", "image.fit", "stretch", "squash"),
+    (2, "build --image.fit edge", "image.fit", "edge"),
+    (2, "build --image.fit 'edge 20'", "image.fit"),
+    (2, "build --image.from_model true", "image.from_model", "height"),
+    (2, "build --image.height 8 --image.width 524296", "22 samples"),
+    (2, "build --image.height 80000 --image.width 80000", "1,073,741,824"),
+    (2, "build --image.heigth 32", "image.heigth"),
+    (2, "build --store.samples_per_shard 0", "store.samples_per_shard"),
+    (2, f"{WEBDATASET} --store.codec zstd", "store.format webdataset"),
+    (2, f"{WEBDATASET} --store.dtype bfloat16", "float16", "float32"),
+    (2, "build --run.max_reject_fraction 2.0", "run.max_reject_fraction"),
+    (2, "build --cache ''", "cache"),
+    (2, "build --cache ftp://b/c", "ftp://b/c"),
+    (2, "build --cache source", "chat.json"),
+    (2, "build --extend --rank 1 --world-size 2", "--extend", "precompute plan", "rank 1 of 2"),
+    (2, "build --run.engine ray --rank 0 --world-size 2", "run.engine ray", "rank 0 of 2"),
+    (2, "build --rank 0 --world-size 2", "precompute plan --config", "/new.yaml"),
+    (2, "seal", "precompute plan --config", "/new.yaml"),
+    (2, "build --encoder.model ''", "encoder.model"),
+    (2, "build --encoder.model /nowhere/vae", "encoder.model /nowhere/vae"),
+    *(
+        (2, f"build --encoder.model {each}", f"encoder.model {each}")
+        for each in ("./nowhere", "~/nowhere", "a/b/c", "nowhere")
+    ),
+    (2, "build --encoder.model source", "encoder.model source", "vae/config.json"),
+    (2, "build --encoder.batch_size 0", "encoder.batch_size", "0"),
+    (2, "build --encoder.batch_size 100000000000", "encoder.batch_size", "65,536"),
+    (2, "build --encoder.compile true --encoder.fold false", "encoder.compile", "encoder.fold"),
+    *((2, f"build --encoder.device {each}", "encoder.device", each) for each in ("gpu", "cuda:99", "cuda:x", "cpu:1")),
+    *((1, f"build --encoder.model {each}", each) for each in ("AutoencoderKLAllegro", "Siglip2Model", "ViTMAEModel")),
+    (2, "build --encoder.pool 1 --encoder.model AutoencoderKLWan", "encoder.pool", "AutoencoderKLWan"),
+    (2, "build --encoder.fold false --encoder.model AutoencoderKL", "encoder.fold", "AutoencoderKL"),
+    (2, "build --encoder.compile true --encoder.model AutoencoderKL", "encoder.compile", "AutoencoderKL"),
+    (2, "build --encoder.posterior moments --encoder.model AutoencoderTiny", "encoder.posterior", "AutoencoderTiny"),
+    (2, "build --encoder.posterior moments --encoder.model SiglipModel", "encoder.posterior", "SiglipModel"),
+    (2, f"{CLIP} --encoder.posterior moments", "encoder.posterior", "CLIPVisionModel"),
+    (1, f"{CLIP} --encoder.layer 4", "encoder.layer", "0 to 3", "-1 to -4"),
+    (2, f"{CLIP} --encoder.class_token true --encoder.pool 2", "encoder.pool"),
+    (2, f"{CLIP} --image.range signed", "image.range", "clip", "image.from_model"),
+    (2, f"{GEMMA} --encoder.pool 3", "encoder.pool", "4", "3"),
+    (2, f"{GEMMA} --image.range theworld", "image.range", "theworld"),
+    (2, f"{GEMMA} --encoder.fold false", "encoder.fold", "Gemma3ForConditionalGeneration"),
+    (2, f"{GEMMA} --encoder.compile true", "encoder.compile", "Gemma3ForConditionalGeneration"),
+    (2, f"{GEMMA} --image.height 36", "image.height", "32", "36x32"),
+    (2, "build --encoder.max_tokens 16 --encoder.model T5EncoderModel", "encoder.max_tokens", "source.text"),
+    (2, "build --source.text caption --encoder.model T5EncoderModel", "source.text", "encoder.max_tokens"),
+    (2, f"{TEXT} CLIPVisionModel", "CLIPVisionModel", "encoder.max_tokens"),
+    (2, f"{TEXT} BertModel", "BertModel", "--help"),
+    (2, f"{TEXT} source", "text_encoder/config.json"),
+    (2, f"{TEXT} AutoencoderKLWan", "AutoencoderKLWan"),
+    (2, f"{T5} --image.height 64", "image.height"),
+    (2, f"{T5} --encoder.posterior moments", "encoder.posterior", "T5EncoderModel"),
+    (2, f"{T5} --encoder.fold false", "encoder.fold", "T5EncoderModel"),
+    (2, f"{T5} --encoder.output pooled", "encoder.output", "T5EncoderModel"),
+    (2, f"{T5} --encoder.template 'no place'", "encoder.template", "{}"),
+    (2, f"{TEXT} CLIPTextModel --encoder.max_tokens 78", "encoder.max_tokens", "77"),
+    (2, f"{TEXT} CLIPTextModel --encoder.max_tokens 2", "encoder.max_tokens", "3"),
+    (2, f"{TEXT} CLIPTextModel --encoder.drop 5", "encoder.drop", "encoder.template", "2"),
+    (2, f"{TEXT} Gemma2Model --encoder.layer 5", "encoder.layer", "0 to 4"),
+    (2, "estimate --seconds 0", "seconds"),
+    (2, "estimate --run nowhere", "--run", "nowhere/metrics.jsonl"),
+    (2, "estimate --run r --step-seconds 1", "--run", "--step-seconds"),
+    (2, "estimate --dollars-per-gb-month 1", "--dollars-per-gb-month", "--dollars-per-gpu-hour"),
+    (2, "repair", "name what to repair"),
+    (2, "repair --shards [3]", "3"),
+    (2, "repair --report /nowhere.json", "/nowhere.json"),
+    (2, "repair --report /dev/zero", "/dev/zero"),
+    (2, "repair --report build.yaml", "build.yaml"),
+    (2, "audit --samples=0", "samples"),
+    (2, "audit --seconds=0", "seconds"),
+    (2, "audit --seed=-1", "seed"),
+    (2, "audit --report=/nowhere/a.json", "/nowhere/a.json"),
+    (2, "audit --report=az://box/a.json", "report", "az://box/a.json"),
+    (2, "audit --device=cuda:99", "encoder.device"),
+    (2, "gallery -o page.html --decode --model=/nowhere", "encoder.model /nowhere"),
+    (2, "gallery -o page.html --model=x", "--model", "--device", "--decode"),
+]
+"""Exit code, a command line, and the words that its error must have."""
+
+OTHER_FIELDS = {
+    "samples_per_shard": "--store.samples_per_shard 4",
+    "store_format": "--store.format webdataset",
+    "array.codec": "--store.codec zstd",
+    "array.dtype": "--store.dtype float32",
+    "array.image.height": "--image.height 40",
+    "array.image.width": "--image.width 48",
+    "array.image.fit": "--image.fit crop",
+    "array.image.resample": "--image.resample lanczos",
+    "array.image.range": "--image.range theworld",
+    "array.image.decode": "--image.decode reduced",
+    "array.image.flip": "--image.flip true",
+    "array.image.max_pixels": "--image.max_pixels 9999",
+    "array.encoder.path": "--encoder.fold false",
+    "array.encoder.posterior": "--encoder.posterior moments",
+    "array.encoder.compute_dtype": "--encoder.compute_dtype bfloat16",
+    "array.encoder.batch_size": "--encoder.batch_size 4",
+}
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[1])
+def test_a_refusal_is_one_line_that_names_what_is_wrong_and_makes_nothing(project, row):
+    code, line, *named = row
+    command, *options = shlex.split(line)
+    image = {"image": {}} if "source.text" in line else {}
+    place = ["--config", project.config("new", **image)] if command in ("build", "seal", "estimate") else ["cache"]
+    files = {*project.folder.iterdir()}
+    with project.untouched():
+        said = project.run(main, command, *place, *options, code=code)
+    (error,) = [line for line in said.splitlines() if line.startswith("precompute: error: ")]
+    assert [each for each in named if each not in error] == [], error
+    assert {*project.folder.iterdir()} == files
+
+
+@pytest.mark.parametrize("field", OTHER_FIELDS)
+def test_every_field_of_the_recipe_is_refused_by_name(project, field):
+    with project.untouched():
+        said = project.do(f"build {OTHER_FIELDS[field]}", code=1)
+    assert re.search(rf"^  {re.escape(field)}  ", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("typed", [["--cache", "r1"], ["--cache=r1"], ["--extend"], []])
+def test_a_command_that_is_named_has_no_option_twice(typed):
+    request = BuildRequest(command=("precompute", "plan", *typed, "--run.workers", "2"))
+    kept = " --extend" if "--extend" in typed else ""
+    assert request.with_options("--cache", "NEW") == f"precompute plan{kept} --run.workers 2 --cache NEW"
+    assert request.with_options("--extend").count("--extend") == 1
