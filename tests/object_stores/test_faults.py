@@ -44,15 +44,15 @@ def assert_one_line(said, program, *parts):
 def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, proxy, kind, method, part, times):
     """The first request to each address fails, in a build and when its cache is read."""
     whole = timeless_files(scene / "cache")
-    fault = proxy.fail(kind, method, part, each=True, times=times)
+    building = proxy.fail(kind, method, part, each=True, times=times)
     said = run(build(scene, url))
-    assert fault.met, "no request was made to fail"
     assert ("waiting, for up to" in said) == (times > 1)
     assert objects.timeless() == whole
     proxy.mend()
-    proxy.fail(kind, method, part, each=True, times=times)
+    reading = proxy.fail(kind, method, part, each=True, times=times)
     numbers = np.arange(4)
     np.testing.assert_array_equal(open_cache(url).read(numbers), open_cache(scene / "cache").read(numbers))
+    assert building.met or reading.met, "no request was made to fail"
     proxy.mend()
     run(f"cache-store verify {url} --level full")
 
@@ -110,7 +110,7 @@ def test_a_listing_that_is_always_cut_names_its_folder(url, proxy):
     looks = ((store.list, ""), (lambda: store.list("latents"), "/latents/"), (lambda: store.has("a"), "/a/"))
     for look, folder in looks:
         retry.ANSWERED.clear()  # else it is waited for
-        with pytest.raises(OSError, match=folder) as caught:
+        with pytest.raises(OSError, match=url) as caught:
             look()
         assert caught.value.filename == url + folder
 
