@@ -5,7 +5,6 @@ whose sequence number autograd gave it; a recomputed operation lies in a phase w
 times, so nothing counts twice, and on a CPU the parts sum to the steps' time. Each storage's bytes count once.
 """
 
-import gc
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from trainer.model.language_model import ON_KEPT
 from trainer.model.model import WorldModel
 from trainer.model.phases import PREFIX, Phase, open_phases, phase
 
@@ -22,9 +22,6 @@ Pass = Literal["forward", "backward", "recomputed"]
 
 REST = "rest of the step"
 """Operations and bytes outside every phase."""
-
-SELECTED = "selective checkpointing"
-"""Products kept by selective checkpointing, not by autograd; their phase is not known."""
 
 BACKWARD = "autograd::engine"
 """Beginning of the names of events that run a backward operation."""
@@ -35,36 +32,32 @@ STEP = "ProfilerStep"
 
 @contextmanager
 def saved_bytes(besides: Iterable[Tensor] = ()) -> Iterator[dict[str, int]]:
-    """Count the bytes that autograd saves in the block, by phase; `besides` are in memory anyway, such as weights."""
+    """Count the bytes that autograd and checkpointing keep in the block, by phase.
+
+    `besides` are in memory anyway, such as weights.
+    """
     known = {address_of(each) for each in besides}
     found: dict[str, int] = defaultdict(int)
     kept: list[Tensor] = []  # so that no storage's address is used again while the block runs
 
-    def pack(tensor: Tensor) -> Tensor:
-        phases = open_phases()
-        count(tensor, phases[-1] if phases else REST)
-        return tensor
-
-    def count(tensor: Tensor, phase: str) -> None:
+    def count(tensor: Tensor) -> Tensor:
         if address_of(tensor) not in known:
             known.add(address_of(tensor))
             kept.append(tensor.detach())
-            found[phase] += tensor.untyped_storage().nbytes()
+            phases = open_phases()
+            found[phases[-1] if phases else REST] += tensor.untyped_storage().nbytes()
+        return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield found
-    for tensor in selected():
-        count(tensor, SELECTED)
+    ON_KEPT.append(count)
+    try:
+        with saved_tensors_hooks(count, lambda tensor: tensor):
+            yield found
+    finally:
+        ON_KEPT.remove(count)
 
 
 def address_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def selected() -> list[Tensor]:
-    """Find the tensors that torch's selective checkpointing holds, each in a wrapper."""
-    wrappers = (each for each in gc.get_objects() if type(each).__name__ == "_VersionWrapper")
-    return [each.val for each in wrappers if isinstance(each.val, Tensor)]
 
 
 @contextmanager
