@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cache_store import open_cache
-from cache_store.errors import EncodeOnceError
+from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
@@ -33,12 +33,13 @@ from tests.trainer.runs import (
     make_loop,
     metrics,
     open_alone,
+    rank_loaders,
     train_alone,
     train_on_two_ranks,
     train_until,
     watched,
 )
-from trainer.config import TrainConfig
+from trainer.config import DataConfig, TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
@@ -148,6 +149,21 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here, cha
         assert code == 3, errors
         assert "trainer: stopped: after step" in errors
     assert checkpoints_of(config.run).steps()[-1] == max(metrics(config.run.folder))
+
+
+@pytest.mark.parametrize("shuffle_block", [1, 4])
+def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted, shuffle_block):
+    data = replace(uninterrupted.data, shuffle_block=shuffle_block)
+    session = open_alone(replace(uninterrupted, data=data))
+    whole = session.loader(7)
+    for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
+        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
+        parts = [part.latents["world"] for batch in batches for part in batch.micro_batches]
+        assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents["world"])
+        assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
+        assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
+    with pytest.raises(ConfigError, match=r"data.batch_size 24 .* data.accumulate .* 10"):
+        DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
 
 
 def test_cached_training_is_training_with_a_live_encoder(configured, tmp_path):
