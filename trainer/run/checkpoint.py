@@ -161,8 +161,8 @@ def read_state(path: Path) -> CheckpointState:
         state = parse_signed(CheckpointState, (path / STATE_FILE).read_bytes(), STATE_FILE)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path} is not a checkpoint (no {STATE_FILE})") from None
-    except NewerFormatError:
-        raise
+    except NewerFormatError as error:
+        raise NewerFormatError(f"checkpoint {path}: {error}") from None
     except CacheError as error:
         raise damaged_checkpoint(path, str(error)) from None
     if set(state.files) - {HEADS_FILE} != set(TENSOR_FILES):
