@@ -49,12 +49,14 @@ def terminate_all(project: Project, build: Build) -> None:
 
 
 def kill_a_worker(project: Project, build: Build) -> None:
-    """Kill a worker at a random moment; no shared memory with a name may stay behind."""
-    time.sleep(random.random() / 2)
+    """Kill a worker at a random moment before the last commit; no shared memory with a name may stay behind."""
+    time.sleep(random.random() / 10)
+    os.killpg(build.pid, signal.SIGSTOP)
     for process in processes_of(build.pid):
         named = re.findall(r"/dev/shm/.*", Path(f"/proc/{process}/maps").read_text())
         assert all(name.endswith(" (deleted)") for name in named), named
     os.kill(random.choice(workers_of(build)), signal.SIGKILL)
+    os.killpg(build.pid, signal.SIGCONT)
 
 
 def kill_a_worker_and_the_parent(project: Project, build: Build) -> None:
