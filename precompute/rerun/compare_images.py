@@ -29,7 +29,7 @@ from precompute.rerun.refusals import refuse_changed_images, refuse_changed_reje
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import Rows, abridge
 from precompute.sources import Source
-from precompute.sources.place import planned_place
+from precompute.sources.image_store import read_planned
 
 LATENT_REASON = "latent "
 """Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
@@ -135,7 +135,7 @@ def compare_image(source: Source, shard: int, sample: dict[str, Any]) -> ImageCh
     """Compare a sample's image with the encoded one; return None if it is unchanged."""
     before = sample["content_sha256"]
     try:
-        now, readable = content_sha256(source.read(sample["uri"], planned_place(sample["place"]))), True
+        now, readable = content_sha256(read_planned(source, sample)), True
     except Rejected as rejected:
         now, readable = reason_kind(rejected.reason), False
     if now == before or (before is None and not readable):
@@ -200,7 +200,7 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
 
 def is_decodable(source: Source, recipe: ImageRecipe, sample: dict[str, Any]) -> bool:
     try:
-        fit_image(decode_image(source.read(sample["uri"], planned_place(sample["place"])), recipe), recipe)
+        fit_image(decode_image(read_planned(source, sample), recipe), recipe)
     except Rejected:
         return False
     return True

@@ -6,9 +6,9 @@ Each reading thread has at most one file in memory, of at most MAX_FILE_BYTES, b
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
@@ -22,7 +22,7 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
 from precompute.sources.listing import Listing, as_posix, is_mac_metadata, is_utf8
-from precompute.sources.place import MAX_FILE_BYTES, MISSING, NOWHERE, Located, Place, refuse_large
+from precompute.sources.place import MAX_FILE_BYTES, MISSING, NOWHERE, Located, Place, planned_place, refuse_large
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
@@ -61,6 +61,11 @@ class ImageStore(Images, Protocol):
 
     def version(self) -> str | None:
         """Return a string that changes when anything is written there; None if that takes a look at every image."""
+
+
+def read_planned(images: Images, planned: Mapping[str, Any]) -> bytes:
+    """Read the image of a plan's row, which has a uri and a place."""
+    return images.read(planned["uri"], planned_place(planned["place"]))
 
 
 def prefetch_of(images: object) -> Expect:

@@ -16,6 +16,7 @@ from cache_store.format.record import describe_mismatch
 from cache_store.storage.daemon_threads import start_thread
 from cache_store.storage.prefetch import SharedResults
 from precompute.images.rejected import Rejected
+from precompute.sources.archives.archive import Index
 from precompute.sources.archives.tar import ImageTar
 from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of, read_caption, read_text
 from precompute.sources.folder import is_image
@@ -67,9 +68,9 @@ class WebDatasetSource:
         return Samples(self._samples(others, not_utf8), listing, others, in_rows=True)
 
     def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
-        for name, tar in self._indexed():
-            not_utf8 += [f"{name}/{member}" for member in tar.index.not_utf8]
-            for key, members in groups_of(tar.index.places, others).items():
+        for name, tar, index in self._indexed():
+            not_utf8 += [f"{name}/{member}" for member in index.not_utf8]
+            for key, members in groups_of(index.places, others).items():
                 image = self._image(f"{name}/{key}", members)
                 if image is None:
                     others.update(map(self._unused, members.values()))
@@ -83,13 +84,13 @@ class WebDatasetSource:
                     **tar.locate(members[image]).columns(),
                 }
 
-    def _indexed(self) -> Iterator[tuple[str, ImageTar]]:
+    def _indexed(self) -> Iterator[tuple[str, ImageTar, Index]]:
         """Yield each tar with its headers read; at a URL, those of the next ones are being read."""
         tars, names = SharedResults(self._index_tar, TARS_AHEAD), self._files.names
         for place, name in enumerate(names):
             if self._files.store.is_remote:
                 tars.begin(names[place : place + TARS_AHEAD], start_thread)
-            yield name, tars.get(name)
+            yield name, *tars.get(name)
 
     def _image(self, sample: str, extensions: Iterable[str]) -> str | None:
         """Return the image's extension, None if there is no image; raise SourceError if there are several."""
@@ -121,9 +122,9 @@ class WebDatasetSource:
         slashes = (place for place, letter in enumerate(uri) if letter == "/")
         return next((uri[:place] for place in slashes if uri[:place] in self._names), None)
 
-    def _index_tar(self, name: str) -> ImageTar:
-        _ = (tar := self._open_tar(name)).index
-        return tar
+    def _index_tar(self, name: str) -> tuple[ImageTar, Index]:
+        tar = self._open_tar(name)
+        return tar, tar.index
 
     def _open_tar(self, name: str) -> ImageTar:
         try:

@@ -23,13 +23,13 @@ from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.source_images import open_source_images
 from precompute.sources import SourceConfig, open_source
-from precompute.sources.image_store import open_images
+from precompute.sources.image_store import open_images, read_planned
 from precompute.sources.place import MISSING
 from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS
 from tests.places import Objects
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
-from tests.precompute.sources.pictures import numbered, read_row, rows_of, write_dataset, write_tar
+from tests.precompute.sources.pictures import numbered, rows_of, write_dataset, write_tar
 from tests.precompute.sources.test_archives import make_tar
 
 
@@ -250,7 +250,7 @@ def test_neighbours_in_a_tar_come_together(bucket, proxy, tmp_path):
     rows = rows_of(source)
     proxy.mend()
     with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(partial(read_row, source), rows)] == [parts["jpg"] for parts in samples.values()]
+        assert [*pool.map(partial(read_planned, source), rows)] == [parts["jpg"] for parts in samples.values()]
     assert sum(request.method == "GET" for request in proxy.requests) < 20
 
 
@@ -261,7 +261,7 @@ def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
     store = open_store(f"{bucket}/tars")
     store.put_whole("00001.tar", store.read("00000.tar"))
     with pytest.raises(SourceError, match="00001.tar"):
-        read_row(source, row)
+        read_planned(source, row)
 
 
 def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):

@@ -9,7 +9,6 @@ import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -36,16 +35,15 @@ class Archive:
 
     def __init__(self, file: File) -> None:
         self._file, self._reading = file, threading.Lock()
+        self._index: Index | None = None
 
     @property
     def index(self) -> Index:
         """The members; read once. Raises SourceError if the archive cannot be read to its end."""
         with self._reading:
+            if self._index is None:
+                self._index = self._indexed()
             return self._index
-
-    @cached_property
-    def _index(self) -> Index:
-        return self._indexed()
 
     def _indexed(self) -> Index:
         places, again, not_utf8 = dict[str, Place](), Counter[str](), list[str]()

@@ -64,20 +64,18 @@ class ImageZip(Archive):
     """Images in a zip."""
 
     def _members(self) -> Iterable[tuple[str, Place]]:
-        head = self._file.part(0, len(MEMBER_MAGIC))
+        head, stated = self._file.part(0, len(MEMBER_MAGIC)), stated_start(self._file)
+        if stated is None:
+            raise SourceError(f"{self._file} {why_without_index(self._file, head)}")
         with self._file.reopen() as opened:
             stream = ZipIndexStream(opened, str(self._file))
             try:
                 table = zipfile.ZipFile(cast("IO[bytes]", stream))
             except INDEX_ERRORS as error:
-                if stream.failed:
-                    raise stream.failed from None
-                if str(error) == "File is not a zip file":  # it has no end record
-                    raise SourceError(f"{self._file} {why_without_index(self._file, head)}") from None
-                raise unreadable(self._file, "zip", error) from None
+                raise stream.failed or unreadable(self._file, "zip", error) from None
         self._file.refuse_changed()
-        if head == MEMBER_MAGIC and stated_start(self._file) not in (table.start_dir, ZIP64):
-            raise SourceError(f"{self._file} {why_without_index(self._file, head)}")  # it is a zip's inside this one
+        if head == MEMBER_MAGIC and stated not in (table.start_dir, ZIP64):  # the index is of a zip inside this one
+            raise SourceError(f"{self._file} {why_without_index(self._file, head)}")
         in_order = sorted(table.infolist(), key=lambda each: each.header_offset)
         return self._placed(table.infolist(), misplaced(in_order, table.start_dir))
 
@@ -115,10 +113,11 @@ class ImageZip(Archive):
         return data[start:stop]
 
 
-def stated_start(file: File) -> int:
-    """Return where the end record says that the index begins; a zip appended to another file is not there."""
+def stated_start(file: File) -> int | None:
+    """Return where the end record says that the index begins, from the zip's own beginning; None without a record."""
     tail = file.part(max(file.version.size - END.size - MAX_COMMENT_BYTES, 0), END.size + MAX_COMMENT_BYTES)
-    return int(END.unpack_from(tail, tail.rindex(END_MAGIC, 0, len(tail) - END.size + len(END_MAGIC)))[0])
+    place = tail.rfind(END_MAGIC, 0, max(len(tail) - END.size + len(END_MAGIC), 0))
+    return None if place < 0 else int(END.unpack_from(tail, place)[0])
 
 
 def why_unreadable(member: zipfile.ZipInfo) -> str | None:

@@ -9,7 +9,6 @@ import webdataset
 
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.fields import FieldNames
-from precompute.sources.place import planned_place
 from tests.precompute.conftest import image_bytes, plan_table
 
 
@@ -53,8 +52,3 @@ def opened(kind: str, path: Path, **fields: str) -> Source:
 def rows_of(source: Source) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = plan_table(source.samples()).to_pylist()
     return rows
-
-
-def read_row(source: Source, row: dict[str, Any]) -> bytes:
-    """Read an image as a worker does: where the plan says that it lies."""
-    return source.read(row["uri"], planned_place(row["place"]))

@@ -11,9 +11,10 @@ from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import read_headers
 from precompute.sources.fields import conversation_of
+from precompute.sources.image_store import read_planned
 from precompute.sources.place import MISSING
 from tests.precompute.conftest import image_bytes, plan_table
-from tests.precompute.sources.pictures import numbered, opened, read_row, rows_of, write_tar
+from tests.precompute.sources.pictures import numbered, opened, rows_of, write_tar
 from tests.precompute.sources.test_archives import NOTHING, A, fetch, member
 
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
@@ -53,11 +54,11 @@ def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
     source = opened("webdataset", tmp_path)
     (tmp_path / "b.tar").rename(tmp_path / "c.tar")
     with pytest.raises(SourceError, match=r"b.tar is gone; restore it"):
-        read_row(source, row)
+        read_planned(source, row)
     source = opened("webdataset", tmp_path)
     assert source.locate(row["uri"]).fingerprint == MISSING
     with pytest.raises(Rejected, match=r"missing: b.tar/000000002.png is in no tar of the source"):
-        read_row(source, row)
+        read_planned(source, row)
 
 
 def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path, monkeypatch):
@@ -68,10 +69,10 @@ def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path, monkeypatch)
     source = opened("webdataset", tmp_path)
     rows = rows_of(source)
     for row in rows:
-        read_row(source, row)
+        read_planned(source, row)
     just_opened = opened("webdataset", tmp_path)
     write_tar(tmp_path / "new.tar", {"000000000": {"png": image_bytes(9)}}).replace(tmp_path / "0.tar")
-    for use in (lambda: read_row(source, rows[0]), just_opened.version):
+    for use in (lambda: read_planned(source, rows[0]), just_opened.version):
         with pytest.raises(SourceError, match=r"0.tar was changed while it was read"):
             use()
 
@@ -87,7 +88,7 @@ def test_a_tar_is_indexed_once_to_plan_it_and_never_to_read_it(tmp_path, monkeyp
     rows = rows_of(opened("webdataset", tmp_path))
     assert indexed == {f"{number}.tar": 1 for number in range(8)}
     source = opened("webdataset", tmp_path)
-    assert [read_row(source, row) for row in rows] == [image_bytes(number) for number in range(24)]
+    assert [read_planned(source, row) for row in rows] == [image_bytes(number) for number in range(24)]
     assert indexed.total() == 8
 
 
