@@ -1,4 +1,4 @@
-"""What a message must name: files, fields, options, numbers and commands. Its sentence is free."""
+"""Messages name files, fields, options, numbers and commands; tests leave their sentences free."""
 
 
 def assert_names(message: object, names: str) -> None:

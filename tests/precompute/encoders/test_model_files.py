@@ -195,7 +195,7 @@ SPOILT: list[tuple[str, Spoil, int, str]] = [
     ("text_encoder", QUANTISED, 1, "quantised"),
     ("text_encoder", remove_tokenizer, 1, "/tokenizer"),
 ]
-"""What is spoilt in a model's folder, how, the exit code, and what the line must name."""
+"""For each spoilt model: its folder, the damage, the exit code, and the name that the line must have."""
 
 
 @pytest.fixture(scope="module")
