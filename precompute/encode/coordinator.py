@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Any, Protocol
 
-from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.errors import Interrupted
 from cache_store.storage.daemon_threads import POLL_S, STOP_REQUEST
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.worker import Report
@@ -15,15 +15,15 @@ from precompute.encode.worker import Report
 GRACE_S = 10.0
 """Seconds for workers to stop: each first finishes a batch."""
 
-Event = Progress | EncodeOnceError | OSError | None
-"""A message from a worker: progress; an error, its last message; or None, its first one: it is ready for a shard."""
+Event = Progress | None
+"""A worker's message; None, its first one: it is ready for a shard."""
 
 
 class Launcher(Protocol):
     """Starts workers, and carries shards to them and their messages back."""
 
     def events(self, shards_left: int, timeout_s: float) -> Iterable[tuple[Any, Event]]:
-        """Yield the next messages, each with its worker; `shards_left` were not given to a worker yet."""
+        """Yield the next messages, each with its worker, or raise a worker's error; `shards_left` are not given yet."""
 
     def give(self, worker: Any, shard: int) -> None: ...
 
@@ -42,8 +42,6 @@ def coordinate(job: EncodeJob, launcher: Launcher, report: Report) -> None:
             if STOP_REQUEST.is_set():
                 raise Interrupted("unfinished shards were dropped; run the same command again to go on")
             for worker, event in launcher.events(len(left), POLL_S):
-                if isinstance(event, Exception):
-                    raise event
                 if event is not None:
                     report(event)
                     if event.ends_shard:

@@ -77,14 +77,15 @@ class Processes:
                 theirs.close()  # so that our end closes when the worker dies
 
     def events(self, shards_left: int, timeout_s: float) -> Iterator[tuple[Connection, Event]]:
-        """Yield a message of each worker that sent one; raise EncodeOnceError if a worker died."""
+        """Yield a message of each worker that sent one; raise a worker's error, or say that it died."""
         for pipe in receivable([*self._processes], timeout_s):
             try:
                 event = pipe.recv()
             except (EOFError, OSError):  # perhaps in the middle of a message
                 raise death_of(self._processes[pipe]) from None
-            if event is None:
-                self._ready.add(pipe)
+            if isinstance(event, Exception):
+                raise event
+            self._ready.add(pipe)
             yield pipe, event
 
     def give(self, worker: Connection, shard: int) -> None:
@@ -141,7 +142,7 @@ def run_process(job: EncodeJob, sharing: int, pipe: Connection) -> None:
             inbox.drop()
             pipe.recv()  # raises once the parent has ended
 
-    def send(event: Event) -> None:
+    def send(event: Event | EncodeOnceError | OSError) -> None:
         with ending_with_parent(), sending:
             pipe.send(event)
 

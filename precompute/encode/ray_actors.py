@@ -10,12 +10,11 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
-from queue import SimpleQueue
+from threading import Condition
 from typing import Any
 
 from cache_store.cache.metadata import read_spec
@@ -47,9 +46,6 @@ PROBE_S = 5.0
 WAITING = 8
 """Least actors that wait for a place, so that a cluster without workers grows quickly; later as many as have one."""
 
-WAITING_REPORT_S = 30.0
-"""Seconds between two messages that no worker has started yet."""
-
 MAX_LOSSES = 3
 """Number of lost workers with the same shard that stops the build."""
 
@@ -67,6 +63,8 @@ def run_on_ray(job: EncodeJob, report: Report) -> None:
     with connected(ENCODER_THREADS * min(on_this_machine, num_shards)) as ray:
         resources = resources_of_worker(job.config.encoder.device, ray)
         most = num_shards if wanted == "auto" else wanted
+        needs = "a GPU" if resources["num_gpus"] else f"{ENCODER_THREADS} CPUs"
+        log_info(f"asking Ray for workers, each on {needs}; if none starts, `ray status` says why")
         try:
             coordinate(job, Actors(ray, resources, job_of_actors(job, resources), most), report)
         except ray.exceptions.RayTaskError:
@@ -74,7 +72,7 @@ def run_on_ray(job: EncodeJob, report: Report) -> None:
         except ray.exceptions.RayError as error:
             if STOP_REQUEST.is_set():  # the signal also stopped the Ray that we started
                 raise Interrupted("Ray stopped too; run the same command again to go on") from None
-            raise EncodeOnceError(f"Ray: {first_line(error)}; run the same command again to go on") from None
+            raise EncodeOnceError(f"Ray: {brief(error)}; run the same command again to go on") from None
 
 
 def job_of_actors(job: EncodeJob, resources: Mapping[str, int]) -> EncodeJob:
@@ -87,10 +85,10 @@ def job_of_actors(job: EncodeJob, resources: Mapping[str, int]) -> EncodeJob:
 
 
 class Actors:
-    """Workers as actors, which may come and go; a call of `RayWorker.build` for each shard in hand."""
+    """Workers as actors, which may come and go; a call of `RayWorker.build` for each shard given to one."""
 
     def __init__(self, ray: Any, resources: Mapping[str, int], job: EncodeJob, most: int) -> None:
-        self._ray, self._resources, self._most, self._job = ray, resources, most, ray.put(job)
+        self._ray, self._most, self._job = ray, most, replace(job, shards=())
         self._actor = ray.remote(RayWorker).options(
             max_restarts=-1,
             max_task_retries=MAX_LOSSES - 1,
@@ -102,8 +100,7 @@ class Actors:
         """Actors without a place, by the call that returns when they have one."""
         self._placed: list[Any] = []
         self._calls: dict[Any, tuple[Any, int]] = {}
-        """Actor and shard of each unfinished call."""
-        self._reported_at = time.monotonic()
+        """Actor and shard of each call."""
 
     def events(self, shards_left: int, timeout_s: float) -> Iterator[tuple[Any, Event]]:
         self._grow_or_shrink(shards_left)
@@ -111,64 +108,56 @@ class Actors:
         self._ray.wait(calls, timeout=timeout_s)
         for call in self._ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
             if call in self._waiting:
-                self._place(call)
-                yield self._placed[-1], None
-            elif (event := self._next_report(call)) is not None:
-                yield self._calls[call][0], event
+                self._placed.append(self._waiting.pop(call))
+                yield self._placed[-1], self._result(call, "before it began")
+                continue
+            actor, shard = self._calls[call]
+            try:
+                report = next(call)
+            except StopIteration:
+                del self._calls[call]
+            else:
+                yield actor, self._result(report, f"{MAX_LOSSES} times with shard {shard} in hand")
 
     def _grow_or_shrink(self, shards_left: int) -> None:
         """Let actors wait, so that the cluster can grow; if no shard is left, release those without one.
 
         A lost actor may need the place of another to finish its shards.
         """
+        busy = [actor for actor, _ in self._calls.values()]
         if not shards_left:
-            busy = [actor for actor, _ in self._calls.values()]
             for actor in [*self._waiting.values(), *(each for each in self._placed if each not in busy)]:
                 self._ray.kill(actor)
-            self._waiting, self._placed = {}, busy
+            self._waiting, self._placed = {}, [each for each in self._placed if each in busy]
             return
         wanted = min(self._most - len(self._placed), max(WAITING, len(self._placed)), shards_left)
         while len(self._waiting) < wanted:
             actor = self._actor.remote(self._job)
             self._waiting[actor.__ray_ready__.remote()] = actor
-        if not self._placed and time.monotonic() - self._reported_at > WAITING_REPORT_S:
-            self._reported_at = time.monotonic()
-            say_waiting(self._resources, resources_of_cluster(self._ray))
 
-    def _place(self, call: Any) -> None:
-        actor = self._waiting.pop(call)
+    def _result(self, call: Any, when: str) -> Any:
+        """Return a call's report, if any; raise the worker's error, or one of ours if Ray has given up."""
         try:
-            self._ray.get(call)
-        except self._ray.exceptions.RayActorError as error:
-            raise EncodeOnceError(f"Ray: a worker cannot start: {reason_of(error)}") from None
-        self._placed.append(actor)
-
-    def give(self, worker: Any, shard: int) -> None:
-        self._calls[worker.build.options(num_returns="streaming").remote(shard)] = worker, shard
-
-    def _next_report(self, call: Any) -> Event:
-        """Return the call's next report, None at its end; raise the worker's error."""
-        try:
-            report: Progress = self._ray.get(next(call))
-            return report
-        except StopIteration:
-            del self._calls[call]
-            return None
+            result = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, EncodeOnceError | OSError):
                 raise error.cause from None
             raise
         except self._ray.exceptions.RayActorError as error:
             raise EncodeOnceError(
-                f"{MAX_LOSSES} workers on Ray were lost with shard {self._calls[call][1]} in hand: {reason_of(error)}; "
-                "committed shards are kept, run the same command again to go on"
+                f"a worker on Ray was lost {when}: {brief(error)}; committed shards are kept, run the same command "
+                "again to go on"
             ) from None
+        return result if isinstance(result, Progress) else None
+
+    def give(self, worker: Any, shard: int) -> None:
+        self._calls[worker.build.options(num_returns="streaming").remote(shard)] = worker, shard
 
     def end(self) -> None:
         """Let actors with a shard drop it and end; kill the others, and any that take longer than GRACE_S."""
         with suppress(self._ray.exceptions.RayError):
-            for actor, _ in self._calls.values():
-                actor.drop.remote()
+            for actor in {actor for actor, _ in self._calls.values()}:
+                actor.drop.options(max_task_retries=0).remote()
             if ends := [call.completed() for call in self._calls]:
                 self._ray.wait(ends, num_returns=len(ends), timeout=GRACE_S)
             for actor in (*self._waiting.values(), *self._placed):
@@ -179,9 +168,9 @@ class RayWorker:
     """The actor of a worker, which starts with it; Ray runs each call in a thread of its own."""
 
     def __init__(self, job: EncodeJob) -> None:
-        self._inbox, self._reports = Inbox(), dict[int, SimpleQueue[Progress | None]]()
+        self._inbox, self._reports, self._news = Inbox(), dict[int, list[Progress]](), Condition()
         self._running = ThreadPoolExecutor(1).submit(self._run, job)
-        self._running.add_done_callback(lambda _: [*map(self._tell_end, [*self._reports.values()])])
+        self._running.add_done_callback(lambda _: self._report(Progress()))
 
     def _run(self, job: EncodeJob) -> None:
         refuse_unseen_plan(job)
@@ -189,26 +178,31 @@ class RayWorker:
         start_worker(job, threads, self._inbox, self._report, lambda: None)
 
     def _report(self, progress: Progress) -> None:
-        if progress.shard is not None:
-            self._reports[progress.shard].put(progress)
-
-    def _tell_end(self, reports: SimpleQueue[Progress | None]) -> None:
-        reports.put(None)
+        with self._news:
+            if progress.shard is not None:
+                self._reports[progress.shard].append(progress)
+            self._news.notify_all()
 
     def build(self, shard: int) -> Iterator[Progress]:
         """Yield the reports of a shard, or raise the worker's error.
 
-        Their number is always the same. So when Ray calls a restarted actor again, it can skip those that it has.
+        Their number is always the same. So if Ray repeats the call, here or in a restarted actor, it can skip those
+        that it has.
         """
-        reports = self._reports[shard] = SimpleQueue[Progress | None]()
-        if self._running.done():
-            reports.put(None)
-        self._inbox.put(shard)
-        while (report := reports.get()) is not None:
-            yield report
-            if report.ends_shard:
+        with self._news:
+            if shard not in self._reports:
+                self._reports[shard] = []
+                self._inbox.put(shard)
+        reports, sent = self._reports[shard], 0
+        while not (sent and reports[sent - 1].ends_shard):
+            with self._news:
+                while sent == len(reports) and not self._running.done():
+                    self._news.wait()
+            if sent == len(reports):
+                self._running.result()  # raises its error
                 return
-        self._running.result()
+            yield reports[sent]
+            sent += 1
 
     def drop(self) -> None:
         self._inbox.drop()
@@ -270,14 +264,12 @@ def refuse_unreachable_cluster() -> None:
 
 def refuse_no_answer(address: str) -> None:
     """Raise EncodeOnceError within PROBE_S if nothing answers at the address, ConfigError if no build can use it."""
-    if "://" in address:
-        remedy = "run the build in the cluster, by `ray job submit`, or set it to HOST:PORT"
-        raise ConfigError(f"RAY_ADDRESS is {address}, but Ray offers a build no actors at such an address; {remedy}")
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal()):
-        raise ConfigError(f"RAY_ADDRESS is {address}; expected HOST:PORT, or auto")
+    if "://" in address or not (host and port.isdecimal()):
+        remedy = "from outside the cluster, run the build in it, by `ray job submit`"
+        raise ConfigError(f"RAY_ADDRESS is {address}; expected HOST:PORT, or auto; {remedy}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
     except (OSError, OverflowError) as error:
@@ -296,40 +288,18 @@ def init_ray(ray: Any, options: Mapping[str, Any]) -> None:
             ray.init(**options)
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             remedy = TOKEN_HINT if isinstance(error, ConnectionError) else ""
-            raise EncodeOnceError(f"Ray at {options['address']}: {first_line(error)}{remedy}") from None
+            raise EncodeOnceError(f"Ray at {options['address']}: {brief(error)}{remedy}") from None
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
-def resources_of_cluster(ray: Any) -> dict[str, int]:
-    """Count the CPUs and GPUs that the cluster has now."""
-    return {name: int(ray.cluster_resources().get(name, 0)) for name in ("CPU", "GPU")}
-
-
 def resources_of_worker(device: str, ray: Any) -> dict[str, int]:
     """Return a worker's Ray resources: a GPU, or ENCODER_THREADS cores for an encoder without one."""
-    if device == "cuda" or (device == "auto" and resources_of_cluster(ray)["GPU"]):
+    if device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0)):
         return {"num_gpus": 1, "num_cpus": 0}
     return {"num_gpus": 0, "num_cpus": ENCODER_THREADS}
 
 
-def say_waiting(resources: Mapping[str, int], totals: Mapping[str, int]) -> None:
-    """Say why no worker has started yet."""
-    kind = "GPU" if resources["num_gpus"] else "CPU"
-    wanted = resources["num_gpus"] or resources["num_cpus"]
-    has = " and ".join(f"{count} {name}s" for name, count in totals.items())
-    why = (
-        ", perhaps in use"
-        if totals[kind] >= wanted
-        else ", too few: add a node, or stop this (Ctrl-C) and run the same command again on another cluster"
-    )
-    log_info(f"waiting for a worker to start, on {wanted} {kind}{'s' * (wanted > 1)}; the Ray cluster has {has}{why}")
-
-
-def first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the last line of Ray's long message about a lost actor, which has the reason."""
-    return printable([line.strip() for line in str(error).splitlines() if line.strip()][-1])
+def brief(error: BaseException) -> str:
+    """Return Ray's message, which may have many lines, as one line."""
+    return printable(" ".join(str(error).split())).rstrip(".")

@@ -1,5 +1,6 @@
-"""Workers on a real Ray of this machine: killed, failing, stopped, joined by others; and on a cluster that grows."""
+"""Workers on a real Ray of this machine: killed, failing, stopped, joined by others; and unusable clusters."""
 
+import importlib
 import json
 import os
 import signal
@@ -10,14 +11,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import torch
+import yaml
 
 from cache_store.cache.metadata import read_spec
-from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.errors import CacheError, ConfigError, EncodeOnceError
+from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
-from precompute.encode.job import EncodeJob
-from precompute.encode.ray_actors import refuse_no_answer, run_on_ray
+from precompute.encode.job import EncodeJob, MismatchedShard, Progress
+from precompute.encode.ray_actors import RayWorker, connected, refuse_no_answer, run_on_ray
 from tests.precompute.conftest import SAMPLES, timeless_files
 from tests.precompute.encode.builds import processes_of, start_build, wait_for
 from tests.slurm import free_port
@@ -108,6 +113,55 @@ def test_a_killed_worker_and_a_new_node_change_no_byte(project, cluster):
     assert f"{SAMPLES}/{SAMPLES} " in error, "images of the lost shard count once"
     project.build(name="local", **SLOW)
     assert project.files() == timeless_files(project.folder / "local")
+
+
+class Poison:
+    """An own encoder whose process dies at a batch of three, the last one of each shard here."""
+
+    identity = "poison"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        pass
+
+    def layout(self, height: int, width: int) -> dict[str, int]:
+        return {"channel": 3, "latent_y": height // 8, "latent_x": width // 8}
+
+    def encode(self, image_N3YX: torch.Tensor) -> torch.Tensor:
+        if len(image_N3YX) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.nn.functional.avg_pool2d(image_N3YX, 8)
+
+
+def test_a_shard_that_kills_its_worker_again_and_again_ends_the_build(project, cluster):
+    project.vae, one = f"{__name__}:Poison", {"run__workers": 1, "store__samples_per_shard": 11}
+    build = start_build(project.config(run__engine="ray", encoder__batch_size=4, **one))
+    _, error = build.communicate(timeout=300)
+    assert build.returncode == 1, error
+    assert "a worker on Ray was lost 3 times with shard 0 in hand: " in error
+    assert "Traceback" not in error
+
+
+class Reporting(RayWorker):
+    """A worker of no encoder: three reports for a shard, the last one that it does not match."""
+
+    def _run(self, job):
+        for run in self._inbox.runs():
+            for shard in run:
+                last = MismatchedShard(shard=shard, digest="", samples=pa.table({}))
+                reports = [Progress(shard, samples=4), Progress(shard), Progress(shard, mismatched=last)]
+                for report in reports:
+                    self._report(report)
+
+
+def test_a_call_that_ray_repeats_yields_the_same_reports():
+    """Ray repeats a call if the connection to a living actor was lost for a moment."""
+    worker = Reporting(None)
+    first = worker.build(7)
+    assert next(first).samples == 4
+    assert [report.shard for report in worker.build(7)] == [7, 7, 7]
+    assert [report.ends_shard for report in first] == [False, True]
+    worker.drop()
+    STOP_REQUEST.clear()
 
 
 def test_a_signal_to_all_processes_of_a_local_ray_ends_it(project, monkeypatch):
@@ -209,3 +263,38 @@ def test_an_autoscaling_cluster_starts_the_nodes_that_a_build_wants(project, gro
     assert len(nodes) > 1, "no node beside the head's"
     project.build(name="local", **SLOW)
     assert project.files() == timeless_files(project.folder / "local")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", r"RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1 \(.*refused\)"),
+        (
+            "http://127.0.0.1:8265",
+            "RAY_ADDRESS is http://127.0.0.1:8265; expected HOST:PORT, or auto; .* `ray job submit`",
+        ),
+        ("nowhere", "RAY_ADDRESS is nowhere; expected HOST:PORT, or auto"),
+    ],
+)
+def test_an_address_that_no_build_can_use_is_refused_at_once(monkeypatch, address, message):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(EncodeOnceError, match=message), connected(2):
+        pass
+
+
+def test_a_build_looks_for_its_cluster_before_it_plans(project, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert "no Ray cluster answers at 127.0.0.1:1" in project.build(code=1, run__engine="ray")
+    assert not project.cache.exists()
+
+
+def test_a_missing_ray_is_named_by_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"run.engine: ray is not installed; run `pip install 'encode-once\[ray\]'`"):
+        RunConfig(engine="ray")
+
+
+def test_ray_accepts_our_cluster_file():
+    schema = Path(importlib.import_module("ray").__file__).parent / "autoscaler/ray-schema.json"
+    jsonschema = importlib.import_module("jsonschema")
+    jsonschema.validate(yaml.safe_load(Path("configs/ray/cluster.yaml").read_text()), json.loads(schema.read_text()))
