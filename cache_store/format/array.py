@@ -38,12 +38,25 @@ Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Axis = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
 
 
+class BucketRule(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The rule that gives each image of a cache of several sizes its bucket, resized size and crop."""
+
+    preset: str
+    """Name of the rule; docs/reference/buckets.md states each one."""
+    resolution: Count = 0
+    min: Count = 0
+    max: Count = 0
+    step: Count = 0
+
+
 class ImageRecipe(Record, frozen=True, kw_only=True):
     """The steps from an image file to pixels; every field changes the latents."""
 
     height: Count
+    """In the recipe of a cache of several sizes, 0, as `width`."""
     width: Count
     fit: str
+    """How an image becomes the size: `squash`, `crop`, `pad`, `edge N`; or `bucket`, as the rule says."""
     resample: str
     range: str
     max_pixels: Count
@@ -54,6 +67,8 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
     orientation: str = "exif applied"
     alpha: str = "on white"
     colour: str = "rgb, profiles ignored"
+    buckets: BucketRule | msgspec.UnsetType = msgspec.UNSET
+    """The record omits it if all images have one size."""
 
     @property
     def summary(self) -> str:
