@@ -25,6 +25,7 @@ from diffusers import AutoencoderKLWan
 from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
 from benchmarks.photographs import write_images
 from cache_store.cache.metadata import read_spec
+from cache_store.format.array import ArraySpec
 from cache_store.format.schema import Spec
 from cache_store.program.command_line import parse_config
 from cache_store.program.running import usable_cores
@@ -193,14 +194,14 @@ def steady_rate(steps: Steps, steady: float = STEADY) -> float:
     return (images - done) / max(last_s - first_s, 1e-9)
 
 
-def encoder_alone(feed: DeviceFeed, batch_size: int, batches: int = 60) -> float:
+def encoder_alone(feed: DeviceFeed, array: ArraySpec, batches: int = 60) -> float:
     """Return images per second through a build's feed to the device, with nothing else running."""
-    room, ahead = feed.rooms.take(), deque[Encoding]()
+    room, ahead, batch_size = feed.rooms.take(array), deque[Encoding](), array.encoder.batch_size
     room[:] = np.random.default_rng(0).integers(0, 256, room.shape, np.uint8)
-    feed.encode(room, batch_size).samples()
+    feed.encode(array, room, batch_size).samples()
     started = time.monotonic()
     for _ in range(batches):
-        ahead.append(feed.encode(room, batch_size))
+        ahead.append(feed.encode(array, room, batch_size))
         if len(ahead) == SLOTS:
             ahead.popleft().samples()
     for each in ahead:

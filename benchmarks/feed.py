@@ -96,7 +96,7 @@ def config_of(folder: Path, options: argparse.Namespace) -> BuildConfig:
 
 def sleeping_alone(parts: Parts) -> float:
     encoder = load_encoder(parts.config.encoder, parts.config.image.range)
-    return encoder_alone(sleeping.feed_of(encoder, parts.spec.array), parts.config.encoder.batch_size)
+    return encoder_alone(sleeping.feed_of(encoder), parts.spec.array)
 
 
 def decoding_alone(parts: Parts) -> float:

@@ -86,7 +86,7 @@ def builds(config: BuildConfig, options: argparse.Namespace) -> dict[str, Any]:
             found[f"{cores} cores, {workers} workers"] = parts.build()
         print(f"{cores} cores, {workers} workers: {found[f'{cores} cores, {workers} workers']}", flush=True)
     encoder = load_encoder(config.encoder, config.image.range)
-    alone = encoder_alone(feed_of(encoder, parts.spec.array), options.batch_size, batches=20)
+    alone = encoder_alone(feed_of(encoder), parts.spec.array, batches=20)
     best = max(found, key=lambda name: found[name].steady_images_per_s)
     share = round(found[best].steady_images_per_s / alone, 3)
     print(f"encoder alone: {alone:.1f} images/s; best: {best}, {share:.0%} of it")

@@ -62,8 +62,20 @@ def install() -> None:
         )
 
 
-def feed_of(encoder: Encoder, array: ArraySpec) -> StreamedFeed:
-    return StreamedFeed(encoder, array, SleepingRuntime(noise(array.encoder.batch_size, *array.shape)))
+class SleepingFeed(StreamedFeed):
+    """A feed to the device that sleeps, whose samples are noise."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder, runtime := SleepingRuntime())
+        self._sleeping = runtime
+
+    def _prepare(self, array: ArraySpec) -> None:
+        self._sleeping.samples = noise(array.encoder.batch_size, *array.shape)
+        super()._prepare(array)
+
+
+def feed_of(encoder: Encoder) -> StreamedFeed:
+    return SleepingFeed(encoder)
 
 
 def noise(count: int, *shape: int) -> Tensor:
@@ -147,8 +159,11 @@ class Event:
 class SleepingRuntime:
     """A `Runtime` with the device that sleeps, which encodes while the process does other work."""
 
-    def __init__(self, samples: Tensor) -> None:
-        self._device, self._samples, self.current = Device(), samples, Stream()
+    samples: Tensor
+    """The noise that every batch gives."""
+
+    def __init__(self) -> None:
+        self._device, self.current = Device(), Stream()
         self.stream, self.event = Stream, partial(Event, self)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -167,7 +182,7 @@ class SleepingRuntime:
         def replay() -> None:
             stream.done_at = self._device.run(stream.done_at)
 
-        return replay, self._samples
+        return replay, self.samples
 
 
 if multiprocessing.parent_process() is not None and DEVICE in os.environ:

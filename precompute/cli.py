@@ -15,6 +15,7 @@ from cache_store.storage.daemon_threads import STOP_REQUEST
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.registry import help_lines
 from precompute.estimate.estimate_config import EstimateConfig
+from precompute.images.buckets import DIFFERENT_SIZES
 from precompute.rerun.rank import find_rank
 from precompute.rerun.request import BuildRequest, drop_options
 
@@ -104,7 +105,15 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
     from precompute.encoders.registry import refuse_image_size
 
-    refuse_image_size(config.encoder, config.image.height, config.image.width)
+    if not config.image.has_buckets:
+        refuse_image_size(config.encoder, config.image.height, config.image.width)
+        return
+    step = config.image.buckets.rule.step
+    try:
+        for rows, columns in DIFFERENT_SIZES:
+            refuse_image_size(config.encoder, rows * step, columns * step)
+    except ConfigError as error:
+        raise ConfigError(f"image.buckets, whose sides are multiples of {step}: {error}") from None
 
 
 def request_of(arguments: Any) -> BuildRequest:

@@ -81,7 +81,7 @@ def make_cache(
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
     store = LocalStore(path)
-    write_plan(store, shards)
+    write_plan(store, spec, shards)
     write_build(store, {})
     for name, data in metadata_of(spec):
         store.put_whole(name, data)

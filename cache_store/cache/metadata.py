@@ -18,6 +18,7 @@ from cache_store.format.layout import (
     COMMITS,
     PLAN_FILE,
     SEAL_FILE,
+    SIZES,
     SPEC_ATTRIBUTE,
     SPEC_FILE,
     ZARR_ARRAY,
@@ -37,7 +38,7 @@ from cache_store.format.record import (
     refuse_version,
     sign,
 )
-from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, Seal, Spec
+from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, PlanCut, Seal, Spec
 from cache_store.format.tables import (
     MAX_FOOTER_BYTES,
     MAX_PLAN_FOOTER_BYTES,
@@ -49,7 +50,7 @@ from cache_store.storage.files import stream_sha256
 from cache_store.storage.protocol import read_only_error
 from cache_store.storage.store import Address, Store, is_url, open_store
 
-BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
+BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, SIZES, ZARR_ARRAY}
 """Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""
 
 
@@ -228,9 +229,10 @@ def open_recorded_plan(store: Store) -> tuple[PlanFile, FileRecord]:
     return PlanFile(table), file
 
 
-def write_plan(store: Store, shards: Iterable[pa.Table]) -> None:
+def write_plan(store: Store, spec: Spec, shards: Iterable[pa.Table]) -> None:
+    """Write the plan of a cache, whose rows `shards` has, cut as the spec says."""
     with store.draft(PLAN_FILE) as draft:
-        encode_plan(draft.stream, shards)
+        encode_plan(draft.stream, shards, PlanCut(shards=spec.shards, arrays=spec.arrays) if spec.arrays else None)
         draft.finish()
         draft.publish()
 

@@ -37,6 +37,11 @@ class Outcome(NamedTuple):
     exif_is_readable: bool = True
     tokens: int | None = None
     """Number of the text's tokens before it is cut; None for an image."""
+    resized_width: int | None = None
+    resized_height: int | None = None
+    crop_left: int | None = None
+    crop_top: int | None = None
+    """How a rule of buckets placed the image; None without one, or for a text."""
 
 
 class MismatchedShardError(CacheError):

@@ -156,7 +156,8 @@ def repack_plan(source: Store, target: CacheAt) -> FileRecord:
     plan, (store, spec) = open_plan(source), target
     held = open_plan(store) if store.has(PLAN_FILE) else None
     if held is None or not held.is_cut_as(spec) or held.digests().whole != spec.plan_digest:
-        write_plan(store, (plan.rows(rows.start, rows.stop) for rows in map(spec.shard_rows, range(spec.num_shards))))
+        shards = map(spec.shard_rows, range(spec.num_shards))
+        write_plan(store, spec, (plan.rows(rows.start, rows.stop) for rows in shards))
     return file_record(store, PLAN_FILE)
 
 

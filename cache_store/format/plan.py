@@ -13,8 +13,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import CommitContent, Spec
+from cache_store.format.record import canonical_json
+from cache_store.format.schema import CommitContent, PlanCut, Spec
 from cache_store.format.tables import PLAN_COLUMNS, PLAN_SCHEMA, TableFile
+
+CUT = "encode_once.cut"
+"""Name of the plan file's metadata that states how the plan of a cache of several sizes is cut."""
 
 NOT_ANSWERS = frozenset({"human", "user", "system"})
 """Senders of a conversation's turns that are not answers."""
@@ -66,8 +70,11 @@ def digested_lines(table: pa.Table) -> Iterator[bytes]:
         yield encoder.encode_lines(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table]) -> None:
+def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table], cut: PlanCut | None = None) -> None:
+    """Write a plan, one row group per table; `cut` says in which array each shard is, if there are several."""
     with pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
+        if cut is not None:
+            writer.add_key_value_metadata({CUT: canonical_json(cut).decode()})
         for shard in shards:
             writer.write_table(shard, row_group_size=shard.num_rows)
 
@@ -99,9 +106,25 @@ class PlanFile:
         lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
         return np.cumsum([0, *lengths])
 
+    @cached_property
+    def cut(self) -> PlanCut | None:
+        """The shards of several arrays, as the file states them; None if there is one array. CacheError for damage."""
+        if (text := (self._file.metadata.metadata or {}).get(CUT.encode())) is None:
+            return None
+        try:
+            cut = msgspec.json.decode(text, type=PlanCut)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CacheError(f"{self._file.where}: {CUT}: {error}") from None
+        lengths = np.repeat([run.rows for run in cut.shards], [run.shards for run in cut.shards])
+        if not np.array_equal(lengths, np.diff(self.bounds)) or max(run.array for run in cut.shards) >= len(cut.arrays):
+            raise CacheError(f"{self._file.where}: {CUT} does not fit the file's row groups")
+        return cut
+
     def is_cut_as(self, spec: Spec) -> bool:
-        """Return whether its row groups are as long as the shards of a spec; only the digest compares rows."""
-        return np.array_equal(self.bounds, spec.bounds)
+        """Return whether it is cut into the shards of a spec; only the digest compares rows."""
+        cut = self.cut
+        fits = cut is None or (cut.shards, cut.arrays) == (spec.shards, spec.arrays)
+        return fits and np.array_equal(self.bounds, spec.bounds)
 
     def digests(self, num_shards: int | None = None) -> PlanDigests:
         """Compute the digests of the rows of the first shards, or of all.

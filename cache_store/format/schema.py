@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sized
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -52,18 +52,20 @@ class ShardRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Index of the array; the record omits 0."""
 
 
-class SizedArray(Record, frozen=True, kw_only=True):
+class SizedArray(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One of a cache's several arrays: the samples of all images of one size."""
 
     width: Side
     height: Side
     """Size of the fitted images, in pixels."""
+    frames: Side = 1
+    """Frames of a clip; the record omits 1, as for images."""
     shape: tuple[Side, ...]
 
     @property
     def name(self) -> str:
-        """Such as `1344x768`: width, then height."""
-        return f"{self.width}x{self.height}"
+        """Such as `1344x768`: width, then height; frames come before them if there are several."""
+        return f"{self.width}x{self.height}" if self.frames == 1 else f"{self.frames}x{self.width}x{self.height}"
 
 
 class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,10 +137,18 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self.array, shape=size.shape, image=image)
 
 
-def shard_runs(lengths: Iterable[int]) -> Iterator[ShardRun]:
-    """Summarise the lengths of the shards of one array."""
-    for rows, equal in groupby(lengths):
-        yield ShardRun(shards=sum(1 for _ in equal), rows=rows)
+class PlanCut(Record, frozen=True, kw_only=True):
+    """How the plan of a cache of several sizes is cut; the plan's file states it, since row groups name no array."""
+
+    shards: tuple[ShardRun, ...]
+    arrays: tuple[SizedArray, ...]
+
+
+def shard_runs(lengths: Iterable[int], arrays: Iterable[int] | None = None) -> Iterator[ShardRun]:
+    """Summarise the lengths of shards; `arrays` has the index of each one's array, if there are several."""
+    pairs = zip(lengths, repeat(0) if arrays is None else arrays, strict=False)
+    for (rows, array), equal in groupby(pairs):
+        yield ShardRun(shards=sum(1 for _ in equal), rows=rows, array=array)
 
 
 def even_shards(rows: int, samples_per_shard: int) -> tuple[ShardRun, ...]:

@@ -71,6 +71,19 @@ SAMPLES_OF_TEXTS = pa.schema(
 )
 """Columns if samples are texts: `tokens` instead of an image's width and height."""
 
+PLACEMENT = ("resized_width", "resized_height", "crop_left", "crop_top")
+"""Columns of images that a rule of buckets placed: the size that the whole image was scaled to, and where in it the
+bucket's part begins, in pixels."""
+
+SAMPLES_OF_BUCKETS = pa.schema(
+    [
+        *(field for field in list(SAMPLES_SCHEMA)[: SAMPLES_SCHEMA.get_field_index("offset")]),
+        *((name, pa.int32()) for name in PLACEMENT),
+        *(field for field in list(SAMPLES_SCHEMA)[SAMPLES_SCHEMA.get_field_index("offset") :]),
+    ]
+)
+"""Columns if a rule of buckets gave images their sizes."""
+
 PLAN_COLUMNS = ("row", "id", "uri", "conversations")
 """The plan's columns that its digest covers: the samples, not how their files lie on a disk."""
 
@@ -81,8 +94,10 @@ CACHED, REJECTED = "cached", "rejected"
 
 
 def samples_schema(array: ArraySpec) -> pa.Schema:
-    """Return the columns of a samples table, for images or texts."""
-    return SAMPLES_SCHEMA if array.text is None else SAMPLES_OF_TEXTS
+    """Return the columns of a samples table, for images, placed by a rule of buckets or not, or texts."""
+    if array.image is None:
+        return SAMPLES_OF_TEXTS
+    return SAMPLES_OF_BUCKETS if array.image.buckets else SAMPLES_SCHEMA
 
 
 MAX_ROW_GROUP_BYTES = 2**32

@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -180,7 +180,10 @@ class LocalStore(Store):
         return clear_scratch(self.root / name)
 
     def delete(self, name: str) -> None:
-        if self.has(name):
+        if name.endswith("/"):
+            with suppress(OSError):
+                (self.root / name).rmdir()
+        elif self.has(name):
             (self.root / name).unlink()
             self._sync_folder(name)
 

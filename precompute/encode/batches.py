@@ -21,13 +21,13 @@ from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import Spec
-from cache_store.format.tables import reason_kind
+from cache_store.format.tables import PLACEMENT, reason_kind
 from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import Store
 from precompute.encode.job import BusyTimes
 from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
 from precompute.images.decode import content_sha256, decode_image
-from precompute.images.fit import MID_GREY, fit_image
+from precompute.images.fit import MID_GREY, fit_image, placement_of
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import answer_of
@@ -94,20 +94,27 @@ def inputs_of(array: ArraySpec) -> InputLayout:
 
 
 class Rooms:
-    """A pool of rooms that are used again, because fresh memory has to be zeroed, and for a GPU pinned."""
+    """A pool of rooms that are used again, because fresh memory has to be zeroed, and for a GPU pinned.
 
-    def __init__(self, make: Callable[[], Room]) -> None:
-        self._make, self._free = make, deque[Room]()
+    It holds rooms of one size: a build encodes one size after the other, and many sizes would fill the memory.
+    """
 
-    def take(self) -> Room:
-        """Return a free room, or a new one; its pixels are undefined."""
+    def __init__(self, make: Callable[[ArraySpec], Room]) -> None:
+        self._make, self._free, self._shape = make, deque[Room](), tuple[int, ...]()
+
+    def take(self, array: ArraySpec) -> Room:
+        """Return a free room for a batch of the array, or a new one; its pixels are undefined."""
+        if (shape := inputs_of(array).shape) != self._shape:
+            self._free.clear()
+            self._shape = shape
         try:
             return self._free.pop()
         except IndexError:
-            return self._make()
+            return self._make(array)
 
     def give_back(self, room: Room) -> None:
-        self._free.append(room)
+        if room.shape == self._shape:
+            self._free.append(room)
 
 
 def make_room(array: ArraySpec) -> Room:
@@ -123,20 +130,20 @@ class Batch:
     """A planned batch of images. Threads decode into it, each image into its own place."""
 
     def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> None:
-        self.shard, self.planned, self.start = shard, planned, start
+        self.shard, self.planned, self.start, self.array = shard, planned, start, spec.array_of(shard)
         self.stop = min(start + spec.array.encoder.batch_size, planned.num_rows)
-        self.room = make_room(spec.array) if room is None else room
+        self.room = make_room(self.array) if room is None else room
         self.inputs = self.room[: self.stop - start]
         """The encoder's input: the batch's part of the room, complete after `wait`."""
         self._pieces: list[Future[list[Outcome]]] = []
         self.encoding_since = 0.0
         """When the encoder got the batch, by the monotonic clock."""
-        self._prepare(spec.array)
+        self._prepare()
 
-    def _prepare(self, array: ArraySpec) -> None:
-        self.recipe, self.pixels_NYX3 = array.images, self.inputs
-        shape = len(self.inputs), *array.shape[1:], 3
-        self.rgb_Nhw3 = np.empty(shape, np.uint8) if array.has_preview else None
+    def _prepare(self) -> None:
+        self.recipe, self.pixels_NYX3 = self.array.images, self.inputs
+        shape = len(self.inputs), *self.array.shape[1:], 3
+        self.rgb_Nhw3 = np.empty(shape, np.uint8) if self.array.has_preview else None
 
     @property
     def samples(self) -> pa.Table:
@@ -161,22 +168,22 @@ class Batch:
 
     def _decode_one(self, number: int, read: Callable[[], bytes]) -> Outcome:
         digest = width = height = reason = None
-        exif_is_readable = True
+        exif_is_readable, placed = True, dict[str, int]()
         try:
             data = read()
             digest = content_sha256(data)
             image = decode_image(data, self.recipe)
             width, height = image.size
             exif_is_readable = image.exif_is_readable
+            if placement := placement_of(image.size, self.recipe):
+                placed = dict(zip(PLACEMENT, (*placement.resized, *placement.crop), strict=True))
             self.put(number, fit_image(image, self.recipe))
         except Rejected as rejected:
             reason = rejected.reason
             self.pixels_NYX3[number] = MID_GREY
             if self.rgb_Nhw3 is not None:
                 self.rgb_Nhw3[number] = MID_GREY
-        return Outcome(
-            content_sha256=digest, width=width, height=height, reason=reason, exif_is_readable=exif_is_readable
-        )
+        return Outcome(digest, width, height, reason, exif_is_readable, **placed)
 
     def put(self, number: int, fitted: Image) -> None:
         """Fill the pixels of an image of the batch, and its preview's."""
@@ -218,15 +225,15 @@ def planned_batches(
     store: Store,
     spec: Spec,
     shards: Iterable[int],
-    take_room: Callable[[], Room] | None = None,
+    take_room: Callable[[ArraySpec], Room] = make_room,
     make_batch: MakeBatch = Batch,
 ) -> Iterator[Batch]:
     """Yield every batch of these shards, in order, not yet decoded; in rooms from `take_room`, or in new memory."""
-    plan, take = open_plan(store), take_room or partial(make_room, spec.array)
+    plan = open_plan(store)
     for shard in shards:
-        planned = plan.shard(shard)
+        planned, array = plan.shard(shard), spec.array_of(shard)
         for start in range(0, planned.num_rows, spec.array.encoder.batch_size):
-            yield make_batch(spec, planned, shard, start, take())
+            yield make_batch(spec, planned, shard, start, take_room(array))
 
 
 def decoded_batches(
@@ -248,7 +255,7 @@ class TextBatch(Batch):
         super().__init__(spec, planned, shard, start, room)
         self._encoder = encoder
 
-    def _prepare(self, array: ArraySpec) -> None:
+    def _prepare(self) -> None:
         self.inputs[:] = NO_TOKEN
         self.rgb_Nhw3 = None
 

@@ -78,7 +78,7 @@ def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
     used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
     if config.encoder.reads_text:  # nothing is decoded, and the weights are large: one worker keeps a GPU busy
         return Crew(min(used, most), machine.gpus)
-    batch_pixels = config.encoder.batch_size * config.image.height * config.image.width
+    batch_pixels = config.encoder.batch_size * config.image.most_pixels
     a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")
     workers = min(used * a_gpu, most)
     return Crew(workers, -(-workers // used) * machine.gpus)

@@ -45,8 +45,11 @@ class DeviceFeed(Protocol):
     rooms: Rooms
     """Memory from which the device takes pixels, or tokens."""
 
-    def encode(self, room: Room, count: int) -> Encoding:
-        """Give the device the first `count` images of a room; the room is free once the samples have arrived."""
+    def encode(self, array: ArraySpec, room: Room, count: int) -> Encoding:
+        """Give the device the first `count` images of a room; the room is free once the samples have arrived.
+
+        `array` says what their samples are. One thread calls this, and another one must take the samples.
+        """
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ class DoneEncoding:
 class DirectFeed:
     """Encodes in the calling thread."""
 
-    def __init__(self, encoder: Encoder, array: ArraySpec) -> None:
-        self._encoder, self.rooms = encoder, Rooms(lambda: make_room(array))
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder, self.rooms = encoder, Rooms(make_room)
 
-    def encode(self, room: Room, count: int) -> DoneEncoding:
+    def encode(self, array: ArraySpec, room: Room, count: int) -> DoneEncoding:
         started = time.monotonic()
         values = self._encoder.encode(torch.from_numpy(room[:count]))
         return DoneEncoding(values, time.monotonic() - started)
@@ -145,20 +148,37 @@ class StreamedEncoding:
 
 
 class StreamedFeed:
-    """Feeds a device through streams; `encode` waits while all slots are in use."""
+    """Feeds a device through streams; `encode` waits while all slots are in use.
 
-    def __init__(self, encoder: Encoder, array: ArraySpec, runtime: Runtime) -> None:
+    Slots and the captured graph are those of one size; for a batch of another one, they are made anew.
+    """
+
+    def __init__(self, encoder: Encoder, runtime: Runtime) -> None:
         self._encoder, self._runtime = encoder, runtime
-        shape, kind, self._filler = inputs_of(array)
-        dtype = torch.from_numpy(np.empty(0, kind)).dtype
-        self.rooms = Rooms(lambda: runtime.pinned(shape, dtype).numpy())
+        self.rooms = Rooms(self._pinned_room)
         self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
-        self._input = runtime.on_device(shape, dtype)
+        self._array: ArraySpec | None = None
+        self._run: Callable[[], object] = do_nothing
+        self._output: Tensor | None = None
+        self._free = queue.SimpleQueue[Slot]()
+
+    def _pinned_room(self, array: ArraySpec) -> Room:
+        shape, kind, _ = inputs_of(array)
+        room: Room = self._runtime.pinned(shape, torch_dtype(kind)).numpy()
+        return room
+
+    def _prepare(self, array: ArraySpec) -> None:
+        """Make slots and graph for batches of this array, once all of the one before have arrived."""
+        if self._array is not None:
+            for _ in range(SLOTS):
+                self._free.get()
+        self._array, (shape, kind, self._filler) = array, inputs_of(array)
+        self._run, self._output = do_nothing, None  # free the old graph's memory before the new one takes its own
+        self._input = self._runtime.on_device(shape, torch_dtype(kind))
         self._input.fill_(self._filler)
         self._run, self._output = self._capture()
-        self._free = queue.SimpleQueue[Slot]()
         for _ in range(SLOTS):
-            self._free.put(Slot(runtime, shape, dtype, (array.encoder.batch_size, *array.shape)))
+            self._free.put(Slot(self._runtime, shape, torch_dtype(kind), (len(self._input), *array.shape)))
 
     def _capture(self) -> tuple[Callable[[], object], Tensor | None]:
         """Capture the encoder's work as a graph; if that fails, warn and return no output tensor."""
@@ -169,9 +189,11 @@ class StreamedFeed:
             log_warning(
                 f"the encoder's work cannot be captured as a CUDA graph; each batch launches it anew: {problem}"
             )
-            return lambda: None, None
+            return do_nothing, None
 
-    def encode(self, room: Room, count: int) -> StreamedEncoding:
+    def encode(self, array: ArraySpec, room: Room, count: int) -> StreamedEncoding:
+        if array != self._array:
+            self._prepare(array)
         slot, within = self._free.get(), self._runtime.within
         room[count:] = self._filler
         with within(self._upload):
@@ -191,8 +213,16 @@ class StreamedFeed:
         return StreamedEncoding(slot, count, self._free)
 
 
-def feed_of(encoder: Encoder, array: ArraySpec) -> DeviceFeed:
+def do_nothing() -> None:
+    """Stand in for a graph."""
+
+
+def torch_dtype(kind: type[np.integer[Any]]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, kind)).dtype
+
+
+def feed_of(encoder: Encoder) -> DeviceFeed:
     """Make the feed for the encoder's device."""
     if encoder.device.type == "cuda":
-        return StreamedFeed(encoder, array, CudaRuntime(encoder.device))
-    return DirectFeed(encoder, array)
+        return StreamedFeed(encoder, CudaRuntime(encoder.device))
+    return DirectFeed(encoder)

@@ -12,7 +12,7 @@ import torch
 
 from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
-from cache_store.format.schema import Spec
+from cache_store.format.array import ArraySpec
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.prefetch import begun_ahead
@@ -70,7 +70,7 @@ class ShardSink:
         rgb, outcomes = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0, batch.wait()
         if self._canary and self._canary.wants_images:
             good = [place for place, outcome in enumerate(outcomes) if outcome.reason is None]
-            self._canary.begin(batch.inputs, samples, good, self._job.spec.array)
+            self._canary.begin(batch.inputs, samples, good, batch.array)
         self._builder.append(samples, rgb, outcomes)
         if null_text is not None:
             self._builder.add_null_text(null_text)
@@ -136,7 +136,7 @@ def encode_shards(
     canary refuses the device.
     """
     busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
-    feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress)
+    feed, sink = feed_of(encoder), ShardSink(job, encoder.device, busy, canary, on_progress)
     decoders, writer = Decoders(decode_threads), ThreadPoolExecutor(1, thread_name_prefix="write")
 
     def report(shard: int | None = None, samples: int = 0) -> None:
@@ -154,9 +154,9 @@ def encode_shards(
                 raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
             batch.refuse_vanished()
             batch.encoding_since = time.monotonic()
-            encoding, null_text = encode_batch(feed, batch, job.spec), None
+            encoding, null_text = encode_batch(feed, batch), None
             if isinstance(encoder, TextEncoder) and (batch.shard, batch.start) == (0, 0):
-                null_text = encode_null_text(feed, encoder)
+                null_text = encode_null_text(feed, batch.array, encoder)
             report(batch.shard, len(batch.inputs))
             begun = writer.submit(write, batch, encoding, null_text, begun)
             yield begun
@@ -184,16 +184,16 @@ def encode_shards(
         sink.close()
 
 
-def encode_batch(feed: DeviceFeed, batch: Batch, spec: Spec) -> Encoding:
+def encode_batch(feed: DeviceFeed, batch: Batch) -> Encoding:
     """Give a decoded batch to the device; if every image is rejected, return zeros, which are not kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
-        return DoneEncoding(torch.zeros(len(batch.inputs), *spec.array.shape))
-    return feed.encode(batch.room, len(batch.inputs))
+        return DoneEncoding(torch.zeros(len(batch.inputs), *batch.array.shape))
+    return feed.encode(batch.array, batch.room, len(batch.inputs))
 
 
-def encode_null_text(feed: DeviceFeed, encoder: TextEncoder) -> Encoding:
+def encode_null_text(feed: DeviceFeed, array: ArraySpec, encoder: TextEncoder) -> Encoding:
     """Give the null prompt to the device, in a batch of its own, so that its bits depend on no other text."""
-    room = feed.rooms.take()
+    room = feed.rooms.take(array)
     room[0] = NO_TOKEN
     room[0, : len(encoder.null_ids)] = encoder.null_ids
-    return feed.encode(room, 1)
+    return feed.encode(array, room, 1)

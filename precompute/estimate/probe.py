@@ -73,7 +73,7 @@ class Prober:
 
     def __init__(self, spec: Spec, planned: list[pa.Table], source: Source, encoder: Encoder, threads: int) -> None:
         self._spec, self._planned, self._source, self._encoder = spec, planned, source, encoder
-        self._threads, self._feed, self._make_batch = threads, feed_of(encoder, spec.array), batches_for(encoder)
+        self._threads, self._feed, self._make_batch = threads, feed_of(encoder), batches_for(encoder)
         self._reasons: dict[int, list[str | None]] = {}
         """Reason of each sample's rejection, or None, by the batch's number."""
 
@@ -129,7 +129,7 @@ class Prober:
         """Encode one batch ahead; yield each batch's size when its samples have arrived, with a waiting time."""
         ahead = deque[Encoding]()
         for batch, waited_s in batches:
-            ahead.append(self._feed.encode(batch.room, len(batch.inputs)))
+            ahead.append(self._feed.encode(batch.array, batch.room, len(batch.inputs)))
             if len(ahead) > 1:
                 samples, _ = ahead.popleft().samples()
                 if sum(map(len, kept)) < KEPT_SAMPLES:

@@ -15,6 +15,10 @@ Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
 
+DIFFERENT_SIZES = ((8, 12), (16, 4))
+"""Two sizes, in steps of the buckets, that differ in height, width and area."""
+
+
 class BucketSize(NamedTuple):
     """The size that all images of a bucket have; frames are 1 for images."""
 
@@ -61,6 +65,7 @@ class BucketsConfig:
         return BucketRule(preset=self.preset, resolution=self.resolution, min=self.min, max=self.max, step=self.step)
 
 
+@lru_cache(2**14)
 def place(rule: BucketRule, size: Size) -> Placement:
     """Place an image of this size (width, height); raise Rejected if the rule leaves it out."""
     return RULES[rule.preset](rule, size)

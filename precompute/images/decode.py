@@ -13,18 +13,21 @@ import logging
 import re
 import struct
 import warnings
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
+from io import BytesIO
 from typing import Any, Literal, NamedTuple
 
+from msgspec import UNSET
 from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError, _imaging
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import ImageRecipe
-from precompute.images.fit import EDGE, Decoded, find_fit, reduction, unreduced
+from precompute.images.buckets import BucketsConfig, Size
+from precompute.images.fit import BUCKET, EDGE, Decoded, find_fit, reduction, unreduced
 from precompute.images.not_images import describe_file
-from precompute.images.parts import GIF, MAX_EXIF_BYTES, CountedFile, is_dct_jpeg, refuse_costly
+from precompute.images.parts import GIF, JPEG_MAGIC, MAX_EXIF_BYTES, CountedFile, is_dct_jpeg, refuse_costly
 from precompute.images.pixels import to_rgb, with_true_levels
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
@@ -42,6 +45,9 @@ def silence_decoders() -> None:
         if hasattr(pillow, handler):  # not where libtiff is linked in statically
             getattr(pillow, handler)(None)  # libtiff's way of asking for silence
 
+
+FIXED_SIZE = ("height", "width", "fit", "from_model")
+"""Fields for images of one size."""
 
 SUFFIXES_OF = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
@@ -100,6 +106,12 @@ DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError,
 build, such as a MemoryError.
 """
 
+TOLD_BY_HEADER = frozenset({"PNG", "WEBP", "GIF", "BMP"})
+"""Formats, besides JPEG, whose header tells the size that decoding gives."""
+
+LATE_ORIENTATION = (b"eXIf", b"XML:com.adobe.xmp")
+"""Marks of an orientation in a PNG, which may come after the pixels, where Pillow reads it last."""
+
 AVIF_EXIF_ITEM = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))Exif", re.DOTALL)
 """Matches an AVIF's entry for EXIF, up to its type."""
 
@@ -131,10 +143,14 @@ class ImageConfig:
     flip: bool = False
     """Mirror left and right after fitting: a second view of the same samples, to store in a separate cache."""
 
+    buckets: BucketsConfig = field(default_factory=BucketsConfig)
+
     from_model: bool = False
     """Take height, width, fit, resample and range from a vision tower's preprocessor_config.json."""
 
     def __post_init__(self) -> None:
+        if self.has_buckets and (given := [name for name in FIXED_SIZE if self._is_given(name)]):
+            raise ConfigError(f"image.{given[0]} and image.buckets contradict each other; leave one of them out")
         if find_fit(self.fit) is None:
             raise ConfigError(f"image.fit must be one of squash, crop, pad, or edge N, got {self.fit}")
         if (edge := EDGE.fullmatch(self.fit)) and int(edge[1]) < max(self.height, self.width):
@@ -142,18 +158,34 @@ class ImageConfig:
                 f"image.fit: {self.fit} leaves too little for {self.height}x{self.width}; the shorter side must be at "
                 f"least {max(self.height, self.width)}"
             )
-        if self.from_model and any(
-            getattr(self, name) != default for name, default in model_defaults(type(self)).items()
-        ):
+        if self.from_model and any(self._is_given(name) for name in model_defaults(type(self))):
             raise ConfigError("image.from_model says height, width, fit, resample and range; leave them out")
         for name in ("height", "width", "max_pixels"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"image.{name} must be at least 1, got {getattr(self, name)}")
 
+    def _is_given(self, name: str) -> bool:
+        default = next(each.default for each in fields(self) if each.name == name)
+        return bool(getattr(self, name) != default)
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether images have several sizes."""
+        return self.buckets.preset != "none"
+
+    @property
+    def most_pixels(self) -> int:
+        """Pixels of a fitted image; with buckets, about the most."""
+        return self.buckets.rule.resolution**2 if self.has_buckets else self.height * self.width
+
     @property
     def recipe(self) -> ImageRecipe:
+        """The recipe; if images have several sizes, its sides are 0."""
         assert not self.from_model, "BuildConfig.prepared says what the model does"
-        return ImageRecipe(**{name: value for name, value in asdict(self).items() if name != "from_model"})
+        made = {name: getattr(self, name) for name in ImageRecipe.__struct_fields__ if hasattr(self, name)}
+        if self.has_buckets:
+            return ImageRecipe(**made | {"height": 0, "width": 0, "fit": BUCKET, "buckets": self.buckets.rule})
+        return ImageRecipe(**made | {"buckets": UNSET})
 
 
 def model_defaults(config: type) -> dict[str, Any]:
@@ -189,6 +221,36 @@ def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
         raise Rejected("cannot decode", f"{type(error).__name__}: {str(error).strip() or 'no details'}") from None
 
 
+def size_from_head(head: bytes) -> Size | None:
+    """Return the upright size of a JPEG by the first bytes of its file; None if they do not tell, or it is no JPEG."""
+    if not head.startswith(JPEG_MAGIC):
+        return None
+    try:
+        with Image.open(BytesIO(head), formats=("JPEG", "MPO")) as image:
+            return upright(image.size, orientation_of(image))
+    except (UnidentifiedImageError, Rejected, *DECODER_ERRORS, struct.error):
+        return None
+
+
+def size_of(data: bytes, max_pixels: int) -> Size | None:
+    """Return the upright size of an image file, decoded only if its header may not tell; None if it cannot be read."""
+    try:
+        refuse_costly(data, max_pixels)
+        if size := size_from_head(data):
+            return size
+        with Image.open(CountedFile(data), formats=FORMATS) as image:
+            if image.format in TOLD_BY_HEADER and not any(mark in data for mark in LATE_ORIENTATION):
+                refuse_many_pixels(*image.size, max_pixels)
+                return upright(image.size, orientation_of(image))
+        return decode_image(data, ImageConfig(max_pixels=max_pixels).recipe).size
+    except (UnidentifiedImageError, Rejected, *DECODER_ERRORS, struct.error):
+        return None
+
+
+def upright(size: Size, turn: Orientation) -> Size:
+    return (size[1], size[0]) if turn.exchanges_sides else size
+
+
 def without_exif(data: bytes) -> bytes:
     """Hide an AVIF's EXIF, which may be broken: boxes of its own say how an AVIF is turned."""
     return AVIF_EXIF_ITEM.sub(rb"\1none", data) if data[4:8] == b"ftyp" else data
@@ -197,7 +259,7 @@ def without_exif(data: bytes) -> bytes:
 def decode_reduced(image: JpegImageFile, recipe: ImageRecipe) -> Decoded:
     """Let libjpeg reduce an image as far as the recipe allows."""
     (width, height), turn = image.size, orientation_of(image)
-    size = (height, width) if turn.exchanges_sides else (width, height)
+    size = upright((width, height), turn)
     factor = reduction(size, recipe)
     if factor > 1:
         image.draft(None, (width // factor, height // factor))

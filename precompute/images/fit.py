@@ -5,17 +5,20 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from cache_store.format.array import ImageRecipe
-
-Size = tuple[int, int]
-Box = tuple[float, float, float, float]
+from precompute.images.buckets import Box, Placement, Size, place
+from precompute.images.rejected import Rejected
 
 MID_GREY = 128
 """Fills a rejected image's place in its batch, and the border of `pad`."""
+
+BLACK = 0
+"""Fills what a rule of buckets leaves open, as NeMo's may, by a pixel."""
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")}
 
@@ -71,6 +74,12 @@ def shorter_side(size: Size, side: int) -> tuple[Box, Size]:
     return (0, 0, *size), (side, longer) if size[0] <= size[1] else (longer, side)
 
 
+OTHER_BUCKET = "other bucket"
+"""Kind of reject for an image that the rule of buckets does not place where planning did."""
+
+BUCKET = "bucket"
+"""The fit by a rule of buckets."""
+
 Fit = Callable[[Size, Size], tuple[Box, Size]]
 """Maps an image's size and the recipe's to the part that is seen and the size it becomes; the excess is cut."""
 
@@ -98,11 +107,45 @@ def fitted_start(size: int, target: int) -> int:
     return -((size - target) // 2) if size > target else round((target - size) * 0.5)
 
 
+def placement_of(size: Size, recipe: ImageRecipe) -> Placement | None:
+    """Place an image by the recipe's rule of buckets, if it has one; Rejected unless that is the recipe's size."""
+    if not recipe.buckets:
+        return None
+    placement = place(recipe.buckets, size)
+    _, height, width = placement.bucket
+    if (width, height) != (recipe.width, recipe.height):
+        planned = f"was planned for {recipe.width}x{recipe.height}"
+        raise Rejected(OTHER_BUCKET, f"the image of {size[0]} x {size[1]} belongs to {width}x{height}, but {planned}")
+    return placement
+
+
+class Fitting(NamedTuple):
+    """How an image becomes one of the recipe's size."""
+
+    seen: Box
+    """The part of the image that is scaled."""
+    size: Size
+    """Its size after that."""
+    start: tuple[int, int]
+    """Where it begins in the fitted image; negative where it is cut."""
+
+
+def fitting_of(size: Size, recipe: ImageRecipe) -> Fitting:
+    target = (recipe.width, recipe.height)
+    if placement := placement_of(size, recipe):
+        if placement.seen is not None:
+            return Fitting(placement.seen, target, (0, 0))
+        left, top = placement.crop
+        return Fitting((0, 0, *size), placement.resized, (-left, -top))
+    seen, fitted = fit_of(recipe)(size, target)
+    return Fitting(seen, fitted, (fitted_start(fitted[0], target[0]), fitted_start(fitted[1], target[1])))
+
+
 def reduction(size: Size, recipe: ImageRecipe) -> int:
     """Return the factor by which an upright image of this size may be reduced before it is fitted."""
     if recipe.decode == "full":
         return 1
-    (left, top, right, bottom), (columns, rows) = fit_of(recipe)(size, (recipe.width, recipe.height))
+    (left, top, right, bottom), (columns, rows), _ = fitting_of(size, recipe)
     spare = min((right - left) / max(columns, 1), (bottom - top) / max(rows, 1)) / OVERSAMPLING
     return max((each for each in REDUCTIONS if each <= spare), default=1)
 
@@ -110,15 +153,15 @@ def reduction(size: Size, recipe: ImageRecipe) -> int:
 def fit_image(image: Decoded, recipe: ImageRecipe) -> Image.Image:
     """Scale an image to the recipe's size; flip last, so that the result exactly mirrors the unflipped one."""
     target = (recipe.width, recipe.height)
-    seen, size = fit_of(recipe)(image.size, target)
+    seen, size, start = fitting_of(image.size, recipe)
     left, top, right, bottom = (edge / image.reduction + image.origin[axis % 2] for axis, edge in enumerate(seen))
     if size == target:
         fitted = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
     else:
-        fitted = Image.new("RGB", target, (MID_GREY,) * 3)
+        fitted = Image.new("RGB", target, (BLACK if recipe.buckets else MID_GREY,) * 3)
         if min(size) > 0:
             inner = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
-            fitted.paste(inner, (fitted_start(size[0], target[0]), fitted_start(size[1], target[1])))
+            fitted.paste(inner, start)
     return fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if recipe.flip else fitted
 
 

@@ -29,6 +29,7 @@ from precompute.images.rejected import TooManyRejectsError
 from precompute.rerun.compare_images import refuse_rejected, sample_changes
 from precompute.rerun.decide import Work
 from precompute.rerun.facts import BuildInputs, Facts
+from precompute.rerun.image_sizes import forget_sizes
 from precompute.rerun.refusals import refuse_mismatched_shards
 
 
@@ -55,7 +56,7 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     for note in filter(None, (*work.notes, facts.skipped_note, overlap)):
         log_info(printable(note))
     if work.plan_file is None:
-        write_plan(store, map(work.plan_rows, range(work.spec.num_shards)))
+        write_plan(store, work.spec, map(work.plan_rows, range(work.spec.num_shards)))
     plan_file = work.plan_file or file_record(store, PLAN_FILE)
     replaced = work.shards_to("replace") if for_ranks else []
     if work.is_extension or replaced:
@@ -69,6 +70,8 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     for name, data in metadata_of(work.spec):
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)
+    if work.spec.arrays:
+        forget_sizes(store)
     return replace(work.without_plan(), plan_file=plan_file)
 
 

@@ -178,7 +178,7 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
 
     Returns the work with the shards to build in which at least one can be decoded now.
     """
-    tried, again, recipe = 0, dict[int, int](), work.spec.array.images
+    tried, again = 0, dict[int, int]()
     counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,
@@ -190,7 +190,7 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
                 continue  # damaged; `cache-store verify` reports it
             planned = work.source_rows(shard, ["uri", "place"])
             rejected = planned.filter(pc.equal(samples["status"], REJECTED)).to_pylist()
-            outcomes = list(pool.map(partial(is_decodable, source, recipe), rejected))
+            outcomes = list(pool.map(partial(is_decodable, source, work.spec.array_of(shard).images), rejected))
             tried += len(outcomes)
             if any(outcomes):
                 again[shard] = count

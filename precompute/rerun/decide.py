@@ -206,7 +206,7 @@ def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
         return found, 0
     if request.new_samples == "refuse":
         refuse_other_list(survey.store, *lists, request, has_grown=True)
-    return replace(found, bounds=planned.bounds, digests=planned.digests), num_new
+    return found.with_shards_of(planned), num_new
 
 
 def trusted_rows(facts: Facts) -> Rows | None:
@@ -297,11 +297,15 @@ def begins_with(spec: Spec, sealed: Spec) -> bool:
     """Return whether the spec has the sealed plan, or one that was cut alike and then grew."""
     if spec.rows == sealed.rows:
         return spec == sealed
-    return sealed.rows < spec.rows and np.array_equal(spec.bounds[: sealed.num_shards + 1], sealed.bounds)
+    is_first = spec.arrays[: len(sealed.arrays)] == sealed.arrays
+    is_first &= np.array_equal(spec.array_indices[: sealed.num_shards], sealed.array_indices)
+    return is_first and sealed.rows < spec.rows and np.array_equal(spec.bounds[: sealed.num_shards + 1], sealed.bounds)
 
 
 def certain_bytes(work: Work, max_reject_fraction: float) -> float:
     """Return a lower bound on the new bytes; 0 with a codec, or if the cache already has shards."""
     if work.spec.array.codec != "none" or work.kept or work.shards_to("mend", "replace"):
         return 0.0
-    return work.spec.rows * (1.0 - max_reject_fraction) * work.spec.array.sample_bytes
+    return sum(run.shards * run.rows * work.spec.sized_arrays[run.array].sample_bytes for run in work.spec.shards) * (
+        1.0 - max_reject_fraction
+    )

@@ -11,12 +11,16 @@ import msgspec
 import numpy as np
 
 from cache_store.cache.survey import PlanOnDisk, Survey, survey, survey_build, survey_without_reading_plan
-from cache_store.format.array import ArraySpec
-from cache_store.format.plan import PlanDigests, PlanHash
+from cache_store.format.array import ArraySpec, SampleLayout
+from cache_store.format.plan import PlanDigests
 from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import BuildRecord, Recipe, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
+from precompute.images.buckets import DIFFERENT_SIZES, BucketSize
+from precompute.images.decode import ImageConfig
+from precompute.rerun.arrange import Arranger
+from precompute.rerun.image_sizes import ImageSizes
 from precompute.rerun.match_rows import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import NO_IDS, Rows, rows_on_disk
@@ -75,7 +79,7 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
     from precompute.encoders.encoder import TextEncoder  # with torch, which no decision needs
 
     array = ArraySpec(
-        **msgspec.structs.asdict(encoder.layout(config.image.height, config.image.width)),
+        **msgspec.structs.asdict(layout_of(config.image, encoder)),
         dtype=config.store.dtype,
         codec=config.store.codec,
         image=None if isinstance(encoder, TextEncoder) else config.image.recipe,
@@ -88,6 +92,29 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
         samples_per_shard=config.store.samples_per_shard,
         array=array,
     )
+
+
+def layout_of(image: ImageConfig, encoder: "Encoder") -> SampleLayout:
+    """Describe a sample; if images have several sizes, the sides that vary are 0."""
+    if not image.has_buckets:
+        return encoder.layout(image.height, image.width)
+    step = image.buckets.rule.step
+    one, other = (encoder.layout(step * rows, step * columns) for rows, columns in DIFFERENT_SIZES)
+    shape = tuple(side if side == second else 0 for side, second in zip(one.shape, other.shape, strict=True))
+    return msgspec.structs.replace(one, shape=shape)
+
+
+def arranger_of(inputs: BuildInputs) -> Arranger | None:
+    """Return what sorts the images into buckets; None if they have one size."""
+    image = inputs.config.image
+    if not image.has_buckets:
+        return None
+    sizes = ImageSizes(inputs.source, inputs.store, image.max_pixels)
+
+    def shape_of(bucket: BucketSize) -> tuple[int, ...]:
+        return inputs.encoder.layout(bucket.height, bucket.width).shape
+
+    return Arranger(image.buckets.rule, sizes, shape_of, inputs.config.store.samples_per_shard)
 
 
 def read_facts(inputs: BuildInputs) -> Facts:
@@ -104,7 +131,9 @@ def read_facts(inputs: BuildInputs) -> Facts:
         facts = compare_lists(surveyed, inputs.recipe, rows)
     else:
         listed = source_list or list_source(inputs.source, config)
-        facts = replace(compare_lists(surveyed, inputs.recipe, listed.rows), skipped_note=listed.skipped_note)
+        arranger, grows = arranger_of(inputs), inputs.request.new_samples == "append"
+        facts = compare_lists(surveyed, inputs.recipe, listed.rows, arranger, grows=grows)
+        facts = replace(facts, skipped_note=listed.skipped_note)
         version = None if listed.num_missing else version  # each build checks again how many may be missing
     return replace(facts, source_version=version, free_bytes=store.free_bytes())
 
@@ -148,20 +177,31 @@ def unchanged_rows(surveyed: Survey) -> Rows | None:
     return rows_on_disk(plan.plan, plan.digests)
 
 
-def compare_lists(surveyed: Survey, recipe: Recipe, found: Rows) -> Facts:
+def compare_lists(
+    surveyed: Survey, recipe: Recipe, found: Rows, arranger: Arranger | None = None, *, grows: bool = False
+) -> Facts:
     """Find the samples that the cache was planned with, and put the source's samples into its rows.
 
+    The `arranger` sorts the samples of a new cache into buckets, and if the cache `grows`, the new ones.
     A cache of another recipe is refused anyway, so its lists are not compared.
     """
+    if arranger and not surveyed.has_cache:
+        found = arranger.first(found)
     facts = Facts(survey=surveyed, recipe=recipe, found=found)
     if not surveyed.has_cache or not has_recipe(surveyed, recipe):
         return facts
     planned, size = planned_rows(surveyed, recipe, found), recipe.samples_per_shard
+    if planned is None and arranger:
+        found = arranger.first(found)  # the plan is lost, and the source gives it again
+        planned = planned_rows(surveyed, recipe, found)
     if planned is None:
-        return facts
+        return replace(facts, found=found)
     in_rows = found.cut_like(planned, size)
     if in_rows is None:
-        in_rows = reorder_by_ids(found, planned.id_hashes(), size).cut_like(planned, size)
+        found = reorder_by_ids(found, planned.id_hashes(), size)
+        in_rows = found.cut_like(planned, size)
+    if in_rows and arranger and grows and len(in_rows) > len(planned):
+        in_rows = arranger.grown(planned, found)
     if in_rows is None:
         return replace(facts, planned=planned, difference=compare_plans(planned, found))
     added = in_rows.ids_where(np.arange(len(in_rows)) >= len(planned)) if len(in_rows) > len(planned) else NO_IDS
@@ -220,7 +260,4 @@ def fits_records(surveyed: Survey, plan: PlanOnDisk) -> bool:
 
 def restored_rows(found: Rows, spec: Spec) -> Rows:
     """Cut the source's rows, which have the spec's digest, as the spec says."""
-    cut, plan_hash = replace(found, bounds=spec.bounds), PlanHash()
-    for table in cut.shards():
-        plan_hash.add(table)
-    return replace(cut, digests=plan_hash.digests())
+    return found.cut_at(spec.bounds, spec.arrays, spec.array_indices if spec.arrays else None)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cache_store.errors import SourceError
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
-from cache_store.format.schema import Recipe, ShardRun, Spec, shard_runs
+from cache_store.format.schema import Recipe, ShardRun, SizedArray, Spec, shard_runs
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 from cache_store.storage.publish import name_scratch_in_errors
 
@@ -73,6 +73,10 @@ class Rows:
     """First row of each shard, then the number of rows: [shards + 1]."""
     digests: PlanDigests
     """Digests of these rows and shards."""
+    arrays: tuple[SizedArray, ...] = ()
+    """The arrays of a cache of several sizes."""
+    array_indices: NDArray[np.int64] | None = None
+    """Index of each shard's array, if there are several: [shards]."""
     is_on_disk: bool = False
     """Whether these rows come from the cache's plan file; otherwise they come from the source."""
 
@@ -85,11 +89,12 @@ class Rows:
 
     @cached_property
     def runs(self) -> tuple[ShardRun, ...]:
-        return tuple(shard_runs(np.diff(self.bounds).tolist()))
+        indices = None if self.array_indices is None else self.array_indices.tolist()
+        return tuple(shard_runs(np.diff(self.bounds).tolist(), indices))
 
     def spec(self, recipe: Recipe) -> Spec:
         """Make the spec of a cache with this recipe and these rows."""
-        return recipe.spec(self.digests.whole, self.runs)
+        return recipe.spec(self.digests.whole, self.runs, self.arrays)
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows of a shard."""
@@ -113,17 +118,45 @@ class Rows:
             first = nsmallest(SHOWN_IDS, [*first, *self.shard(shard, ["id"])["id"].filter(marked).to_pylist()])
         return SomeIds(int(np.count_nonzero(mask)), first)
 
-    def cut_like(self, planned: "Rows", samples_per_shard: int) -> "Rows | None":
+    def cut_at(
+        self,
+        bounds: NDArray[np.int64],
+        arrays: tuple[SizedArray, ...] = (),
+        array_indices: NDArray[np.int64] | None = None,
+    ) -> "Rows":
+        """Cut the rows into these shards, and compute the digests anew."""
+        cut, plan_hash = replace(self, bounds=bounds, arrays=arrays, array_indices=array_indices), PlanHash()
+        for table in cut.shards():
+            plan_hash.add(table)
+        return replace(cut, digests=plan_hash.digests())
+
+    def with_shards_of(self, planned: "Rows") -> "Rows":
+        """Take the rows that `planned` has, cut as they are there."""
+        return replace(
+            self,
+            bounds=planned.bounds,
+            digests=planned.digests,
+            arrays=planned.arrays,
+            array_indices=planned.array_indices,
+        )
+
+    def cut_like(self, planned: "Rows", samples_per_shard: int, added: "Added | None" = None) -> "Rows | None":
         """Cut these rows as `planned`, and the rows that follow into new shards; None unless they begin with its rows.
 
         Compares digests, so every row is read unless both have the same rows.
         """
         if self.digests.whole == planned.digests.whole:
-            return replace(self, bounds=planned.bounds, digests=planned.digests)
+            return self.with_shards_of(planned)
         if len(self) <= len(planned):
             return None
-        added = np.arange(len(planned) + samples_per_shard, len(self), samples_per_shard)
-        grown = replace(self, bounds=np.concatenate([planned.bounds, added, [len(self)]]))
+        added = added or even_cut(len(self) - len(planned), samples_per_shard)
+        first = planned.array_indices
+        grown = replace(
+            self,
+            bounds=np.concatenate([planned.bounds, len(planned) + np.cumsum(added.lengths)]),
+            arrays=added.arrays,
+            array_indices=None if first is None else np.concatenate([first, added.indices]),
+        )
         plan_hash = PlanHash()
         for shard, table in enumerate(grown.shards()):
             plan_hash.add(table)
@@ -132,9 +165,31 @@ class Rows:
         return replace(grown, digests=plan_hash.digests())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """How rows that follow those of a plan are cut."""
+
+    lengths: NDArray[np.int64]
+    """Rows of each shard: [shards]."""
+    indices: NDArray[np.int64]
+    """Index of each shard's array: [shards]."""
+    arrays: tuple[SizedArray, ...] = ()
+    """All arrays of the cache, if there are several."""
+
+
+def even_cut(rows: int, samples_per_shard: int) -> Added:
+    """Cut rows of one array into full shards, and a shorter last one if any are left."""
+    bounds = np.append(np.arange(0, rows, samples_per_shard), rows)
+    return Added(lengths=np.diff(bounds), indices=np.zeros(len(bounds) - 1, np.int64))
+
+
 def rows_on_disk(plan: PlanFile, digests: PlanDigests) -> Rows:
     """Take the rows of a cache's plan file."""
-    return Rows(plan=plan, bounds=plan.bounds, digests=digests, is_on_disk=True)
+    rows = Rows(plan=plan, bounds=plan.bounds, digests=digests, is_on_disk=True)
+    if (cut := plan.cut) is None:
+        return rows
+    indices = np.repeat([run.array for run in cut.shards], [run.shards for run in cut.shards])
+    return replace(rows, arrays=cut.arrays, array_indices=indices)
 
 
 def rows_in_scratch(shards: Iterable[pa.Table]) -> Rows:

@@ -8,7 +8,7 @@ from itertools import islice
 from cache_store.storage.daemon_threads import map_concurrently
 from precompute.images.decode import SUFFIXES
 from precompute.sources.fields import Conversation, conversation_of, read_caption
-from precompute.sources.image_store import ImageStore, prefetch_of
+from precompute.sources.image_store import ImageStore, head_reader, prefetch_of
 from precompute.sources.listing import Samples, counted_suffix, suffix_of
 
 CAPTION = ".txt"
@@ -23,7 +23,7 @@ class FolderSource:
     def __init__(self, images: ImageStore, *, is_remote: bool = False) -> None:
         self._images, self._is_remote = images, is_remote
         self.locate, self.read, self.expect = images.locate, images.read, prefetch_of(images)
-        self.version = images.version
+        self.version, self.read_head = images.version, head_reader(images)
 
     def samples(self) -> Samples:
         names = (listing := self._images.listing()).names

@@ -22,7 +22,16 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
 from precompute.sources.listing import Listing, as_posix, is_mac_metadata, is_utf8
-from precompute.sources.place import MAX_FILE_BYTES, MISSING, NOWHERE, Located, Place, planned_place, refuse_large
+from precompute.sources.place import (
+    HEADER_BYTES,
+    MAX_FILE_BYTES,
+    MISSING,
+    NOWHERE,
+    Located,
+    Place,
+    planned_place,
+    refuse_large,
+)
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
@@ -68,6 +77,12 @@ def read_planned(images: Images, planned: Mapping[str, Any]) -> bytes:
     return images.read(planned["uri"], planned_place(planned["place"]))
 
 
+def head_reader(images: Images) -> Callable[[str, Place | None], bytes]:
+    """Return what reads the first HEADER_BYTES of an image, unchecked; or all of it, where that is as quick."""
+    read: Callable[[str, Place | None], bytes] = getattr(images, "read_head", images.read)
+    return read
+
+
 def prefetch_of(images: object) -> Expect:
     """Return the `expect` of images; images on this machine, or read in blocks, have none and are not prefetched."""
     expect: Expect = getattr(images, "expect", skip_prefetch)
@@ -93,6 +108,9 @@ class ImageFolder:
 
     def read(self, name: str, place: Place | None = None) -> bytes:
         return self._get(name)
+
+    def read_head(self, name: str, place: Place | None = None) -> bytes:
+        return self._reading(name, lambda there: self._store.open(there).part(0, HEADER_BYTES))
 
     def listing(self) -> Listing:
         """List all files except those of caches, which may lie in the folder of their images."""
@@ -139,10 +157,13 @@ class ImageFolder:
             return NOWHERE
 
     def _read(self, name: str) -> bytes:
+        return self._reading(name, lambda there: self._store.read(there, MAX_FILE_BYTES))
+
+    def _reading(self, name: str, read: Callable[[str], bytes]) -> bytes:
         if is_unsafe(name):
             raise Rejected(MISSING, f"{name!r} is not a name inside the image folder")
         try:
-            return self._store.read(as_posix(name), MAX_FILE_BYTES)
+            return read(as_posix(name))
         except TooLargeError as error:
             refuse_large(name, error.size)
             raise

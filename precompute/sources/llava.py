@@ -16,7 +16,7 @@ from cache_store.format.record import describe_mismatch
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import Turn
-from precompute.sources.image_store import HEAD_BYTES, ImageStore, prefetch_of
+from precompute.sources.image_store import HEAD_BYTES, ImageStore, head_reader, prefetch_of
 from precompute.sources.listing import Samples
 from precompute.sources.place import Place
 
@@ -72,6 +72,9 @@ class LlavaSource:
 
     def expect(self, uris: Iterable[str]) -> None:
         self._expect(filter(None, uris))
+
+    def read_head(self, uri: str, place: Place | None = None) -> bytes:
+        return head_reader(self._images)(uri, place) if uri else self.read(uri)
 
     def read(self, uri: str, place: Place | None = None) -> bytes:
         if not uri:

@@ -7,6 +7,9 @@ from precompute.images.rejected import Rejected
 MAX_FILE_BYTES = 256 * 2**20
 """Larger image files are rejected unread; the largest photograph formats stay well below."""
 
+HEADER_BYTES = 64 * 2**10
+"""First bytes of an image that tell its size, in most JPEGs; EXIF with a thumbnail takes up to 64 KB."""
+
 MISSING = "missing"
 """Kind of reject for an image that is not there, and the fingerprint of one that was not there at planning."""
 

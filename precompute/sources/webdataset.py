@@ -118,6 +118,10 @@ class WebDatasetSource:
             raise Rejected(MISSING, f"{uri} is in no tar of the source")
         return self._tar(name).read(uri[len(name) + 1 :], place)
 
+    def read_head(self, uri: str, place: Place | None) -> bytes:
+        name = self._tar_of(uri)
+        return self.read(uri, place) if name is None else self._tar(name).read_head(uri[len(name) + 1 :], place)
+
     def _tar_of(self, uri: str) -> str | None:
         slashes = (place for place, letter in enumerate(uri) if letter == "/")
         return next((uri[:place] for place in slashes if uri[:place] in self._names), None)

@@ -28,6 +28,10 @@ Weights = Mapping[str, Tensor]
 """Weights by name, of the whole encode path or of one part."""
 
 
+MAX_SIZES = 4_096
+"""Image sizes for which a block is compiled; torch would compile eight, and run the others uncompiled."""
+
+
 def prepare_network(folded: nn.Module, config: EncoderConfig) -> Network:
     """Move the network to its device, compile it if configured, and on a CPU split its batches."""
     if config.compiles:
@@ -47,6 +51,7 @@ def compile_blocks(folded: nn.Module) -> None:
     for part in folded.children():
         for block in part if isinstance(part, nn.Sequential) else ():
             block.compile(dynamic=False)
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MAX_SIZES
 
 
 def refuse_without_compiler(device: torch.device) -> None:

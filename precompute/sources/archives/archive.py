@@ -90,6 +90,15 @@ class Archive:
     def _fingerprint(self, place: Place) -> str:
         return f"{place.crc32:08x}:{place.size}"
 
+    def read_head(self, name: str, place: Place | None) -> bytes:
+        """Read a member's first bytes where it was just found; the whole member is read later, and checked."""
+        if place is None or place.problem:
+            return self.read(name, place)
+        return self._head_at(name, place)
+
+    @abstractmethod
+    def _head_at(self, name: str, place: Place) -> bytes: ...
+
     def read(self, name: str, place: Place | None) -> bytes:
         """Read a member where it was planned, if it is there; else look it up: the archive was written again."""
         if place and not place.problem:

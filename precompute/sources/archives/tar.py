@@ -16,7 +16,7 @@ from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.sources.archives.archive import Archive, Index, damaged, unreadable
 from precompute.sources.listing import as_posix
-from precompute.sources.place import DAMAGED, Place, refuse_large
+from precompute.sources.place import DAMAGED, HEADER_BYTES, Place, refuse_large
 
 TEXT_SUFFIXES = (".txt", ".json")
 
@@ -211,6 +211,9 @@ class ImageTar(Archive):
         if zlib.crc32(data[: tarfile.BLOCKSIZE]) != place.crc32 or len(data) != tarfile.BLOCKSIZE + place.size:
             raise damaged(name, f"its header is not at byte {place.offset:,}")
         return data[tarfile.BLOCKSIZE :]
+
+    def _head_at(self, name: str, place: Place) -> bytes:
+        return self._file.part(place.offset + tarfile.BLOCKSIZE, min(place.size, HEADER_BYTES))
 
 
 def is_tar(name: str, head: bytes) -> bool:

@@ -11,7 +11,7 @@ from typing import IO, cast
 from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.sources.archives.archive import Archive, damaged, unreadable
-from precompute.sources.place import DAMAGED, Place, refuse_large
+from precompute.sources.place import DAMAGED, HEADER_BYTES, Place, refuse_large
 
 MEMBER_MAGIC = b"PK\3\4"
 """First bytes of a member."""
@@ -101,6 +101,13 @@ class ImageZip(Archive):
     def _read_at(self, name: str, place: Place) -> bytes:
         refuse_large(name, max(place.size, place.length))
         return unpack(name, place, self._packed(name, place))
+
+    def _head_at(self, name: str, place: Place) -> bytes:
+        packed = self._packed(name, place._replace(length=min(place.length, HEADER_BYTES)))
+        try:
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, HEADER_BYTES) if place.deflated else packed
+        except zlib.error as error:
+            raise damaged(name, str(error)) from None
 
     def _packed(self, name: str, place: Place) -> bytes:
         """Read the member's bytes, still compressed."""

@@ -86,15 +86,15 @@ def array() -> ArraySpec:
     return make_array((2, 2, 3), "float16", "none", make_encoder(BATCH, [0.0] * 2, [1.0] * 2))
 
 
-def encode(feed, batch):
+def encode(feed, array, batch):
     """Encode a batch through a room of the feed, as a build does."""
-    room = feed.rooms.take()
+    room = feed.rooms.take(array)
     room[: len(batch)] = batch
-    return feed.encode(room, len(batch))
+    return feed.encode(array, room, len(batch))
 
 
 def directly(array, batch):
-    return encode(DirectFeed(Encoder(), array), batch).samples()[0]
+    return encode(DirectFeed(Encoder()), array, batch).samples()[0]
 
 
 def batches_of(array, *sizes):
@@ -106,10 +106,10 @@ def batches_of(array, *sizes):
 def test_a_batch_through_slots_gives_the_samples_of_a_call(array, logged, captures):
     """A short batch is filled up with grey; without graphs, a warning says so."""
     encoder, host = Encoder(), Host(captures)
-    feed = StreamedFeed(encoder, array, host)
+    feed = StreamedFeed(encoder, host)
     batches = batches_of(array, 4, 4, 1, 4, 3, 4, 2)
     for batch in batches:
-        samples, seconds = encode(feed, batch).samples()
+        samples, seconds = encode(feed, array, batch).samples()
         np.testing.assert_array_equal(samples, directly(array, batch))
         assert seconds == 0.02
         assert len(encoder.batches[-1]) == BATCH
@@ -120,10 +120,10 @@ def test_a_batch_through_slots_gives_the_samples_of_a_call(array, logged, captur
 
 
 def test_at_most_one_batch_per_slot_is_on_the_device(array):
-    feed = StreamedFeed(Encoder(), array, Host())
+    feed = StreamedFeed(Encoder(), Host())
     batches = batches_of(array, *[4] * (SLOTS + 1))
-    ahead = [encode(feed, batch) for batch in batches[:SLOTS]]
-    late = threading.Thread(target=lambda: ahead.append(encode(feed, batches[SLOTS])))
+    ahead = [encode(feed, array, batch) for batch in batches[:SLOTS]]
+    late = threading.Thread(target=lambda: ahead.append(encode(feed, array, batches[SLOTS])))
     late.start()
     late.join(0.05)
     assert late.is_alive(), "the thread did not wait for a slot"
@@ -136,7 +136,7 @@ def test_at_most_one_batch_per_slot_is_on_the_device(array):
 
 
 def test_a_cpu_is_called(array):
-    assert isinstance(feed_of(SimpleNamespace(device=torch.device("cpu")), array), DirectFeed)
+    assert isinstance(feed_of(SimpleNamespace(device=torch.device("cpu"))), DirectFeed)
 
 
 @pytest.mark.gpu
@@ -145,10 +145,10 @@ def test_a_gpu_gives_the_same_bytes_through_graph_and_slots(array):
     encoder = Encoder()
     encoder.encode = lambda image: image.to("cuda").float().mean((1, 2, 3))[:, None, None, None].expand(-1, 2, 2, 3)
     encoder.device = torch.device("cuda", 0)
-    feed = feed_of(encoder, array)
+    feed = feed_of(encoder)
     assert isinstance(feed, StreamedFeed)
     for batch in batches_of(array, 4, 4, 4, 4, 2):
-        samples, seconds = encode(feed, batch).samples()
+        samples, seconds = encode(feed, array, batch).samples()
         full = np.concatenate([batch, np.full((4 - len(batch), *batch.shape[1:]), MID_GREY, np.uint8)])
         np.testing.assert_array_equal(samples, encoder.encode(torch.from_numpy(full)).cpu().numpy()[: len(batch)])
         assert seconds > 0

@@ -1,0 +1,86 @@
+"""Read the sizes of a source's images, mostly from their first bytes; what was read is kept until the plan is written.
+
+A stopped planning goes on where it was: each block of sizes is a file in the cache's folder, named for the digest of
+the images that it is about.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cache_store.format.layout import SIZES
+from cache_store.program.progress_bar import ProgressBar
+from cache_store.storage.daemon_threads import map_concurrently
+from cache_store.storage.store import Store
+from precompute.images.buckets import Size
+from precompute.images.decode import size_from_head, size_of
+from precompute.images.rejected import Rejected
+from precompute.rerun.rows import Rows
+from precompute.sources import Source
+from precompute.sources.image_store import head_reader, read_planned
+from precompute.sources.place import MISSING, planned_place
+
+BLOCK_ROWS = 2**14
+"""Images whose sizes are read, and kept in a file, at a time."""
+
+UNKNOWN = (0, 0)
+"""Stands for the size of an image that cannot be read."""
+
+
+class ImageSizes:
+    """Reads sizes of images that were just listed."""
+
+    def __init__(self, source: Source, store: Store, max_pixels: int) -> None:
+        self._source, self._store, self._max_pixels = source, store, max_pixels
+        self._read_head = head_reader(source)
+
+    def of(self, rows: Rows, first: int = 0) -> NDArray[np.int32]:
+        """Return width and height of the images of rows [first, …), 0 where an image cannot be read: [rows, 2]."""
+        parts = [np.empty((0, 2), np.int32)]
+        with ProgressBar("image sizes", len(rows) - first, "image") as bar:
+            for block in blocks_of(rows, first):
+                parts.append(self._of_block(block))
+                bar.update(block.num_rows)
+        return np.concatenate(parts)
+
+    def _of_block(self, block: pa.Table) -> NDArray[np.int32]:
+        name = f"{SIZES}/{images_digest(block)}"
+        if self._store.has(name):
+            sizes = np.frombuffer(self._store.read(name), "<i4")
+            if sizes.size == 2 * block.num_rows:
+                return sizes.reshape(-1, 2).astype(np.int32)
+        found = np.array(map_concurrently(self._of_image, block.to_pylist()), "<i4").reshape(-1, 2)
+        self._store.put_whole(name, found.tobytes())
+        return found.astype(np.int32)
+
+    def _of_image(self, row: dict[str, Any]) -> Size:
+        if row["fingerprint"] == MISSING:
+            return UNKNOWN
+        try:
+            if size := size_from_head(self._read_head(row["uri"], planned_place(row["place"]))):
+                return size
+            return size_of(read_planned(self._source, row), self._max_pixels) or UNKNOWN
+        except Rejected:
+            return UNKNOWN
+
+
+def blocks_of(rows: Rows, first: int) -> Iterator[pa.Table]:
+    for start in range(first, len(rows), BLOCK_ROWS):
+        yield rows.plan.rows(start, min(start + BLOCK_ROWS, len(rows)), ["uri", "fingerprint", "place"])
+
+
+def images_digest(block: pa.Table) -> str:
+    """Hash which images a block has: they are the same while name and fingerprint are."""
+    pairs = zip(block["uri"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
+    return hashlib.sha256(repr([*pairs]).encode()).hexdigest()
+
+
+def forget_sizes(store: Store) -> None:
+    """Delete what was read for a plan that is written."""
+    for name in store.list(SIZES):
+        store.delete(f"{SIZES}/{name}")
+    store.delete(f"{SIZES}/")
