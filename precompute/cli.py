@@ -113,7 +113,7 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
         for rows, columns in DIFFERENT_SIZES:
             refuse_image_size(config.encoder, rows * step, columns * step)
     except ConfigError as error:
-        raise ConfigError(f"image.buckets, whose sides are multiples of {step}: {error}") from None
+        raise ConfigError(f"image.buckets.step {step} does not suit the encoder: {error}") from None
 
 
 def request_of(arguments: Any) -> BuildRequest:

@@ -90,7 +90,8 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
-    yield "array", f"{array.dtype} [{array.named_shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
+    size = f", {array.sample_bytes:,} bytes a sample" if array.sample_bytes else ""
+    yield "array", f"{array.dtype} [{array.named_shape}], codec {array.codec}{size}"
     yield array.made_of, array.recipe_summary
     yield "encoder", array.encoder.summary
     yield "weights sha256", array.encoder.weights_sha256

@@ -48,6 +48,12 @@ class BucketRule(Record, frozen=True, kw_only=True, omit_defaults=True):
     max: Count = 0
     step: Count = 0
 
+    @property
+    def summary(self) -> str:
+        """The rule on one line: `buckets sd-scripts, resolution 1024, min 256, max 2048, step 64`."""
+        given = [f"{name} {getattr(self, name)}" for name in self.__struct_fields__[1:] if getattr(self, name)]
+        return ", ".join([f"buckets {self.preset}", *given])
+
 
 class ImageRecipe(Record, frozen=True, kw_only=True):
     """The steps from an image file to pixels; every field changes the latents."""
@@ -75,7 +81,8 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
         """The recipe on one line: `224 x 224, squash, bilinear, range signed, decode reduced, flipped`."""
         decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
-        return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{decode}{flipped}"
+        size = self.buckets.summary if self.buckets else f"{self.height} x {self.width}, {self.fit}"
+        return f"{size}, {self.resample}, range {self.range}{decode}{flipped}"
 
 
 class TextRecipe(Record, frozen=True, kw_only=True):
@@ -197,8 +204,8 @@ class SampleLayout(Record, frozen=True, kw_only=True):
 
     @property
     def named_shape(self) -> str:
-        """The shape with axis names: `channel 16, latent_y 28, latent_x 28`."""
-        return ", ".join(f"{axis} {side}" for axis, side in zip(self.axes, self.shape, strict=True))
+        """The shape with axis names: `channel 16, latent_y 28, latent_x 28`; a side that varies is `any`."""
+        return ", ".join(f"{axis} {side or 'any'}" for axis, side in zip(self.axes, self.shape, strict=True))
 
 
 class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):

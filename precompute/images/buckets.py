@@ -15,7 +15,7 @@ Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
 
-DIFFERENT_SIZES = ((8, 12), (16, 4))
+DIFFERENT_SIZES = ((9, 13), (17, 5))
 """Two sizes, in steps of the buckets, that differ in height, width and area."""
 
 

@@ -1,9 +1,12 @@
 """Sort images of many sizes into buckets: rows of one planning are ordered by bucket, and shards end where buckets do.
 
-Images that cannot be read, and those that the rule leaves out, are planned into the largest bucket, and rejected there.
+Samples of another cache's plan keep their order, so that both caches have the same rows: shards end wherever the bucket
+changes. Images that cannot be read, and those that the rule leaves out, are planned into the bucket of the image before
+them, and rejected there.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,12 @@ from precompute.rerun.rows import Added, Rows, even_cut, number_rows, rows_in_sc
 ROWS_HELD = 2**18
 """Rows reordered at a time."""
 
+ASPECT_ROWS = 2**16
+"""Neighbours in the source that are ordered by aspect, so that a disk reads near places."""
+
+Order = Literal["plan", "source", "aspect"]
+"""The order of rows: that of another cache's plan; by bucket, else as the source has them; or by bucket and aspect."""
+
 SOMEWHERE = -1
 """Stands for the bucket of an image that has none."""
 
@@ -33,8 +42,10 @@ class Arranger:
         sizes: ImageSizes,
         shape_of: Callable[[BucketSize], tuple[int, ...]],
         samples_per_shard: int,
+        order: Order,
     ) -> None:
         self._rule, self._sizes, self._shape_of, self._shard_rows = rule, sizes, shape_of, samples_per_shard
+        self._order_of = order
 
     def first(self, found: Rows) -> Rows:
         """Arrange the samples of a new cache."""
@@ -52,7 +63,8 @@ class Arranger:
 
     def _arranged(self, found: Rows, first: int, before: tuple[SizedArray, ...]) -> tuple[NDArray[np.int64], Added]:
         """Return the order of all rows, of which those from `first` on change places, and how these are cut."""
-        buckets, bucket_N = self._buckets(self._sizes.of(found, first))
+        size_N2 = self._sizes.of(found, first)
+        buckets, bucket_N = self._buckets(size_N2)
         known = [BucketSize(each.frames, each.height, each.width) for each in before]
         new = sorted({*buckets} - {*known})
         arrays = (*before, *map(self._array, new))
@@ -60,15 +72,30 @@ class Arranger:
             raise SourceError(f"the sizes of {len(found):,} images are needed, and none of them can be read")
         places = {bucket: index for index, bucket in enumerate([*known, *new])}
         array_of_bucket = np.array([*(places[each] for each in buckets), SOMEWHERE], np.int64)
-        array_N = array_of_bucket[bucket_N]
-        counts = np.bincount(array_N[array_N >= 0], minlength=len(arrays))
-        array_N[array_N == SOMEWHERE] = int(counts.argmax())
-        order = np.argsort(array_N, kind="stable")
-        cuts = [even_cut(int(count), self._shard_rows) for count in np.bincount(array_N, minlength=len(arrays))]
-        lengths = [each.lengths for each in cuts]
-        indices = np.repeat(np.arange(len(arrays)), [len(each) for each in lengths])
-        added = Added(lengths=np.concatenate(lengths), indices=indices, arrays=arrays)
-        return np.concatenate([np.arange(first), first + order]), added
+        array_N = beside_neighbours(array_of_bucket[bucket_N])
+        order = self._order(array_N, size_N2)
+        return np.concatenate([np.arange(first), first + order]), self._cut(array_N[order], arrays)
+
+    def _order(self, array_N: NDArray[np.int64], size_N2: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return places in the order of their rows: by array, then blocks as the source has them, then aspect.
+
+        A cache of another resolution over the same plan then changes its bucket rarely, and gets few short shards.
+        """
+        places = np.arange(len(array_N))
+        if self._order_of == "plan":
+            return places
+        if self._order_of == "source":
+            return np.argsort(array_N, kind="stable")
+        aspect_N = size_N2[:, 0] / np.maximum(size_N2[:, 1], 1)
+        return np.lexsort((aspect_N, places // ASPECT_ROWS, array_N))
+
+    def _cut(self, array_N: NDArray[np.int64], arrays: tuple[SizedArray, ...]) -> Added:
+        """Cut rows, each of the array with this index, into shards of one array each."""
+        borders = np.flatnonzero(np.diff(array_N)) + 1
+        runs = np.split(array_N, borders)
+        cuts = [even_cut(len(run), self._shard_rows).lengths for run in runs]
+        indices = np.repeat(array_N[[0, *borders]], [len(each) for each in cuts])
+        return Added(lengths=np.concatenate(cuts), indices=indices, arrays=arrays)
 
     def _buckets(self, size_N2: NDArray[np.int32]) -> tuple[list[BucketSize], NDArray[np.int64]]:
         """Return the buckets of images of these sizes, and the index of each one's bucket, SOMEWHERE without one."""
@@ -90,3 +117,11 @@ class Arranger:
             return SizedArray(width=width, height=height, frames=frames, shape=self._shape_of(bucket))
         except ConfigError as error:
             raise ConfigError(f"image.buckets gives {width}x{height}: {error}") from None
+
+
+def beside_neighbours(array_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give each row without an array that of the row before it, or of the first row that has one."""
+    last = np.maximum.accumulate(np.where(array_N == SOMEWHERE, 0, np.arange(len(array_N))))
+    found = array_N[last]
+    known = array_N[array_N != SOMEWHERE]
+    return np.where(found == SOMEWHERE, known[0] if len(known) else 0, found)

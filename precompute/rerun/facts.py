@@ -19,7 +19,7 @@ from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.images.buckets import DIFFERENT_SIZES, BucketSize
 from precompute.images.decode import ImageConfig
-from precompute.rerun.arrange import Arranger
+from precompute.rerun.arrange import Arranger, Order
 from precompute.rerun.image_sizes import ImageSizes
 from precompute.rerun.match_rows import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
 from precompute.rerun.request import BuildRequest
@@ -29,6 +29,10 @@ from precompute.sources import Source
 
 if TYPE_CHECKING:
     from precompute.encoders.encoder import Encoder  # with torch, which no decision needs
+
+
+ORDERS: dict[str, Order] = {"cache": "plan", "parquet": "source"}
+"""The order of rows by kind of source; a row group of a Parquet file is read whole, so its rows stay together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,13 @@ def arranger_of(inputs: BuildInputs) -> Arranger | None:
     def shape_of(bucket: BucketSize) -> tuple[int, ...]:
         return inputs.encoder.layout(bucket.height, bucket.width).shape
 
-    return Arranger(image.buckets.rule, sizes, shape_of, inputs.config.store.samples_per_shard)
+    return Arranger(
+        image.buckets.rule,
+        sizes,
+        shape_of,
+        inputs.config.store.samples_per_shard,
+        ORDERS.get(inputs.config.source.kind, "aspect"),
+    )
 
 
 def read_facts(inputs: BuildInputs) -> Facts:
