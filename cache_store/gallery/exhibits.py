@@ -43,8 +43,16 @@ class SampleDraw:
 
 
 def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
-    """Draw sample numbers uniformly over the whole cache, ascending."""
-    return draw_numbers(len(cache), rows, generator(seed, "random"))
+    """Draw sample numbers uniformly over the whole cache, and one of each size that would be missing; ascending."""
+    random = generator(seed, "random")
+    numbers = draw_numbers(len(cache), rows, random)
+    if len(cache.arrays) == 1:
+        return numbers
+    counts, shown = np.asarray(cache.seal.cached_per_shard), cache.array_indices(numbers)
+    shards = [np.flatnonzero((cache.spec.array_indices == each) & (counts > 0)) for each in range(len(cache.arrays))]
+    missing = [random.choice(each) for index, each in enumerate(shards) if len(each) and index not in shown]
+    more = [int(cache.shards.starts[each] + random.integers(counts[each])) for each in missing]
+    return np.sort([*numbers, *more])
 
 
 def choose_samples(cache: Cache, seed: int) -> SampleDraw:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,11 @@ class PageContent:
     @property
     def is_decoded(self) -> bool:
         return any(exhibit.decoded is not None for exhibit in self.random)
+
+    @property
+    def random_by_array(self) -> list[tuple[ArraySpec, list[Exhibit]]]:
+        """The random rows of each array."""
+        return [(array, [*rows]) for array, rows in groupby(self.random, lambda exhibit: exhibit.array)]
 
     @property
     def mean_psnr(self) -> float | None:
