@@ -4,22 +4,24 @@ It writes nothing. The memory of the draw does not grow with the source's list.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.errors import SourceError
 from cache_store.format.array import CodecName
-from cache_store.format.schema import Spec, even_shards
+from cache_store.format.schema import ShardRun, Spec, even_shards
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import open_store
 from precompute.encode.crew import crew_of
 from precompute.encode_images import encoder_threads
+from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.estimate.costs import MeasuredStep, Prices, Training, read_step
 from precompute.estimate.estimate_config import BATCH_SIZE, EstimateConfig
@@ -27,7 +29,8 @@ from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
 from precompute.images.decode import silence_decoders
 from precompute.rerun.decide import checked_spec
-from precompute.rerun.facts import recipe_of
+from precompute.rerun.facts import make_arranger, recipe_of
+from precompute.rerun.rows import rows_in_scratch, slices_of
 from precompute.sources import Source, open_source
 
 RUN_SAMPLES = 256
@@ -47,7 +50,15 @@ class Drawn:
     def batches(self, size: int) -> list[list[Mapping[str, Any]]]:
         """Cut the runs into batches of `size`; if there is no full batch, return one smaller batch."""
         cut = [run[start : start + size] for run in self.runs for start in range(0, len(run), size)]
-        return [batch for batch in cut if len(batch) == size] or cut[:1]
+        return full(cut, size)
+
+
+T = TypeVar("T", bound=Sized)
+
+
+def full(batches: list[T], size: int) -> list[T]:
+    """Return the full batches, or the first one if there is none."""
+    return [batch for batch in batches if len(batch) == size] or batches[:1]
 
 
 def draw(samples: Iterable[Mapping[str, Any]], batch_size: int, seed: int = 0) -> Drawn:
@@ -113,13 +124,17 @@ def estimate(config: EstimateConfig) -> Estimate:
     encoder = load_encoder(config.encoder, config.image.range)
     drawn = draw_samples(source, config)
     recipe = recipe_of(config, encoder)
-    spec = checked_spec(recipe.spec(NO_PLAN, even_shards(drawn.count, recipe.samples_per_shard)))
-    planned = [plan_table(batch) for batch in drawn.batches(config.encoder.batch_size)]
+    if config.image.has_buckets:
+        planned, probed, spec = batches_of_sizes(drawn, source, encoder, config)
+    else:
+        planned = [plan_table(batch) for batch in drawn.batches(config.encoder.batch_size)]
+        probed = spec = recipe.spec(NO_PLAN, even_shards(drawn.count, recipe.samples_per_shard))
+    checked_spec(spec)
     with encoder_threads():
         threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
-        probe = Prober(spec, planned, source, encoder, threads).probe(config.seconds)
+        probe = Prober(probed, planned, source, encoder, threads).probe(config.seconds)
     table = pa.concat_tables(planned)
-    sizes = sizes_by_codec(spec, table, probe.samples[: table.num_rows])
+    sizes = sizes_by_codec(spec, probed.array_of(0), table, probe.samples[: table.num_rows])
     return Estimate(
         config=config,
         spec=spec,
@@ -129,6 +144,29 @@ def estimate(config: EstimateConfig) -> Estimate:
         trainings=trainings_of(config, step, probe, spec.rows, sizes[spec.array.codec]),
         prices=prices_of(config),
     )
+
+
+def batches_of_sizes(
+    drawn: Drawn, source: Source, encoder: Encoder, config: EstimateConfig
+) -> tuple[list[pa.Table], Spec, Spec]:
+    """Cut a draw of images of several sizes into batches of one size each, as many as the draw has of it.
+
+    Returns the batches in random order, the spec of a cache in which each is a shard, and that of the whole cache.
+    """
+    recipe, size = recipe_of(config, encoder), config.encoder.batch_size
+    rows = make_arranger(config, source, encoder).first(rows_in_scratch([plan_table([*chain(*drawn.runs)])]))
+    assert rows.array_indices is not None
+    shards = [*zip(rows.array_indices.tolist(), rows.shards(), strict=True)]
+    batches, runs = list[tuple[int, pa.Table]](), list[ShardRun]()
+    for index in range(len(rows.arrays)):
+        table = pa.concat_tables(shard for each, shard in shards if each == index)
+        batches += [(index, batch) for batch in full([*slices_of(table, size)], size)]
+        count = max(1, table.num_rows * drawn.count // len(rows))
+        runs += [replace(run, array=index) for run in even_shards(count, recipe.samples_per_shard)]
+    random.Random(0).shuffle(batches)
+    probed = [ShardRun(shards=1, rows=batch.num_rows, array=index) for index, batch in batches]
+    planned = [batch for _, batch in batches]
+    return planned, recipe.spec(NO_PLAN, probed, rows.arrays), recipe.spec(NO_PLAN, runs, rows.arrays)
 
 
 def draw_samples(source: Source, config: EstimateConfig) -> Drawn:

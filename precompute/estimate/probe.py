@@ -56,7 +56,7 @@ class Probe:
     rejected: Counter[str]
     """Number of rejected images, by reason."""
     samples: np.ndarray
-    """Encoded samples: [N, *shape], float32."""
+    """Encoded samples of the first batch's size: [N, *shape], float32."""
 
     @property
     def shares_cores(self) -> bool:
@@ -132,7 +132,7 @@ class Prober:
             ahead.append(self._feed.encode(batch.array, batch.room, len(batch.inputs)))
             if len(ahead) > 1:
                 samples, _ = ahead.popleft().samples()
-                if sum(map(len, kept)) < KEPT_SAMPLES:
+                if sum(map(len, kept)) < KEPT_SAMPLES and samples.shape[1:] == self._spec.array_of(0).shape:
                     kept.append(samples)
                 yield len(samples), waited_s
 

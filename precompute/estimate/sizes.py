@@ -31,15 +31,28 @@ class CacheSize:
     total: float
     """Bytes of all files: shards, tables, plan and records."""
 
+    def scaled(self, larger: float, rows: int) -> "CacheSize":
+        """Return the size if samples are larger by this factor."""
+        return CacheSize(self.sample_bytes * larger, self.total + self.sample_bytes * (larger - 1) * rows)
 
-def sizes_by_codec(spec: Spec, planned: pa.Table, samples: np.ndarray) -> dict[CodecName, CacheSize]:
-    """Compute the cache's size with each codec that its format supports; `samples` (float32) are those of `planned`."""
+
+def sizes_by_codec(spec: Spec, array: ArraySpec, planned: pa.Table, samples: np.ndarray) -> dict[CodecName, CacheSize]:
+    """Compute the cache's size with each codec that its format supports.
+
+    `samples` (float32) are those of `planned`, in `array`; samples of other sizes are taken to compress as well.
+    """
+    mean = sum(run.shards * run.rows * spec.sized_arrays[run.array].sample_bytes for run in spec.shards) / spec.rows
+    larger = mean / array.sample_bytes
+    runs = tuple(msgspec.structs.replace(run, array=0) for run in spec.shards)
+    spec = msgspec.structs.replace(spec, array=array, arrays=(), shards=runs)
     samples = samples[: spec.samples_per_shard]
     planned = planned.slice(0, len(samples))
     codecs = (
         name for name in get_args(CodecName) if not FORMATS[spec.store_format].unsupported(spec.array.dtype, name)
     )
-    return {codec: measure_size(with_codec(spec, codec), planned, samples) for codec in codecs}
+    return {
+        codec: measure_size(with_codec(spec, codec), planned, samples).scaled(larger, spec.rows) for codec in codecs
+    }
 
 
 def with_codec(spec: Spec, codec: CodecName) -> Spec:

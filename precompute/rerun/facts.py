@@ -108,22 +108,18 @@ def layout_of(image: ImageConfig, encoder: "Encoder") -> SampleLayout:
     return msgspec.structs.replace(one, shape=shape)
 
 
-def arranger_of(inputs: BuildInputs) -> Arranger | None:
-    """Return what sorts the images into buckets; None if they have one size."""
-    image = inputs.config.image
-    if not image.has_buckets:
-        return None
-    sizes = ImageSizes(inputs.source, inputs.store, image.max_pixels)
+def make_arranger(config: BuildConfig, source: Source, encoder: "Encoder", store: Store | None = None) -> Arranger:
+    """Make what sorts images into buckets; sizes that are read are kept in the store, if one is given."""
 
     def shape_of(bucket: BucketSize) -> tuple[int, ...]:
-        return inputs.encoder.layout(bucket.height, bucket.width).shape
+        return encoder.layout(bucket.height, bucket.width).shape
 
     return Arranger(
-        image.buckets.rule,
-        sizes,
+        config.image.buckets.rule,
+        ImageSizes(source, store, config.image.max_pixels),
         shape_of,
-        inputs.config.store.samples_per_shard,
-        ORDERS.get(inputs.config.source.kind, "aspect"),
+        config.store.samples_per_shard,
+        ORDERS.get(config.source.kind, "aspect"),
     )
 
 
@@ -141,7 +137,8 @@ def read_facts(inputs: BuildInputs) -> Facts:
         facts = compare_lists(surveyed, inputs.recipe, rows)
     else:
         listed = source_list or list_source(inputs.source, config)
-        arranger, grows = arranger_of(inputs), inputs.request.new_samples == "append"
+        has_buckets, grows = config.image.has_buckets, inputs.request.new_samples == "append"
+        arranger = make_arranger(config, inputs.source, inputs.encoder, store) if has_buckets else None
         facts = compare_lists(surveyed, inputs.recipe, listed.rows, arranger, grows=grows)
         facts = replace(facts, skipped_note=listed.skipped_note)
         version = None if listed.num_missing else version  # each build checks again how many may be missing

@@ -34,7 +34,7 @@ UNKNOWN = (0, 0)
 class ImageSizes:
     """Reads sizes of images that were just listed."""
 
-    def __init__(self, source: Source, store: Store, max_pixels: int) -> None:
+    def __init__(self, source: Source, store: Store | None, max_pixels: int) -> None:
         self._source, self._store, self._max_pixels = source, store, max_pixels
         self._read_head = head_reader(source)
 
@@ -48,13 +48,14 @@ class ImageSizes:
         return np.concatenate(parts)
 
     def _of_block(self, block: pa.Table) -> NDArray[np.int32]:
-        name = f"{SIZES}/{images_digest(block)}"
-        if self._store.has(name):
-            sizes = np.frombuffer(self._store.read(name), "<i4")
+        store, name = self._store, f"{SIZES}/{images_digest(block)}"
+        if store and store.has(name):
+            sizes = np.frombuffer(store.read(name), "<i4")
             if sizes.size == 2 * block.num_rows:
                 return sizes.reshape(-1, 2).astype(np.int32)
         found = np.array(map_concurrently(self._of_image, block.to_pylist()), "<i4").reshape(-1, 2)
-        self._store.put_whole(name, found.tobytes())
+        if store:
+            store.put_whole(name, found.tobytes())
         return found.astype(np.int32)
 
     def _of_image(self, row: dict[str, Any]) -> Size:
