@@ -206,6 +206,16 @@ def test_sizes_are_read_from_archives_too(project, kind, tmp_path):
     assert archived.identity == open_cache(project.cache).identity
 
 
+def test_an_estimate_knows_the_mix_of_sizes(project):
+    project.build()
+    cache = open_cache(project.cache)
+    said = project.run(main, "estimate", "--config", project.config("estimated"), "--seconds", 1)
+    (estimated,) = re.findall(r"none \(chosen\) +([\d,]+)", said)
+    real = np.mean([cache.arrays[each].sample_bytes for each in cache.array_indices(np.arange(len(cache)))])
+    assert float(estimated.replace(",", "")) == pytest.approx(real, rel=0.1)
+    assert not (project.folder / "estimated").exists()
+
+
 def test_commands_work_on_a_cache_of_many_sizes(project):
     project.build()
     assert "0 differ" in project.run(main, "audit", project.cache)
