@@ -8,6 +8,7 @@ from cache_store.version import __version__
 if TYPE_CHECKING:
     from cache_store.cache.joined import JoinedCache, open_joined
     from cache_store.cache.reader import Cache, open_cache
+    from cache_store.conditioning import time_ids
     from cache_store.errors import CacheError, EncodeOnceError
     from cache_store.format.normalization import denormalize, normalize
 
@@ -20,6 +21,7 @@ HOMES = {
     "normalize": "cache_store.format.normalization",
     "open_cache": "cache_store.cache.reader",
     "open_joined": "cache_store.cache.joined",
+    "time_ids": "cache_store.conditioning",
 }
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "normalize",
     "open_cache",
     "open_joined",
+    "time_ids",
 ]
 
 

@@ -15,7 +15,6 @@ from cache_store.storage.daemon_threads import STOP_REQUEST
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.registry import help_lines
 from precompute.estimate.estimate_config import EstimateConfig
-from precompute.images.buckets import DIFFERENT_SIZES
 from precompute.rerun.rank import find_rank
 from precompute.rerun.request import BuildRequest, drop_options
 
@@ -108,12 +107,13 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     if not config.image.has_buckets:
         refuse_image_size(config.encoder, config.image.height, config.image.width)
         return
-    step = config.image.buckets.rule.step
+    buckets = config.image.buckets
     try:
-        for rows, columns in DIFFERENT_SIZES:
-            refuse_image_size(config.encoder, rows * step, columns * step)
+        for height, width in buckets.example_sizes:
+            refuse_image_size(config.encoder, height, width)
     except ConfigError as error:
-        raise ConfigError(f"image.buckets.step {step} does not suit the encoder: {error}") from None
+        named = "sizes do" if buckets.sizes else f"step {buckets.rule.step} does"
+        raise ConfigError(f"image.buckets.{named} not suit the encoder: {error}") from None
 
 
 def request_of(arguments: Any) -> BuildRequest:

@@ -44,9 +44,28 @@ class BucketRule(Record, frozen=True, kw_only=True, omit_defaults=True):
     preset: str
     """Name of the rule; docs/reference/buckets.md states each one."""
     resolution: Count = 0
+    """Side of the square that has a bucket's pixels; the record omits every field that the rule does not use."""
+    pixels: Count = 0
+    """Most pixels of a bucket, if they are not the square's."""
     min: Count = 0
+    """Shortest side of a bucket."""
     max: Count = 0
+    """Longest side of a bucket."""
     step: Count = 0
+    """Sides are multiples of it."""
+    no_upscale: bool = False
+    """Whether the rule leaves small images small."""
+    sizes: tuple[tuple[Side, Side], ...] = ()
+    """The buckets, [width, height] each, if they were listed."""
+    min_aspect: float | None = None
+    """Width over height of the tallest bucket."""
+    max_aspect: float | None = None
+    """Width over height of the widest bucket."""
+    num_aspects: Count = 0
+    """Number of aspects, in equal steps of the logarithm."""
+    max_aspect_error: float | None = None
+    """Images whose aspect differs by this or more from the nearest bucket's are rejected. The record omits None; it
+    would not omit a float, which is another object after a pickle."""
 
     @property
     def summary(self) -> str:

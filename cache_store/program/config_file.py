@@ -154,6 +154,7 @@ WORDS = {
     str: ("", "text"),
     bool: ("{true,false}", "true or false"),
     list[int]: ("[N,…]", "a list of whole numbers"),
+    list[str]: ("[TEXT,…]", "a list of texts"),
     dict[str, str]: ("{NAME: …}", "a mapping, {NAME: …, NAME: …}"),
 }
 """Names of a type in the help (text uses the field's name) and in an error."""

@@ -176,7 +176,7 @@ class ImageConfig:
     @property
     def most_pixels(self) -> int:
         """Pixels of a fitted image; with buckets, about the most."""
-        return self.buckets.rule.resolution**2 if self.has_buckets else self.height * self.width
+        return self.buckets.most_pixels if self.has_buckets else self.height * self.width
 
     @property
     def recipe(self) -> ImageRecipe:

@@ -17,7 +17,7 @@ from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import BuildRecord, Recipe, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
-from precompute.images.buckets import DIFFERENT_SIZES, BucketSize
+from precompute.images.buckets import BucketSize
 from precompute.images.decode import ImageConfig
 from precompute.rerun.arrange import Arranger, Order
 from precompute.rerun.image_sizes import ImageSizes
@@ -102,10 +102,10 @@ def layout_of(image: ImageConfig, encoder: "Encoder") -> SampleLayout:
     """Describe a sample; if images have several sizes, the sides that vary are 0."""
     if not image.has_buckets:
         return encoder.layout(image.height, image.width)
-    step = image.buckets.rule.step
-    one, other = (encoder.layout(step * rows, step * columns) for rows, columns in DIFFERENT_SIZES)
-    shape = tuple(side if side == second else 0 for side, second in zip(one.shape, other.shape, strict=True))
-    return msgspec.structs.replace(one, shape=shape)
+    layouts = [encoder.layout(*size) for size in image.buckets.example_sizes]
+    each_side = zip(*(each.shape for each in layouts), strict=True)
+    shape = tuple(sides[0] if len({*sides}) == 1 else 0 for sides in each_side)
+    return msgspec.structs.replace(layouts[0], shape=shape)
 
 
 def make_arranger(config: BuildConfig, source: Source, encoder: "Encoder", store: Store | None = None) -> Arranger:

@@ -1,0 +1,47 @@
+"""Numbers about an image's size and crop that a diffusion model is told, from the columns of a samples table."""
+
+# Axes: N samples.
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+
+def time_ids(
+    samples: pa.Table | Mapping[str, ArrayLike],
+    bucket: ArrayLike,
+    crops: Literal["diffusers", "sd-scripts"] = "diffusers",
+) -> NDArray[np.int64]:
+    """Return SDXL's six numbers, [N, 6]: original height and width, crop top and left, target height and width.
+
+    `samples` has the columns `width`, `height`, `crop_left` and `crop_top`; `bucket` is (height, width), of all samples
+    or [N, 2]. diffusers records the crop in the scaled image. sd-scripts records the border that the whole image would
+    have inside the bucket, `letterbox`.
+    """
+    width, height = column(samples, "width"), column(samples, "height")
+    target_N2 = np.broadcast_to(np.asarray(bucket, np.int64), (len(width), 2))
+    if crops == "sd-scripts":
+        left, top, _, _ = letterbox(width, height, target_N2).T
+    else:
+        left, top = column(samples, "crop_left"), column(samples, "crop_top")
+    return np.column_stack([height, width, top, left, target_N2]).astype(np.int64)
+
+
+def letterbox(width: ArrayLike, height: ArrayLike, bucket: ArrayLike) -> NDArray[np.float64]:
+    """Return left, top, right and bottom of whole images inside their buckets, (height, width): sd-scripts' crop_ltrb.
+
+    It is not the crop that sd-scripts takes. [N, 4]; left and top are whole numbers.
+    """
+    rows, columns = np.asarray(bucket, np.float64).T
+    aspect = np.asarray(width) / np.asarray(height)
+    is_wider = columns / rows > aspect  # the bucket
+    inner_width, inner_height = np.where(is_wider, rows * aspect, columns), np.where(is_wider, rows, columns / aspect)
+    left, top = (columns - inner_width) // 2, (rows - inner_height) // 2
+    return np.column_stack([left, top, left + inner_width, top + inner_height])
+
+
+def column(samples: pa.Table | Mapping[str, Any], name: str) -> NDArray[np.int64]:
+    return np.asarray(samples[name], np.int64)

@@ -1,0 +1,226 @@
+"""Buckets: the sizes of a cache of images of many aspects, and the rules that give each image one of them.
+
+A rule is a function of an image's width and height. docs/reference/buckets.md says where each one comes from.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import isqrt
+from typing import Any, Literal
+
+from cache_store.errors import ConfigError
+from cache_store.format.array import MAX_SIDE, BucketRule
+from precompute.images.buckets.aspects import (
+    diffusion_pipe_sizes,
+    nemo_sizes,
+    one_trainer_sizes,
+    place_diffusion_pipe,
+    place_nemo,
+    place_one_trainer,
+)
+from precompute.images.buckets.grids import (
+    musubi_sizes,
+    novelai_sizes,
+    place_musubi,
+    place_novelai,
+    place_sd_scripts,
+    sd_scripts_sizes,
+    with_budget,
+)
+from precompute.images.buckets.ours import place_ours, sizes_within, with_bounds
+from precompute.images.buckets.per_image import place_ai_toolkit, place_diffusers
+from precompute.images.buckets.placement import Aspects, Box, BucketSize, Placement, Size, area_of
+
+__all__ = ["Box", "BucketSize", "BucketsConfig", "Placement", "Size", "place"]
+
+SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
+"""Width x height."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A rule: the fields that it uses, with their defaults, and its function."""
+
+    place: Callable[[BucketRule, Size], Placement]
+    defaults: Mapping[str, Any]
+    """Without an entry, a field is left out; see `also`."""
+    also: Collection[str] = ()
+    """Fields that it uses and that have no default of their own."""
+    complete: Callable[[BucketRule], BucketRule] = lambda rule: rule
+    """Fills in the defaults that depend on other fields."""
+    table: Callable[[BucketRule], Aspects] | None = None
+    """Lists its buckets; None if each image has its own."""
+
+
+PRESETS = {
+    "ours": Preset(
+        place=place_ours,
+        defaults={"resolution": 1024, "step": 64},
+        also=("pixels", "min", "max", "no_upscale", "sizes"),
+        complete=with_bounds,
+        table=sizes_within,
+    ),
+    "diffusers": Preset(place=place_diffusers, defaults={"resolution": 512, "step": 16}, also=("sizes",)),
+    "sd-scripts": Preset(
+        place=place_sd_scripts,
+        defaults={"resolution": 1024, "min": 256, "max": 1024, "step": 64},
+        also=("pixels", "no_upscale"),
+        table=sd_scripts_sizes,
+    ),
+    "musubi": Preset(
+        place=place_musubi,
+        defaults={"pixels": 960 * 544, "step": 16},
+        also=("resolution", "no_upscale"),
+        table=musubi_sizes,
+    ),
+    "one-trainer": Preset(place=place_one_trainer, defaults={"resolution": 512, "step": 64}, table=one_trainer_sizes),
+    "diffusion-pipe": Preset(
+        place=place_diffusion_pipe,
+        defaults={"resolution": 512, "step": 32, "min_aspect": 0.5, "max_aspect": 2.0, "num_aspects": 7},
+        table=diffusion_pipe_sizes,
+    ),
+    "ai-toolkit": Preset(place=place_ai_toolkit, defaults={"resolution": 512, "step": 64}),
+    "nemo": Preset(place=place_nemo, defaults={"resolution": 256, "step": 64}, also=("pixels",), table=nemo_sizes),
+    "novelai": Preset(
+        place=place_novelai,
+        defaults={"resolution": 512, "min": 256, "max": 1024, "step": 64, "max_aspect_error": 4.0},
+        also=("pixels",),
+        complete=with_budget,
+        table=novelai_sizes,
+    ),
+}
+"""Rules by name; to add one, write its function and add an entry."""
+
+LISTED = ("resolution", "pixels", "min", "max", "step")
+"""Fields that a list of sizes replaces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketsConfig:
+    """Images of many sizes: a rule gives each image one of several sizes, its bucket. A field that is left out has the
+    rule's own default.
+    """
+
+    preset: Literal[
+        "none",
+        "ours",
+        "diffusers",
+        "sd-scripts",
+        "musubi",
+        "one-trainer",
+        "diffusion-pipe",
+        "ai-toolkit",
+        "nemo",
+        "novelai",
+    ] = "none"
+    """none: all images get image.height and image.width. ours: the nearest aspect, among sizes within a number of
+    pixels; the excess is cut evenly. The others do as the trainers of that name, which the documentation lists."""
+    resolution: int | None = None
+    """Side of the square that has a bucket's pixels."""
+    pixels: int | None = None
+    """Most pixels of a bucket, instead of a resolution: 522240 is 960 x 544."""
+    min: int | None = None
+    """Shortest side of a bucket."""
+    max: int | None = None
+    """Longest side of a bucket."""
+    step: int | None = None
+    """Sides are multiples of it; at least the VAE's spatial factor."""
+    no_upscale: bool = False
+    """true: small images get small buckets instead of being enlarged. ours, sd-scripts, musubi."""
+    sizes: list[str] | None = None
+    """The buckets, width x height, instead of the fields above: [1024x1024, 1216x832]. ours, diffusers."""
+    min_aspect: float | None = None
+    """diffusion-pipe: width over height of the tallest bucket."""
+    max_aspect: float | None = None
+    """diffusion-pipe: width over height of the widest bucket."""
+    num_aspects: int | None = None
+    """diffusion-pipe: number of aspects."""
+    max_aspect_error: float | None = None
+    """novelai: an image whose aspect differs by this or more from the nearest bucket's is rejected."""
+
+    def __post_init__(self) -> None:
+        given = self._given
+        if self.preset == "none":
+            if given:
+                raise ConfigError(f"image.buckets.{next(iter(given))} needs image.buckets.preset: a rule's name")
+            return
+        preset = PRESETS[self.preset]
+        for name in given:
+            if name not in preset.defaults and name not in preset.also:
+                raise ConfigError(f"image.buckets.{name} has no effect for preset {self.preset}; leave it out")
+        if self.sizes is not None:
+            for name in given.keys() & {*LISTED}:
+                raise ConfigError(f"image.buckets.{name} has no effect beside sizes; leave one of them out")
+        elif {"resolution", "pixels"} <= given.keys() and self.preset != "novelai":
+            raise ConfigError("image.buckets.pixels is instead of resolution; leave one of them out")
+        self._refuse_bad_numbers(given)
+        rule = self.rule
+        if not rule.sizes:
+            self._refuse_bad_grid(rule)
+
+    def _refuse_bad_numbers(self, given: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            if name in ("sizes", "no_upscale"):
+                continue
+            if not 0 < value <= (MAX_SIDE**2 if name == "pixels" else MAX_SIDE):
+                raise ConfigError(f"image.buckets.{name} must be above 0 and no more than a side may be, got {value}")
+        for text in self.sizes or ():
+            if not (match := SIZE.fullmatch(text)) or max(map(int, match.groups())) > MAX_SIDE:
+                raise ConfigError(f"image.buckets.sizes must be width x height, such as 1024x768; got {text}")
+        if self.sizes is not None and not self.sizes:
+            raise ConfigError("image.buckets.sizes is empty; list at least one size, such as 1024x768")
+
+    def _refuse_bad_grid(self, rule: BucketRule) -> None:
+        """Raise ConfigError unless the fields fit together, and each bucket of the rule has pixels."""
+        for name in ("min", "max"):
+            if (side := getattr(rule, name)) % rule.step:
+                raise ConfigError(f"image.buckets.{name} must be a multiple of step, {rule.step}; got {side}")
+        if rule.min > rule.max:
+            raise ConfigError(f"image.buckets.min, {rule.min}, is more than max, {rule.max}")
+        if rule.min_aspect and rule.max_aspect and rule.min_aspect > rule.max_aspect:
+            raise ConfigError(f"image.buckets.min_aspect, {rule.min_aspect:g}, is more than max_aspect")
+        square, table = isqrt(area_of(rule)), PRESETS[rule.preset].table
+        # First the square: a table of less than one step is not even computed.
+        if square < 2 * rule.step or (table and not all(min(size) > 0 for _, size in [*table(rule)] or [(0, (0, 0))])):
+            raise ConfigError(
+                f"image.buckets: {rule.preset} has no buckets of about {square} x {square} pixels with these fields; "
+                "set a larger resolution or a smaller step"
+            )
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The fields that are set, but for the preset."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "preset"}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    @property
+    def example_sizes(self) -> Sequence[tuple[int, int]]:
+        """Heights and widths that buckets may have: all that are listed, or two that differ in every respect."""
+        if (rule := self.rule).sizes:
+            return [(height, width) for width, height in rule.sizes]
+        return [(rows * rule.step, columns * rule.step) for rows, columns in ((9, 13), (17, 5))]
+
+    @property
+    def most_pixels(self) -> int:
+        """About the most pixels of a bucket."""
+        rule = self.rule
+        return max((width * height for width, height in rule.sizes), default=area_of(rule))
+
+    @property
+    def rule(self) -> BucketRule:
+        """The rule as a cache records it: with every number that it uses."""
+        preset, given = PRESETS[self.preset], self._given
+        values = {name: value for name, value in preset.defaults.items() if self.sizes is None or name not in LISTED}
+        if given.keys() & {"resolution", "pixels"} and self.preset != "novelai":
+            values = {name: value for name, value in values.items() if name not in ("resolution", "pixels")}
+        if self.sizes is not None:
+            given["sizes"] = tuple((int(width), int(height)) for width, height in (s.split("x") for s in self.sizes))
+        return preset.complete(BucketRule(preset=self.preset, **{**values, **given}))
+
+
+@lru_cache(2**14)
+def place(rule: BucketRule, size: Size) -> Placement:
+    """Place an image of this size (width, height); raise Rejected if the rule leaves it out."""
+    return PRESETS[rule.preset].place(rule, size)

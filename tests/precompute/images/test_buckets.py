@@ -1,0 +1,230 @@
+"""Every rule gives an image the place that its project gives it, and the properties that the page of rules promises."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from diffusers.training_utils import find_nearest_bucket, generate_aspect_ratio_buckets
+from PIL import Image, ImageOps
+
+from cache_store.errors import ConfigError
+from cache_store.format.array import BucketRule
+from precompute.images.buckets import PRESETS, BucketsConfig, place
+from precompute.images.buckets.placement import Size, area_of
+from precompute.images.rejected import Rejected
+
+EXAMPLES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "bucket_examples.json").read_text())["rules"]
+
+by_example = pytest.mark.parametrize("example", EXAMPLES, ids=[each["name"] for each in EXAMPLES])
+
+CONFIGS = {
+    **{each["name"]: BucketsConfig(**each["buckets"]) for each in EXAMPLES},
+    "ours": BucketsConfig(preset="ours"),
+    "ours, 512": BucketsConfig(preset="ours", resolution=512, step=16),
+    "ours, no_upscale": BucketsConfig(preset="ours", no_upscale=True),
+    "ours, pixels": BucketsConfig(preset="ours", pixels=960 * 544, min=256, max=1024),
+    "ours, sizes": BucketsConfig(preset="ours", sizes=["512x512", "768x512", "512x768", "1024x1024"]),
+}
+by_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=[*CONFIGS])
+
+
+def bucket_of(rule: BucketRule, size: Size) -> Size:
+    _, height, width = place(rule, size).bucket
+    return width, height
+
+
+def random_sizes(count: int, seed: int = 0) -> list[Size]:
+    """Draw sizes of all aspects up to 1:4, most of them of photographs."""
+    random = np.random.default_rng(seed)
+    sides = np.exp(random.uniform(np.log(150), np.log(6_000), count))
+    aspects = np.exp(random.uniform(-np.log(4), np.log(4), count))
+    sizes = [(int(side), int(side * aspect)) for side, aspect in zip(sides, aspects, strict=True)]
+    return [size for size in sizes if min(size) > 80]
+
+
+@by_example
+def test_a_rule_places_images_as_its_project_does(example):
+    rule = BucketsConfig(**example["buckets"]).rule
+    for size, bucket, *scaled in example["places"]:
+        found = place(rule, tuple(size))
+        assert [found.bucket.width, found.bucket.height] == bucket
+        for name, expected in zip(("resized", "crop", "seen"), scaled, strict=False):
+            assert expected is None or getattr(found, name) == tuple(expected)
+    if order := example.get("order"):
+        assert [list(size) for _, size in PRESETS[rule.preset].table(rule)] == order
+
+
+def test_diffusers_own_functions_choose_the_same_buckets():
+    listed = ["1024x1024", "512x512", "768x512", "512x768", "1536x640"]
+    listed_hw = [tuple(map(int, each.split("x")))[::-1] for each in listed]
+    for width, height in random_sizes(400):
+        ladder = generate_aspect_ratio_buckets(min(1024, round((width * height) ** 0.5)))
+        rule = BucketsConfig(preset="diffusers", resolution=1024).rule
+        assert bucket_of(rule, (width, height)) == ladder[find_nearest_bucket(height, width, ladder)][::-1]
+        rule = BucketsConfig(preset="diffusers", sizes=listed).rule
+        assert bucket_of(rule, (width, height)) == listed_hw[find_nearest_bucket(height, width, listed_hw)][::-1]
+
+
+@by_config
+def test_the_bucket_is_listed_and_the_scaled_image_covers_it(config):
+    rule = config.rule
+    table = PRESETS[rule.preset].table
+    listed = {size for _, size in table(rule)} if table and not rule.no_upscale else None
+    has_budget = rule.preset not in ("one-trainer", "diffusion-pipe", "diffusers") and not rule.sizes
+    short = 1 if rule.preset == "nemo" else 0
+    for size in random_sizes(400):
+        found = place(rule, size)
+        bucket = (found.bucket.width, found.bucket.height)
+        assert listed is None or bucket in listed
+        assert not rule.step or [side % rule.step for side in bucket] == [0, 0]
+        assert not has_budget or bucket[0] * bucket[1] <= area_of(rule)
+        for side, scaled, start in zip(bucket, found.resized, found.crop, strict=True):
+            assert -short <= start
+            assert start + side <= scaled + short
+
+
+def test_nemo_leaves_a_side_one_pixel_short():
+    found = place(BucketsConfig(preset="nemo", resolution=1024).rule, (618, 1500))
+    assert (found.bucket, found.resized, found.crop) == ((1, 1344, 768), (767, 1864), (-1, 260))
+
+
+def test_novelai_rejects_wide_images_and_takes_tall_ones():
+    rule = BucketsConfig(preset="novelai").rule
+    assert bucket_of(rule, (100, 2_000)) == (256, 1024)
+    assert bucket_of(rule, (799, 100)) == (1024, 256)
+    with pytest.raises(Rejected, match="an aspect of 8"):
+        place(rule, (800, 100))
+
+
+def test_diffusion_pipes_box_gives_the_pixels_of_pillows_fit():
+    pixels = np.random.default_rng(0).integers(0, 256, (91, 160, 3), np.uint8)
+    image, rule = Image.fromarray(pixels), BucketsConfig(preset="diffusion-pipe", resolution=64, step=16).rule
+    found = place(rule, image.size)
+    fitted = ImageOps.fit(image, bucket_of(rule, image.size), Image.Resampling.BICUBIC)
+    assert image.resize(fitted.size, Image.Resampling.BICUBIC, found.seen).tobytes() == fitted.tobytes()
+
+
+# The rule `ours`.
+
+
+@pytest.mark.parametrize("config", [CONFIGS[name] for name in CONFIGS if name.startswith("ours")])
+def test_ours_mirrors_its_buckets_with_the_image(config):
+    """The scaled size too; an odd excess is cut by one pixel more at the right and the bottom."""
+    for width, height in random_sizes(400):
+        one, other = place(config.rule, (width, height)), place(config.rule, (height, width))
+        if width != height:
+            assert one == (
+                (1, other.bucket.width, other.bucket.height),
+                other.resized[::-1],
+                other.crop[::-1],
+                None,
+            )
+
+
+@pytest.mark.parametrize("name", ["ours", "ours, 512", "ours, pixels", "ours, sizes"])
+def test_ours_chooses_the_nearest_aspect(name):
+    """Compared in exact fractions with every bucket."""
+    rule = CONFIGS[name].rule
+    buckets = [size for _, size in PRESETS["ours"].table(rule)]
+    for size in random_sizes(200):
+        chosen = bucket_of(rule, size)
+        quotients = {each: Fraction(each[0] * size[1], each[1] * size[0]) for each in buckets}
+        distances = {each: max(quotient, 1 / quotient) for each, quotient in quotients.items()}
+        assert distances[chosen] == min(distances.values())
+
+
+def test_ours_gives_an_image_of_a_buckets_size_this_bucket():
+    rule = CONFIGS["ours"].rule
+    for _, size in PRESETS["ours"].table(rule):
+        assert place(rule, size)[1:] == (size, (0, 0), None)
+        assert bucket_of(rule, size) == size
+    rule = BucketsConfig(preset="ours", sizes=["512x512", "1024x1024"]).rule
+    assert [bucket_of(rule, (side, side)) for side in (512, 600, 1024)] == [(512, 512), (1024, 1024), (1024, 1024)]
+
+
+@pytest.mark.parametrize(
+    ("size", "bucket", "resized"),
+    [
+        ((3_000, 4_000), (896, 1152), (896, 1195)),
+        ((500, 333), (448, 320), (480, 320)),
+        ((1_000, 1_000), (960, 960), (960, 960)),
+        ((4_000, 200), (2048, 192), (3_840, 192)),
+    ],
+)
+def test_without_upscaling_a_small_image_gets_the_largest_grid_size_inside_it(size, bucket, resized):
+    rule = CONFIGS["ours, no_upscale"].rule
+    assert (bucket_of(rule, size), place(rule, size).resized) == (bucket, resized)
+
+
+def test_without_upscaling_no_image_is_enlarged():
+    for size in random_sizes(400):
+        assert min(np.subtract(size, place(CONFIGS["ours, no_upscale"].rule, size).resized)) >= 0
+
+
+def test_the_bounds_of_ours_follow_the_resolution():
+    found = {each: BucketsConfig(preset="ours", resolution=each).rule for each in (256, 1024)}
+    assert [(rule.min, rule.max, rule.step) for rule in found.values()] == [(64, 512, 64), (256, 2048, 64)]
+
+
+# Configs and records.
+
+
+@by_config
+def test_a_rule_is_recorded_whole(config):
+    assert msgspec.json.decode(msgspec.json.encode(config.rule), type=BucketRule) == config.rule
+
+
+def test_a_record_has_only_the_numbers_that_the_rule_uses():
+    recorded = {name: msgspec.to_builtins(BucketsConfig(preset=name).rule).keys() for name in PRESETS}
+    for name, preset in PRESETS.items():
+        assert {"preset", *preset.defaults} <= recorded[name] <= {"preset", *preset.defaults, *preset.also}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"preset": "none", "resolution": 512}, "resolution"),
+        ({"preset": "diffusers", "min": 256}, "min"),
+        ({"preset": "nemo", "no_upscale": True}, "no_upscale"),
+        ({"preset": "sd-scripts", "sizes": ["64x64"]}, "sizes"),
+        ({"preset": "ours", "max_aspect_error": 4.0}, "max_aspect_error"),
+        ({"preset": "ours", "sizes": ["64x64"], "step": 8}, "step"),
+        ({"preset": "ours", "sizes": []}, "sizes"),
+        ({"preset": "ours", "sizes": ["1024"]}, "1024"),
+        ({"preset": "ours", "sizes": ["99999x64"]}, "99999x64"),
+        ({"preset": "ours", "resolution": 512, "pixels": 512 * 512}, "pixels"),
+        ({"preset": "ours", "resolution": 0}, "resolution"),
+        ({"preset": "ours", "step": -1}, "step"),
+        ({"preset": "ours", "min": 100}, "min"),
+        ({"preset": "sd-scripts", "min": 512, "max": 256}, "min"),
+        ({"preset": "sd-scripts", "resolution": 64}, "64 x 64"),
+        ({"preset": "ours", "min": 1088}, "no buckets"),
+        ({"preset": "novelai", "min": 704}, "no buckets"),
+        ({"preset": "diffusion-pipe", "min_aspect": 3.0}, "min_aspect"),
+        ({"preset": "diffusion-pipe", "max_aspect": 5000.0}, "no buckets"),
+    ],
+    ids=str,
+)
+def test_fields_that_do_not_fit_together_are_refused_by_name(fields, named):
+    with pytest.raises(ConfigError, match=named):
+        BucketsConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"preset": "ours", "no_upscale": True}, (60, 500)),
+        ({"preset": "ours", "no_upscale": True, "sizes": ["512x512"]}, (500, 600)),
+        ({"preset": "sd-scripts", "no_upscale": True}, (60, 500)),
+        ({"preset": "sd-scripts", "no_upscale": True}, (50_000, 30)),
+        ({"preset": "musubi", "no_upscale": True}, (15, 500)),
+    ],
+    ids=str,
+)
+def test_an_image_that_leaves_no_pixels_is_rejected(fields, size):
+    with pytest.raises(Rejected, match=f"too small: {size[0]} x {size[1]}"):
+        place(BucketsConfig(**fields).rule, size)
