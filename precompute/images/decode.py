@@ -143,10 +143,10 @@ class ImageConfig:
     flip: bool = False
     """Mirror left and right after fitting: a second view of the same samples, to store in a separate cache."""
 
-    buckets: BucketsConfig = field(default_factory=BucketsConfig)
-
     from_model: bool = False
     """Take height, width, fit, resample and range from a vision tower's preprocessor_config.json."""
+
+    buckets: BucketsConfig = field(default_factory=BucketsConfig)
 
     def __post_init__(self) -> None:
         if self.has_buckets and (given := [name for name in FIXED_SIZE if self._is_given(name)]):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cache_store.format.array import ImageRecipe
 from precompute.images.buckets import Box, Placement, Size, place
-from precompute.images.rejected import Rejected
+from precompute.images.rejected import Rejected, refuse_many_pixels
 
 MID_GREY = 128
 """Fills a rejected image's place in its batch, and the border of `pad`."""
@@ -116,6 +116,7 @@ def placement_of(size: Size, recipe: ImageRecipe) -> Placement | None:
     if (width, height) != (recipe.width, recipe.height):
         planned = f"was planned for {recipe.width}x{recipe.height}"
         raise Rejected(OTHER_BUCKET, f"the image of {size[0]} x {size[1]} belongs to {width}x{height}, but {planned}")
+    refuse_many_pixels(*placement.resized, recipe.max_pixels)  # 1,000,000 x 1 would be scaled to 256,000,000 x 256
     return placement
 
 

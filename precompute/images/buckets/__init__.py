@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import isqrt
-from typing import Any, Literal
+from typing import Any
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import MAX_SIDE, BucketRule
@@ -103,20 +103,10 @@ class BucketsConfig:
     rule's own default.
     """
 
-    preset: Literal[
-        "none",
-        "ours",
-        "diffusers",
-        "sd-scripts",
-        "musubi",
-        "one-trainer",
-        "diffusion-pipe",
-        "ai-toolkit",
-        "nemo",
-        "novelai",
-    ] = "none"
+    preset: str = "none"
     """none: all images get image.height and image.width. ours: the nearest aspect, among sizes within a number of
-    pixels; the excess is cut evenly. The others do as the trainers of that name, which the documentation lists."""
+    pixels; the excess is cut evenly. diffusers, sd-scripts, musubi, one-trainer, diffusion-pipe, ai-toolkit, nemo,
+    novelai: as those trainers do."""
     resolution: int | None = None
     """Side of the square that has a bucket's pixels."""
     pixels: int | None = None
@@ -146,13 +136,14 @@ class BucketsConfig:
             if given:
                 raise ConfigError(f"image.buckets.{next(iter(given))} needs image.buckets.preset: a rule's name")
             return
-        preset = PRESETS[self.preset]
+        if (preset := PRESETS.get(self.preset)) is None:
+            raise ConfigError(f"image.buckets.preset must be one of none, {', '.join(PRESETS)}, got {self.preset}")
         for name in given:
             if name not in preset.defaults and name not in preset.also:
                 raise ConfigError(f"image.buckets.{name} has no effect for preset {self.preset}; leave it out")
         if self.sizes is not None:
-            for name in given.keys() & {*LISTED}:
-                raise ConfigError(f"image.buckets.{name} has no effect beside sizes; leave one of them out")
+            if others := [name for name in LISTED if name in given]:
+                raise ConfigError(f"image.buckets.{others[0]} has no effect beside sizes; leave one of them out")
         elif {"resolution", "pixels"} <= given.keys() and self.preset != "novelai":
             raise ConfigError("image.buckets.pixels is instead of resolution; leave one of them out")
         self._refuse_bad_numbers(given)
@@ -164,8 +155,9 @@ class BucketsConfig:
         for name, value in given.items():
             if name in ("sizes", "no_upscale"):
                 continue
-            if not 0 < value <= (MAX_SIDE**2 if name == "pixels" else MAX_SIDE):
-                raise ConfigError(f"image.buckets.{name} must be above 0 and no more than a side may be, got {value}")
+            most = MAX_SIDE**2 if name == "pixels" else MAX_SIDE
+            if not 0 < value <= most:
+                raise ConfigError(f"image.buckets.{name} must be above 0 and at most {most:,}, got {value}")
         for text in self.sizes or ():
             if not (match := SIZE.fullmatch(text)) or max(map(int, match.groups())) > MAX_SIDE:
                 raise ConfigError(f"image.buckets.sizes must be width x height, such as 1024x768; got {text}")
@@ -181,9 +173,10 @@ class BucketsConfig:
             raise ConfigError(f"image.buckets.min, {rule.min}, is more than max, {rule.max}")
         if rule.min_aspect and rule.max_aspect and rule.min_aspect > rule.max_aspect:
             raise ConfigError(f"image.buckets.min_aspect, {rule.min_aspect:g}, is more than max_aspect")
-        square, table = isqrt(area_of(rule)), PRESETS[rule.preset].table
-        # First the square: a table of less than one step is not even computed.
-        if square < 2 * rule.step or (table and not all(min(size) > 0 for _, size in [*table(rule)] or [(0, (0, 0))])):
+        square, table, sides = isqrt(area_of(rule)), PRESETS[rule.preset].table, list[int]()
+        if square >= 2 * rule.step:  # the tables of smaller squares cannot be computed
+            sides = [min(size) for _, size in table(rule)] if table else [square]
+        if min(sides, default=0) < 1:
             raise ConfigError(
                 f"image.buckets: {rule.preset} has no buckets of about {square} x {square} pixels with these fields; "
                 "set a larger resolution or a smaller step"
@@ -210,7 +203,7 @@ class BucketsConfig:
 
     @property
     def rule(self) -> BucketRule:
-        """The rule as a cache records it: with every number that it uses."""
+        """The rule as a cache records it, with every number that it uses; only for a preset."""
         preset, given = PRESETS[self.preset], self._given
         values = {name: value for name, value in preset.defaults.items() if self.sizes is None or name not in LISTED}
         if given.keys() & {"resolution", "pixels"} and self.preset != "novelai":
