@@ -1,7 +1,7 @@
 """Opens the source of a build's samples: a list, a folder, tars, Parquet files or another cache."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -118,7 +118,12 @@ def open_parquet(config: SourceConfig) -> Source:
 
 def open_cache_source(config: SourceConfig) -> Source:
     refuse_no_cache(store := open_store(config.path if is_url(config.path) else require_path(config.path)))
-    return CacheSource(store, open_source(recorded_section(store, "source", SourceConfig)))
+    recorded = recorded_section(store, "source", SourceConfig)
+    if (column := config.fields.image) is not None:
+        if recorded.kind != "parquet":
+            raise ConfigError(f"source.fields.image: {store} was made from kind {recorded.kind}; only parquet has others")
+        recorded = replace(recorded, fields=replace(recorded.fields, image=column))
+    return CacheSource(store, open_source(recorded))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +162,7 @@ SOURCES = {
         open=open_cache_source,
         images_are="the other cache remembers its images",
         add_texts="Give that cache's source the texts, and plan it again in a new cache",
+        fields=frozenset({"image"}),
     ),
 }
 

@@ -17,7 +17,7 @@ class FieldNames:
 
     image: str | None = None
     """webdataset: the image's extension, if a sample has several images (jpg, seg.png). parquet: the column; default:
-    image, img, or a format's name."""
+    image, img, or a format's name. cache: another column of the Parquet files that the cache was made from."""
     id: str | None = None
     """parquet: the column; default: id, key or __key__; without one, the id is file and row."""
     caption: str | None = None

@@ -10,6 +10,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -187,6 +188,28 @@ def test_another_resolution_over_the_same_plan_joins_row_by_row(project):
     assert len(joined) == NUM_IMAGES - 1
     large, small = (each.shape[2:] for each in joined.read(np.array([3])).values())
     assert np.prod(large) > np.prod(small)
+
+
+def test_paired_images_are_two_caches_of_one_plan(project):
+    """As edit models are trained: a control image beside each target, in another column."""
+    table = project.source / "pairs.parquet"
+    sizes = [SIZES[number % len(SIZES)] for number in range(NUM_IMAGES)]
+    columns = {
+        name: [{"bytes": picture(first + number, size), "path": None} for number, size in enumerate(sizes)]
+        for name, first in (("target", 0), ("control", 100))
+    }
+    features = datasets.Features({name: datasets.Image() for name in columns})
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(table, batch_size=8)
+    project.build(source={"kind": "parquet", "path": str(table), "fields": {"image": "target"}})
+    other = {"kind": "cache", "path": str(project.cache), "fields": {"image": "control"}}
+    project.build(name="control", source=other)
+    paired = open_joined({"target": project.cache, "control": project.folder / "control"})
+    assert len(paired) == NUM_IMAGES
+    first, second = (each.samples(np.arange(NUM_IMAGES), ["content_sha256"]) for each in paired.caches.values())
+    assert not {*first["content_sha256"].to_pylist()} & {*second["content_sha256"].to_pylist()}
+    assert [*paired.caches["target"].spec.shards] == [*paired.caches["control"].spec.shards]
+    said = project.build(name="folder", code=2, source={**other, "path": str(project.folder / "none")})
+    assert "none does not exist" in said
 
 
 @pytest.mark.parametrize("kind", ["zip", "deflated zip", "tar"])
