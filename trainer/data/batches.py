@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.order import Int64Array, batch_positions
+from trainer.data.order import Int64Array
 from trainer.data.prefetch import WindowReader
 from trainer.data.stream import LatentStream, as_tensors
 from trainer.model.model import ModelInput
@@ -47,8 +47,8 @@ class StepLoader:
 
     def __call__(self, step: int) -> StepBatch:
         """Load the batch of step number `step`, counted from 0."""
-        positions = batch_positions(step, self.stream.batch_size)
-        numbers, of_rank = self.stream.numbers(positions), self.stream.share.select(positions)
+        positions = self.stream.batch_positions(step)
+        numbers, of_rank = self.stream.numbers(positions), self.stream.share.of_batch(positions)
         passes = np.split(of_rank, self.accumulate)
         micro_batches = [self._micro_batch(numbers[each - positions[0]], each) for each in passes]
         return StepBatch(numbers, self.text.label_tokens(numbers), self.text.text_tokens(numbers), micro_batches)

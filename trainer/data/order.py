@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.errors import ConfigError
-from trainer.config import MAX_SHUFFLE_BLOCK
 
 Int64Array = NDArray[np.int64]
 Uint64Array = NDArray[np.uint64]
@@ -39,6 +38,20 @@ class SampleOrder:
     """Number of neighbours in a block, which are shown within one window; 1: single samples are shuffled."""
     lanes: int = 1
     """Number of blocks in a window."""
+
+    @property
+    def epoch_positions(self) -> int:
+        """Number of positions of an epoch."""
+        return self.count
+
+    @property
+    def positions_alike(self) -> int:
+        """Number of positions, from 0 on, whose samples have one size."""
+        return self.count
+
+    def batch(self, number: int, batch_size: int) -> Int64Array:
+        """Return the positions of a global batch."""
+        return batch_positions(number, batch_size)
 
     def at(self, positions: Int64Array) -> Int64Array:
         """Return the indices in [0, count) at `positions`."""
@@ -70,13 +83,6 @@ class SampleOrder:
         return (first + positions // self.count) % views
 
 
-def make_order(identity: str, seed: int, count: int, batch_size: int, shuffle_block: int) -> SampleOrder:
-    """Make the order of single samples, or of blocks if `shuffle_block` is above 1."""
-    if not (isinstance(shuffle_block, int) and 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK):
-        raise ConfigError(f"shuffle_block must be a whole number in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block!r}")
-    return SampleOrder(identity, seed, count, block=shuffle_block, lanes=lanes_of(batch_size))
-
-
 @dataclass(frozen=True)
 class RankShare:
     """The part of each global batch that a rank shows."""
@@ -91,8 +97,13 @@ class RankShare:
         if size < 1 or ranks < 1 or size % ranks or not 0 <= rank < ranks:
             raise ConfigError(f"batch_size {size} must divide among ranks (rank {rank} of {ranks})")
 
+    def of_batch(self, positions: Int64Array) -> Int64Array:
+        """Return those of a batch's positions that this rank shows; a short batch is dealt out evenly."""
+        first, end = (len(positions) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        return positions[first:end]
+
     def select(self, positions: Int64Array) -> Int64Array:
-        """Return those of `positions` that this rank shows; they may be in any number of batches."""
+        """Return those of `positions` that this rank shows; they may be in any number of full batches."""
         samples = self.batch_size // self.world_size
         return np.extract(positions % self.batch_size // samples == self.rank, positions)
 

@@ -4,7 +4,12 @@ The position is the number of samples consumed. Global batch k covers the positi
 sequence of epochs, so a batch may span two epochs and is never short. Rank r of R takes the r-th contiguous part of
 it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order.
 
-A pass covers `epochs` epochs, and the next pass continues where it ended. DataLoader workers are copies of the stream,
+A global batch of a cache of several image sizes is of one size (`trainer/data/buckets.py`). Positions are counted as
+for one size: batch k covers [k·B, (k+1)·B); if it is short, the last of these positions stay empty.
+
+A pass covers `epochs` epochs, and the next pass continues where it ended. An epoch of n samples has n positions, so
+that a pass is as long in batches for several sizes as for one; with `remainder: short` or `repeat`, an epoch is a whole
+number of batches, and so is a pass of whole epochs. DataLoader workers are copies of the stream,
 made for each pass or kept between passes, and must know where the next pass begins. So that position is in memory that
 all workers share; it advances when the last worker has ended the pass.
 """
@@ -28,7 +33,8 @@ from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize
 from cache_store.messages import differences_between, refuse
 from trainer.config import MAX_EPOCHS
-from trainer.data.order import Int64Array, RankShare, batch_positions, make_order
+from trainer.data.buckets import BucketOrder, Remainder, group_by_size, make_order, sizes_of
+from trainer.data.order import Int64Array, RankShare, SampleOrder
 from trainer.data.prefetch import Samples, WindowReader
 from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
 from trainer.model.model_config import WORLD
@@ -52,10 +58,10 @@ class LatentSource(Protocol):
 class LatentStream(IterableDataset[dict[str, Any]]):
     """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
 
-    Yields `latents` [batch_size / world_size, *shape] in the stored dtype (for joined caches, a mapping of names to
-    tensors), `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for `sample_posterior`) and
-    `cursor`, the position after the batch. Caches of texts add `mask` [batch_size / world_size, tokens], bool, False at
-    padding (for joined caches, a mapping of names to masks).
+    Yields `latents` [batch_size / world_size, *shape] in the stored dtype, of one image size (for joined caches, a
+    mapping of names to tensors), `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for
+    `sample_posterior`) and `cursor`, the position after the batch. Caches of texts add `mask` [batch_size / world_size,
+    tokens], bool, False at padding (for joined caches, a mapping of names to masks).
     `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. A pass that you leave
     before its end is not finished: without workers, the next pass begins where that one began; with workers, which read
     ahead, first load the cursor of the last batch.
@@ -66,14 +72,19 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     Args:
         cache: An open cache or its path. A mapping of names to paths is joined (`cache_store.open_joined`). A list
             holds views: caches of one plan that show the same images differently. Each sample shows them in turn.
-        batch_size: Size of the global batch. A pass's last batch is filled from the next epoch.
+        batch_size: Size of the global batch. A pass's last batch is filled from the next epoch; see `remainder`.
         samples: Numbers of the samples to show, such as a training split; an epoch shows each once. Default: all.
         seed: Seed of the order, and of latents that are drawn.
         epochs: Length of a pass; None: it never ends.
         rank: The part of each global batch that this process reads, in [0, world_size).
         world_size: Number of parts; it divides `batch_size`.
+        remainder: What happens to the samples of each image size that do not fill a batch at an epoch's end. `carry`:
+            they are carried into the next epoch: each sample is shown once in each epoch of its size, but not once in
+            each pass. `short`: each pass of one epoch shows each sample once, and the last batch of each size is short.
+            `repeat`: the last batch of each size is filled with samples of that size again. With one size and `carry`,
+            only the last batch of a pass reaches into the next epoch.
         shuffle_block: Above 1, that many neighbours are read together, ahead of their batches, and held while they are
-            shown (`trainer/data/order.py`). It allows at most one worker; threads read ahead.
+            shown (`trainer/data/order.py`). It allows at most one worker; threads read ahead. Images have one size.
         draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
         normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
             a latent is drawn first.
@@ -93,6 +104,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         epochs: float | None = 1,
         rank: int = 0,
         world_size: int = 1,
+        remainder: Remainder = "carry",
         shuffle_block: int = 1,
         draw: bool = False,
         normalize: bool = False,
@@ -111,13 +123,18 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             raise ConfigError(f"draw: {self.cache.first.store} holds no posterior moments to draw from")
         self.draw, self.normalize = draw or normalize, normalize
         total = len(self.cache)
-        self.samples = None if samples is None else valid_numbers(samples, total)
-        count = total if self.samples is None else len(self.samples)
-        if not count:
-            where = f"{self.cache.first.store} holds none" if self.samples is None else "samples is empty"
+        chosen = None if samples is None else valid_numbers(samples, total)
+        if not (total if chosen is None else len(chosen)):
+            where = f"{self.cache.first.store} holds none" if chosen is None else "samples is empty"
             raise ConfigError(f"there are no samples to show: {where}")
-        self.order = make_order(self.cache.identity, seed, count, batch_size, shuffle_block)
-        self.pass_samples = None if epochs is None else exact(epochs) * count
+        self.sizes = sizes_of(self.cache)
+        counts, self._numbers = group_by_size(self.sizes, total, chosen)
+        self._samples = "all" if chosen is None else numbers_digest(chosen)
+        self.remainder = remainder
+        self.order = make_order(self.cache.identity, seed, counts, batch_size, shuffle_block, remainder)
+        if isinstance(self.order, BucketOrder):
+            self.order.refuse_ranks(world_size, self.sizes.names)
+        self.pass_positions = None if epochs is None else exact(epochs) * self.order.epoch_positions
         self._cursor, self._end = 0, self.pass_end(0)
         self._own_pass: tuple[int, int] | None = None
         # Forked workers share these pages; torch shares them with spawned ones as it pickles them.
@@ -126,10 +143,10 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     def pass_end(self, position: int) -> int:
         """Return the end position of the pass that contains `position`: the end of its last batch."""
-        if not self.pass_samples:
+        if not self.pass_positions:
             return NEVER
-        passes = position // self.pass_samples + 1
-        return math.ceil(passes * self.pass_samples / self.batch_size) * self.batch_size
+        passes = position // self.pass_positions + 1
+        return math.ceil(passes * self.pass_positions / self.batch_size) * self.batch_size
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
@@ -164,7 +181,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
         Any thread may call it; the stream's position stays. Blocks come from `ahead`, if given, else from the cache.
         """
-        positions = self.share.select(batch_positions(number, self.batch_size))
+        positions = self.share.of_batch(self.batch_positions(number))
         numbers = self.numbers(positions)
         tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self.cache.mask(numbers))}
         return {
@@ -174,14 +191,17 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             "cursor": (number + 1) * self.batch_size,
         }
 
+    def batch_positions(self, number: int) -> Int64Array:
+        """Return the positions of global batch `number`, counted from 0."""
+        return self.order.batch(number, self.batch_size)
+
     def numbers(self, positions: Int64Array) -> Int64Array:
         """Return the numbers of the samples at `positions`."""
-        indices = self.order.at(positions)
-        return indices if self.samples is None else self.samples[indices]
+        return self._numbers[self.order.at(positions)]
 
     def read_ahead(self, end: int) -> WindowReader | None:
         """Return a reader that reads blocks ahead of their batches, up to `end`; None if the shuffle has no blocks."""
-        if self.order.block == 1:
+        if not isinstance(self.order, SampleOrder) or self.order.block == 1:
             return None
         return WindowReader(self.order, self.share, lambda at: self._read(self.numbers(at), at), end)
 
@@ -236,9 +256,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     def _must_match(self) -> dict[str, Any]:
         order = self.order
-        samples = "all" if self.samples is None else numbers_digest(self.samples)
-        fields = {"cache": order.identity, "samples": samples, "seed": order.seed, "batch_size": self.batch_size}
-        return {**fields, "shuffle_block": order.block}
+        fields = {"cache": order.identity, "samples": self._samples, "seed": order.seed, "batch_size": self.batch_size}
+        return {**fields, "shuffle_block": order.block, "remainder": self.remainder}
 
 
 def exact(epochs: float) -> Fraction:

@@ -54,11 +54,12 @@ class Views(JoinedCache):
     def show(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
         """Read every tower's samples by number, [N, *shape], each from the view at its index in `views`."""
         rows = self.rows(numbers)
-        arrays = {name: each.spec.array for name, each in self.caches.items()}
-        shown = {name: np.empty((len(rows), *each.shape), each.numpy_dtype) for name, each in arrays.items()}
-        for place, view in enumerate(self.views):
+        shown = dict[str, np.ndarray]()
+        for place in np.unique(views_N):
             here = np.flatnonzero(views_N == place)
-            for name, samples in view.read_rows(rows[here]).items():
+            for name, samples in self.views[place].read_rows(rows[here]).items():
+                if name not in shown:
+                    shown[name] = np.empty((len(rows), *samples.shape[1:]), samples.dtype)
                 shown[name][here] = samples
         return shown
 

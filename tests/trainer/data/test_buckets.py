@@ -1,0 +1,191 @@
+"""Caches of several image sizes: each batch has one size, for any ranks, workers and resumes; no sample is lost."""
+
+import itertools
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from cache_store import open_cache, open_joined
+from cache_store.errors import ConfigError, StaleError
+from tests.make_cache import make_cache, text_recipe
+from trainer import LatentStream
+from trainer.data.buckets import BucketOrder, Sizes, group_by_size
+from trainer.data.views import open_views
+
+BATCH = 4
+SHAPES, ROWS = [(4, 3, 3), (4, 2, 5), (4, 6, 2)], [13, 7, 3]
+REJECTED = [2, 14]
+CHOSEN = np.array([20, 3, 5, 18, 13, 0, 1, 12, 11, 8, 10])
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def latents_of(shapes: list[Any], rows: list[int], seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal((count, *shape), np.float32) for count, shape in zip(rows, shapes, strict=True)]
+
+
+LATENTS = latents_of(SHAPES, ROWS)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12, 6 and 3 samples of three sizes, in shards of 5 rows at most."""
+    path = tmp_path_factory.mktemp("sizes") / "cache"
+    return make_cache(path, LATENTS, rejected=REJECTED, samples_per_shard=5)
+
+
+def numbers_of(batches: Any) -> list[list[int]]:
+    return [batch["numbers"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("counts", [(12, 6, 3), (1,), (1, 1), (0, 5, 0, 1), (97, 3, 40, 41), (8, 8)])
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+@pytest.mark.parametrize("remainder", ["carry", "short", "repeat"])
+def test_each_epoch_of_a_size_shows_its_samples_once_in_batches_of_that_size(counts, batch_size, remainder):
+    order, epochs = BucketOrder("cache", 0, counts, batch_size, remainder), 2 * batch_size
+    per_epoch = np.array(counts) / batch_size if remainder == "carry" else -(-np.array(counts) // batch_size)
+    total = int((epochs * per_epoch).sum() + 1e-9)
+    batches = [order.at(order.batch(number, batch_size)) for number in range(total)]
+    firsts = np.cumsum([0, *counts])
+    shown = [Counter[int]() for _ in counts]
+    for batch in batches:
+        (bucket,) = {int(each) for each in np.searchsorted(firsts, batch, side="right") - 1}
+        shown[bucket].update(batch.tolist())
+        assert remainder == "short" or len(batch) == batch_size
+    for bucket, count in enumerate(counts):
+        own = set(range(firsts[bucket], firsts[bucket + 1]))
+        assert {*shown[bucket]} == own
+        assert remainder != "repeat" or min(shown[bucket].values(), default=epochs) >= epochs
+        assert remainder == "repeat" or {*shown[bucket].values()} <= {epochs}
+        assert remainder != "carry" or sum(shown[bucket].values()) == epochs * count
+
+
+def test_an_epoch_has_its_share_of_each_size_and_mixes_the_sizes():
+    order = BucketOrder("cache", 0, (4_000, 2_100, 3), 10)
+    sizes = [sum(order.at(np.array([10 * number]))[0] >= first for first in (4_000, 6_100)) for number in range(6_103)]
+    epochs = np.split(np.array(sizes), np.arange(610, 6_100, 610))
+    for epoch in epochs[:9]:
+        assert Counter(epoch.tolist())[0] in (399, 400, 401)
+        assert 120 < np.count_nonzero(np.diff(epoch)) < 400
+    assert not np.array_equal(epochs[0], epochs[1])
+    assert Counter(sizes[:6_103]) == {0: 4_000, 1: 2_100, 2: 3}
+
+
+def test_sizes_decide_the_order_in_every_version():
+    """Bits of the order that a resumed run relies on."""
+    for remainder, expected in (
+        ("carry", [[9, 8], [1, 2], [7, 5], [4, 3]]),
+        ("short", [[3, 0], [6], [9, 8], [6, 7]]),
+        ("repeat", [[3, 0], [6, 7], [9, 8], [6, 7]]),
+    ):
+        order = BucketOrder("cache", 7, (5, 3, 2), 2, remainder)
+        batches = [order.at(order.batch(number, 2)).tolist() for number in (0, 1, 2, 10**9)]
+        assert batches == expected, remainder
+
+
+@pytest.mark.parametrize("samples", [None, CHOSEN], ids=["all", "chosen"])
+@pytest.mark.parametrize("remainder", ["carry", "short", "repeat"])
+def test_every_batch_has_one_size_on_any_ranks_workers_and_resumes(cache, remainder, samples):
+    options: dict[str, Any] = {"samples": samples, "epochs": 3, "remainder": remainder, "seed": 5}
+    stream = partial(LatentStream, cache, BATCH, **options)
+    batches, stored = list(stream()), open_cache(cache)
+    whole = numbers_of(batches)
+    for batch in batches:
+        np.testing.assert_array_equal(batch["latents"].numpy(), stored.read(batch["numbers"].numpy()))
+    positions = [position for batch in batches for position in batch["positions"].tolist()]
+    assert len({*positions}) == sum(map(len, whole))
+    if remainder != "carry":
+        first, chosen = [*itertools.chain(*numbers_of(stream(epochs=1)))], range(21) if samples is None else samples
+        assert {*first} == {*chosen}
+        assert remainder == "repeat" or len(first) == len(chosen)
+    if min(map(len, whole)) > 1:
+        halves = [numbers_of(stream(rank=rank, world_size=2)) for rank in (0, 1)]
+        assert [left + right for left, right in zip(*halves, strict=True)] == whole
+    for workers in (1, 3):
+        assert numbers_of(DataLoader(stream(), batch_size=None, num_workers=workers)) == whole
+    with ThreadPoolExecutor(4) as pool:
+        assert numbers_of(pool.map(stream().batch, range(len(whole)))) == whole
+    for consumed, batch in enumerate(batches, 1):
+        resumed = stream()
+        resumed.load_state_dict({**stream().state_dict(), "cursor": batch["cursor"]})
+        assert numbers_of(resumed) == whole[consumed:]
+    assert numbers_of(itertools.islice(stream(epochs=None), len(whole))) == whole
+    half = stream(epochs=0.5)
+    assert [*itertools.chain.from_iterable(numbers_of(half) for _ in range(6))] == whole
+
+
+def test_short_batches_that_leave_a_rank_without_samples_are_refused(cache):
+    with pytest.raises(ConfigError, match=r"40x16.* 6 samples.* 4 ranks.*repeat"):
+        LatentStream(cache, BATCH, world_size=4, remainder="short")
+    halves = [list(LatentStream(cache, BATCH, world_size=2, rank=rank, remainder="short")) for rank in (0, 1)]
+    lengths = [tuple(len(part["numbers"]) for part in parts) for parts in zip(*halves, strict=True)]
+    assert {*lengths} == {(2, 2), (1, 2), (1, 1)}
+    with pytest.raises(ConfigError, match="remainder.*drop"):
+        LatentStream(cache, BATCH, remainder="drop")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="shuffle_block"):
+        LatentStream(cache, BATCH, shuffle_block=4)
+    with pytest.raises(StaleError, match=r"remainder +carry +short"):
+        LatentStream(cache, BATCH, remainder="short").load_state_dict(LatentStream(cache, BATCH).state_dict())
+
+
+def test_one_size_is_one_bucket_and_may_have_short_batches_too(tmp_path):
+    path = make_cache(tmp_path / "one", LATENTS[0])
+    lengths = [len(numbers) for numbers in numbers_of(LatentStream(path, BATCH, epochs=2, remainder="short"))]
+    assert sorted(lengths) == [1, 1, 4, 4, 4, 4, 4, 4]
+
+
+def test_joined_images_are_grouped_by_both_sizes_and_texts_join_by_row(tmp_path):
+    rows, texts = sum(ROWS), np.random.default_rng(2).standard_normal((sum(ROWS), 6, 8), np.float32)
+    others = latents_of([(2, 1, 1), (2, 4, 4)], [9, 14], seed=3)
+    paths = {
+        "world": make_cache(tmp_path / "world", LATENTS, rejected=REJECTED, samples_per_shard=5),
+        "small": make_cache(tmp_path / "small", others, rejected=[4], samples_per_shard=6),
+        "text": make_cache(tmp_path / "text", texts, samples_per_shard=23, text=text_recipe(6)),
+    }
+    batches = list(LatentStream(paths, BATCH, remainder="short"))
+    by_row = {"world": [*itertools.chain(*LATENTS)], "small": [*itertools.chain(*others)], "text": [*texts]}
+    pairs = set()
+    for batch in batches:
+        places = open_joined(paths).samples(batch["numbers"].numpy(), ["row"])["row"].to_pylist()
+        for name, shown in batch["latents"].items():
+            np.testing.assert_array_equal(shown.numpy(), [by_row[name][row].astype(np.float16) for row in places])
+        pairs.add(tuple(batch["latents"][name].shape[1:] for name in ("world", "small")))
+    assert len(pairs) == 4
+    assert sorted(itertools.chain(*numbers_of(batches))) == list(range(rows - 3))
+    swapped = LatentStream(dict(reversed(paths.items())), BATCH, remainder="short")
+    assert numbers_of(swapped) == numbers_of(batches)
+
+
+def test_views_of_several_sizes_show_each_sample_in_turn(tmp_path):
+    flipped = latents_of(SHAPES, ROWS, seed=1)
+    paths = [
+        make_cache(tmp_path / "plain", LATENTS, rejected=REJECTED, samples_per_shard=5),
+        make_cache(tmp_path / "flipped", flipped, image={"flip": True}),
+    ]
+    both = [[*itertools.chain(*LATENTS)], [*itertools.chain(*flipped)]]
+    seen = Counter[tuple[int, int]]()
+    for batch in LatentStream(paths, BATCH, epochs=2, remainder="short"):
+        rows = open_views(paths).samples(batch["numbers"].numpy(), ["row"])["row"].to_pylist()
+        for row, latent in zip(rows, batch["latents"].numpy(), strict=True):
+            (view,) = (place for place in (0, 1) if np.array_equal(both[place][row].astype(np.float16), latent))
+            seen[row, view] += 1
+    assert {*seen.values()} == {1}
+    assert len(seen) == 2 * 21
+    other = make_cache(tmp_path / "other", latents_of(SHAPES, [7, 13, 3]), image={"flip": True})
+    with pytest.raises(ConfigError, match=r"views.*row 7"):
+        LatentStream([paths[0], other], BATCH)
+
+
+def test_a_size_may_come_back_in_later_shards():
+    """As after an extension."""
+    sizes = Sizes(("a", "b"), np.array([0, 3, 3, 5, 9]), np.array([0, 1, 0, 1, 0]))
+    for samples in (None, np.arange(12)):
+        counts, numbers = group_by_size(sizes, 12, samples)
+        assert counts.tolist() == [8, 4]
+        assert numbers[np.arange(12)].tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 5, 6, 7, 8]
