@@ -3,22 +3,20 @@
     python examples/diffusers_lora.py FLUX.1 OUT --latents CACHE --text t5=CACHE --text clip=CACHE --steps 200
     python examples/diffusers_lora.py FLUX.1 OUT …the same… --resume                          # after any stop
 
-Each batch has one size. Noise, time and dropped captions are drawn from (seed, step), so a run that was stopped and
-resumed gives the losses of one that was not. The transformer is a small one with random weights, of the class that
-the pipeline has; put `from_pretrained` in its place. The families' texts, by the names that --text gives them:
-
-    FLUX.1      t5 (tokens), clip (pooled)
-    Qwen-Image  qwen (tokens)
-    SDXL        clip_l (tokens), clip_g (tokens), pooled (of clip_g)
+Each batch has one size. Noise, time and dropped captions are drawn from the step's number, so a run that was stopped
+and resumed gives the losses of one that was not. The transformer is small, with random weights, of the class that the
+pipeline has; put `from_pretrained` in its place. The texts of --text are, for FLUX.1, t5 (tokens) and clip (pooled);
+for Qwen-Image, qwen; for SDXL, clip_l, clip_g (tokens) and pooled (of clip_g), beside latents with buckets.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import DDPMScheduler, FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from cache_store import EncodeOnceError, JoinedCache, open_joined, time_ids
@@ -32,22 +30,21 @@ Texts = dict[str, Tensor]
 # Axes: N samples, C channels, Y X cells of a latent, T tokens, F features.
 
 
-def make_model(family: str, channels: int, widths: dict[str, int]) -> nn.Module:
+def make_model(family: str, channels: int, widths: dict[str, int]) -> Any:
     """Make a small transformer, or U-Net, with random weights; `widths` are the texts' features, by name."""
-    small = {"attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": (4, 6, 6), "num_layers": 1}
+    small: dict[str, Any] = {"attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": (4, 6, 6)}
     if family == "FLUX.1":
-        sizes = {"joint_attention_dim": widths["t5"], "pooled_projection_dim": widths["clip"]}
-        return FluxTransformer2DModel(in_channels=4 * channels, num_single_layers=1, **small, **sizes)
+        small |= {"joint_attention_dim": widths["t5"], "pooled_projection_dim": widths["clip"]}
+        return FluxTransformer2DModel(in_channels=4 * channels, num_layers=1, num_single_layers=1, **small)
     if family == "Qwen-Image":
-        sizes = {"out_channels": channels, "joint_attention_dim": widths["qwen"]}
-        return QwenImageTransformer2DModel(in_channels=4 * channels, **small, **sizes)
+        small |= {"out_channels": channels, "joint_attention_dim": widths["qwen"]}
+        return QwenImageTransformer2DModel(in_channels=4 * channels, num_layers=1, **small)
     return UNet2DConditionModel(
         in_channels=channels,
         out_channels=channels,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         block_out_channels=(16, 32),
-        layers_per_block=1,
         norm_num_groups=8,
         attention_head_dim=(2, 4),
         cross_attention_dim=widths["clip_l"] + widths["clip_g"],
@@ -57,7 +54,7 @@ def make_model(family: str, channels: int, widths: dict[str, int]) -> nn.Module:
     )
 
 
-def predict(model: nn.Module, noisy_NCYX: Tensor, time_N: Tensor, texts: Texts, mask: Texts, ids_N6: Tensor) -> Tensor:
+def predict(model: Any, noisy_NCYX: Tensor, time_N: Tensor, texts: Texts, mask: Texts, ids_N6: Tensor | None) -> Any:
     """Call the model as its pipeline does; FLUX.1 and Qwen-Image take a token of each 2 x 2 cells."""
     rows, columns = (side // 2 for side in noisy_NCYX.shape[2:])
     tokens_NTF = F.pixel_unshuffle(noisy_NCYX, 2).flatten(2).transpose(1, 2)
@@ -107,7 +104,9 @@ def train(
     model.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v"]), model)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
-    out.mkdir(parents=True, exist_ok=resume)
+    if out.exists() and not resume:
+        raise EncodeOnceError(f"{out} exists; add --resume to continue it")
+    out.mkdir(parents=True, exist_ok=True)
     done, ids_N6 = 0, None
     if checkpoints := sorted(out.glob("step-*.pt")) if resume else []:
         state = torch.load(checkpoints[-1], weights_only=True)

@@ -180,4 +180,5 @@ def make_array(
 def outcome(row: int, is_rejected: bool) -> Outcome:
     if is_rejected:
         return Outcome(content_sha256=None, width=None, height=None, reason="missing: no such file")
-    return Outcome(content_sha256=f"{row:064x}", width=64, height=48, reason=None, tokens=5)
+    placed = {"resized_width": 64, "resized_height": 48, "crop_left": row % 3, "crop_top": 0}
+    return Outcome(content_sha256=f"{row:064x}", width=64, height=48, reason=None, tokens=5, **placed)

@@ -121,7 +121,9 @@ def open_cache_source(config: SourceConfig) -> Source:
     recorded = recorded_section(store, "source", SourceConfig)
     if (column := config.fields.image) is not None:
         if recorded.kind != "parquet":
-            raise ConfigError(f"source.fields.image: {store} was made from kind {recorded.kind}; only parquet has others")
+            raise ConfigError(
+                f"source.fields.image: {store} was made from kind {recorded.kind}; only parquet has others"
+            )
         recorded = replace(recorded, fields=replace(recorded.fields, image=column))
     return CacheSource(store, open_source(recorded))
 

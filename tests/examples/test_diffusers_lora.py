@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from cache_store.format.array import BucketRule, TextRecipe
-from tests.examples.test_examples import NEEDS, Steps, end, kill_at, run, start, steps_in
+from tests.examples.test_examples import Steps, end, kill_at, run, start, steps_in
 from tests.make_cache import make_cache
 
-NEEDS["diffusers_lora"] = "peft"
 STEPS = 30
 TEXTS = {
     "FLUX.1": {"t5": (7, 16), "clip": (12,)},
@@ -70,6 +69,12 @@ def test_a_run_that_was_stopped_twice_trains_as_one_that_was_not(family, caches,
             run("diffusers_lora", *options(family, caches, tmp_path / "out", "--steps", steps, "--resume"))
         )
     assert found == uninterrupted
+
+
+def test_a_folder_that_exists_is_refused(caches, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        run("diffusers_lora", *options("FLUX.1", caches, tmp_path))
+    assert capsys.readouterr().err == f"diffusers_lora.py: error: {tmp_path} exists; add --resume to continue it\n"
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(family, caches, uninterrupted, tmp_path):

@@ -1,0 +1,68 @@
+"""Every command of the guide for diffusion models, as typed, on small models and photographs of many aspects."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from PIL import Image
+
+from cache_store import open_cache, open_joined
+from cache_store.cli import main as cache_store
+from precompute.cli import main as precompute
+from tests.examples.test_examples import run, steps_in
+from tests.precompute.encoders.text_models import save_text_encoder
+
+GUIDE = Path(__file__).parents[2] / "docs/guide/diffusion.md"
+MODEL = "black-forest-labs/FLUX.1-dev"
+SMALL = {
+    "data/latents": "--encoder.compute_dtype float32 --image.buckets.resolution 64 --image.buckets.min 32 "
+    "--image.buckets.step 16 --encoder.batch_size 2",
+    "data/t5": "--encoder.compute_dtype float32",
+    "data/clip": "--encoder.compute_dtype float32",
+}
+"""Options that make each build small, by its cache."""
+
+pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
+
+
+def write_photos(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (6, 6, 3), np.uint8)
+        size = [(90, 60), (60, 90), (80, 80), (150, 50)][number % 4]
+        Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(folder / f"p{number:02d}.jpg")
+        (folder / f"p{number:02d}.txt").write_text(f"A picture with the number {number}.")
+
+
+def save_models(folder: Path) -> None:
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    vae = AutoencoderKL(**blocks, block_out_channels=[8] * 4, norm_num_groups=4, latent_channels=4, shift_factor=0.1)
+    vae.save_pretrained(folder / "vae")
+    save_text_encoder("CLIPTextModel", folder)
+    save_text_encoder("T5EncoderModel", folder, "_2")
+
+
+def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_photos(Path("photos"))
+    save_models(tmp_path / MODEL)
+    said = {}
+    blocks = re.findall(r"^```bash\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    for command in "".join(blocks).splitlines():
+        program, *words = shlex.split(command)
+        if program == "python":
+            said[command] = run(Path(words[0]).stem, *words[1:])
+            continue
+        small = SMALL.get(words[2], "") if words[0] == "build" else ""
+        assert {"precompute": precompute, "cache-store": cache_store}[program]([*words, *small.split()]) == 0, command
+    first, resumed = map(steps_in, said.values())
+    assert (max(first), min(resumed), max(resumed)) == (50, 51, 100)
+    latents = open_cache("data/latents")
+    assert len(latents.arrays) == 4
+    assert len(open_joined({"latents": latents, "t5": "data/t5", "clip": "data/clip"})) == 12
+    assert Path("data/latents.html").stat().st_size > 10_000
