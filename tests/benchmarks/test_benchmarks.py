@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    buckets,
     build,
     decode,
     encode,
@@ -62,6 +63,7 @@ TOY: list[tuple[Any, list[str], str, int]] = [
     (feed, [*FEED, "--decode=stub", "--workers=1"], "images_per_s", 3),
     (feed, [*FEED, "--decode=real", "--workers=2"], "images_per_s", 4),
     (scale, ["--samples", "4096", "5000"], "results", 2),
+    (buckets, ["--samples=5000", "--headers=20", "--count=5"], "results", 4),
     (train_step, [*TRAIN, "--widths=16", "--repeats=8"], "widths", 1),
     (switches, [*TRAIN, "--model-width=16", "--steps=10", "--pairs=loss_chunk"], "pairs", 1),
 ]

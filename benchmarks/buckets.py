@@ -1,0 +1,93 @@
+"""Plan images of many sizes, and order their batches.
+
+Three steps, one after the other: read the sizes of a folder's images from their first bytes; list samples of random
+sizes and arrange them in buckets, of `ours` at 1024 pixels; find the samples of random batches. Memory is the greatest
+resident size of the process so far.
+"""
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness import parser_with, positive_int, print_record, program
+from benchmarks.photographs import write_images
+from precompute.images.buckets import BucketsConfig
+from precompute.rerun.arrange import Arranger
+from precompute.rerun.image_sizes import ImageSizes
+from precompute.rerun.rows import Rows
+from precompute.rerun.source_plan import make_plan
+from precompute.sources import SourceConfig, open_source
+from precompute.sources.listing import Samples
+from trainer.data.buckets import BucketOrder
+
+PACKAGES = ("numpy", "pyarrow", "pillow", "encode-once")
+SHARD_ROWS, BATCH, BATCHES = 4_096, 256, 1_000
+
+
+class RandomSizes(ImageSizes):
+    """Sizes from 400 to 4,000 pixels a side, in place of files."""
+
+    def __init__(self) -> None:
+        pass
+
+    def of(self, rows: Rows, first: int = 0) -> NDArray[np.int32]:
+        return np.random.default_rng(0).integers(400, 4_000, (len(rows) - first, 2), np.int32)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        write_images(Path(name) / "images", options, options.headers)
+        source = open_source(SourceConfig(kind="folder", path=f"{name}/images"))
+        listed = make_plan(source.samples(), SHARD_ROWS)
+        measure(found, "sizes", options.headers, lambda: ImageSizes(source, None, 10**8).of(listed))
+    plan = measure(found, "list", options.samples, lambda: make_plan(Samples(samples(options.samples)), SHARD_ROWS))
+    arranger = Arranger(BucketsConfig(preset="ours").rule, RandomSizes(), lambda _: (16, 1, 1), SHARD_ROWS, "aspect")
+    rows = measure(found, "arrange", options.samples, lambda: arranger.first(plan))
+    assert rows.array_indices is not None
+    counts = np.bincount(rows.array_indices, np.diff(rows.bounds)).astype(int).tolist()
+    order = BucketOrder("identity", 0, tuple(counts), BATCH)
+    numbers = np.random.default_rng(0).integers(0, 10**6, BATCHES).tolist()
+    measure(found, "order", BATCHES, lambda: [order.at(order.batch(number, BATCH)) for number in numbers])
+    for step, figures in found.items():
+        print(f"{step:<8} {figures['per_s']:>12,.0f}/s {figures['seconds']:>8.1f} s {figures['peak_mib']:>6.0f} MiB")
+    print_record(options, PACKAGES, buckets=len(counts), shards=rows.num_shards, results=found)
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = parser_with(__doc__, "images", "mosaic", count=196)
+    parser.add_argument("--samples", type=positive_int, default=1_000_000, help="samples that are arranged")
+    parser.add_argument("--headers", type=positive_int, default=20_000, help="image files whose sizes are read")
+    return parser
+
+
+def measure(found: dict[str, dict[str, float]], step: str, count: int, work: Callable[[], Any]) -> Any:
+    started = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    found[step] = {"seconds": round(seconds, 2), "per_s": round(count / seconds, 1), "peak_mib": round(peak, 1)}
+    return result
+
+
+def samples(count: int) -> Iterator[dict[str, object]]:
+    turns = [{"from": "gpt", "value": "a caption of some ordinary words"}]
+    for number in range(count):
+        name = f"{number:09d}.jpg"
+        yield {"id": name, "uri": name, "conversations": turns, "fingerprint": "12:34", "place": None}
+
+
+main = program(run)
+
+if __name__ == "__main__":
+    sys.exit(main())
