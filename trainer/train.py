@@ -231,7 +231,8 @@ class TrainingRun:
 
     def pace(self, batch: StepBatch, elapsed_s: float, waited_s: float) -> Metrics:
         """Return how far the run is, and how fast."""
-        tokens = len(batch.numbers) * self.model.projectors.num_tokens + batch.text_tokens
+        world = self.model.projectors.count(batch.micro_batches[0].latents)
+        tokens = len(batch.numbers) * world + batch.text_tokens
         return {
             "epoch": self.position / len(self.session.split.train),
             "position": self.position,

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -93,6 +94,14 @@ def sizes_of(cache: JoinedCache) -> Sizes:
         starts_R=rows_R - np.searchsorted(cache.rejected_rows(), rows_R),
         sizes_R=sizes_R,
     )
+
+
+def parts_alike(sizes_N: Int64Array, most: int) -> list[slice]:
+    """Cut samples, by the index of each one's size, into neighbours of one size, at most `most` in a part."""
+    bounds = [0, *(np.flatnonzero(np.diff(sizes_N)) + 1).tolist(), len(sizes_N)]
+    return [
+        slice(start, min(start + most, end)) for first, end in pairwise(bounds) for start in range(first, end, most)
+    ]
 
 
 def group_by_size(sizes: Sizes, total: int, samples: Int64Array | None) -> tuple[Int64Array, Int64Array | Runs]:

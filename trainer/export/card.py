@@ -149,10 +149,11 @@ def standalone_section(config: ProjectorConfig) -> str:
     if not has_one_tower(config):
         given = "a mapping of " + " and ".join(f"`{tower.name}`" for tower in config.towers) + f", each {given}"
     num_tokens, width = sum(tower.tokens for tower in config.towers), config.language_model.width
+    counted = "P" if any(0 in tower.array.shape for tower in config.towers) else num_tokens
     code = f"""\
 from projector import Answerer, ExportedProjector
 
-tokens = ExportedProjector(".")({samples})  # [N, {num_tokens}, {width}], for the language model's inputs_embeds
+tokens = ExportedProjector(".")({samples})  # [N, {counted}, {width}], for the language model's inputs_embeds
 print(Answerer(".")({samples}, "What is this?"))  # about one image
 """
     needs = "torch and safetensors, and for answers transformers"
@@ -213,15 +214,20 @@ def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     before = config.towers[: config.towers.index(tower)]
     first = "after BOS" if config.text.begins_with_bos else "first of all"
     first = f"after those of {before[-1].name}" if before else first
+    most = "up to " if 0 in tower.array.shape else ""
     return {
         tower.array.made_of: tower.array.recipe_summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
-        samples_word(tower): f"[{tower.array.named_shape}], {samples_in_words(tower)}",
-        "becomes": f"{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
+        samples_word(tower): f"[{tower.array.named_shape}]{of_sizes(tower)}, {samples_in_words(tower)}",
+        "becomes": f"{most}{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
         "projector": f"{tower.projector}, layout {tower.layout}{attention_in_words(tower)}",
         "language model": f"{display_name(language.name)}, identity `{language.identity}`",
         "trained from the cache": f"`{tower.cache_identity}`",
     }
+
+
+def of_sizes(tower: Tower) -> str:
+    return " where 0 is any size" if 0 in tower.array.shape else ""
 
 
 def samples_in_words(tower: Tower) -> str:

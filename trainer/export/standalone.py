@@ -141,6 +141,7 @@ def token_kinds(config: Mapping[str, Any]) -> list[int] | None:
     if not full:
         return []
     is_gemma = any(tower.get("norm_eps") is not None for tower in config["towers"])
-    if not is_gemma or any(one == other == 1 for (one, _), (other, _) in pairwise(runs)):
+    has_sizes = any(0 in tower["array"]["shape"] for tower in config["towers"])  # then token counts differ
+    if not is_gemma or has_sizes or any(one == other == 1 for (one, _), (other, _) in pairwise(runs)):
         return None
     return [kind for kind, length in runs for _ in range(length)]

@@ -8,6 +8,7 @@ import torch
 
 from cache_store.program.output_file import refuse_inside, refuse_output, write_output
 from cache_store.storage.store import local_path
+from trainer.data.buckets import parts_alike
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
@@ -39,8 +40,7 @@ def generate(run: str, config: GenerateConfig) -> None:
 
 
 def generate_answers(generator: Generator, asked: Subjects, batch_size: int) -> Iterator[tuple[Subject, Answer]]:
-    for start in range(0, len(asked.subjects), batch_size):
-        part = slice(start, start + batch_size)
+    for part in parts_alike(asked.sizes_N, batch_size):
         subjects = asked.subjects[part]
         said = generator(asked.read(part), [each.messages for each in subjects])
         yield from zip(subjects, said, strict=True)

@@ -118,7 +118,7 @@ class Generator:
         stop: list[StoppingCriteria] = [StopWhenTold(stopped)] if stopped else []
         stop += [StopAtWords(self.chat.tokenizer, self._end.words, length)] if self._end.words else []
         prompt: dict[str, Any] = {"input_ids": None, "inputs_embeds": embeddings_NTD}
-        if (masks := self._masks(tokens, mask_NT)) is not None:
+        if (masks := self._masks(on_device, tokens, mask_NT)) is not None:
             prompt["attention_mask"] = masks
         try:
             with only_our_options(self._whole), first_reading(language.decoder, prompt):
@@ -151,10 +151,10 @@ class Generator:
             mask_NT[row, :padding] = 0
         return embeddings_NTD, mask_NT
 
-    def _masks(self, tokens: Sequence[np.ndarray], mask_NT: Tensor) -> Masks | None:
+    def _masks(self, latents: Mapping[str, Tensor], tokens: Sequence[np.ndarray], mask_NT: Tensor) -> Masks | None:
         """Make masks under which an image's tokens attend to each other; None if every tower is causal."""
         longest = torch.empty(len(tokens), max(map(len, tokens)), device=mask_NT.device)
-        if (block_1T := self.model.blocks(longest)) is None:
+        if (block_1T := self.model.blocks(longest, latents)) is None:
             return None
         is_padding_NT, language = mask_NT == 0, self.model.language
         rolled = [block_1T[0].roll(padding) for padding in is_padding_NT.sum(1).tolist()]

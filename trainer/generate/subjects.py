@@ -15,6 +15,7 @@ from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCach
 from cache_store.messages import differences_between, printable, refuse
 from cache_store.program.config_file import suggest
 from trainer.config import views_of_run
+from trainer.data.buckets import sizes_of
 from trainer.data.stream import as_tensor, as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.rows import chosen_samples
@@ -46,6 +47,8 @@ class Subjects:
     """Reads a slice of the subjects: each tower's samples [N, *shape], by its name."""
     caches: Sequence[Path | str]
     """The caches that hold them; empty for image files."""
+    sizes_N: np.ndarray
+    """Index of the size of each one's latents; those of one size are read together."""
 
 
 def find_subjects(projector: TrainedProjector, config: GenerateConfig) -> Subjects:
@@ -69,7 +72,7 @@ def subjects_of_rows(projector: TrainedProjector, config: GenerateConfig) -> Sub
     def read(part: slice) -> Mapping[str, Tensor]:
         return as_tensors(cache.read(numbers[part]))
 
-    return Subjects(subjects, read, [each.root for each in cache.caches.values()])
+    return Subjects(subjects, read, [each.root for each in cache.caches.values()], sizes_of(cache).of(numbers))
 
 
 def user_turn(prompt: str) -> list[Message]:
@@ -136,7 +139,8 @@ def subjects_of_images(projector: TrainedProjector, config: GenerateConfig, imag
     subjects = [
         Subject(f"image {printable(str(path))}", {"image": str(path)}, user_turn(config.prompt or "")) for path in paths
     ]
-    return Subjects(subjects, lambda part: {name: each[part] for name, each in latents.items()}, ())
+    sizes_N = np.zeros(len(paths), np.int64)
+    return Subjects(subjects, lambda part: {name: each[part] for name, each in latents.items()}, (), sizes_N)
 
 
 def encode_files(tower: Tower, paths: Sequence[Path], named: str | None, *, is_one: bool) -> Tensor:
@@ -144,6 +148,11 @@ def encode_files(tower: Tower, paths: Sequence[Path], named: str | None, *, is_o
     model = named or tower.encoder_model
     option = "--encoder" if is_one else spell_option("encoders", [tower.name])
     of_tower = "" if is_one else f"tower {tower.name}: "
+    if 0 in tower.array.shape:
+        raise ConfigError(
+            f"image: {of_tower}the projector was trained on images of several sizes; ask about rows of a cache, with "
+            "--rows"
+        )
     if model is None:
         raise ConfigError(f"{of_tower}the projector does not know where its encoder is; name it with {option}")
     try:

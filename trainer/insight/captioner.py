@@ -13,10 +13,12 @@ import torch
 from cache_store import JoinedCache
 from cache_store.errors import ModelError
 from cache_store.gallery.pictures import preview
+from trainer.data.buckets import parts_alike
+from trainer.data.prefetch import Samples
 from trainer.data.stream import as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
-from trainer.generate.rows import cached_samples
+from trainer.generate.rows import CachedSample, cached_samples
 from trainer.run.observers import Caption
 from trainer.run.session import Session
 
@@ -42,7 +44,9 @@ class HeldOutCaptions:
         self._session = session
         numbers = session.split.validation[: session.config.run.sample_captions]
         self._samples = cached_samples(session.cache, numbers)
-        self._stored = session.loader.stream.source.read(numbers)
+        sizes = session.loader.stream.sizes.of(numbers)
+        self._parts = parts_alike(sizes, session.config.run.eval_batch_size)
+        self._stored = [session.loader.stream.source.read(numbers[part]) for part in self._parts]
         longest = max(len(session.chat.prompt_tokens(sample.question)) for sample in self._samples)
         limit = max(1, min(CAPTION_TOKENS, session.config.data.max_text_tokens - longest))
         config = GenerateConfig(rows=",".join(str(sample.row) for sample in self._samples), max_tokens=limit)
@@ -53,20 +57,18 @@ class HeldOutCaptions:
     def __call__(self, stopped: Callable[[], bool]) -> list[Caption]:
         """Caption the samples; if the model cannot generate, say so once, and the run continues without captions."""
         captions: list[Caption] = []
-        size = self._session.config.run.eval_batch_size
         compiled = self._session.config.run.compile != "none"  # each new length would be compiled anew
         try:
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-                for start in range(0, len(self._samples), size):
+                for part, stored in zip(self._parts, self._stored, strict=True):
                     if self._is_possible and not stopped():
-                        captions += self._caption(slice(start, start + size), stopped)
+                        captions += self._caption(self._samples[part], stored, stopped)
         except ModelError as error:
             self._is_possible = False
             self._session.world.say(f"no captions: {error}")
         return captions
 
-    def _caption(self, part: slice, stopped: Callable[[], bool]) -> list[Caption]:
-        samples, stored = self._samples[part], {name: each[part] for name, each in self._stored.items()}
+    def _caption(self, samples: Sequence[CachedSample], stored: Samples, stopped: Callable[[], bool]) -> list[Caption]:
         answers = self._generator(as_tensors(stored), [sample.question for sample in samples], stopped)
         return [
             Caption(

@@ -57,6 +57,8 @@ class LiveEncoder:
 
 
 def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
+    if cache.spec.arrays:
+        raise ConfigError(f"{cache.store} holds images of several sizes, which are not encoded in the step")
     if (model := encoder_model(cache)) is None:
         raise ConfigError(f"{cache.store} does not record where its encoder is")
     return open_image_encoder(cache.spec.array, model, str(device))

@@ -149,7 +149,7 @@ def one_step(updater: Updater, batches: Iterator[StepBatch], step: int) -> tuple
 
 def tokens_of(session: Session, batch: StepBatch) -> tuple[int, int]:
     """Count the tokens that the language model reads in a step, without and with padding."""
-    world = len(batch.numbers) * session.model.projectors.num_tokens
+    world = len(batch.numbers) * session.model.projectors.count(batch.micro_batches[0].latents)
     padded = sum(each.tokens_NT.numel() for each in batch.micro_batches) * session.world.size
     return world + batch.text_tokens, world + padded
 

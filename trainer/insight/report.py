@@ -19,6 +19,7 @@ from cache_store.gallery.page import DARK, LIGHT, Plot, Scheme, page_template, s
 from cache_store.gallery.pictures import data_uri
 from cache_store.messages import flatten
 from cache_store.program.config_file import format_value
+from trainer.data.buckets import parts_alike
 from trainer.generate.rows import sample_numbers
 from trainer.insight.captioner import previews
 from trainer.run.folder import CAPTIONS, GPU_USE, NONFINITE, LogLine, read_records, write_changed
@@ -149,7 +150,9 @@ def evenly_spaced(count: int, most: int) -> list[int]:
 
 def previews_of(session: Session, rows: list[int]) -> dict[int, np.ndarray]:
     """Return each row's preview, by row; empty if no cache has a map to RGB."""
-    shown = previews(session.cache, session.cache.read(sample_numbers(session.cache, rows)))
+    numbers = sample_numbers(session.cache, rows)
+    parts = parts_alike(session.loader.stream.sizes.of(numbers), max(1, len(rows)))
+    shown = [each for part in parts for each in previews(session.cache, session.cache.read(numbers[part]))]
     return {row: picture for row, picture in zip(rows, shown, strict=True) if picture is not None}
 
 

@@ -67,29 +67,28 @@ class Reconstruction(nn.Module):
         """`num_before`: number of tokens before the first tower's."""
         super().__init__()
         self.loss = KINDS[kind]
-        self.first: dict[str, int] = {}
-        """Place of each tower's first world token in the sequence."""
+        self.num_before = num_before
         heads = dict[str, nn.Module]()
-        generator, place = torch.Generator().manual_seed(seed), num_before
+        generator = torch.Generator().manual_seed(seed)
         for name, each in projectors.items():
             if is_reconstructed(each):
-                self.first[name] = place + (each.num_tokens - each.num_world_tokens) // 2
                 heads[name] = head = nn.Linear(width, each.num_features)
                 nn.init.normal_(head.weight, std=width**-0.5, generator=generator)
                 nn.init.zeros_(head.bias)
-            place += each.num_tokens
         self.heads = nn.ModuleDict(heads)
 
     def forward(self, hidden_NTD: Tensor, latents: Mapping[str, Tensor], projectors: Projectors) -> Tensor:
         """Compute each sample's loss, a mean over its world tokens, in float32: [N]."""
-        losses = []
-        for name, head in self.heads.items():
-            tower = projectors[name]
-            assert isinstance(tower, Projector), "as is_reconstructed has checked"
-            first, last = self.first[name], self.first[name] + tower.num_world_tokens
-            with torch.no_grad():
-                latent_NSF = tower.features(latents[name])
-            losses.append(self.loss(head(hidden_NTD[:, first:last].float()), latent_NSF).mean(1))
+        losses, place, heads = [], self.num_before, dict(self.heads.items())
+        for name, tower in projectors.items():
+            count, margin = tower.count(latents[name]), tower.num_ends // 2
+            if name in heads:
+                assert isinstance(tower, Projector), "as is_reconstructed has checked"
+                world_NSD = hidden_NTD[:, place + margin : place + margin + count]
+                with torch.no_grad():
+                    latent_NSF = tower.features(latents[name])
+                losses.append(self.loss(heads[name](world_NSD.float()), latent_NSF).mean(1))
+            place += count + tower.num_ends
         return torch.stack(losses).mean(0)
 
 

@@ -81,14 +81,17 @@ class WorldModel(nn.Module):
         before, after = text_NTD[:, : self.num_before], text_NTD[:, self.num_before :]
         return torch.cat([before, *(each.to(dtype) for each in world_NPD), after], 1)
 
-    def blocks(self, tokens_NT: Tensor) -> Tensor | None:
-        """Return each token's block for `image_masks`: [1, P + T]; None if every tower is causal."""
-        block = self.projectors.sequence_blocks(tokens_NT.shape[1], self.num_before)
+    def blocks(self, tokens_NT: Tensor, latents: Mapping[str, Tensor] | None = None) -> Tensor | None:
+        """Return each token's block for `image_masks`: [1, P + T]; None if every tower is causal.
+
+        World tokens are those of `latents`, or the most that there can be.
+        """
+        block = self.projectors.sequence_blocks(tokens_NT.shape[1], self.num_before, latents)
         return None if block is None else torch.tensor([block], device=tokens_NT.device)
 
     def hidden(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
         """Compute the decoder's last hidden states: [N, P + T, D]."""
-        sequence_NTD, block_1T = self.sequence(latents, tokens_NT), self.blocks(tokens_NT)
+        sequence_NTD, block_1T = self.sequence(latents, tokens_NT), self.blocks(tokens_NT, latents)
         with phase("decoder"):
             return self.language.hidden(sequence_NTD, block_1T)
 
@@ -97,7 +100,8 @@ class WorldModel(nn.Module):
 
         Text token t > 0 stands at P + t, after BOS and all towers' tokens; the position before predicts it.
         """
-        predicting_L = batch.column_L + (self.projectors.num_tokens - 1)
+        world_tokens = hidden_NTD.shape[1] - batch.tokens_NT.shape[1]
+        predicting_L = batch.column_L + (world_tokens - 1)
         return hidden_NTD[batch.sample_L, predicting_L]
 
     def forward(self, batch: ModelInput) -> Tensor:

@@ -58,8 +58,16 @@ class TowerProjector(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """Number of world tokens, START and END."""
-        return self.num_world_tokens + (0 if self.ends is None else 2)
+        """Number of world tokens, START and END; of samples of several sizes, the most."""
+        return self.num_world_tokens + self.num_ends
+
+    @property
+    def num_ends(self) -> int:
+        return 0 if self.ends is None else 2
+
+    def count(self, samples: Tensor) -> int:
+        """Return the number of world tokens of each of these samples."""
+        return self.num_world_tokens
 
     def world_tokens(self, samples: Tensor) -> Tensor:
         """Turn samples [N, *shape] into world tokens [N, S, D]."""
@@ -101,7 +109,10 @@ class Projector(TowerProjector):
         seed: int,
         ends: Tensor | Literal["learned"] | None = "learned",
     ) -> None:
-        """`mean` and `std` are per channel or feature; of posterior moments only the first half, the means, is read."""
+        """Make a projector of samples of a shape, the largest if there are several sizes.
+
+        `mean` and `std` are per channel or feature; of posterior moments only the first half, the means, is read.
+        """
         rows, columns = (len(mean), math.prod(sample_shape[1:])) if layout != "token" else sample_shape
         tokens, features = (columns, rows) if layout == "spatial" else (rows, columns)
         super().__init__(num_world_tokens=tokens, num_features=features, width=width, ends=ends)
@@ -125,6 +136,9 @@ class Projector(TowerProjector):
     def read(self, samples: Tensor) -> Tensor:
         """Return the part of samples that is read: all but the second half of posterior moments."""
         return samples if self.layout == "token" else samples[:, : len(self.mean)]
+
+    def count(self, samples: Tensor) -> int:
+        return {"spatial": samples[0, 0].numel(), "token": samples.shape[1]}.get(self.layout, self.num_world_tokens)
 
     def features(self, samples: Tensor) -> Tensor:
         """Standardise samples and arrange them as tokens: [N, S, F] float32."""
@@ -207,7 +221,12 @@ class Projectors(nn.Module):
 
     @property
     def num_tokens(self) -> int:
+        """Number of all towers' tokens; of samples of several sizes, the most."""
         return sum(each.num_tokens for _, each in self.items())
+
+    def count(self, samples: Mapping[str, Tensor]) -> int:
+        """Return the number of all towers' tokens for each of these samples."""
+        return sum(each.count(samples[name]) + each.num_ends for name, each in self.items())
 
     def tokens(self, samples: Mapping[str, Tensor]) -> list[Tensor]:
         """Turn each tower's samples, by its name, into tokens [N, P, D], in the order of the towers."""
@@ -220,18 +239,24 @@ class Projectors(nn.Module):
             samples = {name: samples}
         return torch.cat(self.tokens(samples), 1)
 
-    def blocks(self) -> list[int]:
-        """Return each token's block: its tower's number if that tower's tokens attend to each other, else CAUSAL."""
+    def blocks(self, samples: Mapping[str, Tensor] | None = None) -> list[int]:
+        """Return each token's block: its tower's number if that tower's tokens attend to each other, else CAUSAL.
+
+        The tokens are those of `samples`, or the most that there can be.
+        """
         blocks = list[int]()
         for number, (name, each) in enumerate(self.items()):
-            margin = [CAUSAL] * ((each.num_tokens - each.num_world_tokens) // 2)
-            inside = [number if name in self.full else CAUSAL] * each.num_world_tokens
+            margin = [CAUSAL] * (each.num_ends // 2)
+            count = each.num_world_tokens if samples is None else each.count(samples[name])
+            inside = [number if name in self.full else CAUSAL] * count
             blocks += [*margin, *inside, *margin]
         return blocks
 
-    def sequence_blocks(self, text_tokens: int, num_before: int) -> list[int] | None:
+    def sequence_blocks(
+        self, text_tokens: int, num_before: int, samples: Mapping[str, Tensor] | None = None
+    ) -> list[int] | None:
         """Return the blocks of a whole sequence, with `num_before` text tokens first; None if all are CAUSAL."""
         if not self.full:
             return None
         text = [CAUSAL] * text_tokens
-        return [*text[:num_before], *self.blocks(), *text[num_before:]]
+        return [*text[:num_before], *self.blocks(samples), *text[num_before:]]

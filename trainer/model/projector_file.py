@@ -68,7 +68,7 @@ class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
     norm_eps: float | None = None
     """Epsilon of the norm in a checkpoint's own projector; None for other kinds."""
     tokens: Count
-    """Number of tokens that the language model reads, START and END included."""
+    """Number of tokens that the language model reads, START and END included; of images of several sizes, the most."""
     features: Count
     """Values of one token before the projector."""
     array: ArraySpec
@@ -194,6 +194,8 @@ def parse_config(data: bytes, where: str) -> ProjectorConfig:
 def is_known(tower: Tower) -> bool:
     """Return whether the tower's sample shape, layout and projector fit together."""
     axes, world_tokens = len(tower.array.shape), tower.tokens - 2 * tower.ends
+    if 0 in tower.array.shape and (tower.projector == PRETRAINED or tower.layout == "channel" or world_tokens < 1):
+        return False
     if tower.projector == PRETRAINED:
         states = tower.array.shape[0]
         return (tower.layout, axes) == ("token", 2) and tower.norm_eps is not None and may_pool(world_tokens, states)
@@ -266,8 +268,16 @@ def refuse_no_batch(path: Path, tower: Tower, _: object, given: tuple[object]) -
     (found,), shape = given, tower.array.shape
     if not isinstance(found, Tensor) or found.ndim != 1 + len(shape):
         shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        expected = ", ".join(map(str, ["N", *shape]))
+        expected = ", ".join(map(str, ["N", *(side or "…" for side in shape)]))
         raise ConfigError(f"{path} reads a tensor [{expected}] of the tower {tower.name}, got {shown}")
+
+
+def largest_shape(tower: Tower) -> tuple[int, ...]:
+    """Return the shape of a sample; of images of several sizes, one of as many cells or tokens as the largest."""
+    shape, world_tokens = tower.array.shape, tower.tokens - 2 * tower.ends
+    if 0 not in shape:
+        return shape
+    return (world_tokens, tower.features) if tower.layout == "token" else (shape[0], world_tokens, 1)
 
 
 def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]) -> TowerProjector:
@@ -285,7 +295,7 @@ def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]
     mean = tensors.get(f"{tower.name}.mean")
     channels = 1 if mean is None or not mean.ndim else max(1, len(mean))
     return Projector(
-        sample_shape=tower.array.shape,
+        sample_shape=largest_shape(tower),
         width=width,
         layout=tower.layout,
         shape=tower.projector,

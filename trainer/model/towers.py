@@ -1,6 +1,7 @@
 """Make each tower's projector from caches and config, and describe it for the projector file."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -77,7 +78,7 @@ def make_projector(config: ModelConfig, name: str, cache: Cache, language: Langu
         return pretrained
     mean, std = sample_statistics(cache)
     return Projector(
-        sample_shape=array.shape,
+        sample_shape=max((each.shape for each in cache.arrays), key=math.prod),
         width=language.width,
         layout=layout,
         shape=form.projector,
@@ -105,13 +106,29 @@ def layout_of(config: ModelConfig, name: str, array: ArraySpec, where: str) -> s
                 f"model.towers.{name}.layout: {where} holds [{array.named_shape}], which are tokens "
                 "already; leave out the layout"
             )
+        refuse_sizes(config, name, array, "token", where)
         return "token"
     if (axes, feature) != (3, 0):
         raise ConfigError(
             f"cache: {where} holds [{array.named_shape}] for each image; a projector reads latents of a VAE, "
             "[channel, latent_y, latent_x], or tokens, [token, feature]"
         )
-    return config.form(name).layout
+    layout: str = config.form(name).layout
+    refuse_sizes(config, name, array, layout, where)
+    return layout
+
+
+def refuse_sizes(config: ModelConfig, name: str, array: ArraySpec, layout: str, where: str) -> None:
+    """Raise ConfigError if images have several sizes, and the tower's projector reads one."""
+    if 0 not in array.shape:
+        return
+    if config.form(name).projector == PRETRAINED:
+        raise ConfigError(f"model.projector: {PRETRAINED} reads images of one size, and those of {where} have several")
+    if layout == "channel":
+        raise ConfigError(
+            f"model.layout: channel makes tokens of all cells of one size, and images of {where} have several sizes; "
+            "take spatial"
+        )
 
 
 def require_image_parts(config: ModelConfig, language: LanguageModel) -> ImageParts:

@@ -10,6 +10,7 @@ import torch
 
 from cache_store.errors import EncodeOnceError
 from trainer.data.batches import StepBatch
+from trainer.data.stream import as_tensors
 from trainer.run.session import Session
 from trainer.run.update import Updater
 
@@ -53,10 +54,11 @@ def fit_memory(session: Session) -> Session:
         return session
     share = session.config.data.batch_size // session.world.size
     by_length = session.split.train[np.argsort(session.text.lengths(session.split.train), kind="stable")]
+    of_largest = of_largest_image(session)
     for passes in (count for count in range(1, share + 1) if share % count == 0):
         samples = share // passes
         longest = np.resize(by_length[-samples:], samples)
-        failed = torch.tensor(float(not fits(session, longest)), device=session.world.device)
+        failed = torch.tensor(float(not fits(session, longest, of_largest)), device=session.world.device)
         if not session.world.sum(failed):
             session.world.say(
                 f"run.fit_memory: data.accumulate {passes}, since {samples} of the longest samples fit into one pass"
@@ -67,9 +69,22 @@ def fit_memory(session: Session) -> Session:
     )
 
 
-def fits(session: Session, numbers: np.ndarray) -> bool:
-    """Return whether the gradients of one pass over these samples fit; the projector stays as it is."""
-    batch = session.loader.load(numbers, numbers)
+def of_largest_image(session: Session) -> int | None:
+    """Return a training sample of the size that has most tokens; None if there is one size."""
+    stream, train = session.loader.stream, session.split.train
+    if len(stream.sizes.names) == 1:
+        return None
+    each_size = train[np.unique(stream.sizes.of(train), return_index=True)[1]]
+    counts = [session.projectors.count(as_tensors(stream.source.read(each_size[[at]]))) for at in range(len(each_size))]
+    return int(each_size[np.argmax(counts)])
+
+
+def fits(session: Session, numbers: np.ndarray, of_largest: int | None) -> bool:
+    """Return whether the gradients of one pass over these samples fit; the projector stays as it is.
+
+    `of_largest` is the sample whose latents all have, if images have several sizes.
+    """
+    batch = session.loader.load(numbers, numbers if of_largest is None else np.full_like(numbers, of_largest))
     updater = Updater(session, 1)
     try:
         alone = replace(session.world, size=1)

@@ -118,7 +118,7 @@ def make_reconstruction(inputs: Inputs, *, begins_with_bos: bool) -> Reconstruct
         return None
     seed = tower_seed("reconstruction", inputs.config.data.seed)
     made = Reconstruction(inputs.projectors, language.width, config.kind, int(begins_with_bos), seed)
-    if not made.first:
+    if not made.heads:
         raise ConfigError(
             "optim.reconstruction.weight: no tower has a latent to predict: pretrained projectors read hidden states, "
             "and frozen ones learn nothing; set it to 0"
@@ -167,7 +167,7 @@ def initialise_projectors(inputs: Inputs, loader: StepLoader, start: TrainedProj
 def match_embeddings(inputs: Inputs, loader: StepLoader, towers: Sequence[str]) -> None:
     """Scale towers' output to the token embeddings, measured on a fixed draw of training samples."""
     stream = loader.stream
-    samples = stream.source.read(stream.numbers(np.arange(min(CALIBRATION_SAMPLES, stream.order.count))))
+    samples = stream.source.read(stream.numbers(np.arange(min(CALIBRATION_SAMPLES, stream.order.positions_alike))))
     target = inputs.language.embedding_rms()
     for name in towers:
         inputs.projectors[name].match_rms(as_tensor(samples[name]), target)

@@ -4,7 +4,6 @@ The shuffle gives every sample the latents of the next one in validation order, 
 """
 
 import json
-import math
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -17,6 +16,7 @@ import torch
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.output_file import write_output
 from trainer.config import TrainConfig
+from trainer.data.buckets import parts_alike
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import (
     VAL_FRACTION,
@@ -164,10 +164,12 @@ def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[]
     numbers, world = session.split.validation, session.world
     # The last column counts the ranks that were stopped.
     sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
-    parts = rank_parts(len(numbers), session.config.run.eval_batch_size, world)
+    sizes = session.loader.stream.sizes.of(latents_of)
+    by_rank = [rank_parts(sizes, session.config.run.eval_batch_size, rank, world.size) for rank in range(world.size)]
+    parts = by_rank[world.rank]
     counted = len(parts)
     if session.in_step:  # ranks with fewer passes score sample 0, uncounted, to keep step
-        parts += [slice(0, 1)] * (most_passes(len(numbers), session.config.run.eval_batch_size, world) - counted)
+        parts = parts + [slice(0, 1)] * (max(map(len, by_rank)) - counted)
     stopped = session.on_all(stopped)
     loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts, session.loader.threads)
     with closing(loads) as batches, without_compiled_layers(session):
@@ -206,15 +208,10 @@ def sample_names(session: Session, numbers: np.ndarray) -> str:
     return ", ".join(ids) + (f" and {len(numbers) - len(ids):,} more" if len(numbers) > len(ids) else "")
 
 
-def rank_parts(count: int, batch_size: int, world: World) -> list[slice]:
-    """Divide this rank's contiguous share of [0, count) into batches."""
-    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
-    return [slice(start, min(start + batch_size, last)) for start in range(first, last, batch_size)]
-
-
-def most_passes(count: int, batch_size: int, world: World) -> int:
-    """Return the most batches of any rank's share."""
-    return math.ceil(math.ceil(count / world.size) / batch_size)
+def rank_parts(sizes_N: np.ndarray, batch_size: int, rank: int, world_size: int) -> list[slice]:
+    """Divide a rank's contiguous share of samples, whose sizes are given, into batches of one size."""
+    first, last = (len(sizes_N) * each // world_size for each in (rank, rank + 1))
+    return [slice(first + part.start, first + part.stop) for part in parts_alike(sizes_N[first:last], batch_size)]
 
 
 def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report: Path | None) -> None:
