@@ -217,8 +217,7 @@ class Cache:
         else:
             for shard in shards:
                 self.shards.mapped(shard)
-        mask: NDArray[np.bool_] = np.arange(text.max_tokens) < self.shards.places[TOKENS][numbers, None]
-        return mask
+        return text.mask(self.shards.places[TOKENS][numbers])
 
     def null_text(self) -> np.ndarray:
         """Read the sample of the null prompt, in place of a dropped caption: [*shape] in the stored dtype.
@@ -232,8 +231,8 @@ class Cache:
     def null_mask(self) -> NDArray[np.bool_]:
         """Return which tokens are the null prompt's: [T], False at padding; errors are those of `mask`."""
         text = self._masked_text()
-        mask: NDArray[np.bool_] = np.arange(text.max_tokens) < text.null_tokens
-        return mask
+        (mask,) = text.mask(np.array([text.null_tokens]))
+        return np.asarray(mask)
 
     def _masked_text(self) -> TextRecipe:
         text = self.spec.array.text

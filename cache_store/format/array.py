@@ -1,11 +1,12 @@
 """The array of a cache: what a sample is, and the encoder and recipe that made it from an image or a text."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import ml_dtypes
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from cache_store.format.record import Record
 
@@ -114,18 +115,25 @@ class TextRecipe(Record, frozen=True, kw_only=True):
     template: str
     """A text around the sample's, which replaces its one `{}`."""
     max_tokens: Count
-    """Tokens per sample: a longer text is cut, a shorter one padded at the end."""
+    """Tokens per sample: a longer text is cut, a shorter one padded at its end, or with `left` before it."""
     drop: Count
     """Number of the template's first tokens that are encoded, then left out of the sample."""
     keeps_first: bool
     """Whether the very first token is kept, and the `drop` tokens after it left out."""
     padding: str
     """With `seen`, text tokens attend to padding; with `masked`, they do not; both store the encoder's output there.
-    With `zero`, text tokens do not attend to padding, and it is stored as zeros."""
+    With `zero`, text tokens do not attend to padding, and it is stored as zeros. `left` is `masked` with the padding
+    before the text."""
     null_prompt: str
     """The text that is encoded as the null prompt: the template around no text, or nothing at all."""
     null_tokens: Count
     """Number of its tokens, without the dropped ones."""
+
+    def mask(self, counts: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which tokens are a text's, [N, T], of texts with so many tokens each, [N]; the others are padding."""
+        place = np.arange(self.max_tokens)
+        mask: NDArray[np.bool_] = (place[::-1] if self.padding == "left" else place) < counts[:, None]
+        return mask
 
     @property
     def summary(self) -> str:

@@ -104,12 +104,14 @@ TEXTS = (
     ),
     Entry(
         "text_families",
-        "text of Z-Image, FLUX.2 klein, Qwen-Image",
+        "text of Z-Image, FLUX.2 klein, Qwen-Image, Krea 2",
         (
             *("Qwen3ForCausalLM", "Qwen3Model", "Qwen2ForCausalLM", "Qwen2Model"),
-            "Qwen2_5_VLForConditionalGeneration",
+            *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLModel"),
         ),
     ),
+    Entry("text_families", "text of FLUX.2 dev", ("Mistral3ForConditionalGeneration",)),
+    Entry("text_families", "text of HunyuanVideo", ("LlamaModel", "LlamaForCausalLM")),
 )
 """Families that read texts; some of their classes also have a vision tower, in `FAMILIES`."""
 

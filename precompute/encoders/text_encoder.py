@@ -142,6 +142,13 @@ class TextModel:
     padding: Padding
 
 
+def padded_before(ids_NT: Tensor) -> Tensor:
+    """Move the padding of each text, `NO_TOKEN` at its end, before it."""
+    length = ids_NT.shape[1]
+    counts_N1 = (ids_NT != NO_TOKEN).sum(1, keepdim=True)
+    return ids_NT.gather(1, (torch.arange(length, device=ids_NT.device) + counts_N1) % length)
+
+
 class TransformersTextEncoder:
     """Maps tokens of texts to samples, on one device."""
 
@@ -149,6 +156,11 @@ class TransformersTextEncoder:
         assert config.max_tokens is not None
         if model.padding == "seen" and tokenizer.pad is None:
             raise ModelError(f"encoder.model {config.model}: its tokenizer has no padding; set encoder.padding: zero")
+        if model.padding == "left" and tokenizer.drop:
+            raise ConfigError(
+                f"encoder.drop is for padding after the text, but encoder.padding is left for {model.class_name}; "
+                "leave one of them out"
+            )
         self.device = config.torch_device
         self.identity = native_identity(
             config,
@@ -188,11 +200,13 @@ class TransformersTextEncoder:
     def encode(self, ids_NT: Tensor) -> Tensor:
         """Map tokens, int32 on any device, padded with `NO_TOKEN`, to samples in float32, on the encoder's device.
 
-        A text without tokens attends to its first padding, because attention needs at least one token.
+        A text without tokens attends to one token of its padding, because attention needs at least one.
         """
         model, ids_NT = self._model, ids_NT.to(self.device, non_blocking=True).long()
+        if model.padding == "left":
+            ids_NT = padded_before(ids_NT)
         is_token_NT = ids_NT != NO_TOKEN
-        is_token_NT[:, 0] = True
+        is_token_NT[:, -1 if model.padding == "left" else 0] = True
         ids_NT = torch.where(ids_NT == NO_TOKEN, self._pad, ids_NT)
         made = model.model(
             input_ids=ids_NT,

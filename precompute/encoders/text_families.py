@@ -49,8 +49,15 @@ LOCATIONS = {
     "Qwen2ForCausalLM": TextLocation(runs="Qwen2Model", names={"model.": ""}, padding="zero"),
     "Qwen2Model": TextLocation(runs="Qwen2Model", names={"": ""}, padding="zero"),
     "Qwen2_5_VLForConditionalGeneration": TextLocation(runs="Qwen2_5_VLTextModel", names=WITHIN_QWEN, padding="zero"),
+    "Qwen3VLForConditionalGeneration": TextLocation(
+        runs="Qwen3VLTextModel", names={"model.language_model.": ""}, padding="zero"
+    ),
+    "Qwen3VLModel": TextLocation(runs="Qwen3VLTextModel", names={"language_model.": ""}, padding="zero"),
+    "LlamaForCausalLM": TextLocation(runs="LlamaModel", names={"model.": ""}, padding="masked"),
+    "LlamaModel": TextLocation(runs="LlamaModel", names={"": ""}, padding="masked"),
+    "Mistral3ForConditionalGeneration": TextLocation(runs="MistralModel", names=WITHIN_MULTIMODAL, padding="left"),
 }
-"""By class: encoders of T5 and UMT5, CLIP's text tower, and decoders of Gemma and Qwen, which give hidden states."""
+"""By class: encoders of T5 and UMT5, CLIP's text tower, and decoders of language models, which give hidden states."""
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:

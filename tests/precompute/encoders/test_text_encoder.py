@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
+from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -60,7 +62,8 @@ def encoded(encoder: TransformersTextEncoder, texts: list[str]) -> Tensor:
 def pipeline(class_name: str, models: dict[str, str]) -> Any:
     """Make a pipeline of that class with only these text encoders and their tokenizers, by suffix."""
     kind = getattr(diffusers, class_name)
-    parts = dict.fromkeys(kind._get_signature_types())
+    parameters = inspect.signature(kind).parameters.items()
+    parts = dict.fromkeys(name for name, each in parameters if each.default is each.empty)
     for suffix, each in models.items():
         parts[f"text_encoder{suffix}"], parts[f"tokenizer{suffix}"] = random_text_model(each), make_text_tokenizer(each)
     return kind(**parts)
@@ -108,6 +111,17 @@ def z_image(pipe: Any, texts: list[str]) -> Any:
     return pipe._encode_prompt([*texts], device="cpu", max_sequence_length=90)
 
 
+def krea(pipe: Any, texts: list[str]) -> Any:
+    """Move the padding, which the pipeline has before the template's end, behind it: the transformer ignores it."""
+    vars(pipe)["text_encoder_select_layers"] = (1, 2, 4)  # the pipeline takes components alone
+    made, mask = pipe.encode_prompt(texts, device="cpu", max_sequence_length=300)
+    return pad_behind([each[seen].flatten(1) for each, seen in zip(made, mask, strict=True)], 300)
+
+
+def hunyuan(place: int) -> Embed:
+    return prompts(place, max_sequence_length=500)
+
+
 INSTRUCTION = inspect.signature(diffusers.SanaPipeline.__call__).parameters["complex_human_instruction"].default
 LUMINA_SYSTEM = "You are an assistant."
 
@@ -125,10 +139,14 @@ SANA_CONFIG = yaml.safe_load((CONFIGS / "precompute_sana_text.yaml").read_text()
 SANA = {**{name: SANA_CONFIG[name] for name in ("template", "drop", "clean")}, "max_tokens": 48}
 LUMINA = {"template": f"{LUMINA_SYSTEM} <Prompt Start> {{}}", "layer": -2, "max_tokens": 80}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+FLUX2 = f"[SYSTEM_PROMPT]{SYSTEM_MESSAGE}[/SYSTEM_PROMPT][INST]{{}}[/INST]"
+DEV = {"template": FLUX2, "layer": [1, 2, 4], "max_tokens": 250}
+HUNYUAN = {"template": DEFAULT_PROMPT_TEMPLATE["template"], "drop": 95, "layer": -3, "max_tokens": 500}
 KLEIN = {"template": f"{CHAT}<think>\n\n</think>\n\n", "layer": [1, 2, 4], "padding": "masked", "max_tokens": 120}
 
 T5, UMT5, CLIP, POOLED_CLIP = "T5EncoderModel", "UMT5EncoderModel", "CLIPTextModelWithProjection", "CLIPTextModel"
 GEMMA, QWEN, QWEN_VL = "Gemma2Model", "Qwen3ForCausalLM", "Qwen2_5_VLForConditionalGeneration"
+QWEN3_VL, MISTRAL, LLAMA = "Qwen3VLModel", "Mistral3ForConditionalGeneration", "LlamaModel"
 POOLED, SDXL, MASKED = {"output": "pooled"}, "StableDiffusionXLPipeline", {"padding": "masked"}
 KANDINSKY = {"template": KANDINSKY_PROMPT, "drop": 40, "clean": "prompt_clean", "max_tokens": 240}
 KANDINSKY_POOLED = {**POOLED, "clean": "prompt_clean", "max_tokens": 77}
@@ -155,12 +173,21 @@ PIPELINES: dict[str, tuple[str, dict[str, Any], str, Embed]] = {
     "SANA": (GEMMA, SANA, "SanaPipeline", guided(0, **SANA_OPTIONS)),
     "Lumina 2": (GEMMA, LUMINA, "Lumina2Pipeline", guided(0, **LUMINA_OPTIONS)),
     "Qwen-Image": (QWEN_VL, QWEN_OPTIONS, "QwenImagePipeline", padded_behind(prompts(), 300)),
+    "Krea 2": (QWEN3_VL, {**QWEN_OPTIONS, "layer": [1, 2, 4]}, "Krea2Pipeline", krea),
     "Z-Image": (QWEN, Z_OPTIONS, "ZImagePipeline", padded_behind(z_image, 90)),
     "FLUX.2 klein": (QWEN, KLEIN, "Flux2KleinPipeline", prompts(max_sequence_length=120, **LAYERS_OUT)),
+    "FLUX.2 dev": (MISTRAL, DEV, "Flux2Pipeline", prompts(max_sequence_length=250, **LAYERS_OUT)),
+    "HunyuanVideo": (LLAMA, HUNYUAN, "HunyuanVideoPipeline", hunyuan(0)),
+    "HunyuanVideo, pooled": (POOLED_CLIP, {**POOLED, "max_tokens": 77}, "HunyuanVideoPipeline", hunyuan(1)),
 }
 """Class and options of our encoder, the pipeline's class, and its embeddings of texts."""
 SECOND = ("FLUX.1", "SDXL", "SDXL, pooled")
 """Pipelines whose second text encoder this is."""
+BOTH = {
+    "Kandinsky5T2IPipeline": {"": QWEN_VL, "_2": POOLED_CLIP},
+    "HunyuanVideoPipeline": {"": LLAMA, "_2": POOLED_CLIP},
+}
+"""Pipelines that need both of their text encoders."""
 NULL_PROMPTS = {
     "SANA": guided(2, guidance=True, **SANA_OPTIONS),
     "Lumina 2": guided(2, guidance=True, **LUMINA_OPTIONS),
@@ -172,7 +199,7 @@ NULL_PROMPTS = {
 def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
     """Also of its negative prompt, an empty one, and of a text that is cut."""
     kind, options, class_name, embed = PIPELINES[name]
-    models = {"": QWEN_VL, "_2": POOLED_CLIP} if "Kandinsky" in name else {"_2" if name in SECOND else "": kind}
+    models = BOTH.get(class_name) or {"_2" if name in SECOND else "": kind}
     encoder, pipe = load_text(save_text_encoder(kind, tmp_path), **options), pipeline(class_name, models)
     texts, recipe = [*TEXTS, *AWKWARD], encoder.recipe
     ours, theirs = encoded(encoder, texts), embed(pipe, [*texts])
@@ -184,20 +211,26 @@ def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
     ours, theirs = encoder.encode(null_NT), NULL_PROMPTS.get(name, embed)(pipe, [""])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert recipe.padding != "zero" or (ours != 0).any(-1).sum() == recipe.null_tokens
-    if name in ("FLUX.1", "SD3, pooled", "Wan", "SANA"):
+    if name in ("FLUX.1", "SD3, pooled", "Wan", "SANA", "FLUX.2 dev"):
         (tokens,) = encoder.tokens([LONG])
         assert (len(tokens.ids), tokens.whole > recipe.max_tokens) == (recipe.drop + recipe.max_tokens, True)
         torch.testing.assert_close(encoded(encoder, [LONG]), embed(pipe, [LONG]), rtol=0, atol=1e-5)
 
 
-def test_padding_is_seen_masked_or_zero(tmp_path):
-    """The text is short, beside a longer one; its token and its end are the first two."""
+def test_padding_is_seen_masked_zero_or_before_the_text(tmp_path):
+    """The text is short, beside a longer one; its token and its end are the first two, or the last."""
     folder, texts = save_text_encoder("T5EncoderModel", tmp_path), ["x", "a house finch"]
     seen, masked, zero = (encoded(load_text(folder, padding=each), texts)[0] for each in ("seen", "masked", "zero"))
     assert not torch.allclose(seen[:2], masked[:2])
     torch.testing.assert_close(zero[:2], masked[:2], rtol=0, atol=0)
     assert (zero[2:] == 0).all()
     assert (masked[2:] != 0).any()
+    left = load_text(folder, padding="left")
+    (mask,) = left.recipe.mask(np.array([2]))
+    assert np.flatnonzero(mask).tolist() == [30, 31]
+    torch.testing.assert_close(encoded(left, texts)[0][mask], masked[:2], rtol=0, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"encoder\.drop"):
+        load_text(folder, padding="left", template="of {}", drop=1)
 
 
 @pytest.mark.parametrize("kind", ["CLIPTextModel", "Gemma2Model", "UMT5EncoderModel"])

@@ -26,6 +26,11 @@ QWEN_VL = {
     "vision_config": {**VISION, "fullatt_block_indexes": [0]},
 }
 
+QWEN3_VISION = {**VISION, "depth": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+QWEN3_VL = {"text_config": {**DECODER, "rope_parameters": ROPE}, "vision_config": QWEN3_VISION}
+PIXTRAL = {**STACK, "num_hidden_layers": 1, "image_size": 32, "patch_size": 8, "model_type": "pixtral"}
+MISTRAL3 = {"text_config": {**DECODER, "model_type": "mistral"}, "vision_config": PIXTRAL}
+
 TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "T5EncoderModel": ("T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
     "T5ForConditionalGeneration": ("T5Config", T5),
@@ -36,10 +41,15 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma3ForCausalLM": ("Gemma3TextConfig", DECODER),
     "Qwen3ForCausalLM": ("Qwen3Config", DECODER),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2_5_VLConfig", QWEN_VL),
+    "Qwen3VLForConditionalGeneration": ("Qwen3VLConfig", QWEN3_VL),
+    "Qwen3VLModel": ("Qwen3VLConfig", QWEN3_VL),
+    "LlamaModel": ("LlamaConfig", DECODER),
+    "Mistral3ForConditionalGeneration": ("Mistral3Config", MISTRAL3),
 }
 """By class of transformers: its config's class and values."""
 
-AROUND = {"T5": "$A </s>", "UMT5": "$A </s>", "CLIP": "<s> $A </s>", "Gemma": "<s> $A", "Qwen": "$A"}
+AROUND = {"T5": "$A </s>", "UMT5": "$A </s>", "CLIP": "<s> $A </s>", "Qwen": "$A"}
+AROUND |= dict.fromkeys(("Gemma", "Llama", "Mistral"), "<s> $A")
 """Special tokens around a text, by prefix of the class."""
 
 CHAT = (
@@ -48,6 +58,13 @@ CHAT = (
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 """Qwen3's chat template, for one question."""
+
+MISTRAL_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{% set text = message.content[0].text %}"
+    "{% if message.role == 'system' %}[SYSTEM_PROMPT]{{ text }}[/SYSTEM_PROMPT]"
+    "{% else %}[INST]{{ text }}[/INST]{% endif %}{% endfor %}"
+)
+"""Mistral's, for a system message and a question."""
 
 
 def random_text_model(kind: str) -> Any:
@@ -74,9 +91,9 @@ def make_text_tokenizer(kind: str) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="</s>",
         bos_token="<s>",
-        chat_template=CHAT,
+        chat_template=MISTRAL_CHAT if kind.startswith("Mistral") else CHAT,
         model_max_length=40,
-        padding_side="right",
+        padding_side="left" if kind.startswith("Mistral") else "right",
     )
 
 
