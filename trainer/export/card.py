@@ -218,16 +218,12 @@ def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     return {
         tower.array.made_of: tower.array.recipe_summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
-        samples_word(tower): f"[{tower.array.named_shape}]{of_sizes(tower)}, {samples_in_words(tower)}",
+        samples_word(tower): f"[{tower.array.named_shape}], {samples_in_words(tower)}",
         "becomes": f"{most}{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
         "projector": f"{tower.projector}, layout {tower.layout}{attention_in_words(tower)}",
         "language model": f"{display_name(language.name)}, identity `{language.identity}`",
         "trained from the cache": f"`{tower.cache_identity}`",
     }
-
-
-def of_sizes(tower: Tower) -> str:
-    return " where 0 is any size" if 0 in tower.array.shape else ""
 
 
 def samples_in_words(tower: Tower) -> str:
