@@ -4,6 +4,7 @@ import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -133,6 +134,21 @@ def test_at_most_one_batch_per_slot_is_on_the_device(array):
     np.testing.assert_array_equal(first, kept, "the slot's next batch changed the samples")
     for encoding, batch in zip(ahead[1:], batches[1:], strict=True):
         np.testing.assert_array_equal(encoding.samples()[0], directly(array, batch))
+
+
+def test_slots_and_graph_are_made_anew_for_each_size(array):
+    """Each size begins when all samples of the one before have arrived; rooms of another size are not kept."""
+    image = msgspec.structs.replace(array.image, height=24, width=48)
+    wide, host = msgspec.structs.replace(array, image=image), Host()
+    feed = StreamedFeed(Encoder(), host)
+    for each in (array, array, wide, wide, array):
+        (batch,) = batches_of(each, 3)
+        room = feed.rooms.take(each)
+        room[:3] = batch
+        np.testing.assert_array_equal(feed.encode(each, room, 3).samples()[0], directly(each, batch))
+        feed.rooms.give_back(room)
+    assert host.replays == 5
+    assert feed.rooms.take(wide).shape == (BATCH, 24, 48, 3)
 
 
 def test_a_cpu_is_called(array):
