@@ -112,6 +112,33 @@ def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, buck
     assert (read_build(LocalStore(there)).listed is not None) == is_without_loose_images
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_images_at_urls_get_the_buckets_of_those_on_disk(project, pictures, bucket, name):
+    """Also of a cache in the bucket, where sizes are kept while it is planned, and nothing of them stays."""
+    image = {"buckets": {"preset": "ours", "resolution": 32, "step": 8}}
+    project.build(name="here", source=source_of(name, str(pictures)), image=image)
+    project.build(name="there", cache=f"{bucket}/out", source=source_of(name, f"{bucket}/in"), image=image)
+    here, there = open_cache(project.folder / "here"), open_cache(f"{bucket}/out")
+    assert here.identity == there.identity
+    assert len(here.arrays) == len(there.arrays) > 0
+    assert "image_sizes/" not in open_store(f"{bucket}/out").list()
+
+
+@pytest.mark.parametrize("images", ["images", "images.zip", "images.tar"])
+def test_the_first_bytes_of_an_image_are_read_where_it_lies(project, bucket, images, monkeypatch):
+    monkeypatch.setattr("precompute.sources.image_store.HEADER_BYTES", 100)
+    monkeypatch.setattr("precompute.sources.archives.zip.HEADER_BYTES", 100)
+    monkeypatch.setattr("precompute.sources.archives.tar.HEADER_BYTES", 100)
+    opened = open_images(f"{bucket}/in/{images}", "images")
+    for number in GOOD[:8]:
+        name = f"{sample_name(number)}.png"
+        head = opened.read_head(name, opened.locate(name).place)
+        assert 50 < len(head) <= 100
+        assert image_bytes(number).startswith(head)
+    with pytest.raises(Rejected, match=MISSING):
+        opened.read_head("none.png", opened.locate("none.png").place)
+
+
 WRONG = [
     ("parquet", "s3://no-such-bucket/a.parquet", 1, "'no-such-bucket'"),
     ("llava", "s3://no-such-bucket/a.jsonl", 1, "'no-such-bucket'"),
