@@ -5,7 +5,7 @@ A *sample number* counts the cached samples in row order, without gaps; rejected
 
 import shlex
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from numbers import Real
 from pathlib import Path
 
@@ -109,8 +109,6 @@ class Cache:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
         self.read_ahead = ReadAhead()
-        self.columns = [*samples_schema(spec.array).names, *PLANNED_COLUMNS]
-        """Columns that `samples` can return."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
@@ -131,6 +129,11 @@ class Cache:
     def identity(self) -> str:
         """SHA-256 that names what the cache holds; the order of samples depends on it."""
         return self.seal.identity
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Columns that `samples` can return; the plan says which extra ones there are."""
+        return [*samples_schema(self.spec.array).names, *PLANNED_COLUMNS, *self.shards.extra]
 
     def rejected_rows(self) -> NDArray[np.int64]:
         """Return the rows without a sample, ascending; it reads the samples tables of shards with rejected rows."""
@@ -244,7 +247,7 @@ class Cache:
         """Read columns of the plan and the samples tables by sample number, in the order of `numbers`."""
         numbers = valid_numbers(numbers, len(self))
         columns = self.columns if columns is None else columns
-        is_planned = not set(PLANNED_COLUMNS).isdisjoint(columns)
+        is_planned = not set(samples_schema(self.spec.array).names).issuperset(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
             parts.append(self._samples_table(shard, is_planned).select(columns).take(local))

@@ -24,7 +24,6 @@ from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
 from cache_store.format.tables import (
     CACHED,
     MAX_ROW_GROUP_BYTES,
-    PLAN_SCHEMA,
     PLANNED_COLUMNS,
     TOKENS,
     parse_table,
@@ -144,24 +143,25 @@ class SealedShards:
     def table(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
         """Read a shard's planned samples, in row order, from the samples table; its bytes must be the sealed ones.
 
-        PLANNED_COLUMNS come from the plan; CacheError unless the shard's rows there match the sealed record.
+        PLANNED_COLUMNS and extra columns come from the plan; CacheError unless the shard's rows there match the sealed
+        record.
 
         `content` is the shard's record if the caller has just read it. The record is read after the shard file is
         mapped, to detect a cache that replaced this one after it was opened: its samples would pass their checksums.
         """
         whole = samples_schema(self.spec.array)
-        names = [*whole.names, *PLANNED_COLUMNS] if columns is None else columns
+        names = [*whole.names, *PLANNED_COLUMNS, *self.extra] if columns is None else columns
         content, file = content or self._sealed_content(shard), samples_file(shard)
-        schema = pa.schema([whole.field(name) for name in names if name not in PLANNED_COLUMNS])
+        schema = pa.schema([whole.field(name) for name in names if name in whole.names])
         table = parse_table(self._sealed_bytes(content, file), self.store.where(file), schema.names)
         if table.schema != schema:
             raise self._broken(f"{file} does not have the columns of the format")
-        if from_plan := [name for name in PLANNED_COLUMNS if name in names]:
+        if from_plan := [name for name in names if name not in whole.names]:
             planned = self._planned_rows(content)
             if planned.num_rows != table.num_rows:
                 raise self._broken(f"{file} has {table.num_rows} rows, the plan {planned.num_rows}")
             for name in from_plan:
-                table = table.append_column(PLAN_SCHEMA.field(name), planned[name])
+                table = table.append_column(planned.schema.field(name), planned[name])
         return table.select(names)
 
     def null_text(self) -> NDArray[Any]:
@@ -174,6 +174,14 @@ class SealedShards:
     @cached_property
     def _plan(self) -> PlanFile:
         return open_plan(self.store)
+
+    @cached_property
+    def extra(self) -> list[str]:
+        """Names of the plan's extra columns."""
+        try:
+            return self._plan.extra
+        except CacheError as error:
+            raise self._broken(str(error)) from None
 
     def _planned_rows(self, content: CommitContent) -> pa.Table:
         try:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from typing import BinaryIO
 
 import msgspec
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from cache_store.errors import CacheError
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitContent, PlanCut, Spec
-from cache_store.format.tables import PLAN_COLUMNS, PLAN_SCHEMA, TableFile
+from cache_store.format.tables import EXTRA_TYPES, PLAN_COLUMNS, PLAN_SCHEMA, TableFile, extra_problem
 
 CUT = "encode_once.cut"
 """Name of the plan file's metadata that states how the plan of a cache of several sizes is cut."""
@@ -65,22 +66,46 @@ class PlanHash:
 
 
 def digested_lines(table: pa.Table) -> Iterator[bytes]:
-    encoder = msgspec.json.Encoder(order="sorted")
-    for batch in table.select(list(PLAN_COLUMNS)).to_batches(max_chunksize=4_096):
-        yield encoder.encode_lines(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    encoder, extra = msgspec.json.Encoder(order="sorted"), extra_columns(table.schema)
+    for batch in table.select([*PLAN_COLUMNS, *extra]).to_batches(max_chunksize=4_096):
+        columns = [digested_values(column) for column in batch.columns]
+        if extra:
+            more = zip(*columns[len(PLAN_COLUMNS) :], strict=True)
+            columns = [*columns[: len(PLAN_COLUMNS)], [dict(zip(extra, values, strict=True)) for values in more]]
+        yield encoder.encode_lines(zip(*columns, strict=True))
+
+
+def digested_values(column: pa.Array) -> list[object]:
+    """Return a column's values; floats are in hexadecimal, which every language writes alike."""
+    values: list[object] = column.to_pylist()
+    if not pa.types.is_floating(column.type):
+        return values
+    return [value.hex() if isinstance(value, float) else None for value in values]
+
+
+def extra_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of a plan's extra columns."""
+    return [name for name in schema.names if name not in PLAN_SCHEMA.names]
 
 
 def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table], cut: PlanCut | None = None) -> None:
-    """Write a plan, one row group per table; `cut` says in which array each shard is, if there are several."""
-    with pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
+    """Write a plan, one row group per table; `cut` says in which array each shard is, if there are several.
+
+    All tables have the same columns; extra ones follow those of every plan.
+    """
+    each = iter(shards)
+    first = [*islice(each, 1)]
+    with pq.ParquetWriter(stream, first[0].schema if first else PLAN_SCHEMA, compression="zstd") as writer:
         if cut is not None:
             writer.add_key_value_metadata({CUT: canonical_json(cut).decode()})
-        for shard in shards:
+        for shard in chain(first, each):
             writer.write_table(shard, row_group_size=shard.num_rows)
 
 
 def refuse_other_columns(where: str, schema: pa.Schema) -> None:
-    if schema != PLAN_SCHEMA:
+    own, extra = list(schema)[: len(PLAN_SCHEMA)], list(schema)[len(PLAN_SCHEMA) :]
+    are_simple = all(each.type in EXTRA_TYPES.values() for each in extra)
+    if own != list(PLAN_SCHEMA) or not are_simple or extra_problem([each.name for each in extra]):
         raise CacheError(f"{where} does not have the columns of the format")
 
 
@@ -91,6 +116,10 @@ class PlanFile:
         """Raise CacheError if the columns are not a plan's."""
         self._file = file
         refuse_other_columns(file.where, file.schema)
+        self.extra = extra_columns(file.schema)
+        """Names of the extra columns."""
+        self.digested = [*PLAN_COLUMNS, *self.extra]
+        """The columns that the digest covers."""
 
     @property
     def num_shards(self) -> int:
@@ -152,7 +181,7 @@ class PlanFile:
 
     def recorded_rows(self, content: CommitContent) -> pa.Table:
         """Read the rows that a shard was made for; CacheError if the plan has other samples there."""
-        columns = [*PLAN_COLUMNS, "place"]
+        columns = [*self.digested, "place"]
         rows = self.shard(content.shard, columns) if content.shard < self.num_shards else None
         if rows is None or plan_digest(rows) != content.plan_digest:
             raise CacheError(f"{self._file.where} and the record of shard {content.shard} disagree on the shard's rows")

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import BinaryIO
@@ -88,7 +88,22 @@ PLAN_COLUMNS = ("row", "id", "uri", "conversations")
 """The plan's columns that its digest covers: the samples, not how their files lie on a disk."""
 
 PLANNED_COLUMNS = ("uri", "conversations", "place")
-"""Columns that only the plan has; a reader adds them to those of the samples table."""
+"""Columns that only the plan has; a reader adds them, and extra columns, to those of the samples table."""
+
+EXTRA_TYPES = {
+    "text": pa.string(),
+    "a whole number": pa.int64(),
+    "a number": pa.float64(),
+    "true or false": pa.bool_(),
+    "a list of texts": pa.list_(pa.string()),
+}
+"""Types of a plan's extra columns, which the source names, by what their values are."""
+
+TAKEN = frozenset({*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SAMPLES_OF_TEXTS.names, *SAMPLES_OF_BUCKETS.names})
+"""Names that no extra column can have."""
+
+MAX_EXTRA, MAX_EXTRA_NAME = 32, 64
+"""Most extra columns, and characters of a name: each column takes some hundred bytes of the footer for each shard."""
 
 CACHED, REJECTED = "cached", "rejected"
 
@@ -98,6 +113,20 @@ def samples_schema(array: ArraySpec) -> pa.Schema:
     if array.image is None:
         return SAMPLES_OF_TEXTS
     return SAMPLES_OF_BUCKETS if array.image.buckets else SAMPLES_SCHEMA
+
+
+def extra_problem(names: Sequence[str]) -> str | None:
+    """Say why a plan cannot have extra columns of these names, or return None."""
+    if len(names) > MAX_EXTRA:
+        return f"{len(names):,} names, at most {MAX_EXTRA} can be"
+    for place, name in enumerate(names):
+        if not 0 < len(name) <= MAX_EXTRA_NAME or not name.isprintable() or "." in name:
+            return f"{name[:MAX_EXTRA_NAME]!r} is no name of 1 to {MAX_EXTRA_NAME} printable characters without a dot"
+        if name in TAKEN:
+            return f"every cache has a column {name} already"
+        if name in names[:place]:
+            return f"{name} is named twice"
+    return None
 
 
 MAX_ROW_GROUP_BYTES = 2**32

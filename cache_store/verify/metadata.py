@@ -14,7 +14,6 @@ from cache_store.errors import CacheError, StaleError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
-from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable_finding
 from cache_store.verify.record import file_finding
@@ -90,7 +89,7 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
         ):
             return CheckedPlan(findings=(finding,))
         if len(shards) < len(tasks):
-            return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, list(PLAN_COLUMNS))) for shard in shards})
+            return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, plan.digested)) for shard in shards})
         digests = plan.digests()
     except (CacheError, OSError) as error:
         return CheckedPlan(findings=(unreadable_finding(error, store, PLAN_FILE),))

@@ -24,7 +24,6 @@ from cache_store.format.layout import Location, ShardSamples, commit_file, sampl
 from cache_store.format.plan import PlanFile
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.sums import RunningSums
-from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Level, unreadable_finding
 from cache_store.verify.record import (
@@ -250,7 +249,7 @@ class ShardVerifier:
                 return None
             if content is not None:
                 return self._plan.recorded_rows(content)
-            rows = self._plan.shard(shard, list(PLAN_COLUMNS))
+            rows = self._plan.shard(shard, self._plan.digested)
         except CacheError:
             return None  # other checks report that plan and record differ
         return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None

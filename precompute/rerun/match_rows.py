@@ -25,7 +25,11 @@ class PlanDifference:
     changed: SomeIds = NO_IDS
 
     def __str__(self) -> str:
-        parts = [(self.added, "new"), (self.removed, "gone"), (self.changed, "with another image name or text")]
+        parts = [
+            (self.added, "new"),
+            (self.removed, "gone"),
+            (self.changed, "with another image name, text or extra field"),
+        ]
         return "; ".join(f"{ids.total:,} {what} ({ids})" for ids, what in parts if ids.total)
 
 
@@ -47,10 +51,9 @@ def compare_plans(planned: Rows, found: Rows) -> PlanDifference:
 
 
 def content_hashes(rows: Rows) -> Hashes:
-    """Hash every row's uri and conversations."""
-    tables = rows.shards(["uri", "conversations"])
-    pairs = (zip(each["uri"].to_pylist(), each["conversations"].to_pylist(), strict=True) for each in tables)
-    return np.concatenate([np.empty(0, np.int64), *(hashes_of(map(repr, shard)) for shard in pairs)])
+    """Hash every row's uri, conversations and extra columns."""
+    tables = rows.shards([name for name in rows.plan.digested if name not in ("row", "id")])
+    return np.concatenate([np.empty(0, np.int64), *(hashes_of(map(repr, table.to_pylist())) for table in tables)])
 
 
 def reorder_by_ids(found: Rows, ids: Hashes, samples_per_shard: int, rows_held: int = ROWS_HELD) -> Rows:

@@ -33,6 +33,9 @@ SHOWN_IDS = 5
 LISTED = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
 """The columns that a source gives for a sample."""
 
+EXTRA = pa.field("extra", pa.string())
+"""A column that holds a sample's extra fields as JSON while their types are not known."""
+
 Hashes = NDArray[np.int64]
 """8 bytes per sample, where millions of ids would not fit in memory. Among ten million ids, two have the same hash in
 about one of 400,000 processes, so every match is confirmed by the ids or by a digest."""
@@ -218,22 +221,24 @@ def number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     first = 0
     for table in tables:
         row = pa.array(np.arange(first, first + table.num_rows))
-        yield table.select(LISTED.names).add_column(0, PLAN_SCHEMA.field("row"), row)
+        names = [name for name in table.column_names if name != "row"]
+        yield table.select(names).add_column(0, PLAN_SCHEMA.field("row"), row)
         first += table.num_rows
 
 
-def listed_table(samples: Iterator[dict[str, Any]]) -> pa.Table:
+def listed_table(samples: Iterator[dict[str, Any]], schema: pa.Schema = LISTED) -> pa.Table:
     """Make one table of all samples; raise SourceError if their texts would fill the memory."""
     bounded = with_bounded_texts(samples)
     chunks = iter(lambda: list(islice(bounded, CHUNK)), [])
-    batches = [pa.RecordBatch.from_pylist(chunk, schema=LISTED) for chunk in chunks]
-    return pa.Table.from_batches(batches, schema=LISTED).combine_chunks()
+    batches = [pa.RecordBatch.from_pylist(chunk, schema=schema) for chunk in chunks]
+    return pa.Table.from_batches(batches, schema=schema).combine_chunks()
 
 
 def with_bounded_texts(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     held = 0
     for sample in samples:
         size = sum(len(turn["value"] or "") for turn in sample["conversations"] or ())
+        size += len(sample.get(EXTRA.name) or "")
         if (held := held + size) > MOST_TEXT:
             raise SourceError(
                 f"neighbouring samples have more than {MOST_TEXT:,} characters of text together, sample "

@@ -19,6 +19,7 @@ from cache_store.errors import SourceError
 from cache_store.messages import counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
+from precompute.rerun.extra import ExtraColumns
 from precompute.rerun.match_rows import reorder
 from precompute.rerun.rows import (
     LISTED,
@@ -70,11 +71,12 @@ def list_source(source: Source, config: BuildConfig) -> SourceList:
 
 def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
     """Plan the samples, sorted by id unless they are in rows; raise SourceError for duplicate ids or no samples."""
-    rows, hashes = iter(samples), list[Hashes]()
+    extra, hashes = ExtraColumns(samples.extra, source), list[Hashes]()
+    rows, schema = extra.as_text(samples), extra.listed
     if samples.in_rows:
-        shards = iter(lambda: listed_table(islice(rows, samples_per_shard)), LISTED.empty_table())
+        shards = iter(lambda: listed_table(islice(rows, samples_per_shard), schema), schema.empty_table())
     else:
-        shards = sorted_by_id(rows, samples_per_shard)
+        shards = sorted_by_id(rows, samples_per_shard, schema=schema)
 
     def hashed() -> Iterator[pa.Table]:
         for shard in shards:
@@ -82,7 +84,7 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
             hashes.append(hashes_of(shard["id"].to_pylist()))
             yield shard
 
-    plan = rows_in_scratch(number_rows(hashed()))
+    plan = extra.typed(rows_in_scratch(number_rows(hashed())))
     if not len(plan):
         raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.skipped_note])))
     refuse_duplicates(plan, np.concatenate(hashes), source)
@@ -90,13 +92,17 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
 
 
 def sorted_by_id(
-    samples: Iterator[dict[str, object]], samples_per_shard: int, run_rows: int = RUN_ROWS, page_rows: int = PAGE_ROWS
+    samples: Iterator[dict[str, object]],
+    samples_per_shard: int,
+    run_rows: int = RUN_ROWS,
+    page_rows: int = PAGE_ROWS,
+    schema: pa.Schema = LISTED,
 ) -> Iterator[pa.Table]:
     """Sort all samples by id; yield them as shards."""
     ids = list[pa.Array]()
 
     def pages() -> Iterator[pa.Table]:
-        while (run := listed_table(islice(samples, run_rows)).sort_by("id").combine_chunks()).num_rows:
+        while (run := listed_table(islice(samples, run_rows), schema).sort_by("id").combine_chunks()).num_rows:
             ids.extend(run["id"].cast(pa.large_string()).chunks)
             yield from slices_of(run, page_rows)
             del run  # before the next one is made

@@ -89,7 +89,7 @@ def open_llava(config: SourceConfig) -> Source:
             raise ConfigError(f"source.path: {path} is a folder; kind llava reads a list, kind folder a tree of images")
         store, name = LocalStore(path.parent), path.name
     open_list(store, name)  # report a missing list before a model is loaded
-    return LlavaSource(partial(open_list, store, name), images or ImageFolder(store))
+    return LlavaSource(partial(open_list, store, name), images or ImageFolder(store), config.fields)
 
 
 def open_list(store: Store, name: str) -> File:
@@ -142,7 +142,11 @@ class SourceKind:
 
 
 SOURCES = {
-    "llava": SourceKind(open=open_llava, add_texts="Give each record an answer in its conversations"),
+    "llava": SourceKind(
+        open=open_llava,
+        add_texts="Give each record an answer in its conversations",
+        fields=frozenset({"extra"}),
+    ),
     "folder": SourceKind(
         open=open_tree,
         images_are="source.path is the image tree",
@@ -152,13 +156,13 @@ SOURCES = {
         open=open_webdataset,
         images_are="the tars hold their images",
         add_texts="Put a .txt, or a .json with caption, beside each image",
-        fields=frozenset({"image"}),
+        fields=frozenset({"image", "extra"}),
     ),
     "parquet": SourceKind(
         open=open_parquet,
         images_are="the rows hold their images",
         add_texts="Name the column with source.fields.caption, or source.fields.conversations",
-        fields=frozenset({"image", "id", "caption", "conversations"}),
+        fields=frozenset({"image", "id", "caption", "conversations", "extra"}),
     ),
     "cache": SourceKind(
         open=open_cache_source,

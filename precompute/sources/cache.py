@@ -33,7 +33,14 @@ class CacheSource:
                 f"source.path: {self._store.where(PLAN_FILE)} is damaged, or an extension of that cache "
                 "has not finished; run the `precompute build` of that cache again"
             )
-        shards = (plan.shard(shard, ["id", "uri", "conversations"]) for shard in range(plan.num_shards))
+        shards = (plan.shard(shard, plan.digested) for shard in range(plan.num_shards))
         rows = (row for shard in shards for batch in shard.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist())
-        each = ({**row, **self.locate(row["uri"]).columns()} for row in rows)
-        return Samples(each, in_rows=True)
+        each = (
+            {
+                **{name: row[name] for name in ("id", "uri", "conversations")},
+                "extra": {name: row[name] for name in plan.extra},
+                **self.locate(row["uri"]).columns(),
+            }
+            for row in rows
+        )
+        return Samples(each, in_rows=True, extra=plan.extra)

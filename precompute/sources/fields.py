@@ -1,13 +1,15 @@
 """A sample's fields: their names in the source, and its text as turns of a conversation."""
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from cache_store.errors import SourceError
+from cache_store.errors import ConfigError, SourceError
 from cache_store.format.plan import answers_of
+from cache_store.format.tables import extra_problem
 from precompute.images.rejected import Rejected
 
 
@@ -24,9 +26,32 @@ class FieldNames:
     """parquet: the column; default: caption, text or txt; may be absent."""
     conversations: str | None = None
     """parquet: the column; default: conversations; a row that has them does not use its caption."""
+    extra: list[str] | None = None
+    """Fields that travel in the plan, for `cache.samples` and `cache.where`: parquet: columns. webdataset: keys of the
+    .json. llava: keys of the record. Each has texts, whole numbers, numbers, true or false, or lists of texts."""
+
+    def __post_init__(self) -> None:
+        if problem := extra_problem(self.extra or []):
+            raise ConfigError(f"source.fields.extra: {problem}")
 
 
 Conversation = list[dict[str, str]]
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+
+def with_extra(kind: type[RecordT], names: Sequence[str]) -> type[RecordT]:
+    """Return a type of record that has extra fields too, of any type; `extra_of` returns their values."""
+    fields = [(f"extra_{place}", Any, msgspec.field(default=None, name=name)) for place, name in enumerate(names)]
+    own = kind.__struct_encode_fields__
+    fields = [each for each, name in zip(fields, names, strict=True) if name not in own]
+    return cast(type[RecordT], msgspec.defstruct(kind.__name__, fields, bases=(kind,)))
+
+
+def extra_of(record: msgspec.Struct, names: Sequence[str]) -> dict[str, object]:
+    """Return the extra fields of a record by name; null if it lacks one."""
+    held = [f"extra_{place}" if hasattr(record, f"extra_{place}") else name for place, name in enumerate(names)]
+    return {name: getattr(record, attribute) for name, attribute in zip(names, held, strict=True)}
 
 
 class Turn(msgspec.Struct):

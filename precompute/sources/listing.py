@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -65,7 +65,7 @@ def no_listing() -> Listing:
 
 @dataclass(frozen=True)
 class Samples:
-    """A source's samples (id, uri, conversations, fingerprint, place), and a count of its other files."""
+    """A source's samples (id, uri, conversations, fingerprint, place, extra fields), and a count of its other files."""
 
     each: Iterable[dict[str, object]]
     listing: Listing = field(default_factory=no_listing)
@@ -74,6 +74,8 @@ class Samples:
     """Number of files that are not samples, by suffix or kind."""
     in_rows: bool = False
     """Whether the samples come in the order of the planned rows; otherwise their order has no meaning."""
+    extra: Sequence[str] = ()
+    """Names of the extra fields; a sample without any needs no `extra`."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)

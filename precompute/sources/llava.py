@@ -15,7 +15,7 @@ from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
-from precompute.sources.fields import Turn
+from precompute.sources.fields import FieldNames, Turn, extra_of, with_extra
 from precompute.sources.image_store import HEAD_BYTES, ImageStore, head_reader, prefetch_of
 from precompute.sources.listing import Samples
 from precompute.sources.place import Place
@@ -52,8 +52,10 @@ class ChatRecord(msgspec.Struct):
 class LlavaSource:
     """Samples of a chat.json, which is opened at each listing, with images in a folder, a zip or a tar."""
 
-    def __init__(self, open_list: Callable[[], File], images: ImageStore) -> None:
+    def __init__(self, open_list: Callable[[], File], images: ImageStore, fields: FieldNames) -> None:
         self._open_list, self._images = open_list, images
+        self._extra = fields.extra or []
+        self._kind = with_extra(ChatRecord, self._extra)
         self.locate, self._expect = images.locate, prefetch_of(images)
 
     def version(self) -> str | None:
@@ -63,12 +65,14 @@ class LlavaSource:
     def samples(self) -> Samples:
         file = self._open_list()
         is_lines = begins_with_record(file)
-        return Samples(map(self._sample, read_lines(file) if is_lines else read_list(file)), in_rows=is_lines)
+        records = read_lines(file, self._kind) if is_lines else read_list(file, self._kind)
+        return Samples(map(self._sample, records), in_rows=is_lines, extra=self._extra)
 
     def _sample(self, record: ChatRecord) -> dict[str, object]:
         uri = record.image or ""
         turns = msgspec.to_builtins(record.conversations)
-        return {"id": str(record.id), "uri": uri, "conversations": turns, **self.locate(uri).columns()}
+        extra = extra_of(record, self._extra)
+        return {"id": str(record.id), "uri": uri, "conversations": turns, "extra": extra, **self.locate(uri).columns()}
 
     def expect(self, uris: Iterable[str]) -> None:
         self._expect(filter(None, uris))
@@ -93,7 +97,7 @@ def file_part(file: File, size: int) -> bytes:
         raise SourceError(f"source.path: {file}: {error.strerror}") from None
 
 
-def read_list(file: File) -> Iterator[ChatRecord]:
+def read_list(file: File, kind: type[ChatRecord]) -> Iterator[ChatRecord]:
     """Yield every record of a list; raise SourceError naming the bad record, or the byte where the JSON is invalid.
 
     If a record has a field twice, the last one counts, as in any reader of JSON.
@@ -101,11 +105,11 @@ def read_list(file: File) -> Iterator[ChatRecord]:
     count = 0
     try:
         for text in record_texts(file):
-            yield msgspec.json.decode(text, type=ChatRecord)
+            yield msgspec.json.decode(text, type=kind)
             count += 1
     except (msgspec.DecodeError, ValueError, RecursionError):  # decode the whole file to find what is wrong, and where
         data = file_part(file, file.version.size)
-        yield from decode_json(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {file}")[count:]
+        yield from decode_json(data.removeprefix(codecs.BOM_UTF8), list[kind], f"source.path: {file}")[count:]  # type: ignore[valid-type]
 
 
 def record_texts(file: File, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
@@ -130,7 +134,7 @@ def record_texts(file: File, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
         raise ValueError("the list's end is missing, or not at the file's end")
 
 
-def read_lines(file: File) -> Iterator[ChatRecord]:
+def read_lines(file: File, kind: type[ChatRecord]) -> Iterator[ChatRecord]:
     """Yield the record of each line that is not blank."""
     with file.reopen() as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
@@ -139,7 +143,7 @@ def read_lines(file: File) -> Iterator[ChatRecord]:
                 raise SourceError(f"{where} has more than {MAX_LINE_BYTES:,} bytes; {EXPECTED}")
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if text.strip():
-                yield decode_json(text, ChatRecord, where)
+                yield decode_json(text, kind, where)
 
 
 def decode_json(data: bytes, kind: type[T], where: str) -> T:

@@ -60,6 +60,10 @@ class ImageTable:
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")
         self._image = str(self._columns["image"])
+        self._extra = fields.extra or []
+        for name in self._extra:
+            if (count := self._file.schema.names.count(name)) != 1:
+                raise SourceError(f"{self._where} has {count or 'no'} columns {name}, which source.fields.extra names")
         self._refuse_other_types()
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
@@ -87,19 +91,20 @@ class ImageTable:
             if (name := self._columns[field]) is not None and not fits(kind := self._file.schema.field(name).type):
                 self._refuse(field, f"has a column {name} of type {kind}, expected {expected}")
 
-    def samples(self) -> Iterator[tuple[str | None, Conversation]]:
-        """Yield each row's id, None without an id column, and the conversation about its image."""
+    def samples(self) -> Iterator[tuple[str | None, Conversation, dict[str, object]]]:
+        """Yield each row's id, None without an id column, the conversation about its image, and its extra fields."""
         for row, texts in enumerate(self._texts()):
             id_, caption, turns = (texts.get(self._columns[field]) for field in ("id", "caption", "conversations"))
             if id_ is None and self._columns["id"] is not None:
                 raise SourceError(f"{self._where}: row {row} has no {self._columns['id']}")
             text = None if caption is None else str(caption)
             conversation = conversation_of(text) if turns is None else self._conversation(row, turns)
-            yield (None if id_ is None else str(id_)), conversation
+            yield (None if id_ is None else str(id_)), conversation, {name: texts[name] for name in self._extra}
 
     def _texts(self) -> Iterator[dict[str | None, object]]:
         """Yield each row's columns, except the image."""
-        names = sorted({name for field, name in self._columns.items() if field != "image" and name is not None})
+        columns = [name for field, name in self._columns.items() if field != "image" and name is not None]
+        names = sorted({*columns, *self._extra})
         for number in range(len(self._ends)):
             if names:
                 for batch in self._batches("texts", number, names):
@@ -188,6 +193,7 @@ class ParquetSource:
 
     def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
         self._files, self._names, self._fields = files, frozenset(files.names), fields
+        self._extra = fields.extra or []
         self.version = files.version
         self._lock = threading.Lock()
         """Makes threads that need the same row group wait for one read."""
@@ -200,14 +206,15 @@ class ParquetSource:
 
     def samples(self) -> Samples:
         """List the samples in row order; without an id column, the uris are the ids."""
-        return Samples(self._samples(), self._files.listing, in_rows=True)
+        return Samples(self._samples(), self._files.listing, in_rows=True, extra=self._extra)
 
     def _samples(self) -> Iterator[dict[str, object]]:
         for name in self._files.names:
             table = self._table(name)
-            for row, (id_, turns) in enumerate(table.samples()):
+            for row, (id_, turns, extra) in enumerate(table.samples()):
                 uri, columns = f"{name}/{row}", table.located.columns()
-                yield {"id": uri if id_ is None else id_, "uri": uri, "conversations": turns, **columns}
+                id_ = uri if id_ is None else id_
+                yield {"id": id_, "uri": uri, "conversations": turns, "extra": extra, **columns}
 
     def locate(self, uri: str) -> Located:
         with self._lock:

@@ -18,7 +18,16 @@ from cache_store.storage.prefetch import SharedResults
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import Index
 from precompute.sources.archives.tar import ImageTar
-from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of, read_caption, read_text
+from precompute.sources.fields import (
+    Conversation,
+    FieldNames,
+    Turn,
+    conversation_of,
+    extra_of,
+    read_caption,
+    read_text,
+    with_extra,
+)
 from precompute.sources.folder import is_image
 from precompute.sources.image_store import open_archive
 from precompute.sources.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix
@@ -58,6 +67,8 @@ class WebDatasetSource:
         self._files, self._names = files, frozenset(files.names)
         self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
+        self._extra = fields.extra or []
+        self._kind = with_extra(TextRecord, self._extra)
         self._tar = lru_cache(TARS_HELD)(self._open_tar)
         self._tar(files.names[0])  # report a file that is no tar before a model is loaded
 
@@ -65,7 +76,7 @@ class WebDatasetSource:
         """List the samples in the order of the tars."""
         others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
         listing = self._files.listing._replace(not_utf8=not_utf8)
-        return Samples(self._samples(others, not_utf8), listing, others, in_rows=True)
+        return Samples(self._samples(others, not_utf8), listing, others, in_rows=True, extra=self._extra)
 
     def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
         for name, tar, index in self._indexed():
@@ -77,10 +88,12 @@ class WebDatasetSource:
                     continue
                 unused = {*members} - {image, CAPTION_EXTENSION, RECORD_EXTENSION}
                 others.update(counted_suffix(members[each]) for each in unused if not is_image(members[each]))
+                record = read_record(name, tar, members, self._kind)
                 yield {
                     "id": key,
                     "uri": f"{name}/{members[image]}",
-                    "conversations": read_conversation(name, tar, members),
+                    "conversations": read_conversation(name, tar, members, record),
+                    "extra": extra_of(record, self._extra),
                     **tar.locate(members[image]).columns(),
                 }
 
@@ -152,17 +165,21 @@ def groups_of(members: Iterable[str], others: Counter[str]) -> Mapping[str, dict
     return groups
 
 
-def read_conversation(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conversation:
-    """Return the `.json`'s conversations, else the caption of the `.txt`, else of the `.json`; empty without text."""
-    record = TextRecord()
-    if RECORD_EXTENSION in members:
-        data = read_text(*text_member(tar_name, tar, members[RECORD_EXTENSION]))
-        try:
-            record = msgspec.json.decode(data, type=TextRecord)
-        except (msgspec.DecodeError, RecursionError) as error:
-            problem = "is nested too deeply" if isinstance(error, RecursionError) else describe_mismatch(error)
-            expected = "expected an object with `caption` or `conversations`"
-            raise SourceError(f"{tar_name}/{members[RECORD_EXTENSION]}: {problem}; {expected}") from None
+def read_record(tar_name: str, tar: ImageTar, members: dict[str, str], kind: type[TextRecord]) -> TextRecord:
+    """Read the `.json`; a record without values if there is none."""
+    if RECORD_EXTENSION not in members:
+        return kind()
+    data = read_text(*text_member(tar_name, tar, members[RECORD_EXTENSION]))
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        problem = "is nested too deeply" if isinstance(error, RecursionError) else describe_mismatch(error)
+        expected = "expected an object with `caption` or `conversations`"
+        raise SourceError(f"{tar_name}/{members[RECORD_EXTENSION]}: {problem}; {expected}") from None
+
+
+def read_conversation(tar_name: str, tar: ImageTar, members: dict[str, str], record: TextRecord) -> Conversation:
+    """Return the record's conversations, else the caption of the `.txt`, else of the record; empty without text."""
     if record.conversations is not None:
         turns: Conversation = msgspec.to_builtins(record.conversations)
         return turns

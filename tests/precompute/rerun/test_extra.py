@@ -1,0 +1,193 @@
+"""Extra columns: fields of a source's samples that travel in the plan."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cache_store import open_cache, open_joined
+from cache_store.cache.metadata import open_plan
+from cache_store.cli import main as cache_store
+from cache_store.errors import CacheError, ConfigError, SourceError
+from cache_store.format.tables import MAX_EXTRA, PLAN_SCHEMA
+from cache_store.verify.verify import verify
+from precompute.sources import Source, SourceConfig, open_source
+from precompute.sources.fields import FieldNames
+from tests.precompute.conftest import Project, image_bytes, plan_table
+from tests.precompute.sources.pictures import write_tar
+
+Fields = Mapping[str, object]
+
+GIVEN: tuple[Fields, ...] = (
+    {"score": 5, "split": "train", "nsfw": False, "tags": ["a", "é"], "seen": 2**62},
+    {"score": 6.25, "split": None, "nsfw": True, "tags": [], "seen": None},
+    {"split": "val"},
+)
+TYPES = {
+    "score": pa.float64(),
+    "split": pa.string(),
+    "nsfw": pa.bool_(),
+    "tags": pa.list_(pa.string()),
+    "seen": pa.int64(),
+}
+
+
+def sources(folder: Path, given: tuple[Fields, ...], extra: list[str]) -> dict[str, Source]:
+    """Write the same fields as each kind of source that has some, and open these."""
+    names, fields = [f"{number:03d}" for number in range(len(given))], FieldNames(extra=extra)
+    records = [{"id": name, "conversations": [], **each} for name, each in zip(names, given, strict=True)]
+    (folder / "list.json").write_text(json.dumps(records))
+    (folder / "lines.json").write_text("\n".join(map(json.dumps, records)))
+    parts = [{"png": image_bytes(0), "json": json.dumps(each).encode()} for each in given]
+    write_tar(folder / "a.tar", dict(zip(names, parts, strict=True)))
+    rows = [{"id": name, "image": image_bytes(0), **each} for name, each in zip(names, given, strict=True)]
+    columns = {name: [row.get(name) for row in rows] for name in ("id", "image", *TYPES)}
+    typed = {name: pa.array(values, TYPES.get(name)) for name, values in columns.items()}
+    pq.write_table(pa.table(typed), folder / "a.parquet")
+    kinds = {"list.json": "llava", "lines.json": "llava", "a.tar": "webdataset", "a.parquet": "parquet"}
+    return {
+        file: open_source(SourceConfig(kind=kind, path=str(folder / file), fields=fields))  # type: ignore[arg-type]
+        for file, kind in kinds.items()
+    }
+
+
+def test_fields_of_every_kind_of_source_become_columns_of_the_type_that_their_values_share(tmp_path):
+    expected = [{name: each.get(name) for name in TYPES} for each in GIVEN]
+    for source in sources(tmp_path, GIVEN, [*TYPES]).values():
+        plan = plan_table(source.samples())
+        assert plan.schema == pa.schema([*PLAN_SCHEMA, *TYPES.items()])
+        assert plan.select([*TYPES]).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ((5, "5"), "a whole number (sample 000) and text (sample 001)"),
+        ((True, 1), "true or false (sample 000) and a whole number (sample 001)"),
+        ((None, None), "no sample has score"),
+        ((2**63, 1), "score of sample 000 is int 9223372036854775808"),
+        (({"a": 1}, None), "score of sample 000 is dict {'a': 1}"),
+        (([1], None), "score of sample 000 is list [1]"),
+    ],
+)
+def test_values_that_a_column_cannot_hold_are_refused_by_field_and_sample(tmp_path, values, named):
+    (path := tmp_path / "chat.json").write_text(
+        json.dumps([{"id": f"{row:03d}", "conversations": [], "score": value} for row, value in enumerate(values)])
+    )
+    source = open_source(SourceConfig(kind="llava", path=str(path), fields=FieldNames(extra=["score"])))
+    with pytest.raises(SourceError) as refused:
+        plan_table(source.samples())
+    assert named in str(refused.value)
+
+
+def test_numbers_that_are_not_finite_are_absent(tmp_path):
+    columns = {"image": [image_bytes(0)] * 3, "score": [np.nan, np.inf, 1.5]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    fields = FieldNames(extra=["score"])
+    source = open_source(SourceConfig(kind="parquet", path=str(tmp_path / "a.parquet"), fields=fields))
+    assert plan_table(source.samples())["score"].to_pylist() == [None, None, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        (["uri"], "uri"),
+        (["a", "a"], "a is named twice"),
+        (["a.b"], "a.b"),
+        ([""], "''"),
+        (["x" * 99], "xxx"),
+        ([f"f{number}" for number in range(MAX_EXTRA + 1)], str(MAX_EXTRA)),
+    ],
+)
+def test_names_that_no_extra_column_can_have_are_refused(names, named):
+    with pytest.raises(ConfigError, match=r"source\.fields\.extra") as refused:
+        FieldNames(extra=names)
+    assert named in str(refused.value)
+
+
+def test_an_unknown_column_and_a_source_without_fields_are_refused_by_name(tmp_path):
+    pq.write_table(pa.table({"image": [image_bytes(0)]}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="no columns score"):
+        open_source(SourceConfig(kind="parquet", path=str(tmp_path / "a.parquet"), fields=FieldNames(extra=["score"])))
+    for kind in ("folder", "cache"):
+        with pytest.raises(ConfigError, match=r"source\.fields\.extra"):
+            SourceConfig(kind=kind, path=str(tmp_path), fields=FieldNames(extra=["score"]))  # type: ignore[arg-type]
+
+
+def add_scores(project: Project, **changed: float) -> None:
+    path = project.source / "chat.json"
+    records = json.loads(path.read_text())
+    for number, record in enumerate(records):
+        record["score"] = changed.get(f"at_{number}", number / 2)
+    path.write_text(json.dumps(records))
+
+
+@pytest.fixture
+def scored(project: Project) -> Project:
+    """A project whose samples have scores: half their numbers."""
+    add_scores(project)
+    project.settings = {"source__fields": {"extra": ["score"]}}
+    return project
+
+
+def score_digest(rows: list[dict[str, Any]]) -> str:
+    """Compute a plan's digest as the page of the format says it."""
+    lines = [
+        json.dumps(
+            [row["row"], row["id"], row["uri"], row["conversations"], {"score": float.hex(row["score"])}],
+            ensure_ascii=False,
+            separators=(",", ":"),
+            sort_keys=True,
+        )
+        for row in rows
+    ]
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+
+def test_extra_columns_go_the_whole_way_and_a_changed_value_is_refused(scored):
+    scored.build()
+    cache = open_cache(scored.cache)
+    numbers = np.array([7, 0, 3])
+    expected = [row["row"] / 2 for row in cache.samples(numbers, ["row"]).to_pylist()]
+    assert cache.samples(numbers, ["score"])["score"].to_pylist() == expected
+    plan = open_plan(scored.cache)
+    rows = [row for shard in range(plan.num_shards) for row in plan.shard(shard).to_pylist()]
+    assert score_digest(rows) == cache.spec.plan_digest
+    assert not verify(scored.cache, "deep").findings
+    for name, options in (("tars", ("--format", "webdataset")), ("packed", ("--reshard",))):
+        scored.run(cache_store, "copy", scored.cache, scored.folder / name, *options)
+        assert open_cache(scored.folder / name).samples(numbers, ["score"])["score"].to_pylist() == expected
+        assert not verify(scored.folder / name, "deep").findings
+    scored.build(name="flipped", source={"kind": "cache", "path": str(scored.cache)}, image__flip=True)
+    joined = open_joined({"world": scored.cache, "flipped": scored.folder / "flipped"})
+    assert joined.samples(numbers, ["score", "width"])["score"].to_pylist() == expected
+    with scored.same_in_the_end():
+        scored.lose("plan.parquet")
+        scored.build()
+    add_scores(scored, at_5=9.0)
+    with scored.untouched():
+        said = scored.build(code=1)
+    assert "sample-005" in said
+    with scored.untouched():
+        scored.build(code=1, source__fields={})
+
+
+def test_a_score_changed_on_disk_is_named(scored):
+    scored.build()
+    plan = open_plan(scored.cache)
+    table = pa.concat_tables(plan.shard(shard) for shard in range(plan.num_shards))
+    score = pa.array([9.0] * len(table))
+    changed = table.set_column(table.column_names.index("score"), "score", score)
+    pq.write_table(changed, scored.cache / "plan.parquet", row_group_size=8)
+    with pytest.raises(CacheError, match="disagree"):
+        open_cache(scored.cache).samples(np.arange(2), ["score"])
+    assert verify(scored.cache, "deep").findings
+    pq.write_table(table.append_column("more", pa.array([{"a": 1}] * len(table))), scored.cache / "plan.parquet")
+    with pytest.raises(CacheError, match="columns"):
+        open_plan(scored.cache)
