@@ -51,6 +51,22 @@ class Runs:
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """Sample numbers, each as many times as its weight."""
+
+    numbers_N: Int64Array
+    ends_N: Int64Array
+    """Sum of the weights of all samples up to this one."""
+
+    def __getitem__(self, indices: Int64Array) -> Int64Array:
+        return self.numbers_N[np.searchsorted(self.ends_N, indices, side="right")]
+
+
+Numbers = Int64Array | Runs | Repeats
+"""Sample numbers by index."""
+
+
+@dataclass(frozen=True)
 class Sizes:
     """The image sizes of a cache's samples."""
 
@@ -104,19 +120,25 @@ def parts_alike(sizes_N: Int64Array, most: int) -> list[slice]:
     ]
 
 
-def group_by_size(sizes: Sizes, total: int, samples: Int64Array | None) -> tuple[Int64Array, Int64Array | Runs]:
-    """Return the number of samples of each size, and their numbers, size after size.
+def group_by_size(
+    sizes: Sizes, total: int, samples: Int64Array | None, weights_N: Int64Array | None = None
+) -> tuple[Int64Array, Numbers]:
+    """Return how many samples of each size an epoch shows, and their numbers, size after size.
 
-    `samples` lists them; None: all of the cache's `total`.
+    `samples` lists them; None: all of the cache's `total`. Each counts as often as its weight says.
     """
-    if samples is None:
+    if samples is None and weights_N is None:
         lengths_R = np.diff(sizes.starts_R, append=total)
         order = np.argsort(sizes.sizes_R, kind="stable")
         counts_B = np.zeros(len(sizes.names), np.int64)
         np.add.at(counts_B, sizes.sizes_R, lengths_R)
         return counts_B, Runs(sizes.starts_R[order], lengths_R[order])
-    sizes_N = sizes.of(samples)
-    return np.bincount(sizes_N, minlength=len(sizes.names)), samples[np.argsort(sizes_N, kind="stable")]
+    chosen = np.arange(total) if samples is None else samples
+    sizes_N = sizes.of(chosen)
+    order, counts_B = np.argsort(sizes_N, kind="stable"), np.bincount(sizes_N, weights_N, len(sizes.names))
+    if weights_N is None:
+        return counts_B, chosen[order]
+    return counts_B.astype(np.int64), Repeats(chosen[order], np.cumsum(weights_N[order]))
 
 
 @dataclass(frozen=True)

@@ -7,43 +7,35 @@ it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts b
 A global batch of a cache of several image sizes is of one size (`trainer/data/buckets.py`). Positions are counted as
 for one size: batch k covers [k·B, (k+1)·B); if it is short, the last of these positions stay empty.
 
-A pass covers `epochs` epochs, and the next pass continues where it ended. An epoch of n samples has n positions, so
-that a pass is as long in batches for several sizes as for one; with `remainder: short` or `repeat`, an epoch is a whole
-number of batches, and so is a pass of whole epochs. DataLoader workers are copies of the stream,
-made for each pass or kept between passes, and must know where the next pass begins. So that position is in memory that
-all workers share; it advances when the last worker has ended the pass.
+A pass covers `epochs` epochs, and the next pass continues where it ended (`trainer/data/passes.py`). An epoch of n
+samples has n positions, so a pass has as many batches for several sizes as for one. With `remainder: short` or
+`repeat`, an epoch is a whole number of batches, and so is a pass of whole epochs. A sample of weight w counts as w.
 """
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator
-from contextlib import closing, nullcontext
 from fractions import Fraction
-from mmap import mmap
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.random import Generator, Philox
-from torch import Tensor, distributed
-from torch.utils.data import IterableDataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from cache_store.cache.reader import Cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize
-from cache_store.messages import differences_between, refuse
 from trainer.config import MAX_EPOCHS
 from trainer.data.buckets import BucketOrder, Remainder, group_by_size, make_order, sizes_of
 from trainer.data.order import Int64Array, RankShare, SampleOrder
+from trainer.data.passes import BatchStream
 from trainer.data.prefetch import Samples, WindowReader
 from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
 from trainer.model.model_config import WORLD
 
-MAX_WORKERS = 1_024
-"""Most workers of one DataLoader; each keeps the bounds of its next pass in a column of its own."""
-
-NEVER = 2**62
-"""End position of a pass that never ends."""
+MAX_WEIGHT = 10**6
+"""A larger weight is taken for a mistake; the sum of all stays far below 2^63."""
 
 # Axes: N samples, M moments: C means, then C log-variances, H W latent cells.
 
@@ -55,7 +47,7 @@ class LatentSource(Protocol):
         """Read samples in the order of `numbers`, by the names of the caches; a cache alone is named `world`."""
 
 
-class LatentStream(IterableDataset[dict[str, Any]]):
+class LatentStream(BatchStream):
     """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
 
     Yields `latents` [batch_size / world_size, *shape] in the stored dtype, of one image size (for joined caches, a
@@ -74,6 +66,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             holds views: caches of one plan that show the same images differently. Each sample shows them in turn.
         batch_size: Size of the global batch. A pass's last batch is filled from the next epoch; see `remainder`.
         samples: Numbers of the samples to show, such as a training split; an epoch shows each once. Default: all.
+        weights: How often an epoch shows each of `samples` (by default, of all samples): whole numbers, 0 for never.
+            An epoch is their sum. For halves, double all weights and halve `epochs`.
         seed: Seed of the order, and of latents that are drawn.
         epochs: Length of a pass; None: it never ends.
         rank: The part of each global batch that this process reads, in [0, world_size).
@@ -100,6 +94,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         batch_size: int,
         *,
         samples: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
         seed: int = 0,
         epochs: float | None = 1,
         rank: int = 0,
@@ -110,8 +105,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         normalize: bool = False,
         source: LatentSource | None = None,
     ) -> None:
-        super().__init__()
-        self.batch_size, self.share = batch_size, RankShare(batch_size, rank, world_size)
+        share = RankShare(batch_size, rank, world_size)
         self.cache, self._are_named = open_caches(cache), are_named(cache)
         self.source: LatentSource = self.cache if source is None else source
         if isinstance(source, Cache) or not hasattr(self.source, "read"):
@@ -128,53 +122,22 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             where = f"{self.cache.first.store} holds none" if chosen is None else "samples is empty"
             raise ConfigError(f"there are no samples to show: {where}")
         self.sizes = sizes_of(self.cache)
-        counts, self._numbers = group_by_size(self.sizes, total, chosen)
+        repeats = None if weights is None else whole_weights(weights, total if chosen is None else len(chosen))
+        counts, self._numbers = group_by_size(self.sizes, total, chosen, repeats)
         self._samples = "all" if chosen is None else numbers_digest(chosen)
+        self._weights = "none" if repeats is None else numbers_digest(repeats)
         self.remainder = remainder
         self.order = make_order(self.cache.identity, seed, counts, batch_size, shuffle_block, remainder)
         if isinstance(self.order, BucketOrder):
             self.order.refuse_ranks(world_size, self.sizes.names)
-        self.pass_positions = None if epochs is None else exact(epochs) * self.order.epoch_positions
-        self._cursor, self._end = 0, self.pass_end(0)
-        self._own_pass: tuple[int, int] | None = None
-        # Forked workers share these pages; torch shares them with spawned ones as it pickles them.
-        self._passes_2W = torch.frombuffer(mmap(-1, 16 * MAX_WORKERS), dtype=torch.int64).view(2, MAX_WORKERS)
-        self._passes_2W[:] = torch.tensor([[self._cursor], [self._end]])
-
-    def pass_end(self, position: int) -> int:
-        """Return the end position of the pass that contains `position`: the end of its last batch."""
-        if not self.pass_positions:
-            return NEVER
-        passes = position // self.pass_positions + 1
-        return math.ceil(passes * self.pass_positions / self.batch_size) * self.batch_size
+        super().__init__(share, None if epochs is None else exact(epochs) * self.order.epoch_positions)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker = get_worker_info()
-        stride, offset = (worker.num_workers, worker.id) if worker else (1, 0)
-        if stride > 1 and self.order.block > 1:
+        if (worker := get_worker_info()) and worker.num_workers > 1 and self.order.block > 1:
             raise ConfigError(
-                f"shuffle_block: with {stride} workers, each would read every block; use num_workers 0 or 1"
+                f"shuffle_block: with {worker.num_workers} workers, each would read every block; use num_workers 0 or 1"
             )
-        # The minimum of the ends moves past a pass only when every worker has ended it, however late some begin. A pass
-        # that was resumed at its very end is empty: then all starts are equal, and only the ends tell.
-        start, end = self._own_pass or self._passes_2W[:, :stride].amin(1).tolist()
-        self._own_pass = None
-        self._cursor, self._end = start, end
-        number = start // self.batch_size + offset
-        ahead = self.read_ahead(end)
-        with closing(ahead) if ahead else nullcontext():
-            while number * self.batch_size < end:
-                # A worker's cursor is the position of its next batch minus its offset, so that it can resume alone.
-                self._cursor = (number + stride - offset) * self.batch_size
-                yield self.batch(number, ahead)
-                number += stride
-        self._finish_pass(offset, stride, end)
-
-    def _finish_pass(self, worker: int, workers: int, end: int) -> None:
-        following = torch.tensor([end, self.pass_end(end)])
-        self._passes_2W[:, worker] = following
-        if int(self._passes_2W[1, :workers].min()) > end:
-            self._passes_2W[:] = following[:, None]  # all workers have ended: the next pass may have any number of them
+        return super().__iter__()
 
     def batch(self, number: int, ahead: WindowReader | None = None) -> dict[str, Any]:
         """Read this rank's part of global batch `number`, counted from 0, as a pass yields it.
@@ -221,43 +184,11 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             return self.source.show(numbers, self.order.views_at(positions, len(self.source.views)))
         return self.source.read(numbers)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the stream's position; the batch last yielded counts as consumed."""
-        return {"cursor": self._cursor, "end": self._end, **self._must_match()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at `state["cursor"]`; everything else in `state` must match this stream."""
-        now = self._must_match()
-        if differences := differences_between({name: state.get(name, own) for name, own in now.items()}, now):
-            remedy = "to resume from it, open the stream with the same settings; to start anew, load no state"
-            refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
-        cursor = state.get("cursor")
-        if not isinstance(cursor, int) or cursor < 0 or cursor % self.batch_size:
-            raise ConfigError(f"cursor {cursor!r} is not a multiple of the global batch {self.batch_size}")
-        # A cursor at the very end of a pass belongs to that pass, so the batch before it decides which pass it is.
-        end = self.pass_end(max(cursor - self.batch_size, 0))
-        if get_worker_info():  # the other workers are at other positions of the same pass
-            self._own_pass = cursor, state.get("end", end)
-        else:
-            self._cursor, self._end = cursor, end
-            self._passes_2W[:] = torch.tensor([[cursor], [end]])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Refuse to be prepared by Accelerate for several processes; its loaders call this before each pass.
-
-        They divide batches among the processes, and this stream has done so already: most samples would never be seen.
-        """
-        if self.share.world_size > 1 or (distributed.is_initialized() and distributed.get_world_size() > 1):
-            raise ConfigError(
-                "LatentStream was prepared by Accelerate, which would divide its batches among the processes again; "
-                "give it rank= and world_size=, and take DataLoader(stream, batch_size=None) as it is, not prepared; "
-                "with transformers' Trainer, return that from get_train_dataloader"
-            )
-
-    def _must_match(self) -> dict[str, Any]:
+    def must_match(self) -> dict[str, Any]:
+        """Return everything that decides the batches."""
         order = self.order
         fields = {"cache": order.identity, "samples": self._samples, "seed": order.seed, "batch_size": self.batch_size}
-        return {**fields, "shuffle_block": order.block, "remainder": self.remainder}
+        return {**fields, "weights": self._weights, "shuffle_block": order.block, "remainder": self.remainder}
 
 
 def exact(epochs: float) -> Fraction:
@@ -267,6 +198,22 @@ def exact(epochs: float) -> Fraction:
             f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
         )
     return Fraction(str(epochs))
+
+
+def whole_weights(weights: np.ndarray, count: int) -> Int64Array:
+    """Return checked weights; ConfigError unless they are whole numbers, one for each of `count` samples."""
+    given = np.asarray(weights)
+    if given.shape != (count,) or given.dtype.kind not in "biuf":
+        raise ConfigError(f"weights must be {count:,} numbers, one a sample, got {given.dtype} {list(given.shape)}")
+    faulty = given[~((given >= 0) & (given <= MAX_WEIGHT) & (given == np.floor(given)))]
+    if faulty.size:
+        raise ConfigError(
+            f"weights must be whole numbers in [0, {MAX_WEIGHT:,}], got {faulty[0]}; for fractions, multiply all "
+            "weights, and divide `epochs`, by one number"
+        )
+    if not given.any():
+        raise ConfigError("weights are all 0: there are no samples to show")
+    return given.astype(np.int64)
 
 
 def numbers_digest(numbers: np.ndarray) -> str:

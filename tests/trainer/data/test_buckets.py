@@ -189,3 +189,30 @@ def test_a_size_may_come_back_in_later_shards():
         counts, numbers = group_by_size(sizes, 12, samples)
         assert counts.tolist() == [8, 4]
         assert numbers[np.arange(12)].tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("remainder", ["carry", "short", "repeat"])
+@pytest.mark.parametrize("samples", [None, CHOSEN], ids=["all", "chosen"])
+def test_an_epoch_shows_a_sample_as_often_as_its_weight_says(cache, tmp_path, samples, remainder):
+    one = make_cache(tmp_path / "one", LATENTS[0], samples_per_shard=5)
+    for path, count in ((cache, 21), (one, 13)):
+        chosen = np.arange(count) if samples is None else samples[samples < count]
+        weights = np.arange(len(chosen)) % 4
+        given = {"samples": None if samples is None else chosen, "weights": weights, "remainder": remainder}
+        batches = list(LatentStream(path, BATCH, epochs=4, **given))
+        seen = Counter(itertools.chain(*numbers_of(batches)))
+        expected = dict(zip(chosen.tolist(), (4 * weights).tolist(), strict=True))
+        assert {*seen} == {number for number, times in expected.items() if times}
+        if remainder == "short":
+            assert all(seen[number] == times for number, times in expected.items())
+        resumed = LatentStream(path, BATCH, epochs=4, **given)
+        resumed.load_state_dict({**resumed.state_dict(), "cursor": batches[2]["cursor"]})
+        assert numbers_of(resumed) == numbers_of(batches)[3:]
+        with pytest.raises(StaleError, match="weights"):
+            LatentStream(path, BATCH).load_state_dict({**LatentStream(path, BATCH).state_dict(), "weights": "other"})
+
+
+@pytest.mark.parametrize("weights", [np.ones(20), np.full(21, 0.5), -np.ones(21), np.zeros(21), np.full(21, np.nan)])
+def test_weights_that_are_no_whole_numbers_for_each_sample_are_refused(cache, weights):
+    with pytest.raises(ConfigError, match="weights"):
+        LatentStream(cache, BATCH, weights=weights)
