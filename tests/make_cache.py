@@ -56,6 +56,7 @@ def make_cache(
     posterior: str = "mean",
     image: Mapping[str, Any] | None = None,
     text: array.TextRecipe | None = None,
+    extra: Mapping[str, Any] | None = None,
     seal: bool = True,
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
@@ -63,10 +64,12 @@ def make_cache(
     Several `latents` are those of images of several sizes, an array each.
     Samples of three axes are a VAE's, with previews; others have none. `image` overrides fields of the image recipe,
     `lengths` the number of rows of each shard.
-    With a `text` recipe, samples are texts of five tokens each.
+    With a `text` recipe, samples are texts of five tokens each. `extra` holds extra columns of the plan.
     """
     sizes = [latents] if isinstance(latents, np.ndarray) else [*latents]
     plan = make_plan(sum(map(len, sizes)), ids, conversations)
+    for name, values in (extra or {}).items():
+        plan = plan.append_column(name, pa.array(values))
     channels = sizes[0].shape[1] if sizes[0].ndim == 4 else 0
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels, posterior)
     arrays = [make_array(each.shape[1:], dtype, codec, encoder, image, text) for each in sizes]

@@ -58,6 +58,9 @@ class DataConfig:
     """Most tokens of a text; longer texts are cut. World tokens are not counted."""
     val_fraction: float = 0.01
     """Share of samples held out, by a hash of the sample id; 1 holds out all, to evaluate on another cache."""
+    where: str | None = None
+    """Which samples are trained on and held out, by their columns: `score > 5 and split == "train"`, with and, or, not,
+    in [...], is null and parentheses; null: all."""
     seed: int = 0
     """Seed of the order of samples and of the projector's initial weights."""
     shuffle_block: int = 1

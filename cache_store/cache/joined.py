@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.cache.reader import Cache, open_cache, valid_numbers
+from cache_store.cache.where import numbers_where
 from cache_store.errors import ConfigError
 from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.messages import differences_between, refuse
@@ -135,13 +136,21 @@ class JoinedCache:
         }
         return pa.table({column: tables[name][column] for column, name in owners.items()})
 
+    @property
+    def columns(self) -> list[str]:
+        """Columns that `samples` can return."""
+        return [*dict.fromkeys(column for each in self.caches.values() for column in each.columns)]
+
+    def where(self, expression: str) -> NDArray[np.int64]:
+        """Return the joined numbers of the samples for which an expression is true, as `Cache.where` does."""
+        return numbers_where(self, expression)
+
     def _owner(self, column: str) -> str:
         """Return the first cache that has a column; ValueError if none has."""
         for name, each in self.caches.items():
             if column in each.columns:
                 return name
-        known = dict.fromkeys(column for each in self.caches.values() for column in each.columns)
-        raise ValueError(f"no joined cache has a column {column!r}; columns are {', '.join(known)}")
+        raise ValueError(f"no joined cache has a column {column!r}; columns are {', '.join(self.columns)}")
 
     def _numbers(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return a cache's own sample numbers for rows that it holds."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cache_store.cache.gather import ReadAhead, copy_rows
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards, fetch_samples
+from cache_store.cache.where import numbers_where
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.array import ArraySpec, TextRecipe
 from cache_store.format.codec import crc32c, decode_sample
@@ -255,6 +256,14 @@ class Cache:
         if not parts:
             return self._samples_table(0, is_planned).slice(0, 0).select(columns)
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
+
+    def where(self, expression: str) -> NDArray[np.int64]:
+        """Return the numbers of the samples for which an expression over `columns` is true, ascending.
+
+        Such as `score > 5 and split == "train"`, with `and`, `or`, `not`, `in [...]`, `is null` and parentheses. Shards
+        are read one after the other. ConfigError names an unknown column, or the place of what cannot be read.
+        """
+        return numbers_where(self, expression)
 
     def _read_samples(self, shard: int, is_planned: bool) -> pa.Table:
         return self.shards.samples(shard, self.columns if is_planned else samples_schema(self.spec.array).names)

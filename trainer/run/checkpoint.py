@@ -51,7 +51,10 @@ POSTERIOR = "data.posterior"
 SHUFFLE_BLOCK = "data.shuffle_block"
 """Key of `must_match` if samples are shuffled in blocks."""
 
-DEFAULTS = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1"}
+WHERE = "data.where"
+"""Key of `must_match` if only samples that an expression chooses are used."""
+
+DEFAULTS = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1", WHERE: ""}
 """Values that hold if `must_match` leaves their key out."""
 
 ORDER_KEYS = ("data.batch_size", "data.seed", *DEFAULTS)

@@ -30,7 +30,7 @@ from trainer.model.projector_file import (
     library_versions,
 )
 from trainer.model.towers import describe_towers, make_projectors, refuse_unread, tower_record
-from trainer.run.checkpoint import CACHE_IDENTITY, DEFAULTS, POSTERIOR, SHUFFLE_BLOCK, VAL_FRACTION
+from trainer.run.checkpoint import CACHE_IDENTITY, DEFAULTS, POSTERIOR, SHUFFLE_BLOCK, VAL_FRACTION, WHERE
 from trainer.run.parallel import World
 from trainer.run.sharded import load_sharded
 from trainer.text.chat import ChatTokenizer
@@ -186,7 +186,7 @@ def what_must_match(
 ) -> dict[str, str]:
     """Return the settings that decide the global batches and the shape and meaning of the projectors."""
     data = config.data
-    shown = {POSTERIOR: "sample" if draw else "mean", SHUFFLE_BLOCK: str(data.shuffle_block)}
+    shown = {POSTERIOR: "sample" if draw else "mean", SHUFFLE_BLOCK: str(data.shuffle_block), WHERE: data.where or ""}
     return {
         CACHE_IDENTITY: joined.identity,
         **describe_towers(description.towers),

@@ -56,6 +56,8 @@ def open_session(
     text = open_text(inputs)
     refuse_unknown_tokens(inputs, text)
     split = text.split(inputs.config.data.val_fraction)
+    if (where := inputs.config.data.where) is not None:
+        split = split.among(inputs.cache.where(where))
     if trained is None:
         refuse_none_to_train_on(split, inputs.config)
     announce_split(split, inputs.world, to_train=trained is None)
@@ -96,7 +98,7 @@ def refuse_unknown_tokens(inputs: Inputs, text: TextStore) -> None:
 
 def refuse_none_to_train_on(split: Split, config: TrainConfig) -> None:
     if not len(split.train):
-        caches = " and ".join(config.towers.values())
+        caches = " and ".join(config.towers.values()) + (f" where {config.data.where}" if config.data.where else "")
         raise CacheError(
             f"{caches} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
             f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "

@@ -69,6 +69,11 @@ class Split:
     unlabelled: int
     """Number of samples without a label token within the length limit; they are in neither array."""
 
+    def among(self, numbers: np.ndarray) -> "Split":
+        """Return the split of these samples only."""
+        train, validation = (np.intersect1d(each, numbers) for each in (self.train, self.validation))
+        return Split(train=train, validation=validation, unlabelled=self.unlabelled)
+
 
 class TextStore:
     """Tokens and labels by sample number."""

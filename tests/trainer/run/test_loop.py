@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from cache_store import open_cache
+from cache_store import JoinedCache, open_cache
 from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
@@ -44,6 +44,7 @@ from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.memory import fit_memory
+from trainer.text.store import Split
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +244,18 @@ def test_as_few_passes_are_made_as_fit_into_memory(configured, tmp_path):
     assert found.read_text() in ("2", "4", "8")
     train_alone(replace(config, data=replace(config.data, batch_size=8)))
     assert metrics(config.run.folder, "passes") == {1: 1}
+
+
+def test_a_run_where_an_expression_is_true_uses_only_such_samples(configured_here, refusal):
+    def chosen(where: str | None) -> tuple[Split, JoinedCache]:
+        session = open_alone(configured_here("chosen", where=where, max_steps=2))
+        return session.split, session.cache
+
+    (whole, cache), (some, _) = chosen(None), chosen("row < 30")
+    rows = {name: cache.samples(vars(whole)[name], ["row"])["row"].to_numpy() for name in ("train", "validation")}
+    for name, rows_N in rows.items():
+        np.testing.assert_array_equal(vars(some)[name], vars(whole)[name][rows_N < 30])
+    assert 0 < len(some.train) < len(whole.train)
+    train_alone(configured_here("chosen", where="row < 30", max_steps=1))
+    assert_names(refusal(1, configured_here("chosen", max_steps=2)), "data.where")
+    assert_names(refusal(1, configured_here("none", where="row < 0")), "row < 0")
