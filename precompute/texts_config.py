@@ -57,7 +57,7 @@ class TextsConfig:
         if not is_url(self.cache) and resolved(self.cache).is_relative_to(resolved(self.source)):
             raise ConfigError(f"cache: {self.cache} lies in the source {self.source}; name a folder beside it")
         if self.of is not None and self.of not in PRESETS:
-            raise ConfigError(f"of: there is no model {suggest(self.of, PRESETS)}; there are {', '.join(PRESETS)}")
+            raise ConfigError(f"of: the models are {', '.join(PRESETS)}, not {suggest(self.of, PRESETS)}")
         if (self.of is None) == (not self.texts):
             raise ConfigError("give of, a model such as FLUX.1-dev, or texts, encoders by name, and not both")
         if self.of is not None and self.model is None:
