@@ -2,7 +2,8 @@
 
 import os
 import shlex
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from precompute.encoders.registry import help_lines
 from precompute.estimate.estimate_config import EstimateConfig
 from precompute.rerun.rank import find_rank
 from precompute.rerun.request import BuildRequest, drop_options
+from precompute.texts_config import TextsConfig, preset_lines, write_configs
 
 EXAMPLES = """\
   precompute estimate --config my.yaml                hours, bytes, does it pay?
@@ -29,6 +31,7 @@ EXAMPLES = """\
   precompute plan --config my.yaml                    on many machines: 1. plan
   srun precompute build --config my.yaml              2. run every rank
   precompute seal --config my.yaml                    3. seal
+  precompute texts --source data/cc3m --cache data/text --of SDXL --model M
   precompute repair data/cc3m --report report.json    rebuild damaged shards
   precompute audit data/cc3m --seconds 600            encode some again, compare
   precompute gallery data/cc3m --decode               look at it
@@ -47,6 +50,13 @@ RANKS = {
     "and does not seal. Default: as torchrun, srun or a Slurm array says.",
     "--world-size N": "Number of processes, N; 1 means a single-process build, also under torchrun or Slurm.",
 }
+
+TEXT_OPTIONS = {
+    "--extend": "Add samples that are new in that cache, as new shards; the others stay as they are.",
+    "--configs FOLDER": "Only write the config of each build, NAME.yaml, into this folder: to edit it, or to split a "
+    "build among ranks.",
+}
+"""Options of `texts` that are not config fields."""
 
 
 def build_command(arguments: Any) -> int:
@@ -97,6 +107,30 @@ def seal_command(arguments: Any) -> int:
     from precompute.rerun.steps import seal_after_ranks
 
     show(seal_after_ranks(config, step_request(arguments)), config.cache)
+    return 0
+
+
+def texts_command(arguments: Any) -> int:
+    """Encode the captions of a cache's samples with each text encoder of a model; run again to resume."""
+    builds = arguments.config.builds
+    if arguments.configs is not None:
+        for path in write_configs(builds, Path(arguments.configs)):
+            print(f"next: precompute build --config {shlex.quote(str(path))}, or plan, ranks and seal")
+        return 0
+    if rank := find_rank(None, None, os.environ):
+        raise ConfigError(
+            f"`precompute texts` is one process, and this is {rank}: write the configs of its builds with --configs "
+            "FOLDER, then plan, build and seal each"
+        )
+    for config in builds.values():
+        refuse_unfit_size(config)
+    from precompute.rerun.steps import build
+
+    new_samples: Literal["append", "refuse"] = "append" if arguments.extend else "refuse"
+    request = BuildRequest(new_samples=new_samples, command=("precompute", *arguments.argv))
+    for config in builds.values():
+        print(f"{config.cache}:", flush=True)
+        show(build(config, request), config.cache)
     return 0
 
 
@@ -203,11 +237,14 @@ def show(summary: Any, cache: str) -> None:
 
 CLASSES = "\n".join(["families of encoder.model, each named by its first class:", *help_lines()])
 
+TEXTS = "\n".join(["models of `of`, each with the names of its caches:", *preset_lines()])
+
 COMMANDS = {
     "estimate": Command(estimate_command, EstimateConfig, epilog=CLASSES),
     "build": Command(build_command, BuildConfig, options=ONCE | RANKS, epilog=CLASSES),
     "plan": Command(plan_command, BuildConfig, options=ONCE, epilog=CLASSES),
     "seal": Command(seal_command, BuildConfig),
+    "texts": Command(texts_command, TextsConfig, options=TEXT_OPTIONS, epilog=TEXTS),
     "repair": Command(repair_command, RepairConfig, CACHE),
     "audit": Command(audit_command, AuditConfig, CACHE),
     "gallery": Command(gallery_command, DecodedGalleryConfig, CACHE),

@@ -225,6 +225,8 @@ class ConfigField:
         for key in value:
             if f"{section}.{key}" not in fields:
                 raise ConfigError(f"there is no field {suggest(f'{section}.{key}', fields)}")
+        for missing in (key for key, each in fields.items() if each.required and key.rpartition(".")[2] not in value):
+            raise ConfigError(f"{missing} is missing; give it a value")
         return {str(key): fields[f"{section}.{key}"].read(each) for key, each in value.items()}
 
 

@@ -19,12 +19,11 @@ from tests.precompute.encoders.text_models import save_text_encoder
 GUIDE = Path(__file__).parents[2] / "docs/guide/diffusion.md"
 MODEL = "black-forest-labs/FLUX.1-dev"
 SMALL = {
-    "data/latents": "--encoder.compute_dtype float32 --image.buckets.resolution 64 --image.buckets.min 32 "
+    "build": "--encoder.compute_dtype float32 --image.buckets.resolution 64 --image.buckets.min 32 "
     "--image.buckets.step 16 --encoder.batch_size 2",
-    "data/t5": "--encoder.compute_dtype float32",
-    "data/clip": "--encoder.compute_dtype float32",
+    "texts": "--compute_dtype float32",
 }
-"""Options that make each build small, by its cache."""
+"""Options that make the builds of each command small."""
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
@@ -58,11 +57,11 @@ def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
         if program == "python":
             said[command] = run(Path(words[0]).stem, *words[1:])
             continue
-        small = SMALL.get(words[2], "") if words[0] == "build" else ""
+        small = SMALL.get(words[0], "")
         assert {"precompute": precompute, "cache-store": cache_store}[program]([*words, *small.split()]) == 0, command
     first, resumed = map(steps_in, said.values())
     assert (max(first), min(resumed), max(resumed)) == (50, 51, 100)
     latents = open_cache("data/latents")
     assert len(latents.arrays) == 4
-    assert len(open_joined({"latents": latents, "t5": "data/t5", "clip": "data/clip"})) == 12
+    assert len(open_joined({"latents": latents, "t5": "data/text/t5", "clip": "data/text/pooled"})) == 12
     assert Path("data/latents.html").stat().st_size > 10_000

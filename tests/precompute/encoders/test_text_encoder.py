@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
-from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from precompute.encoders.encoder import NO_TOKEN
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder, load_reference
 from precompute.encoders.text_encoder import TransformersTextEncoder
+from precompute.encoders.text_presets import PRESETS
 from tests.precompute.encoders.loading import load
 from tests.precompute.encoders.text_models import (
     TEXT_MODELS,
@@ -122,75 +121,56 @@ def hunyuan(place: int) -> Embed:
     return prompts(place, max_sequence_length=500)
 
 
-INSTRUCTION = inspect.signature(diffusers.SanaPipeline.__call__).parameters["complex_human_instruction"].default
-LUMINA_SYSTEM = "You are an assistant."
-
-
-QWEN_IMAGE = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
-KANDINSKY_PROMPT = (
-    "<|im_start|>system\nYou are a prompt engineer. Describe the image by detailing the color, shape, size, texture, "
-    "quantity, text, spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>"
-)
-CONFIGS = Path(__file__).parents[3] / "configs"
-SANA_CONFIG = yaml.safe_load((CONFIGS / "precompute_sana_text.yaml").read_text())["encoder"]
-SANA = {**{name: SANA_CONFIG[name] for name in ("template", "drop", "clean")}, "max_tokens": 48}
-LUMINA = {"template": f"{LUMINA_SYSTEM} <Prompt Start> {{}}", "layer": -2, "max_tokens": 80}
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-FLUX2 = f"[SYSTEM_PROMPT]{SYSTEM_MESSAGE}[/SYSTEM_PROMPT][INST]{{}}[/INST]"
-DEV = {"template": FLUX2, "layer": [1, 2, 4], "max_tokens": 250}
-HUNYUAN = {"template": DEFAULT_PROMPT_TEMPLATE["template"], "drop": 95, "layer": -3, "max_tokens": 500}
-KLEIN = {"template": f"{CHAT}<think>\n\n</think>\n\n", "layer": [1, 2, 4], "padding": "masked", "max_tokens": 120}
-
 T5, UMT5, CLIP, POOLED_CLIP = "T5EncoderModel", "UMT5EncoderModel", "CLIPTextModelWithProjection", "CLIPTextModel"
 GEMMA, QWEN, QWEN_VL = "Gemma2Model", "Qwen3ForCausalLM", "Qwen2_5_VLForConditionalGeneration"
 QWEN3_VL, MISTRAL, LLAMA = "Qwen3VLModel", "Mistral3ForConditionalGeneration", "LlamaModel"
-POOLED, SDXL, MASKED = {"output": "pooled"}, "StableDiffusionXLPipeline", {"padding": "masked"}
-KANDINSKY = {"template": KANDINSKY_PROMPT, "drop": 40, "clean": "prompt_clean", "max_tokens": 240}
-KANDINSKY_POOLED = {**POOLED, "clean": "prompt_clean", "max_tokens": 77}
-SANA_OPTIONS = {"max_sequence_length": 48, "complex_human_instruction": INSTRUCTION}
-LUMINA_OPTIONS = {"max_sequence_length": 80, "system_prompt": LUMINA_SYSTEM}
-QWEN_OPTIONS = {"template": QWEN_IMAGE, "drop": 34, "max_tokens": 300}
-Z_OPTIONS, LAYERS_OUT = {"template": CHAT, "layer": -2, "max_tokens": 90}, {"text_encoder_out_layers": (1, 2, 4)}
+
+INSTRUCTION = inspect.signature(diffusers.SanaPipeline.__call__).parameters["complex_human_instruction"].default
+SANA = {"max_sequence_length": 48, "complex_human_instruction": INSTRUCTION}
+LAYERS, LAYERS_OUT = {"layer": [1, 2, 4]}, {"text_encoder_out_layers": (1, 2, 4)}
 
 PIPELINES: dict[str, tuple[str, dict[str, Any], str, Embed]] = {
-    "FLUX.1": (T5, {}, "FluxPipeline", t5_prompts),
-    "FLUX.1, pooled": (POOLED_CLIP, POOLED, "FluxPipeline", clip_prompts),
-    "SD3": (CLIP, {"layer": -2}, "StableDiffusion3Pipeline", first(clip_prompts)),
-    "SD3, pooled": (CLIP, POOLED, "StableDiffusion3Pipeline", first(clip_prompts, 1)),
-    "SDXL": (CLIP, {"layer": -2, "max_tokens": 40}, SDXL, guided(0)),
-    "SDXL, pooled": (CLIP, {**POOLED, "max_tokens": 40}, SDXL, guided(2)),
-    "LTX": (T5, {}, "LTXPipeline", first(t5_prompts)),
-    "CogVideoX": (T5, {}, "CogVideoXPipeline", t5_prompts),
-    "Mochi": (T5, MASKED, "MochiPipeline", first(t5_prompts)),
-    "AuraFlow": (UMT5, {"clean": "none"}, "AuraFlowPipeline", guided(0, max_sequence_length=32)),
-    "PixArt": (T5, {**MASKED, "clean": "lower"}, "PixArtAlphaPipeline", guided(0, max_sequence_length=32)),
-    "Wan": (UMT5, {}, "WanPipeline", t5_prompts),
-    "Kandinsky 5": (QWEN_VL, KANDINSKY, "Kandinsky5T2IPipeline", padded_behind(kandinsky, 240)),
-    "Kandinsky 5, pooled": (POOLED_CLIP, KANDINSKY_POOLED, "Kandinsky5T2IPipeline", prompts(1)),
-    "SANA": (GEMMA, SANA, "SanaPipeline", guided(0, **SANA_OPTIONS)),
-    "Lumina 2": (GEMMA, LUMINA, "Lumina2Pipeline", guided(0, **LUMINA_OPTIONS)),
-    "Qwen-Image": (QWEN_VL, QWEN_OPTIONS, "QwenImagePipeline", padded_behind(prompts(), 300)),
-    "Krea 2": (QWEN3_VL, {**QWEN_OPTIONS, "layer": [1, 2, 4]}, "Krea2Pipeline", krea),
-    "Z-Image": (QWEN, Z_OPTIONS, "ZImagePipeline", padded_behind(z_image, 90)),
-    "FLUX.2 klein": (QWEN, KLEIN, "Flux2KleinPipeline", prompts(max_sequence_length=120, **LAYERS_OUT)),
-    "FLUX.2 dev": (MISTRAL, DEV, "Flux2Pipeline", prompts(max_sequence_length=250, **LAYERS_OUT)),
-    "HunyuanVideo": (LLAMA, HUNYUAN, "HunyuanVideoPipeline", hunyuan(0)),
-    "HunyuanVideo, pooled": (POOLED_CLIP, {**POOLED, "max_tokens": 77}, "HunyuanVideoPipeline", hunyuan(1)),
+    "FLUX.1-dev t5": (T5, {}, "FluxPipeline", t5_prompts),
+    "FLUX.1-dev pooled": (POOLED_CLIP, {}, "FluxPipeline", clip_prompts),
+    "SD clip": (POOLED_CLIP, {"max_tokens": 40}, "StableDiffusionPipeline", guided(0, num_images_per_prompt=1)),
+    "SD3 clip": (CLIP, {}, "StableDiffusion3Pipeline", first(clip_prompts)),
+    "SD3 pooled": (CLIP, {}, "StableDiffusion3Pipeline", first(clip_prompts, 1)),
+    "SDXL clip-2": (CLIP, {"max_tokens": 40}, "StableDiffusionXLPipeline", guided(0)),
+    "SDXL pooled": (CLIP, {"max_tokens": 40}, "StableDiffusionXLPipeline", guided(2)),
+    "LTX t5": (T5, {}, "LTXPipeline", first(t5_prompts)),
+    "CogVideoX t5": (T5, {}, "CogVideoXPipeline", t5_prompts),
+    "Mochi t5": (T5, {}, "MochiPipeline", first(t5_prompts)),
+    "AuraFlow umt5": (UMT5, {}, "AuraFlowPipeline", guided(0, max_sequence_length=32)),
+    "PixArt t5": (T5, {}, "PixArtAlphaPipeline", guided(0, max_sequence_length=32)),
+    "Wan umt5": (UMT5, {}, "WanPipeline", t5_prompts),
+    "Kandinsky-5 qwen": (QWEN_VL, {"max_tokens": 240}, "Kandinsky5T2IPipeline", padded_behind(kandinsky, 240)),
+    "Kandinsky-5 pooled": (POOLED_CLIP, {"max_tokens": 77}, "Kandinsky5T2IPipeline", prompts(1)),
+    "SANA gemma": (GEMMA, {"max_tokens": 48}, "SanaPipeline", guided(0, **SANA)),
+    "Lumina-2 gemma": (GEMMA, {"max_tokens": 220}, "Lumina2Pipeline", guided(0, max_sequence_length=220)),
+    "Qwen-Image qwen": (QWEN_VL, {"max_tokens": 300}, "QwenImagePipeline", padded_behind(prompts(), 300)),
+    "Krea-2 qwen": (QWEN3_VL, {"max_tokens": 300, **LAYERS}, "Krea2Pipeline", krea),
+    "Z-Image qwen": (QWEN, {"max_tokens": 90}, "ZImagePipeline", padded_behind(z_image, 90)),
+    "FLUX.2-klein qwen": (
+        *(QWEN, {"max_tokens": 120, **LAYERS}, "Flux2KleinPipeline"),
+        prompts(max_sequence_length=120, **LAYERS_OUT),
+    ),
+    "FLUX.2-dev mistral": (
+        *(MISTRAL, {"max_tokens": 250, **LAYERS}, "Flux2Pipeline"),
+        prompts(max_sequence_length=250, **LAYERS_OUT),
+    ),
+    "HunyuanVideo llama": (LLAMA, {"max_tokens": 500}, "HunyuanVideoPipeline", hunyuan(0)),
+    "HunyuanVideo pooled": (POOLED_CLIP, {"max_tokens": 77}, "HunyuanVideoPipeline", hunyuan(1)),
 }
-"""Class and options of our encoder, the pipeline's class, and its embeddings of texts."""
-SECOND = ("FLUX.1", "SDXL", "SDXL, pooled")
-"""Pipelines whose second text encoder this is."""
+"""By model and encoder of a preset: our encoder's class, its options beside the preset's, the pipeline's class, and
+its embeddings of texts."""
 BOTH = {
     "Kandinsky5T2IPipeline": {"": QWEN_VL, "_2": POOLED_CLIP},
     "HunyuanVideoPipeline": {"": LLAMA, "_2": POOLED_CLIP},
 }
 """Pipelines that need both of their text encoders."""
 NULL_PROMPTS = {
-    "SANA": guided(2, guidance=True, **SANA_OPTIONS),
-    "Lumina 2": guided(2, guidance=True, **LUMINA_OPTIONS),
+    "SANA gemma": guided(2, guidance=True, **SANA),
+    "Lumina-2 gemma": guided(2, guidance=True, max_sequence_length=220),
 }
 """Pipelines that encode the negative prompt in a way of its own."""
 
@@ -198,9 +178,11 @@ NULL_PROMPTS = {
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
     """Also of its negative prompt, an empty one, and of a text that is cut."""
-    kind, options, class_name, embed = PIPELINES[name]
-    models = BOTH.get(class_name) or {"_2" if name in SECOND else "": kind}
-    encoder, pipe = load_text(save_text_encoder(kind, tmp_path), **options), pipeline(class_name, models)
+    (kind, options, class_name, embed), (model, each) = PIPELINES[name], name.split()
+    options = {**PRESETS[model][each], "max_tokens": 32, **options}
+    which = options["subfolder"].removeprefix("text_encoder")
+    encoder = load_text(save_text_encoder(kind, tmp_path, which), **options)
+    pipe = pipeline(class_name, BOTH.get(class_name) or {which: kind})
     texts, recipe = [*TEXTS, *AWKWARD], encoder.recipe
     ours, theirs = encoded(encoder, texts), embed(pipe, [*texts])
     assert ours.shape == theirs.shape == (len(texts), *encoder.layout(0, 0).shape)
@@ -211,10 +193,55 @@ def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
     ours, theirs = encoder.encode(null_NT), NULL_PROMPTS.get(name, embed)(pipe, [""])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert recipe.padding != "zero" or (ours != 0).any(-1).sum() == recipe.null_tokens
-    if name in ("FLUX.1", "SD3, pooled", "Wan", "SANA", "FLUX.2 dev"):
+    if name in ("FLUX.1-dev t5", "SD3 pooled", "Wan umt5", "SANA gemma", "FLUX.2-dev mistral"):
         (tokens,) = encoder.tokens([LONG])
         assert (len(tokens.ids), tokens.whole > recipe.max_tokens) == (recipe.drop + recipe.max_tokens, True)
         torch.testing.assert_close(encoded(encoder, [LONG]), embed(pipe, [LONG]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_preset_has_its_pipelines_length_and_layers(name):
+    model, each = name.split()
+    preset, parameters = PRESETS[model][each], inspect.signature(getattr(diffusers, PIPELINES[name][2]).__call__)
+    defaults = {name: parameter.default for name, parameter in parameters.parameters.items()}
+    if "clip" not in name and "pooled" not in name:
+        assert preset["max_tokens"] == defaults["max_sequence_length"]
+    if layers := defaults.get("text_encoder_out_layers"):
+        assert preset["layer"] == [*layers]
+    if model == "Krea-2":
+        assert preset["layer"] == [*pipeline("Krea2Pipeline", {}).text_encoder_select_layers]
+
+
+def test_each_preset_is_compared_or_like_one_that_is():
+    alike = {
+        "SDXL clip",
+        "SD3 clip-2",
+        "SD3 pooled-2",
+        "SD3 t5",
+        "FLUX.1-schnell t5",
+        "FLUX.1-schnell pooled",
+    }
+    assert {f"{model} {each}" for model, preset in PRESETS.items() for each in preset} == PIPELINES.keys() | alike
+
+
+def test_the_page_shows_each_preset():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "encoders.md").read_text()
+    rows = page.partition("| `of` | cache |")[2].partition("\n\n")[0].splitlines()[2:]
+    for model, preset in PRESETS.items():
+        for place, (name, fields) in enumerate(preset.items()):
+            others = [
+                f"`{field}: {value}`" for field, value in fields.items() if field not in ("subfolder", "template")
+            ]
+            others += ["its `template`"] * ("template" in fields)
+            cells = "" if place else model, f"`{name}`", f"`{fields['subfolder']}`", ", ".join(others)
+            assert [each.strip() for each in rows.pop(0).split("|")[1:-1]] == [*cells]
+    assert not rows
+
+
+def test_the_config_of_sana_has_its_preset():
+    path = Path(__file__).parents[3] / "configs" / "precompute_sana_text.yaml"
+    config, preset = yaml.safe_load(path.read_text())["encoder"], PRESETS["SANA"]["gemma"]
+    assert {**preset, **config} == {**config, "subfolder": preset["subfolder"]}
 
 
 def test_padding_is_seen_masked_zero_or_before_the_text(tmp_path):
