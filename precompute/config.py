@@ -5,7 +5,7 @@ This module does not import torch, so that `--help` and config errors are fast.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -115,7 +115,7 @@ class BuildConfig:
                 f"source.text: {self.source.text} is for a text encoder; set encoder.max_tokens too, 512 say, or leave "
                 "it out"
             )
-        changed = [each.name for each in fields(ImageConfig) if getattr(self.image, each.name) != each.default]
+        changed = [name for name, value in vars(ImageConfig()).items() if getattr(self.image, name) != value]
         if self.encoder.reads_text and changed:
             raise ConfigError(f"image.{changed[0]} has no effect on a text encoder; leave image: out")
 

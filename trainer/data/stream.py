@@ -166,7 +166,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         """
         positions = self.share.select(batch_positions(number, self.batch_size))
         numbers = self.numbers(positions)
-        tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self.cache.mask(numbers))}
+        tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self._mask(numbers, positions))}
         return {
             **{name: each if self._are_named else each[WORLD] for name, each in tensors.items() if each},
             "numbers": torch.from_numpy(numbers),
@@ -200,6 +200,11 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         if isinstance(self.source, Views):
             return self.source.show(numbers, self.order.views_at(positions, len(self.source.views)))
         return self.source.read(numbers)
+
+    def _mask(self, numbers: Int64Array, positions: Int64Array) -> Samples:
+        if isinstance(self.source, Views):
+            return self.source.show_mask(numbers, self.order.views_at(positions, len(self.source.views)))
+        return self.cache.mask(numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream's position; the batch last yielded counts as consumed."""
