@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -178,10 +179,13 @@ def test_the_loops_in_the_documents_run(name, tmp_path):
     cache = make_cache(tmp_path / "cache", np.zeros((20, 16, 4, 4), np.float32), rejected=[2])
     recipe = text_recipe(6)
     texts = make_cache(tmp_path / "texts", np.zeros((20, 6, 8), np.float32), text=recipe)
+    second = msgspec.structs.replace(recipe, caption=2)
+    others = make_cache(tmp_path / "others", np.ones((20, 6, 8), np.float32), text=second)
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
     loops = [block for block in blocks if re.search(r"open_|LatentStream", block)]
     assert loops
     for code in loops:
+        code = re.sub(r'"[\w/.-]*cache-t5-2"', repr(str(others)), code)
         code = re.sub(r'"[\w/.-]*cache-t5"', repr(str(texts)), code)
         exec(re.sub(r'"[\w/.-]*cache"', repr(str(cache)), code), {})
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cache_store.cache.reader import Cache, open_cache, valid_numbers
+from cache_store.cache.reader import Cache, captions_of, open_cache, valid_numbers
 from cache_store.cache.where import numbers_where
 from cache_store.errors import ConfigError
 from cache_store.format.tables import PLAN_COLUMNS
@@ -107,10 +107,11 @@ class JoinedCache:
 
     def mask(self, numbers: np.ndarray) -> dict[str, NDArray[np.bool_]]:
         """Read by joined number the mask of each cache that has one, by name: [N, T] each, False at padding."""
+        return self.mask_rows(self.rows(numbers))
+
+    def mask_rows(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
+        """Read the masks of rows that every cache holds, in the form of `mask`."""
         texts = {name: each for name, each in self.caches.items() if each.spec.array.has_mask}
-        if not texts:
-            return {}
-        rows = self.rows(numbers)
         return {name: each.mask(self._numbers(name, rows)) for name, each in texts.items()}
 
     def null_text(self) -> dict[str, np.ndarray]:
@@ -135,6 +136,10 @@ class JoinedCache:
             for name in set(owners.values())
         }
         return pa.table({column: tables[name][column] for column, name in owners.items()})
+
+    def captions(self, numbers: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> list[str | None]:
+        """Return a caption of each sample by joined number, as `Cache.captions` does."""
+        return captions_of(self, numbers, seed, epoch)
 
     @property
     def columns(self) -> list[str]:

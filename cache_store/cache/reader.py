@@ -3,11 +3,13 @@
 A *sample number* counts the cached samples in row order, without gaps; rejected rows have no number.
 """
 
+import hashlib
 import shlex
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from numbers import Real
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +26,15 @@ from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.normalization import normalize as normalized
 from cache_store.format.normalization import refuse_moments
+from cache_store.format.plan import caption_of
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, samples_schema
 from cache_store.messages import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, Store, is_url, local_path, map_calls, open_store, with_kept_blocks
+
+if TYPE_CHECKING:
+    from cache_store.cache.joined import JoinedCache
 
 READ_BYTES = 8 << 20
 """Bytes copied or decoded at a time: checking then finds them in the CPU cache, and Ctrl-C can act in between."""
@@ -99,6 +105,17 @@ def slices_of(target: NDArray[np.uint8]) -> Iterator[slice]:
     """Split rows [N, bytes] into slices, in order, of at most READ_BYTES each but at least one row."""
     step = max(1, READ_BYTES // target.shape[1])
     return (slice(first, first + step) for first in range(0, len(target), step))
+
+
+def captions_of(cache: "Cache | JoinedCache", numbers: np.ndarray, seed: int | None, epoch: int) -> list[str | None]:
+    """Return a caption of each sample [N], as `Cache.captions` says."""
+    numbers = valid_numbers(numbers, len(cache))
+    turns = cache.samples(numbers, ["conversations"])["conversations"].to_pylist()
+    if seed is None:
+        return [caption_of(each) for each in turns]
+    hashes = (hashlib.sha256(f"{seed}\n{number}".encode()).digest() for number in numbers.tolist())
+    firsts = [int.from_bytes(each[:8], "little") for each in hashes]
+    return [caption_of(each, first + epoch) for each, first in zip(turns, firsts, strict=True)]
 
 
 class Cache:
@@ -256,6 +273,14 @@ class Cache:
         if not parts:
             return self._samples_table(0, is_planned).slice(0, 0).select(columns)
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
+
+    def captions(self, numbers: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> list[str | None]:
+        """Return the caption of each sample: the first answer of its conversation, None if it has none.
+
+        With a `seed`, the one of its captions that is a pure function of (seed, epoch, sample number): each epoch takes
+        the next one, and the first is chosen by a hash.
+        """
+        return captions_of(self, numbers, seed, epoch)
 
     def where(self, expression: str) -> NDArray[np.int64]:
         """Return the numbers of the samples for which an expression over `columns` is true, ascending.

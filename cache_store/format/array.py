@@ -105,11 +105,13 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
         return f"{size}, {self.resample}, range {self.range}{decode}{flipped}"
 
 
-class TextRecipe(Record, frozen=True, kw_only=True):
+class TextRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The steps from a sample's text to tokens; every field changes the latents."""
 
     source: str
-    """The text that is encoded: `caption`, the first answer of the sample's conversation."""
+    """The text that is encoded: `caption`, an answer of the sample's conversation."""
+    caption: Side = 1
+    """Which answer, from 1; a sample with fewer begins again with its first."""
     clean: str
     """How it is cleaned first: `none`; `prompt_clean`, as in diffusers' pipelines of Wan; `lower`, as in SANA's."""
     template: str
@@ -142,7 +144,8 @@ class TextRecipe(Record, frozen=True, kw_only=True):
         within = "" if self.template == PLAIN_TEMPLATE else f" within {self.template!r}"
         first = f"after the first, {self.drop:,}" if self.keeps_first else f"the first {self.drop:,}"
         drop = f", {first} dropped" if self.drop else ""
-        return f"{self.source}{clean}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
+        source = self.source if self.caption == 1 else f"{self.source} {self.caption}"
+        return f"{source}{clean}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
 
 
 class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
+from cache_store.format.array import TextRecipe
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitContent, PlanCut, Spec
 from cache_store.format.tables import EXTRA_TYPES, PLAN_COLUMNS, PLAN_SCHEMA, TableFile, extra_problem
@@ -28,6 +29,17 @@ NOT_ANSWERS = frozenset({"human", "user", "system"})
 def answers_of(conversation: Sequence[Mapping[str, str]] | None) -> list[str]:
     """Return a conversation's answers in order; a caption is an answer, too."""
     return [turn["value"] or "" for turn in conversation or [] if turn["from"] not in NOT_ANSWERS]
+
+
+def caption_of(conversation: Sequence[Mapping[str, str]] | None, number: int = 0) -> str | None:
+    """Return a sample's caption, counted from 0; after the last, its first comes again. None if it has none."""
+    answers = answers_of(conversation)
+    return answers[number % len(answers)] if answers else None
+
+
+def text_of(recipe: TextRecipe, conversation: Sequence[Mapping[str, str]] | None) -> str | None:
+    """Return the text of a sample that the recipe encodes, before it is cleaned; None if it has none."""
+    return caption_of(conversation, recipe.caption - 1)
 
 
 def plan_digest(table: pa.Table) -> str:

@@ -17,7 +17,7 @@ from cache_store.cache.entry_points import ReadImage
 from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
-from cache_store.format.plan import answers_of
+from cache_store.format.plan import answers_of, text_of
 from cache_store.format.tables import REJECTED, TOKENS
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
 from cache_store.program.progress_bar import ProgressBar
@@ -203,14 +203,15 @@ class Showcase:
         """Collect what the samples table and the source know; also return the source at full size."""
         image_YX3, problem = self._source(sample, array)
         width, height = sample.get("width"), sample.get("height")
-        answers = answers_of(sample["conversations"])
+        turns = sample["conversations"]
+        answers = answers_of(turns) if array.text is None else [*filter(None, [text_of(array.text, turns)])]
         exhibit = Exhibit(
             row=sample["row"],
             id=sample["id"],
             uri=sample["uri"],
             size=(width, height) if width and height else None,
             tokens=sample.get(TOKENS),
-            caption=caption(answers[:1] if array.text else answers),
+            caption=caption(answers),
             reason=sample["reason"],
             source=None if image_YX3 is None else thumbnail(image_YX3),
             source_problem=problem,

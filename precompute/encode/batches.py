@@ -20,6 +20,7 @@ from cache_store.cache.metadata import open_plan
 from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
+from cache_store.format.plan import text_of
 from cache_store.format.schema import Spec
 from cache_store.format.tables import PLACEMENT, reason_kind
 from cache_store.storage.prefetch import begun_ahead
@@ -30,7 +31,6 @@ from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image, placement_of
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
-from precompute.sources.fields import answer_of
 from precompute.sources.image_store import Images, prefetch_of
 from precompute.sources.place import MISSING, Place, planned_place
 
@@ -266,7 +266,8 @@ class TextBatch(Batch):
 
     def _tokenize(self, busy: BusyTimes | None) -> list[Outcome]:
         started = time.monotonic()
-        texts = [answer_of(turns) for turns in self.samples["conversations"].to_pylist()]
+        assert self.array.text is not None
+        texts = [text_of(self.array.text, turns) for turns in self.samples["conversations"].to_pylist()]
         made = iter(self._encoder.tokens([text for text in texts if text is not None]))
         outcomes = []
         for place, text in enumerate(texts):

@@ -87,7 +87,7 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
         dtype=config.store.dtype,
         codec=config.store.codec,
         image=None if isinstance(encoder, TextEncoder) else config.image.recipe,
-        text=encoder.recipe if isinstance(encoder, TextEncoder) else None,
+        text=config.source.recipe(encoder.recipe) if isinstance(encoder, TextEncoder) else None,
         encoder=encoder.identity,
     )
     return Recipe(

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
+from cache_store.format.plan import caption_of
 from cache_store.messages import counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
@@ -34,7 +35,6 @@ from precompute.rerun.rows import (
     slices_of,
 )
 from precompute.sources import SOURCES, Source, SourceConfig
-from precompute.sources.fields import answer_of
 from precompute.sources.image_store import folder_below, is_unsafe
 from precompute.sources.listing import Samples
 from precompute.sources.place import MISSING
@@ -162,7 +162,7 @@ def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> i
     """
     tables = found.shards(["id", "conversations"])
     pairs = (zip(table["id"].to_pylist(), table["conversations"].to_pylist(), strict=True) for table in tables)
-    without = [name for pair in pairs for name, turns in pair if answer_of(turns) is None]
+    without = [name for pair in pairs for name, turns in pair if caption_of(turns) is None]
     if len(without) > allowed * len(found):
         raise SourceError(
             f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridge(without)}. "

@@ -10,6 +10,7 @@ import msgspec
 
 from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
+from cache_store.format.array import MAX_SIDE, TextRecipe
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.local import LocalStore
@@ -50,6 +51,9 @@ class SourceConfig:
     text: Literal["caption"] | None = None
     """For a text encoder: which text of a sample it reads. caption: the caption, or the first answer of the
     conversation, empty or not; a sample without one is rejected."""
+    caption: int = 1
+    """For a text encoder: which of a sample's captions it reads, from 1; a sample with fewer begins again with its
+    first. Caches of the first, the second, … are views of the texts."""
 
     fields: FieldNames = field(default_factory=FieldNames)
 
@@ -60,6 +64,14 @@ class SourceConfig:
             raise ConfigError(f"source.images is for kind {kinds}; with kind {self.kind}, {kind.images_are}")
         if unused := {name for name, value in asdict(self.fields).items() if value} - kind.fields:
             raise ConfigError(f"source.fields.{min(unused)} has no effect for kind {self.kind}; leave it out")
+        if not 1 <= self.caption <= MAX_SIDE:
+            raise ConfigError(f"source.caption must be in [1, {MAX_SIDE:,}], got {self.caption:,}")
+        if self.caption > 1 and self.text is None:
+            raise ConfigError("source.caption is for a text encoder; set source.text: caption too, or leave it out")
+
+    def recipe(self, recipe: TextRecipe) -> TextRecipe:
+        """Return a text encoder's recipe for the text that is chosen here."""
+        return msgspec.structs.replace(recipe, caption=self.caption)
 
 
 class Source(Images, Protocol):
@@ -156,13 +168,13 @@ SOURCES = {
         open=open_webdataset,
         images_are="the tars hold their images",
         add_texts="Put a .txt, or a .json with caption, beside each image",
-        fields=frozenset({"image", "extra"}),
+        fields=frozenset({"image", "captions", "extra"}),
     ),
     "parquet": SourceKind(
         open=open_parquet,
         images_are="the rows hold their images",
         add_texts="Name the column with source.fields.caption, or source.fields.conversations",
-        fields=frozenset({"image", "id", "caption", "conversations", "extra"}),
+        fields=frozenset({"image", "id", "caption", "captions", "conversations", "extra"}),
     ),
     "cache": SourceKind(
         open=open_cache_source,

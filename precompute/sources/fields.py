@@ -1,14 +1,13 @@
 """A sample's fields: their names in the source, and its text as turns of a conversation."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.plan import answers_of
 from cache_store.format.tables import extra_problem
 from precompute.images.rejected import Rejected
 
@@ -24,6 +23,9 @@ class FieldNames:
     """parquet: the column; default: id, key or __key__; without one, the id is file and row."""
     caption: str | None = None
     """parquet: the column; default: caption, text or txt; may be absent."""
+    captions: list[str] | None = None
+    """If a sample has several captions: parquet: columns, webdataset: keys of the .json, each a text or a list of
+    texts. A sample without any of them uses its caption."""
     conversations: str | None = None
     """parquet: the column; default: conversations; a row that has them does not use its caption."""
     extra: list[str] | None = None
@@ -75,13 +77,25 @@ def read_caption(where: str, read: Callable[[], bytes]) -> str:
     return read_text(where, read).removesuffix("\n").removesuffix("\r")
 
 
-def answer_of(conversation: Conversation | None) -> str | None:
-    """Return the first answer of a conversation, which is where a caption is; None if there is none."""
-    return next(iter(answers_of(conversation)), None)
+def conversation_of(*captions: str | None) -> Conversation:
+    """Make a conversation whose question is only the image and whose answer is the caption; empty without a caption.
+
+    Each further caption is the answer to an empty question.
+    """
+    turns: Conversation = []
+    for caption in captions:
+        if caption is not None:
+            turns += [{"from": "human", "value": "" if turns else "<image>"}, {"from": "gpt", "value": caption}]
+    return turns
 
 
-def conversation_of(caption: str | None) -> Conversation:
-    """Make a conversation whose question is only the image and whose answer is the caption; empty without a caption."""
-    if caption is None:
-        return []
-    return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": caption}]
+def captions_of(where: str, fields: Mapping[str, object]) -> list[str]:
+    """Return the captions in fields of a sample, each a text, a list of texts, or absent; SourceError for others."""
+    captions = list[str]()
+    for name, value in fields.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                captions.append(each)
+            elif each is not None:
+                raise SourceError(f"{where}: source.fields.captions: {name} is neither a text nor a list of texts")
+    return captions

@@ -20,7 +20,7 @@ from cache_store.format.record import describe_mismatch
 from cache_store.format.tables import TableFile
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
-from precompute.sources.fields import Conversation, FieldNames, Turn, conversation_of
+from precompute.sources.fields import Conversation, FieldNames, Turn, captions_of, conversation_of
 from precompute.sources.listing import Samples
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
@@ -60,10 +60,13 @@ class ImageTable:
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")
         self._image = str(self._columns["image"])
-        self._extra = fields.extra or []
-        for name in self._extra:
-            if (count := self._file.schema.names.count(name)) != 1:
-                raise SourceError(f"{self._where} has {count or 'no'} columns {name}, which source.fields.extra names")
+        self._captions, self._extra = fields.captions or [], fields.extra or []
+        for field, names in (("captions", self._captions), ("extra", self._extra)):
+            for name in names:
+                if (count := self._file.schema.names.count(name)) != 1:
+                    raise SourceError(
+                        f"{self._where} has {count or 'no'} columns {name}, which source.fields.{field} names"
+                    )
         self._refuse_other_types()
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
@@ -98,13 +101,16 @@ class ImageTable:
             if id_ is None and self._columns["id"] is not None:
                 raise SourceError(f"{self._where}: row {row} has no {self._columns['id']}")
             text = None if caption is None else str(caption)
-            conversation = conversation_of(text) if turns is None else self._conversation(row, turns)
+            captions = captions_of(f"{self._where}: row {row}", {name: texts[name] for name in self._captions})
+            conversation = conversation_of(*captions) if captions else conversation_of(text)
+            if turns is not None:
+                conversation = self._conversation(row, turns)
             yield (None if id_ is None else str(id_)), conversation, {name: texts[name] for name in self._extra}
 
     def _texts(self) -> Iterator[dict[str | None, object]]:
         """Yield each row's columns, except the image."""
         columns = [name for field, name in self._columns.items() if field != "image" and name is not None]
-        names = sorted({*columns, *self._extra})
+        names = sorted({*columns, *self._captions, *self._extra})
         for number in range(len(self._ends)):
             if names:
                 for batch in self._batches("texts", number, names):

@@ -22,6 +22,7 @@ from precompute.sources.fields import (
     Conversation,
     FieldNames,
     Turn,
+    captions_of,
     conversation_of,
     extra_of,
     read_caption,
@@ -67,8 +68,9 @@ class WebDatasetSource:
         self._files, self._names = files, frozenset(files.names)
         self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
-        self._extra = fields.extra or []
-        self._kind = with_extra(TextRecord, self._extra)
+        self._captions, self._extra = fields.captions or [], fields.extra or []
+        self._named = [*dict.fromkeys([*self._captions, *self._extra])]
+        self._kind = with_extra(TextRecord, self._named)
         self._tar = lru_cache(TARS_HELD)(self._open_tar)
         self._tar(files.names[0])  # report a file that is no tar before a model is loaded
 
@@ -89,11 +91,13 @@ class WebDatasetSource:
                 unused = {*members} - {image, CAPTION_EXTENSION, RECORD_EXTENSION}
                 others.update(counted_suffix(members[each]) for each in unused if not is_image(members[each]))
                 record = read_record(name, tar, members, self._kind)
+                found = extra_of(record, self._named)
+                captions = captions_of(f"{name}/{key}.json", {each: found[each] for each in self._captions})
                 yield {
                     "id": key,
                     "uri": f"{name}/{members[image]}",
-                    "conversations": read_conversation(name, tar, members, record),
-                    "extra": extra_of(record, self._extra),
+                    "conversations": read_conversation(name, tar, members, record, captions),
+                    "extra": {each: found[each] for each in self._extra},
                     **tar.locate(members[image]).columns(),
                 }
 
@@ -178,11 +182,18 @@ def read_record(tar_name: str, tar: ImageTar, members: dict[str, str], kind: typ
         raise SourceError(f"{tar_name}/{members[RECORD_EXTENSION]}: {problem}; {expected}") from None
 
 
-def read_conversation(tar_name: str, tar: ImageTar, members: dict[str, str], record: TextRecord) -> Conversation:
-    """Return the record's conversations, else the caption of the `.txt`, else of the record; empty without text."""
+def read_conversation(
+    tar_name: str, tar: ImageTar, members: dict[str, str], record: TextRecord, captions: list[str]
+) -> Conversation:
+    """Return the record's conversations, else these captions, else the caption of the `.txt`, else of the record.
+
+    It is empty without text.
+    """
     if record.conversations is not None:
         turns: Conversation = msgspec.to_builtins(record.conversations)
         return turns
+    if captions:
+        return conversation_of(*captions)
     if CAPTION_EXTENSION in members:
         return conversation_of(read_caption(*text_member(tar_name, tar, members[CAPTION_EXTENSION])))
     return conversation_of(record.caption)

@@ -191,6 +191,46 @@ def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
     np.testing.assert_array_equal(alone["mask"], text.mask(alone["numbers"].numpy()))
 
 
+def test_caches_of_several_captions_are_views_of_the_texts(texts, t5):
+    """Samples without an answer are rejected in each; a stream shows each text with its own mask, and resumes."""
+    texts.build(name="second", source__caption=2)
+    caches = [open_cache(texts.cache), open_cache(texts.folder / "second")]
+    assert "caption 2" in texts.run(cache_store, "info", texts.folder / "second")
+    assert [cache.spec.array.text.caption for cache in caches if cache.spec.array.text] == [1, 2]
+    assert caches[0].spec.plan_digest == caches[1].spec.plan_digest
+    encoder, numbers = load(t5, max_tokens=TOKENS), np.arange(len(SPEAKING))
+    expected = [encoded(encoder, [*CAPTIONS.values()]).numpy(), encoded(encoder, ["Yes."] * len(SPEAKING)).numpy()]
+    for cache, samples in zip(caches, expected, strict=True):
+        np.testing.assert_allclose(cache.read(numbers), samples, rtol=0, atol=2e-3)
+    stream = LatentStream([texts.cache, texts.folder / "second"], batch_size=4, seed=0, epochs=2)
+    whole, masks, shown = [*stream], [cache.mask(numbers) for cache in caches], set[tuple[int, int]]()
+    for batch in whole:
+        for number, latent, mask in zip(batch["numbers"].tolist(), batch["latents"], batch["mask"], strict=True):
+            (view,) = (each for each in (0, 1) if np.array_equal(caches[each].read(np.array([number]))[0], latent))
+            np.testing.assert_array_equal(mask, masks[view][number])
+            shown.add((number, view))
+    assert len(shown) == 2 * len(SPEAKING)
+    stream.load_state_dict({"cursor": whole[2]["cursor"]})
+    for one, other in zip(whole[3:], stream, strict=True):
+        assert torch.equal(one["latents"], other["latents"])
+        assert torch.equal(one["mask"], other["mask"])
+
+
+def test_captions_are_texts_chosen_by_seed_epoch_and_sample(texts):
+    cache, numbers = open_cache(texts.cache), np.arange(len(SPEAKING))
+    first, second = [*CAPTIONS.values()], ["Yes."] * len(SPEAKING)
+    assert cache.captions(numbers) == first
+    epochs = [cache.captions(numbers, seed=3, epoch=epoch) for epoch in range(4)]
+    assert epochs[:2] == epochs[2:]
+    for one, other, *both in zip(*epochs[:2], first, second, strict=True):
+        assert {one, other} == {*both}
+    assert first != epochs[0] != second
+    order = numbers[::-1]
+    assert cache.captions(order, seed=3) == epochs[0][::-1]
+    assert open_joined({"text": cache}).captions(order, seed=3) == epochs[0][::-1]  # type: ignore[arg-type]
+    assert cache.captions(numbers, seed=4) != epochs[0]
+
+
 def test_pooled_vectors_are_a_cache_without_a_mask(project, tmp_path):
     project.vae = save_text_encoder("CLIPTextModelWithProjection", tmp_path / "clip", "_2")
     pooled = {"encoder__subfolder": "text_encoder_2", "encoder__output": "pooled", "encoder__padding": "seen"}

@@ -146,7 +146,7 @@ class LatentStream(BatchStream):
         """
         positions = self.share.of_batch(self.batch_positions(number))
         numbers = self.numbers(positions)
-        tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self.cache.mask(numbers))}
+        tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self._mask(numbers, positions))}
         return {
             **{name: each if self._are_named else each[WORLD] for name, each in tensors.items() if each},
             "numbers": torch.from_numpy(numbers),
@@ -183,6 +183,11 @@ class LatentStream(BatchStream):
         if isinstance(self.source, Views):
             return self.source.show(numbers, self.order.views_at(positions, len(self.source.views)))
         return self.source.read(numbers)
+
+    def _mask(self, numbers: Int64Array, positions: Int64Array) -> Samples:
+        if isinstance(self.source, Views):
+            return self.source.show_mask(numbers, self.order.views_at(positions, len(self.source.views)))
+        return self.cache.mask(numbers)
 
     def must_match(self) -> dict[str, Any]:
         """Return everything that decides the batches."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from cache_store import Cache, JoinedCache, open_joined
 from cache_store.cache.joined import refuse_other_plan
@@ -20,9 +21,11 @@ from trainer.model.model_config import WORLD, refuse_other_towers
 
 MAY_DIFFER = {
     "image": ("fit", "flip", "max_pixels", "decode"),
+    "text": ("caption",),
     "encoder": ("path", "compiled", "compute_dtype", "batch_size"),
 }
-"""Fields in which views may differ: those that choose the part of the image, and those that only change rounding."""
+"""Fields in which views may differ: those that choose the part of the image, or the caption, and those that only change
+rounding."""
 
 View = Address | Cache | Mapping[str, Address | Cache]
 """A cache, or a mapping of tower names to caches."""
@@ -61,6 +64,15 @@ class Views(JoinedCache):
                 if name not in shown:
                     shown[name] = np.empty((len(rows), *samples.shape[1:]), samples.dtype)
                 shown[name][here] = samples
+        return shown
+
+    def show_mask(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, NDArray[np.bool_]]:
+        """Read by number the mask of each tower that has one, [N, T], each from the view at its index in `views`."""
+        shown, rows = self.mask(numbers), self.rows(numbers)
+        for place in np.unique(views_N[views_N > 0] if shown else []).astype(int):
+            here = np.flatnonzero(views_N == place)
+            for name, mask in self.views[place].mask_rows(rows[here]).items():
+                shown[name][here] = mask
         return shown
 
 
@@ -111,7 +123,7 @@ def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
     held = [{name: shared_fields(each.spec.array) for name, each in view.caches.items()} for view in (first, other)]
     if differences := differences_between(*held):
         summary = f"{other.first.store} is not a view of the samples of {first.first.store}"
-        remedy = "build it with the same encoder and image recipe; only image.flip and image.fit may differ"
+        remedy = "build it with the same encoder and recipe; only image.flip, image.fit and source.caption may differ"
         refuse(summary, differences, [remedy], held="in the first", now="in the view")
 
 
@@ -122,6 +134,6 @@ def shared_fields(array: ArraySpec) -> dict[str, object]:
     for section, others in MAY_DIFFER.items():
         fields = msgspec.to_builtins(getattr(array, section))
         if fields is None:
-            continue  # texts have no image recipe
+            continue  # texts have no image recipe, and images no text
         shared[section] = {name: str(value) for name, value in fields.items() if name not in others}
     return shared

@@ -237,3 +237,17 @@ def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
         open_joined({**caches, "other": other})
     with pytest.raises(StaleError, match=r"rows +27 +9"):
         open_joined({"world": caches["world"], "fewer": make_cache(tmp_path / "fewer", SAMPLES["tower"][:9])})
+
+
+def test_captions_are_answers_and_none_without_one(tmp_path):
+    """Of several, each epoch takes the next; a joined cache counts its own samples."""
+    several = [*caption("a"), {"from": "gpt", "value": "b"}, {"from": "gpt", "value": "c"}]
+    given: list[list[dict[str, str]]] = [caption("one"), [], several]
+    cache = open_cache(make_cache(tmp_path / "cache", np.zeros((3, 1, 2, 2), np.float32), conversations=given))
+    numbers = np.array([2, 0, 1])
+    assert cache.captions(numbers) == ["a", "one", None]
+    epochs = [cache.captions(numbers, seed=0, epoch=epoch) for epoch in range(3)]
+    assert {each[0] for each in epochs} == {*"abc"}
+    assert {tuple(each[1:]) for each in epochs} == {("one", None)}
+    starts = {tuple(cache.captions(np.array([2]), seed=seed)) for seed in range(20)}
+    assert len(starts) == 3

@@ -1,4 +1,4 @@
-"""Extra columns: fields of a source's samples that travel in the plan."""
+"""Fields of a source's samples that travel in the plan: extra columns, and several captions."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import open_plan
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError, SourceError
+from cache_store.format.plan import answers_of
 from cache_store.format.tables import MAX_EXTRA, PLAN_SCHEMA
 from cache_store.verify.verify import verify
 from precompute.sources import Source, SourceConfig, open_source
@@ -118,6 +119,37 @@ def test_an_unknown_column_and_a_source_without_fields_are_refused_by_name(tmp_p
     for kind in ("folder", "cache"):
         with pytest.raises(ConfigError, match=r"source\.fields\.extra"):
             SourceConfig(kind=kind, path=str(tmp_path), fields=FieldNames(extra=["score"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_several_captions_are_the_answers_of_a_conversation(tmp_path, kind):
+    """A list and a text, one after the other; without any, the caption; conversations win."""
+    given: list[dict[str, Any]] = [
+        {"many": ["a", None, "b"], "one": "c", "caption": "not this"},
+        {"many": None, "one": None, "caption": "d"},
+        {"many": [], "one": "", "caption": None},
+        {"many": ["e"], "one": None, "caption": None},
+    ]
+    if kind == "parquet":
+        columns = {name: [each[name] for each in given] for name in ("many", "one", "caption")}
+        pq.write_table(pa.table({"image": [image_bytes(0)] * 4, **columns}), path := tmp_path / "a.parquet")
+    else:
+        parts = [{"png": image_bytes(0), "json": json.dumps(each).encode()} for each in given]
+        path = write_tar(tmp_path / "a.tar", {str(number): each for number, each in enumerate(parts)})
+    fields = FieldNames(captions=["many", "one"], extra=["one"])
+    table = plan_table(open_source(SourceConfig(kind=kind, path=str(path), fields=fields)).samples())  # type: ignore[arg-type]
+    assert [answers_of(each) for each in table["conversations"].to_pylist()] == [["a", "b", "c"], ["d"], [""], ["e"]]
+    assert table["one"].to_pylist() == ["c", None, "", None]
+    first = table["conversations"][0].as_py()
+    assert [turn["value"] for turn in first if turn["from"] == "human"] == ["<image>", "", ""]
+
+
+@pytest.mark.parametrize("value", [5, [["a"]], {"a": "b"}])
+def test_a_caption_that_is_no_text_is_refused_by_file_and_field(tmp_path, value):
+    path = write_tar(tmp_path / "a.tar", {"7": {"png": image_bytes(0), "json": json.dumps({"many": value}).encode()}})
+    source = open_source(SourceConfig(kind="webdataset", path=str(path), fields=FieldNames(captions=["many"])))
+    with pytest.raises(SourceError, match=r"a\.tar/7\.json: .*many"):
+        plan_table(source.samples())
 
 
 def add_scores(project: Project, **changed: float) -> None:
