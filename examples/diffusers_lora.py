@@ -3,8 +3,8 @@
     python examples/diffusers_lora.py FLUX.1 OUT --latents CACHE --text t5=CACHE --text clip=CACHE --steps 200
     python examples/diffusers_lora.py FLUX.1 OUT …the same… --resume                          # after any stop
 
-Each batch has one size. Noise, time and dropped captions are drawn from the step's number, so a run that was stopped
-and resumed gives the losses of one that was not. The transformer is small, with random weights, of the class that the
+Each batch has one size. Noise and time are drawn from the step's number, dropped captions from the stream's position, so
+a run that was stopped and resumed gives the losses of one that was not. The transformer is small, with random weights, of the class that the
 pipeline has; put `from_pretrained` in its place. The texts of --text are, for FLUX.1, t5 (tokens) and clip (pooled);
 for Qwen-Image, qwen; for SDXL, clip_l, clip_g (tokens) and pooled (of clip_g), beside latents with buckets.
 """
@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model,
 from torch import Tensor
 from torch.nn import functional as F
 
-from cache_store import EncodeOnceError, JoinedCache, open_joined, time_ids
+from cache_store import EncodeOnceError, open_joined, time_ids
 from trainer import LatentStream
 
 FAMILIES = ["FLUX.1", "Qwen-Image", "SDXL"]
@@ -84,20 +84,12 @@ def add_noise(family: str, clean_NCYX: Tensor, random: torch.Generator) -> tuple
     return torch.lerp(clean_NCYX, noise_NCYX, sigma_N.view(-1, 1, 1, 1)), sigma_N, noise_NCYX - clean_NCYX
 
 
-def drop_captions(cache: JoinedCache, texts: Texts, mask: Texts, share: float, random: torch.Generator) -> None:
-    """Put the null prompt in place of some captions, for guidance without a classifier."""
-    is_dropped_N = torch.rand(len(next(iter(texts.values()))), generator=random) < share
-    for parts, nulls in ((texts, cache.null_text()), (mask, cache.null_mask())):
-        for name, null in nulls.items():
-            parts[name][is_dropped_N] = torch.from_numpy(null).to(parts[name].dtype)
-
-
 def train(
     family: str, out: Path, latents: str, text: list[str], steps: int, batch_size: int, drop: float, resume: bool
 ) -> None:
     torch.manual_seed(0)
     cache = open_joined({"latents": latents, **dict(each.split("=", 1) for each in text)})
-    stream = LatentStream(cache, batch_size, seed=0, epochs=None, normalize=True)
+    stream = LatentStream(cache, batch_size, seed=0, epochs=None, normalize=True, caption_dropout=drop)
     widths = {name: each.spec.array.shape[-1] for name, each in cache.caches.items()}
     channels = stream.batch(0)["latents"]["latents"].shape[1]  # half of those in a cache of moments
     model = make_model(family, channels, widths)
@@ -118,12 +110,11 @@ def train(
         random = torch.Generator().manual_seed(step)
         clean_NCYX, *_ = (texts := {name: each.float() for name, each in batch["latents"].items()}).values()
         del texts["latents"]
-        drop_captions(cache, texts, mask := batch["mask"], drop, random)
         noisy_NCYX, time_N, target_NCYX = add_noise(family, clean_NCYX, random)
         if family == "SDXL":
             size = [8 * side for side in clean_NCYX.shape[2:]]
             ids_N6 = torch.from_numpy(time_ids(cache.samples(batch["numbers"].numpy(), PLACED), size))
-        loss = F.mse_loss(predict(model, noisy_NCYX, time_N, texts, mask, ids_N6), target_NCYX)
+        loss = F.mse_loss(predict(model, noisy_NCYX, time_N, texts, batch["mask"], ids_N6), target_NCYX)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

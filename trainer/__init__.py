@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from cache_store.version import __version__
 
 if TYPE_CHECKING:
+    from trainer.data.dropout import caption_dropped
     from trainer.data.mixed import MixedStream
     from trainer.data.stream import LatentStream, sample_posterior
     from trainer.run.load_projector import load_projector
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
 HOMES = {
     "LatentStream": "trainer.data.stream",
     "MixedStream": "trainer.data.mixed",
+    "caption_dropped": "trainer.data.dropout",
     "load_projector": "trainer.run.load_projector",
     "sample_posterior": "trainer.data.stream",
 }
 
-__all__ = ["LatentStream", "MixedStream", "__version__", "load_projector", "sample_posterior"]
+__all__ = ["LatentStream", "MixedStream", "__version__", "caption_dropped", "load_projector", "sample_posterior"]
 
 
 def __getattr__(name: str) -> Any:

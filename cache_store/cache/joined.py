@@ -139,7 +139,7 @@ class JoinedCache:
 
     def captions(self, numbers: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> list[str | None]:
         """Return a caption of each sample by joined number, as `Cache.captions` does."""
-        return captions_of(self, numbers, seed, epoch)
+        return captions_of(self.samples(numbers, ["conversations"]), numbers, seed, epoch)
 
     @property
     def columns(self) -> list[str]:

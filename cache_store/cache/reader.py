@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -32,9 +31,6 @@ from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, samples
 from cache_store.messages import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, Store, is_url, local_path, map_calls, open_store, with_kept_blocks
-
-if TYPE_CHECKING:
-    from cache_store.cache.joined import JoinedCache
 
 READ_BYTES = 8 << 20
 """Bytes copied or decoded at a time: checking then finds them in the CPU cache, and Ctrl-C can act in between."""
@@ -107,13 +103,12 @@ def slices_of(target: NDArray[np.uint8]) -> Iterator[slice]:
     return (slice(first, first + step) for first in range(0, len(target), step))
 
 
-def captions_of(cache: "Cache | JoinedCache", numbers: np.ndarray, seed: int | None, epoch: int) -> list[str | None]:
-    """Return a caption of each sample [N], as `Cache.captions` says."""
-    numbers = valid_numbers(numbers, len(cache))
-    turns = cache.samples(numbers, ["conversations"])["conversations"].to_pylist()
+def captions_of(samples: pa.Table, numbers: np.ndarray, seed: int | None, epoch: int) -> list[str | None]:
+    """Return a caption of each of these samples, which have these numbers [N], as `Cache.captions` says."""
+    turns = samples["conversations"].to_pylist()
     if seed is None:
         return [caption_of(each) for each in turns]
-    hashes = (hashlib.sha256(f"{seed}\n{number}".encode()).digest() for number in numbers.tolist())
+    hashes = (hashlib.sha256(f"{seed}\n{number}".encode()).digest() for number in np.asarray(numbers).tolist())
     firsts = [int.from_bytes(each[:8], "little") for each in hashes]
     return [caption_of(each, first + epoch) for each, first in zip(turns, firsts, strict=True)]
 
@@ -280,7 +275,7 @@ class Cache:
         With a `seed`, the one of its captions that is a pure function of (seed, epoch, sample number): each epoch takes
         the next one, and the first is chosen by a hash.
         """
-        return captions_of(self, numbers, seed, epoch)
+        return captions_of(self.samples(numbers, ["conversations"]), numbers, seed, epoch)
 
     def where(self, expression: str) -> NDArray[np.int64]:
         """Return the numbers of the samples for which an expression over `columns` is true, ascending.

@@ -112,6 +112,10 @@ class TextRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The text that is encoded: `caption`, an answer of the sample's conversation."""
     caption: Side = 1
     """Which answer, from 1; a sample with fewer begins again with its first."""
+    shuffle_tags: Count | None = None
+    """Seed by which the caption's tags, between commas, are put into an order that depends on the sample's id."""
+    keep_tags: Count = 0
+    """Number of first tags that keep their places."""
     clean: str
     """How it is cleaned first: `none`; `prompt_clean`, as in diffusers' pipelines of Wan; `lower`, as in SANA's."""
     template: str
@@ -145,6 +149,8 @@ class TextRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
         first = f"after the first, {self.drop:,}" if self.keeps_first else f"the first {self.drop:,}"
         drop = f", {first} dropped" if self.drop else ""
         source = self.source if self.caption == 1 else f"{self.source} {self.caption}"
+        if self.shuffle_tags is not None:
+            source += f", tags after the first {self.keep_tags:,} shuffled by seed {self.shuffle_tags}"
         return f"{source}{clean}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
 
 

@@ -37,9 +37,20 @@ def caption_of(conversation: Sequence[Mapping[str, str]] | None, number: int = 0
     return answers[number % len(answers)] if answers else None
 
 
-def text_of(recipe: TextRecipe, conversation: Sequence[Mapping[str, str]] | None) -> str | None:
-    """Return the text of a sample that the recipe encodes, before it is cleaned; None if it has none."""
-    return caption_of(conversation, recipe.caption - 1)
+def text_of(recipe: TextRecipe, sample: str, conversation: Sequence[Mapping[str, str]] | None) -> str | None:
+    """Return the text of a sample, by id, that the recipe encodes, before it is cleaned; None if it has none."""
+    text = caption_of(conversation, recipe.caption - 1)
+    if text is None or recipe.shuffle_tags is None:
+        return text
+    return shuffled_tags(text, recipe.keep_tags, f"{recipe.shuffle_tags}\n{sample}")
+
+
+def shuffled_tags(text: str, keep: int, key: str) -> str:
+    """Return the tags of a text in an order that is a function of `key` and their number; the first `keep` stay."""
+    tags = [tag.strip() for tag in text.split(",")]
+    first, places = tags[:keep], range(keep, len(tags))
+    order = sorted(places, key=lambda place: hashlib.sha256(f"{key}\n{place}".encode()).digest())
+    return ", ".join([*first, *(tags[place] for place in order)])
 
 
 def plan_digest(table: pa.Table) -> str:

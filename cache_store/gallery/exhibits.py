@@ -203,8 +203,10 @@ class Showcase:
         """Collect what the samples table and the source know; also return the source at full size."""
         image_YX3, problem = self._source(sample, array)
         width, height = sample.get("width"), sample.get("height")
-        turns = sample["conversations"]
-        answers = answers_of(turns) if array.text is None else [*filter(None, [text_of(array.text, turns)])]
+        answers = answers_of(turns := sample["conversations"])
+        if array.text is not None:
+            text = text_of(array.text, sample["id"], turns)
+            answers = [] if text is None else [text]
         exhibit = Exhibit(
             row=sample["row"],
             id=sample["id"],

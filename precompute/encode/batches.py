@@ -267,7 +267,8 @@ class TextBatch(Batch):
     def _tokenize(self, busy: BusyTimes | None) -> list[Outcome]:
         started = time.monotonic()
         assert self.array.text is not None
-        texts = [text_of(self.array.text, turns) for turns in self.samples["conversations"].to_pylist()]
+        samples = zip(*(self.samples[name].to_pylist() for name in ("id", "conversations")), strict=True)
+        texts = [text_of(self.array.text, *sample) for sample in samples]
         made = iter(self._encoder.tokens([text for text in texts if text is not None]))
         outcomes = []
         for place, text in enumerate(texts):

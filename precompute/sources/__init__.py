@@ -10,7 +10,7 @@ import msgspec
 
 from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
-from cache_store.format.array import MAX_SIDE, TextRecipe
+from cache_store.format.array import MAX_COUNT, MAX_SIDE, TextRecipe
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.local import LocalStore
@@ -54,6 +54,11 @@ class SourceConfig:
     caption: int = 1
     """For a text encoder: which of a sample's captions it reads, from 1; a sample with fewer begins again with its
     first. Caches of the first, the second, … are views of the texts."""
+    shuffle_tags: int | None = None
+    """For a text encoder: a seed by which the caption's tags, between commas, are put into another order for each
+    sample; null: they stay. Caches of several seeds are views of the texts."""
+    keep_tags: int = 0
+    """With shuffle_tags: number of first tags that keep their places, such as a trigger word."""
 
     fields: FieldNames = field(default_factory=FieldNames)
 
@@ -66,12 +71,19 @@ class SourceConfig:
             raise ConfigError(f"source.fields.{min(unused)} has no effect for kind {self.kind}; leave it out")
         if not 1 <= self.caption <= MAX_SIDE:
             raise ConfigError(f"source.caption must be in [1, {MAX_SIDE:,}], got {self.caption:,}")
-        if self.caption > 1 and self.text is None:
-            raise ConfigError("source.caption is for a text encoder; set source.text: caption too, or leave it out")
+        for name in ("shuffle_tags", "keep_tags"):
+            if not 0 <= (value := getattr(self, name) or 0) <= MAX_COUNT:
+                raise ConfigError(f"source.{name} must be in [0, {MAX_COUNT:,}], got {value:,}")
+        if self.keep_tags and self.shuffle_tags is None:
+            raise ConfigError("source.keep_tags has no effect without source.shuffle_tags; set both, or leave it out")
+        chosen = "caption" if self.caption > 1 else "shuffle_tags" if self.shuffle_tags is not None else ""
+        if chosen and self.text is None:
+            raise ConfigError(f"source.{chosen} is for a text encoder; set source.text: caption too, or leave it out")
 
     def recipe(self, recipe: TextRecipe) -> TextRecipe:
         """Return a text encoder's recipe for the text that is chosen here."""
-        return msgspec.structs.replace(recipe, caption=self.caption)
+        chosen = {"caption": self.caption, "shuffle_tags": self.shuffle_tags, "keep_tags": self.keep_tags}
+        return msgspec.structs.replace(recipe, **chosen)
 
 
 class Source(Images, Protocol):

@@ -1,5 +1,6 @@
 """A text encoder's cache goes the whole way: build, verify, repair, copy, audit, look, join, train."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cache_store.cache.writer import ShardBuilder
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.layout import NULL_TEXT_FILE
+from cache_store.format.plan import shuffled_tags
 from cache_store.format.tables import SAMPLES_OF_TEXTS
 from cache_store.verify.verify import verify
 from precompute.cli import main
@@ -214,6 +216,40 @@ def test_caches_of_several_captions_are_views_of_the_texts(texts, t5):
     for one, other in zip(whole[3:], stream, strict=True):
         assert torch.equal(one["latents"], other["latents"])
         assert torch.equal(one["mask"], other["mask"])
+
+
+def test_shuffled_tags_are_another_view_with_an_order_of_each_seed_and_sample(texts, t5):
+    tags = "mine, a, b,c , d"
+    for number in SPEAKING[:3]:
+        rewrite(texts.source / "chat.json", f'"Picture {number}."', f'"{tags}"')
+    paths = [texts.folder / f"seed-{seed}" for seed in (0, 1)]
+    for seed, path in enumerate(paths):
+        texts.build(name=path.name, source__shuffle_tags=seed, source__keep_tags=1)
+        assert f"shuffled by seed {seed}" in texts.run(cache_store, "info", path)
+    caches, ids, encoder = (
+        [*map(open_cache, paths)],
+        [f"sample-{number:03d}" for number in SPEAKING[:3]],
+        load(t5, max_tokens=TOKENS),
+    )
+    shuffled = [[shuffled_tags(tags, 1, f"{seed}\n{name}") for name in ids] for seed in (0, 1)]
+    assert len({*shuffled[0], *shuffled[1]}) > 3
+    assert {tuple(sorted(each.split(", "))) for each in [*shuffled[0], *shuffled[1]]} == {("a", "b", "c", "d", "mine")}
+    assert all(each.startswith("mine, ") for each in [*shuffled[0], *shuffled[1]])
+    for cache, expected in zip(caches, shuffled, strict=True):
+        np.testing.assert_allclose(cache.read(np.arange(3)), encoded(encoder, expected).numpy(), rtol=0, atol=2e-3)
+        assert cache.captions(np.arange(3)) == [tags] * 3
+        assert "equal bits" in texts.run(main, "audit", cache.root)
+    assert next(iter(LatentStream(paths, batch_size=4)))["mask"].shape == (4, TOKENS)
+
+
+def test_shuffled_tags_are_as_the_page_of_the_format_says():
+    def digest(place: int) -> bytes:
+        return hashlib.sha256(f"7\ncat.jpg\n{place}".encode()).digest()
+
+    tags = ["one", "two", "", "four", "two"]
+    expected = ["one", *(tags[place] for place in sorted(range(1, 5), key=digest))]
+    assert shuffled_tags("one,two, ,\tfour , two", 1, "7\ncat.jpg") == ", ".join(expected)
+    assert shuffled_tags("one", 3, "7\ncat.jpg") == "one"
 
 
 def test_captions_are_texts_chosen_by_seed_epoch_and_sample(texts):

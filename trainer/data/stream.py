@@ -23,11 +23,13 @@ from numpy.random import Generator, Philox
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from cache_store.cache.joined import JoinedCache
 from cache_store.cache.reader import Cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize
 from trainer.config import MAX_EPOCHS
 from trainer.data.buckets import BucketOrder, Remainder, group_by_size, make_order, sizes_of
+from trainer.data.dropout import caption_dropped, refuse_rate, with_nulls
 from trainer.data.order import Int64Array, RankShare, SampleOrder
 from trainer.data.passes import BatchStream
 from trainer.data.prefetch import Samples, WindowReader
@@ -82,6 +84,8 @@ class LatentStream(BatchStream):
         draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
         normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
             a latent is drawn first.
+        caption_dropout: Share of positions at which the null prompt's sample and mask take the place of every text's;
+            which ones is a pure function of (seed, position), `trainer.caption_dropped`.
         source: Gives samples in place of the cache, by the names of its caches.
 
     Raises ConfigError if there are no samples or options contradict each other, and IndexError for a sample number that
@@ -103,6 +107,7 @@ class LatentStream(BatchStream):
         shuffle_block: int = 1,
         draw: bool = False,
         normalize: bool = False,
+        caption_dropout: float = 0.0,
         source: LatentSource | None = None,
     ) -> None:
         share = RankShare(batch_size, rank, world_size)
@@ -116,6 +121,9 @@ class LatentStream(BatchStream):
         if draw and not has_moments(self.cache):
             raise ConfigError(f"draw: {self.cache.first.store} holds no posterior moments to draw from")
         self.draw, self.normalize = draw or normalize, normalize
+        refuse_rate(caption_dropout)
+        self.caption_dropout = caption_dropout
+        self._nulls = nulls_of(self.cache) if caption_dropout else None
         total = len(self.cache)
         chosen = None if samples is None else valid_numbers(samples, total)
         if not (total if chosen is None else len(chosen)):
@@ -147,6 +155,10 @@ class LatentStream(BatchStream):
         positions = self.share.of_batch(self.batch_positions(number))
         numbers = self.numbers(positions)
         tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self._mask(numbers, positions))}
+        if self._nulls:
+            dropped = caption_dropped(positions, self.order.seed, self.caption_dropout)
+            pairs = zip(tensors.items(), self._nulls, strict=True)
+            tensors = {name: with_nulls(each, nulls, dropped) for (name, each), nulls in pairs}
         return {
             **{name: each if self._are_named else each[WORLD] for name, each in tensors.items() if each},
             "numbers": torch.from_numpy(numbers),
@@ -194,6 +206,13 @@ class LatentStream(BatchStream):
         order = self.order
         fields = {"cache": order.identity, "samples": self._samples, "seed": order.seed, "batch_size": self.batch_size}
         return {**fields, "weights": self._weights, "shuffle_block": order.block, "remainder": self.remainder}
+
+
+def nulls_of(cache: JoinedCache) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return sample and mask of the null prompt of each cache of texts, by name; ConfigError if there is none."""
+    if not (texts := cache.null_text()):
+        raise ConfigError(f"caption_dropout: {cache!r} holds no texts")
+    return as_tensors(texts), as_tensors(cache.null_mask())
 
 
 def exact(epochs: float) -> Fraction:

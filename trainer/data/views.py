@@ -21,7 +21,7 @@ from trainer.model.model_config import WORLD, refuse_other_towers
 
 MAY_DIFFER = {
     "image": ("fit", "flip", "max_pixels", "decode"),
-    "text": ("caption",),
+    "text": ("caption", "shuffle_tags", "keep_tags"),
     "encoder": ("path", "compiled", "compute_dtype", "batch_size"),
 }
 """Fields in which views may differ: those that choose the part of the image, or the caption, and those that only change
@@ -123,7 +123,9 @@ def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
     held = [{name: shared_fields(each.spec.array) for name, each in view.caches.items()} for view in (first, other)]
     if differences := differences_between(*held):
         summary = f"{other.first.store} is not a view of the samples of {first.first.store}"
-        remedy = "build it with the same encoder and recipe; only image.flip, image.fit and source.caption may differ"
+        remedy = (
+            "build it with the same encoder and recipe; views may differ in image.flip, image.fit and source.caption"
+        )
         refuse(summary, differences, [remedy], held="in the first", now="in the view")
 
 

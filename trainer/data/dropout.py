@@ -1,0 +1,46 @@
+"""Caption dropout: at some positions of training, the null prompt takes the place of a sample's text.
+
+Which positions is a pure function of (seed, position): the same on any ranks, in any worker, after any resume.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from numpy.random import Generator, Philox
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cache_store.errors import ConfigError
+
+DROPOUT_KEY = 2**32
+"""Second word of the generator's key, apart from those of latents that are drawn, which are numbers of towers."""
+
+# Axes: N samples of a batch.
+
+
+def refuse_rate(rate: float) -> None:
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"caption_dropout must be in [0, 1], got {rate}")
+
+
+def caption_dropped(positions: Iterable[int], seed: int, rate: float) -> NDArray[np.bool_]:
+    """Return at which positions a caption is dropped, with probability `rate`: [N].
+
+    Like the noise of `sample_posterior`, it comes from a generator whose key is the seed and whose counter begins at
+    the position.
+    """
+    refuse_rate(rate)
+    draws = (Generator(Philox(key=[seed, DROPOUT_KEY], counter=[0, 0, 0, int(each)])).random() for each in positions)
+    return np.fromiter(draws, float) < rate
+
+
+def with_nulls(
+    samples: Mapping[str, Tensor], nulls: Mapping[str, Tensor], dropped_N: NDArray[np.bool_]
+) -> dict[str, Tensor]:
+    """Return samples, by name, [N, …] each, with the null prompt's where captions are dropped; others are unchanged."""
+    made, dropped = dict(samples), torch.from_numpy(dropped_N)
+    for name, null in nulls.items():
+        made[name] = samples[name].clone()  # a shuffle in blocks may hold the samples for other batches
+        made[name][dropped] = null.to(made[name].dtype)
+    return made
