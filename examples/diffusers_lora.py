@@ -3,10 +3,11 @@
     python examples/diffusers_lora.py FLUX.1 OUT --latents CACHE --text t5=CACHE --text clip=CACHE --steps 200
     python examples/diffusers_lora.py FLUX.1 OUT …the same… --resume                          # after any stop
 
-Each batch has one size. Noise and time are drawn from the step's number, dropped captions from the stream's position, so
-a run that was stopped and resumed gives the losses of one that was not. The transformer is small, with random weights, of the class that the
-pipeline has; put `from_pretrained` in its place. The texts of --text are, for FLUX.1, t5 (tokens) and clip (pooled);
-for Qwen-Image, qwen; for SDXL, clip_l, clip_g (tokens) and pooled (of clip_g), beside latents with buckets.
+Each batch has one size. Noise and time are drawn from the step's number, dropped captions from the stream's position,
+so a run that was stopped and resumed gives the losses of one that was not. The transformer is small, with random
+weights, of the class that the pipeline has; put `from_pretrained` in its place. The texts of --text are, for FLUX.1, t5
+(tokens) and clip (pooled); for Qwen-Image, qwen; for SDXL, clip_l, clip_g (tokens) and pooled (of clip_g), beside
+latents with buckets.
 """
 
 import argparse
