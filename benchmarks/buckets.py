@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
         write_images(Path(name) / "images", options, options.headers)
         source = open_source(SourceConfig(kind="folder", path=f"{name}/images"))
         listed = make_plan(source.samples(), SHARD_ROWS)
-        measure(found, "sizes", options.headers, lambda: ImageSizes(source, None, 10**8).of(listed))
+        measure(found, "sizes", options.headers, lambda: ImageSizes(source, None, 10**8, threads=2).of(listed))
     plan = measure(found, "list", options.samples, lambda: make_plan(Samples(samples(options.samples)), SHARD_ROWS))
     arranger = Arranger(BucketsConfig(preset="ours").rule, RandomSizes(), lambda _: (16, 1, 1), SHARD_ROWS, "aspect")
     rows = measure(found, "arrange", options.samples, lambda: arranger.first(plan))

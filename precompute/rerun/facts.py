@@ -116,7 +116,7 @@ def make_arranger(config: BuildConfig, source: Source, encoder: "Encoder", store
 
     return Arranger(
         config.image.buckets.rule,
-        ImageSizes(source, store, config.image.max_pixels),
+        ImageSizes(source, store, config.image.max_pixels, config.run.threads(1)),
         shape_of,
         config.store.samples_per_shard,
         ORDERS.get(config.source.kind, "aspect"),

@@ -6,6 +6,7 @@ the images that it is about.
 
 import hashlib
 from collections.abc import Iterator
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,14 @@ UNKNOWN = (0, 0)
 
 
 class ImageSizes:
-    """Reads sizes of images that were just listed."""
+    """Reads sizes of images that were just listed; keeps them in the store, if there is one.
 
-    def __init__(self, source: Source, store: Store | None, max_pixels: int) -> None:
+    At most `threads` images are read whole, and perhaps decoded, at a time: each takes the memory that it takes later.
+    """
+
+    def __init__(self, source: Source, store: Store | None, max_pixels: int, threads: int) -> None:
         self._source, self._store, self._max_pixels = source, store, max_pixels
-        self._read_head = head_reader(source)
+        self._read_head, self._whole = head_reader(source), Semaphore(threads)
 
     def of(self, rows: Rows, first: int = 0) -> NDArray[np.int32]:
         """Return width and height of the images of rows [first, …), 0 where an image cannot be read: [rows, 2]."""
@@ -64,7 +68,8 @@ class ImageSizes:
         try:
             if size := size_from_head(self._read_head(row["uri"], planned_place(row["place"]))):
                 return size
-            return size_of(read_planned(self._source, row), self._max_pixels) or UNKNOWN
+            with self._whole:
+                return size_of(read_planned(self._source, row), self._max_pixels) or UNKNOWN
         except Rejected:
             return UNKNOWN
 
