@@ -17,7 +17,7 @@ from PIL import Image
 from cache_store import Cache
 from cache_store.cache.entry_points import EncodeImages
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArraySpec, ImageRecipe
 from cache_store.messages import differences_between, refuse
 from precompute.config import BuildConfig
 from precompute.encode.worker import ENCODER_THREADS
@@ -59,7 +59,10 @@ def image_config(array: ArraySpec) -> ImageConfig:
     """Return the config of the array's image recipe; raise ConfigError if this version does not know the recipe."""
     if array.image is None:
         raise ConfigError("the cache was made from texts, so no image can be encoded as its samples were")
-    known = {name: getattr(array.image, name) for name in ImageConfig.__dataclass_fields__ if name != "from_model"}
+    if array.image.buckets:
+        raise ConfigError("the cache holds images of several sizes; a single image is encoded only for caches of one")
+    names = (name for name in ImageRecipe.__struct_fields__ if name in ImageConfig.__dataclass_fields__)
+    known = {name: getattr(array.image, name) for name in names if name != "buckets"}
     try:
         config = msgspec.convert(known, ImageConfig, strict=True)
         if config.recipe == array.image:

@@ -21,9 +21,11 @@ from PIL import ExifTags, Image, ImageOps
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_spec
 from cache_store.cli import main as cache_store
+from cache_store.errors import ConfigError
 from cache_store.format.tables import PLACEMENT
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from precompute.encode_images import encode_images
 from precompute.rerun import image_sizes
 from tests.precompute.conftest import Project, image_bytes, timeless_files
 from tests.precompute.encode.builds import start_build, wait_for
@@ -248,6 +250,8 @@ def test_commands_work_on_a_cache_of_many_sizes(project):
     assert "0 differ" in project.run(main, "audit", project.cache)
     project.run(main, "gallery", project.cache, "--output", project.folder / "gallery.html")
     assert "buckets ours, resolution 64" in project.run(cache_store, "info", project.cache)
+    with pytest.raises(ConfigError, match="images of several sizes"):
+        encode_images(open_cache(project.cache), [project.source / "pictures/p00.png"])
     project.run(cache_store, "copy", project.cache, project.folder / "tars", "--format", "webdataset")
     assert not verify(project.folder / "tars", "full").findings
 
