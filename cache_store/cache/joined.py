@@ -107,7 +107,12 @@ class JoinedCache:
 
     def mask(self, numbers: np.ndarray) -> dict[str, NDArray[np.bool_]]:
         """Read by joined number the mask of each cache that has one, by name: [N, T] each, False at padding."""
-        return self.mask_rows(self.rows(numbers))
+        return self.mask_rows(self.rows(numbers)) if self.has_masks else {}
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether any cache has texts of tokens, with a mask each."""
+        return any(each.spec.array.has_mask for each in self.caches.values())
 
     def mask_rows(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
         """Read the masks of rows that every cache holds, in the form of `mask`."""

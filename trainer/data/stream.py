@@ -197,7 +197,7 @@ class LatentStream(BatchStream):
         return self.source.read(numbers)
 
     def _mask(self, numbers: Int64Array, positions: Int64Array) -> Samples:
-        if isinstance(self.source, Views):
+        if isinstance(self.source, Views) and self.source.has_masks:
             return self.source.show_mask(numbers, self.order.views_at(positions, len(self.source.views)))
         return self.cache.mask(numbers)
 

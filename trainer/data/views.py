@@ -69,7 +69,7 @@ class Views(JoinedCache):
     def show_mask(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, NDArray[np.bool_]]:
         """Read by number the mask of each tower that has one, [N, T], each from the view at its index in `views`."""
         shown, rows = self.mask(numbers), self.rows(numbers)
-        for place in np.unique(views_N[views_N > 0] if shown else []).astype(int):
+        for place in np.unique(views_N[views_N > 0]):
             here = np.flatnonzero(views_N == place)
             for name, mask in self.views[place].mask_rows(rows[here]).items():
                 shown[name][here] = mask
