@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cache_store.errors import CacheError
 from cache_store.format.array import TextRecipe
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import CommitContent, PlanCut, Spec
+from cache_store.format.schema import CommitContent, PlanCut, Spec, shard_lengths
 from cache_store.format.tables import EXTRA_TYPES, PLAN_COLUMNS, PLAN_SCHEMA, TableFile, extra_problem
 
 CUT = "encode_once.cut"
@@ -167,8 +167,9 @@ class PlanFile:
             cut = msgspec.json.decode(text, type=PlanCut)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CacheError(f"{self._file.where}: {CUT}: {error}") from None
-        lengths = np.repeat([run.rows for run in cut.shards], [run.shards for run in cut.shards])
-        if not np.array_equal(lengths, np.diff(self.bounds)) or max(run.array for run in cut.shards) >= len(cut.arrays):
+        fits = sum(run.shards for run in cut.shards) == self.num_shards  # before as many numbers are made
+        fits = fits and np.array_equal(shard_lengths(cut.shards), np.diff(self.bounds))
+        if not fits or max(run.array for run in cut.shards) >= len(cut.arrays):
             raise CacheError(f"{self._file.where}: {CUT} does not fit the file's row groups")
         return cut
 

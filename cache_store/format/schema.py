@@ -1,6 +1,6 @@
 """The records of a cache: spec, commit records, build record and seal, all strict and frozen."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from itertools import groupby, repeat
 from pathlib import PurePosixPath
@@ -92,8 +92,7 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def bounds(self) -> NDArray[np.int64]:
         """First row of each shard, then the number of rows: [shards + 1]."""
-        lengths = self._per_shard([run.rows for run in self.shards])
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_lengths(self.shards))])
 
     def shard_rows(self, shard: int) -> range:
         """Return the rows of a shard."""
@@ -105,7 +104,7 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def array_indices(self) -> NDArray[np.int64]:
         """Index of each shard's array: [shards]."""
-        return self._per_shard([run.array for run in self.shards])
+        return shard_arrays(self.shards)
 
     @cached_property
     def places_in_arrays(self) -> NDArray[np.int64]:
@@ -121,6 +120,11 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
         """Every array of the cache, each with its size."""
         return tuple(map(self._sized, self.arrays)) or (self.array,)
 
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of the decoded samples of all rows."""
+        return sum(run.shards * run.rows * self.sized_arrays[run.array].sample_bytes for run in self.shards)
+
     def array_of(self, shard: int) -> ArraySpec:
         """Return the array that has a shard."""
         return self.sized_arrays[self.array_indices[shard]] if self.arrays else self.array
@@ -128,9 +132,6 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
     def array_name(self, shard: int) -> str:
         """Return the name of the array that has a shard; empty if the cache has one array."""
         return self.arrays[self.array_indices[shard]].name if self.arrays else ""
-
-    def _per_shard(self, values: list[int]) -> NDArray[np.int64]:
-        return np.repeat(np.array(values, np.int64), [run.shards for run in self.shards])
 
     def _sized(self, size: SizedArray) -> ArraySpec:
         image = msgspec.structs.replace(self.array.images, width=size.width, height=size.height)
@@ -140,8 +141,18 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
 class PlanCut(Record, frozen=True, kw_only=True):
     """How the plan of a cache of several sizes is cut; the plan's file states it, since row groups name no array."""
 
-    shards: tuple[ShardRun, ...]
+    shards: Annotated[tuple[ShardRun, ...], msgspec.Meta(min_length=1)]
     arrays: tuple[SizedArray, ...]
+
+
+def shard_lengths(runs: Sequence[ShardRun]) -> NDArray[np.int64]:
+    """Return the rows of each shard: [shards]."""
+    return np.repeat(np.array([run.rows for run in runs], np.int64), [run.shards for run in runs])
+
+
+def shard_arrays(runs: Sequence[ShardRun]) -> NDArray[np.int64]:
+    """Return the index of each shard's array: [shards]."""
+    return np.repeat(np.array([run.array for run in runs], np.int64), [run.shards for run in runs])
 
 
 def shard_runs(lengths: Iterable[int], arrays: Iterable[int] | None = None) -> Iterator[ShardRun]:

@@ -41,8 +41,7 @@ def sizes_by_codec(spec: Spec, array: ArraySpec, planned: pa.Table, samples: np.
 
     `samples` (float32) are those of `planned`, in `array`; samples of other sizes are taken to compress as well.
     """
-    mean = sum(run.shards * run.rows * spec.sized_arrays[run.array].sample_bytes for run in spec.shards) / spec.rows
-    larger = mean / array.sample_bytes
+    larger = spec.sample_bytes / spec.rows / array.sample_bytes
     runs = tuple(msgspec.structs.replace(run, array=0) for run in spec.shards)
     spec = msgspec.structs.replace(spec, array=array, arrays=(), shards=runs)
     samples = samples[: spec.samples_per_shard]

@@ -17,11 +17,8 @@ from cache_store.format.schema import SizedArray
 from precompute.images.buckets import BucketSize, Size, place
 from precompute.images.rejected import Rejected
 from precompute.rerun.image_sizes import ImageSizes
-from precompute.rerun.match_rows import reorder
+from precompute.rerun.match_rows import ROWS_HELD, reorder
 from precompute.rerun.rows import Added, Rows, even_cut, number_rows, rows_in_scratch
-
-ROWS_HELD = 2**18
-"""Rows reordered at a time."""
 
 ASPECT_ROWS = 2**16
 """Neighbours in the source that are ordered by aspect, so that a disk reads near places."""

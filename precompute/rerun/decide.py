@@ -306,6 +306,4 @@ def certain_bytes(work: Work, max_reject_fraction: float) -> float:
     """Return a lower bound on the new bytes; 0 with a codec, or if the cache already has shards."""
     if work.spec.array.codec != "none" or work.kept or work.shards_to("mend", "replace"):
         return 0.0
-    return sum(run.shards * run.rows * work.spec.sized_arrays[run.array].sample_bytes for run in work.spec.shards) * (
-        1.0 - max_reject_fraction
-    )
+    return work.spec.sample_bytes * (1.0 - max_reject_fraction)

@@ -56,11 +56,11 @@ class ImageSizes:
         if store and store.has(name):
             sizes = np.frombuffer(store.read(name), "<i4")
             if sizes.size == 2 * block.num_rows:
-                return sizes.reshape(-1, 2).astype(np.int32)
+                return sizes.reshape(-1, 2)
         found = np.array(map_concurrently(self._of_image, block.to_pylist()), "<i4").reshape(-1, 2)
         if store:
             store.put_whole(name, found.tobytes())
-        return found.astype(np.int32)
+        return found
 
     def _of_image(self, row: dict[str, Any]) -> Size:
         if row["fingerprint"] == MISSING:

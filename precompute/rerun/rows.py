@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cache_store.errors import SourceError
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
-from cache_store.format.schema import Recipe, ShardRun, SizedArray, Spec, shard_runs
+from cache_store.format.schema import Recipe, ShardRun, SizedArray, Spec, shard_arrays, shard_runs
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 from cache_store.storage.publish import name_scratch_in_errors
 
@@ -191,8 +191,7 @@ def rows_on_disk(plan: PlanFile, digests: PlanDigests) -> Rows:
     rows = Rows(plan=plan, bounds=plan.bounds, digests=digests, is_on_disk=True)
     if (cut := plan.cut) is None:
         return rows
-    indices = np.repeat([run.array for run in cut.shards], [run.shards for run in cut.shards])
-    return replace(rows, arrays=cut.arrays, array_indices=indices)
+    return replace(rows, arrays=cut.arrays, array_indices=shard_arrays(cut.shards))
 
 
 def rows_in_scratch(shards: Iterable[pa.Table]) -> Rows:
