@@ -17,14 +17,14 @@ from PIL import Image
 from cache_store import Cache
 from cache_store.cache.entry_points import EncodeImages
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.array import ArraySpec, ImageRecipe
+from cache_store.format.array import ArraySpec
 from cache_store.messages import differences_between, refuse
 from precompute.config import BuildConfig
 from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import find_family, load_encoder
-from precompute.images.decode import ImageConfig, decode_image, silence_decoders
+from precompute.images.decode import RECIPE_FIELDS, ImageConfig, decode_image, silence_decoders
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 
@@ -61,8 +61,7 @@ def image_config(array: ArraySpec) -> ImageConfig:
         raise ConfigError("the cache was made from texts, so no image can be encoded as its samples were")
     if array.image.buckets:
         raise ConfigError("the cache holds images of several sizes; a single image is encoded only for caches of one")
-    names = (name for name in ImageRecipe.__struct_fields__ if name in ImageConfig.__dataclass_fields__)
-    known = {name: getattr(array.image, name) for name in names if name != "buckets"}
+    known = {name: getattr(array.image, name) for name in RECIPE_FIELDS}
     try:
         config = msgspec.convert(known, ImageConfig, strict=True)
         if config.recipe == array.image:

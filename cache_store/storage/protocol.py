@@ -186,7 +186,7 @@ class Store(Protocol):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete a file durably, if it exists."""
+        """Delete a file durably, if it exists; by a name that ends in /, an empty folder, where a place has folders."""
 
     @abstractmethod
     def open(self, name: str, version: Version | None = None) -> File:

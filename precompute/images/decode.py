@@ -15,9 +15,8 @@ import struct
 import warnings
 from dataclasses import dataclass, field, fields
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from msgspec import UNSET
 from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError, _imaging
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
@@ -45,6 +44,9 @@ def silence_decoders() -> None:
         if hasattr(pillow, handler):  # not where libtiff is linked in statically
             getattr(pillow, handler)(None)  # libtiff's way of asking for silence
 
+
+OF_MODEL = ("height", "width", "fit", "resample", "range")
+"""Fields that `from_model` sets."""
 
 FIXED_SIZE = ("height", "width", "fit", "from_model")
 """Fields for images of one size."""
@@ -158,15 +160,14 @@ class ImageConfig:
                 f"image.fit: {self.fit} leaves too little for {self.height}x{self.width}; the shorter side must be at "
                 f"least {max(self.height, self.width)}"
             )
-        if self.from_model and any(self._is_given(name) for name in model_defaults(type(self))):
+        if self.from_model and any(map(self._is_given, OF_MODEL)):
             raise ConfigError("image.from_model says height, width, fit, resample and range; leave them out")
         for name in ("height", "width", "max_pixels"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"image.{name} must be at least 1, got {getattr(self, name)}")
 
     def _is_given(self, name: str) -> bool:
-        default = next(each.default for each in fields(self) if each.name == name)
-        return bool(getattr(self, name) != default)
+        return bool(getattr(self, name) != getattr(type(self), name))
 
     @property
     def has_buckets(self) -> bool:
@@ -182,16 +183,14 @@ class ImageConfig:
     def recipe(self) -> ImageRecipe:
         """The recipe; if images have several sizes, its sides are 0."""
         assert not self.from_model, "BuildConfig.prepared says what the model does"
-        made = {name: getattr(self, name) for name in ImageRecipe.__struct_fields__ if hasattr(self, name)}
+        made = {name: getattr(self, name) for name in RECIPE_FIELDS}
         if self.has_buckets:
-            return ImageRecipe(**made | {"height": 0, "width": 0, "fit": BUCKET, "buckets": self.buckets.rule})
-        return ImageRecipe(**made | {"buckets": UNSET})
+            made |= {"height": 0, "width": 0, "fit": BUCKET, "buckets": self.buckets.rule}
+        return ImageRecipe(**made)
 
 
-def model_defaults(config: type) -> dict[str, Any]:
-    """Return the defaults of the fields that `from_model` sets."""
-    names = ("height", "width", "fit", "resample", "range")
-    return {field.name: field.default for field in fields(config) if field.name in names}
+RECIPE_FIELDS = tuple(each.name for each in fields(ImageConfig) if each.name not in ("buckets", "from_model"))
+"""Fields that an image's recipe has as they are in the config, unless images have several sizes."""
 
 
 def content_sha256(data: bytes) -> str:

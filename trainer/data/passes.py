@@ -6,6 +6,7 @@ memory that all workers share; it advances when the last worker has ended the pa
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from fractions import Fraction
@@ -41,17 +42,17 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         self._passes_2W = torch.frombuffer(mmap(-1, 16 * MAX_WORKERS), dtype=torch.int64).view(2, MAX_WORKERS)
         self._passes_2W[:] = torch.tensor([[self._cursor], [self._end]])
 
+    @abstractmethod
     def batch(self, number: int, ahead: WindowReader | None = None) -> dict[str, Any]:
         """Read this rank's part of global batch `number`, counted from 0, as a pass yields it; any thread may call."""
-        raise NotImplementedError
 
     def read_ahead(self, end: int) -> WindowReader | None:
         """Return a reader that reads ahead of the batches before the position `end`, if they are to be read so."""
         return None
 
+    @abstractmethod
     def must_match(self) -> dict[str, Any]:
         """Return everything that decides the batches; a state can be loaded only where it is equal."""
-        raise NotImplementedError
 
     def pass_end(self, position: int) -> int:
         """Return the end position of the pass that contains `position`: the end of its last batch."""

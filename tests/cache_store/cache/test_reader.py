@@ -240,7 +240,7 @@ def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
 
 
 def test_captions_are_answers_and_none_without_one(tmp_path):
-    """Of several, each epoch takes the next; a joined cache counts its own samples."""
+    """A sample of several captions shows the next one in each epoch; a joined cache counts its own samples."""
     several = [*caption("a"), {"from": "gpt", "value": "b"}, {"from": "gpt", "value": "c"}]
     given: list[list[dict[str, str]]] = [caption("one"), [], several]
     cache = open_cache(make_cache(tmp_path / "cache", np.zeros((3, 1, 2, 2), np.float32), conversations=given))
