@@ -128,8 +128,8 @@ class TextRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the very first token is kept, and the `drop` tokens after it left out."""
     padding: str
     """With `seen`, text tokens attend to padding; with `masked`, they do not; both store the encoder's output there.
-    With `zero`, text tokens do not attend to padding, and it is stored as zeros. `left` is `masked` with the padding
-    before the text."""
+    With `zero`, text tokens do not attend to padding, with `seen-zero` they do, and it is stored as zeros. `left` is
+    `masked` with the padding before the text."""
     null_prompt: str
     """The text that is encoded as the null prompt: the template around no text, or nothing at all."""
     null_tokens: Count

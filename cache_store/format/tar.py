@@ -89,7 +89,7 @@ class TarFormat:
     @staticmethod
     def unsupported(dtype: StoreDtype, codec: CodecName) -> str | None:
         if codec not in CODECS:
-            return f"tars hold uncompressed latents, for any tar reader; codec {codec} needs format zarr"
+            return f"tars hold uncompressed samples, for any tar reader; set store.codec none, codec {codec} needs zarr"
         if dtype not in DTYPES:
             return f"tars hold dtype float16 or float32; numpy's .npy does not support {dtype}, which needs format zarr"
         return None

@@ -15,7 +15,7 @@ Posterior = Literal["mean", "moments"]
 ComputeDtype = Literal["float32", "bfloat16"]
 """No float16: SDXL's VAE and others overflow in it."""
 
-Padding = Literal["seen", "masked", "zero", "left"]
+Padding = Literal["seen", "masked", "zero", "seen-zero", "left"]
 Clean = Literal["none", "prompt_clean", "lower"]
 
 LARGEST_BATCH = 65_536
@@ -63,8 +63,8 @@ class EncoderConfig:
     instruction, as SANA does: all tokens before {} except the first and the last."""
     padding: Padding | Literal["auto"] = "auto"
     """For a text encoder: seen attends to padding and keeps its output; masked keeps its output and does not attend to
-    it; zero does not attend to it and stores zeros; left is masked, with the padding before the text. auto: seen for T5
-    and CLIP, masked for Gemma and Llama, zero for UMT5 and Qwen, left for Mistral."""
+    it; zero does not attend to it and stores zeros; seen-zero attends to it and stores zeros; left is masked, with the
+    padding before the text. auto: seen for T5 and CLIP, zero for UMT5, Qwen, Gemma and Llama, left for Mistral."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of weights and activations while encoding; normalisation is float32 in either."""
     batch_size: int = 32

@@ -77,7 +77,7 @@ class TextLocation:
     first that fits counts.
     """
     padding: Padding
-    """Padding as in the pipelines of diffusers."""
+    """Padding as in the pipelines of diffusers, but zeros if their transformers ignore it."""
     clean: Clean = "none"
     """How a caption is cleaned in the pipelines of diffusers, or in most of them if they differ."""
     null_is_bare: bool = False

@@ -38,6 +38,11 @@ def prompt_clean(text: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
 
 
+SEEN: tuple[Padding, ...] = ("seen", "seen-zero")
+"""Kinds of padding to which text tokens attend."""
+ZEROS: tuple[Padding, ...] = ("zero", "seen-zero")
+"""Kinds of padding that are stored as zeros."""
+
 CLEAN: dict[Clean, Callable[[str], str]] = {
     "none": str,
     "prompt_clean": prompt_clean,
@@ -154,7 +159,7 @@ class TransformersTextEncoder:
 
     def __init__(self, model: TextModel, tokenizer: TemplateTokenizer, config: EncoderConfig) -> None:
         assert config.max_tokens is not None
-        if model.padding == "seen" and tokenizer.pad is None:
+        if model.padding in SEEN and tokenizer.pad is None:
             raise ModelError(f"encoder.model {config.model}: its tokenizer has no padding; set encoder.padding: zero")
         if model.padding == "left" and tokenizer.drop:
             raise ConfigError(
@@ -210,7 +215,7 @@ class TransformersTextEncoder:
         ids_NT = torch.where(ids_NT == NO_TOKEN, self._pad, ids_NT)
         made = model.model(
             input_ids=ids_NT,
-            attention_mask=None if model.padding == "seen" else is_token_NT.long(),
+            attention_mask=None if model.padding in SEEN else is_token_NT.long(),
             output_hidden_states=bool(model.layers),
         )
         if model.pooled is not None:
@@ -219,7 +224,7 @@ class TransformersTextEncoder:
         states = [made.hidden_states[layer] for layer in model.layers] or [made.last_hidden_state]
         hidden_NTF = torch.cat([self._without_dropped(state) for state in states], -1).float()
         is_token_NT = self._without_dropped(is_token_NT)
-        return hidden_NTF.where(is_token_NT[:, :, None], 0.0) if model.padding == "zero" else hidden_NTF
+        return hidden_NTF.where(is_token_NT[:, :, None], 0.0) if model.padding in ZEROS else hidden_NTF
 
     def _without_dropped(self, values_NT: Tensor) -> Tensor:
         """Leave out the dropped tokens of [N, T, …]."""

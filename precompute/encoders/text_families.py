@@ -23,7 +23,7 @@ CLIP_KEYS = (
     *("max_position_embeddings", "vocab_size", "eos_token_id"),
 )
 
-gemma = partial(TextLocation, padding="masked", null_is_bare=True)
+gemma = partial(TextLocation, padding="zero", null_is_bare=True)
 
 WITHIN_QWEN = {"model.visual.": None, **WITHIN_MULTIMODAL, "model.": ""}
 """Older checkpoints of Qwen2.5-VL have the decoder's weights beside its tower's."""
@@ -53,8 +53,8 @@ LOCATIONS = {
         runs="Qwen3VLTextModel", names={"model.language_model.": ""}, padding="zero"
     ),
     "Qwen3VLModel": TextLocation(runs="Qwen3VLTextModel", names={"language_model.": ""}, padding="zero"),
-    "LlamaForCausalLM": TextLocation(runs="LlamaModel", names={"model.": ""}, padding="masked"),
-    "LlamaModel": TextLocation(runs="LlamaModel", names={"": ""}, padding="masked"),
+    "LlamaForCausalLM": TextLocation(runs="LlamaModel", names={"model.": ""}, padding="zero"),
+    "LlamaModel": TextLocation(runs="LlamaModel", names={"": ""}, padding="zero"),
     "Mistral3ForConditionalGeneration": TextLocation(runs="MistralModel", names=WITHIN_MULTIMODAL, padding="left"),
 }
 """By class: encoders of T5 and UMT5, CLIP's text tower, and decoders of language models, which give hidden states."""

@@ -78,7 +78,7 @@ PRESETS: Mapping[str, Preset] = {
     "Z-Image": {"qwen": {**FIRST, "max_tokens": 512, "layer": -2, "template": QUESTION}},
     "SANA": {"gemma": {**FIRST, "max_tokens": 300, "clean": "lower", "drop": "instruction", "template": SANA}},
     "Lumina-2": {"gemma": {**FIRST, "max_tokens": 256, "layer": -2, "template": LUMINA}},
-    "PixArt": {"t5": {**FIRST, "max_tokens": 120, "padding": "masked", "clean": "lower"}},
+    "PixArt": {"t5": {**FIRST, "max_tokens": 120, "padding": "zero", "clean": "lower"}},
     "AuraFlow": {"umt5": {**FIRST, "max_tokens": 256, "clean": "none"}},
     "Kandinsky-5": {
         "qwen": {**FIRST, "max_tokens": 512, "drop": 40, "clean": "prompt_clean", "template": KANDINSKY},
@@ -89,8 +89,8 @@ PRESETS: Mapping[str, Preset] = {
         "llama": {**FIRST, "max_tokens": 256, "layer": -3, "drop": 95, "template": HUNYUAN},
         "pooled": {**SECOND, **POOLED},
     },
-    "LTX": {"t5": {**FIRST, "max_tokens": 128}},
+    "LTX": {"t5": {**FIRST, "max_tokens": 128, "padding": "seen-zero"}},
     "CogVideoX": {"t5": {**FIRST, "max_tokens": 226}},
-    "Mochi": {"t5": {**FIRST, "max_tokens": 256, "padding": "masked"}},
+    "Mochi": {"t5": {**FIRST, "max_tokens": 256, "padding": "zero"}},
 }
 """By model: its encoders, with the fields of `encoder:` that are not their family's defaults."""

@@ -17,9 +17,10 @@ from cache_store.errors import ConfigError
 from precompute.encoders.encoder import NO_TOKEN
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder, load_reference
-from precompute.encoders.text_encoder import TransformersTextEncoder
+from precompute.encoders.text_encoder import ZEROS, TransformersTextEncoder
 from precompute.encoders.text_presets import PRESETS
 from tests.precompute.encoders.loading import load
+from tests.precompute.encoders.test_padding import MASKED
 from tests.precompute.encoders.text_models import (
     TEXT_MODELS,
     make_text_tokenizer,
@@ -185,14 +186,20 @@ def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
     pipe = pipeline(class_name, BOTH.get(class_name) or {which: kind})
     texts, recipe = [*TEXTS, *AWKWARD], encoder.recipe
     ours, theirs = encoded(encoder, texts), embed(pipe, [*texts])
+    if model in MASKED and each != "pooled":  # its padding is ignored, and zeros in a cache
+        assert recipe.padding in ZEROS
+        counts = np.array([tokens.whole for tokens in encoder.tokens(texts)])
+        theirs = theirs.where(torch.from_numpy(recipe.mask(counts))[:, :, None], 0.0)
     assert ours.shape == theirs.shape == (len(texts), *encoder.layout(0, 0).shape)
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     null_NT = torch.full((1, recipe.drop + recipe.max_tokens), NO_TOKEN)
     null_NT[0, : len(encoder.null_ids)] = torch.tensor(encoder.null_ids)
     ours, theirs = encoder.encode(null_NT), NULL_PROMPTS.get(name, embed)(pipe, [""])
+    if model in MASKED and each != "pooled":
+        theirs = theirs.where(torch.from_numpy(recipe.mask(np.array([recipe.null_tokens])))[:, :, None], 0.0)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    assert recipe.padding != "zero" or (ours != 0).any(-1).sum() == recipe.null_tokens
+    assert recipe.padding not in ZEROS or (ours != 0).any(-1).sum() == recipe.null_tokens
     if name in ("FLUX.1-dev t5", "SD3 pooled", "Wan umt5", "SANA gemma", "FLUX.2-dev mistral"):
         (tokens,) = encoder.tokens([LONG])
         assert (len(tokens.ids), tokens.whole > recipe.max_tokens) == (recipe.drop + recipe.max_tokens, True)
@@ -247,7 +254,10 @@ def test_the_config_of_sana_has_its_preset():
 def test_padding_is_seen_masked_zero_or_before_the_text(tmp_path):
     """The text is short, beside a longer one; its token and its end are the first two, or the last."""
     folder, texts = save_text_encoder("T5EncoderModel", tmp_path), ["x", "a house finch"]
-    seen, masked, zero = (encoded(load_text(folder, padding=each), texts)[0] for each in ("seen", "masked", "zero"))
+    kinds = ("seen", "masked", "zero", "seen-zero")
+    seen, masked, zero, seen_zero = (encoded(load_text(folder, padding=each), texts)[0] for each in kinds)
+    torch.testing.assert_close(seen_zero[:2], seen[:2], rtol=0, atol=0)
+    assert (seen_zero[2:] == 0).all()
     assert not torch.allclose(seen[:2], masked[:2])
     torch.testing.assert_close(zero[:2], masked[:2], rtol=0, atol=0)
     assert (zero[2:] == 0).all()
