@@ -89,7 +89,7 @@ class TextsConfig:
             cache=self.cache,
             source=SourceConfig(kind="cache", path=self.source, text="caption"),
             encoder=next(iter(self.encoders.values())),
-            store=StoreConfig(**vars(self.store)),
+            store=StoreConfig(**asdict(self.store)),
             run=self.run,
         )
         folder = self.cache.rstrip("/")
