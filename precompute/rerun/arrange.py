@@ -21,7 +21,7 @@ from precompute.rerun.match_rows import ROWS_HELD, reorder
 from precompute.rerun.rows import Added, Rows, even_cut, number_rows, rows_in_scratch
 
 ASPECT_ROWS = 2**16
-"""Neighbours in the source that are ordered by aspect, so that a disk reads near places."""
+"""Rows in which samples are ordered by aspect; it bounds how far apart the reads of a disk lie."""
 
 Order = Literal["plan", "source", "aspect"]
 """The order of rows: that of another cache's plan; by bucket, else as the source has them; or by bucket and aspect."""
@@ -66,7 +66,12 @@ class Arranger:
         new = sorted({*buckets} - {*known})
         arrays = (*before, *map(self._array, new))
         if not arrays:
-            raise SourceError(f"the sizes of {len(found):,} images are needed, and none of them can be read")
+            unread = int((size_N2 == 0).any(1).sum())
+            raise SourceError(
+                f"image.buckets: none of {len(size_N2):,} images has a bucket: {unread:,} cannot be read, and "
+                f"{self._rule.preset} leaves out {len(size_N2) - unread:,} for their size; check source.path, and "
+                "image.buckets.step and no_upscale"
+            )
         places = {bucket: index for index, bucket in enumerate([*known, *new])}
         array_of_bucket = np.array([*(places[each] for each in buckets), SOMEWHERE], np.int64)
         array_N = beside_neighbours(array_of_bucket[bucket_N])
@@ -99,7 +104,8 @@ class Arranger:
         sizes, size_N = np.unique(size_N2, axis=0, return_inverse=True)
         found = [self._bucket((int(width), int(height))) for width, height in sizes]
         buckets = sorted({each for each in found if each is not None})
-        indices = [SOMEWHERE if each is None else buckets.index(each) for each in found]
+        places = {bucket: index for index, bucket in enumerate(buckets)}
+        indices = [SOMEWHERE if each is None else places[each] for each in found]
         return buckets, np.array(indices, np.int64)[size_N.reshape(-1)]
 
     def _bucket(self, size: Size) -> BucketSize | None:

@@ -80,7 +80,7 @@ class ExtraColumns:
         kinds = self._kinds[name]
         if not kinds:
             raise SourceError(
-                f"{self._source}: source.fields.extra: no sample has {name}; leave it out, or mend its name"
+                f"{self._source}: source.fields.extra: no sample has {name}; correct its name, or leave it out"
             )
         if set(kinds) == {WHOLE, REAL}:
             return REAL

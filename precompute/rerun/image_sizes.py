@@ -26,7 +26,7 @@ from precompute.sources.image_store import head_reader, read_planned
 from precompute.sources.place import MISSING, planned_place
 
 BLOCK_ROWS = 2**14
-"""Images whose sizes are read, and kept in a file, at a time."""
+"""Images of a block: their sizes are read together and kept in one file, of 128 KiB."""
 
 UNKNOWN = (0, 0)
 """Stands for the size of an image that cannot be read."""
@@ -35,7 +35,7 @@ UNKNOWN = (0, 0)
 class ImageSizes:
     """Reads sizes of images that were just listed; keeps them in the store, if there is one.
 
-    At most `threads` images are read whole, and perhaps decoded, at a time: each takes the memory that it takes later.
+    At most `threads` images are read whole, and perhaps decoded, at a time: each takes as much memory as in the build.
     """
 
     def __init__(self, source: Source, store: Store | None, max_pixels: int, threads: int) -> None:
@@ -52,7 +52,7 @@ class ImageSizes:
         return np.concatenate(parts)
 
     def _of_block(self, block: pa.Table) -> NDArray[np.int32]:
-        store, name = self._store, f"{SIZES}/{images_digest(block)}"
+        store, name = self._store, f"{SIZES}/{images_digest(block, self._max_pixels)}"
         if store and store.has(name):
             sizes = np.frombuffer(store.read(name), "<i4")
             if sizes.size == 2 * block.num_rows:
@@ -79,10 +79,10 @@ def blocks_of(rows: Rows, first: int) -> Iterator[pa.Table]:
         yield rows.plan.rows(start, min(start + BLOCK_ROWS, len(rows)), ["uri", "fingerprint", "place"])
 
 
-def images_digest(block: pa.Table) -> str:
-    """Hash which images a block has: they are the same while name and fingerprint are."""
+def images_digest(block: pa.Table, max_pixels: int) -> str:
+    """Hash what decides the sizes of a block: name and fingerprint of each image, and the most pixels it may have."""
     pairs = zip(block["uri"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
-    return hashlib.sha256(repr([*pairs]).encode()).hexdigest()
+    return hashlib.sha256(repr((max_pixels, [*pairs])).encode()).hexdigest()
 
 
 def forget_sizes(store: Store) -> None:
