@@ -96,9 +96,10 @@ def sizes_of(cache: JoinedCache) -> Sizes:
     )
     for view, other in zip(views[1:], others, strict=True):
         if (faulty := np.flatnonzero((other != first).any(1))).size:
+            row, sizes = faulty[0], [" and ".join(each[faulty[0]]) for each in (other, first)]
             raise ConfigError(
-                f"views: the image of row {rows_R[faulty[0]]} has another size in {view.first.store} than in "
-                f"{cache.first.store}; views show images of equal size"
+                f"views: the image of row {rows_R[row]} is {sizes[0]} in {view.first.store}, but {sizes[1]} in "
+                f"{cache.first.store}; build both with the same image.buckets"
             )
     found, row, size_R = np.unique(first, axis=0, return_index=True, return_inverse=True)
     by_row = np.argsort(row)

@@ -14,7 +14,7 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 
 DROPOUT_KEY = 2**32
-"""Second word of the generator's key, apart from those of latents that are drawn, which are numbers of towers."""
+"""Second word of the generator's key; that of `sample_posterior` is a tower's number, so the two differ."""
 
 # Axes: N samples of a batch.
 
@@ -28,7 +28,7 @@ def caption_dropped(positions: Iterable[int], seed: int, rate: float) -> NDArray
     """Return at which positions a caption is dropped, with probability `rate`: [N].
 
     Like the noise of `sample_posterior`, it comes from a generator whose key is the seed and whose counter begins at
-    the position.
+    the position. ConfigError unless `rate` is in [0, 1].
     """
     refuse_rate(rate)
     draws = (Generator(Philox(key=[seed, DROPOUT_KEY], counter=[0, 0, 0, int(each)])).random() for each in positions)
@@ -38,7 +38,7 @@ def caption_dropped(positions: Iterable[int], seed: int, rate: float) -> NDArray
 def with_nulls(
     samples: Mapping[str, Tensor], nulls: Mapping[str, Tensor], dropped_N: NDArray[np.bool_]
 ) -> dict[str, Tensor]:
-    """Return samples, by name, [N, …] each, with the null prompt's where captions are dropped; others are unchanged."""
+    """Return samples, by name, [N, …] each, with the null prompt's, […] each, where captions are dropped."""
     made, dropped = dict(samples), torch.from_numpy(dropped_N)
     for name, null in nulls.items():
         made[name] = samples[name].clone()  # a shuffle in blocks may hold the samples for other batches

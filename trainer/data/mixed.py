@@ -79,5 +79,6 @@ def same_share(streams: Mapping[str, LatentStream]) -> RankShare:
     (first, share), *others = ((name, each.share) for name, each in streams.items())
     for name, other in others:
         if other != share:
-            raise ConfigError(f"streams: {first} and {name} must have equal batch_size, rank and world_size")
+            one, two = (f"{each.batch_size}, {each.rank} of {each.world_size}" for each in (share, other))
+            raise ConfigError(f"streams: batch_size and rank of {first} are {one}, of {name} {two}; they must be equal")
     return share

@@ -1,11 +1,11 @@
 """Latents in training order: for the trainer, and for your own training loop.
 
 The position is the number of samples consumed. Global batch k covers the positions [k·B, (k+1)·B) of an endless
-sequence of epochs, so a batch may span two epochs and is never short. Rank r of R takes the r-th contiguous part of
-it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order.
+sequence of epochs. Of one image size, a batch may span two epochs and is never short. Rank r of R takes the r-th
+contiguous part of it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order.
 
 A global batch of a cache of several image sizes is of one size (`trainer/data/buckets.py`). Positions are counted as
-for one size: batch k covers [k·B, (k+1)·B); if it is short, the last of these positions stay empty.
+for one size. With `remainder: short`, a batch may have fewer samples: the last of its positions stay empty.
 
 A pass covers `epochs` epochs, and the next pass continues where it ended (`trainer/data/passes.py`). An epoch of n
 samples has n positions, so a pass has as many batches for several sizes as for one. With `remainder: short` or
@@ -205,7 +205,8 @@ class LatentStream(BatchStream):
         """Return everything that decides the batches."""
         order = self.order
         fields = {"cache": order.identity, "samples": self._samples, "seed": order.seed, "batch_size": self.batch_size}
-        return {**fields, "weights": self._weights, "shuffle_block": order.block, "remainder": self.remainder}
+        fields |= {"weights": self._weights, "shuffle_block": order.block, "remainder": self.remainder}
+        return {**fields, "draw": self.draw, "normalize": self.normalize, "caption_dropout": self.caption_dropout}
 
 
 def nulls_of(cache: JoinedCache) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -124,7 +124,8 @@ def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
     if differences := differences_between(*held):
         summary = f"{other.first.store} is not a view of the samples of {first.first.store}"
         remedy = (
-            "build it with the same encoder and recipe; views may differ in image.flip, image.fit and source.caption"
+            "build it with the same encoder and recipe; views may differ in image.flip and image.fit, or in "
+            "source.caption, source.shuffle_tags and source.keep_tags"
         )
         refuse(summary, differences, [remedy], held="in the first", now="in the view")
 

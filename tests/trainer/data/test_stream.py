@@ -275,9 +275,10 @@ def test_a_cursor_or_a_state_is_enough_to_go_on_after_its_batch(cache):
     assert numbers_of(load(stream, num_workers=2)) == whole[5:]
 
 
-def test_a_state_of_another_seed_batch_or_cache_is_refused(cache):
+def test_a_state_of_other_batches_is_refused(cache):
     stream = LatentStream(cache, BATCH)
-    for field, before, now in (("seed", 1, 0), ("batch_size", 2, 4), ("cache", "ab", ""), ("shuffle_block", 4, 1)):
+    others = (("seed", 1, 0), ("batch_size", 2, 4), ("cache", "ab", ""), ("shuffle_block", 4, 1))
+    for field, before, now in (*others, ("caption_dropout", 0.1, 0.0), ("normalize", True, False)):
         with pytest.raises(StaleError, match=rf"{field} +{before} +{now}"):
             stream.load_state_dict({**stream.state_dict(), field: before})
 
