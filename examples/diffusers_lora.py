@@ -1,13 +1,13 @@
 """Train a LoRA of a diffusion transformer from a cache of latents of many sizes and the caches of its texts.
 
-    python examples/diffusers_lora.py FLUX.1 OUT --latents CACHE --text t5=CACHE --text clip=CACHE --steps 200
+    python examples/diffusers_lora.py FLUX.1 OUT --latents CACHE --text t5=CACHE --text pooled=CACHE --steps 200
     python examples/diffusers_lora.py FLUX.1 OUT …the same… --resume                          # after any stop
 
 Each batch has one size. Noise and time are drawn from the step's number, dropped captions from the stream's position,
 so a run that was stopped and resumed gives the losses of one that was not. The transformer is small, with random
-weights, of the class that the pipeline has; put `from_pretrained` in its place. The texts of --text are, for FLUX.1, t5
-(tokens) and clip (pooled); for Qwen-Image, qwen; for SDXL, clip_l, clip_g (tokens) and pooled (of clip_g), beside
-latents with buckets.
+weights, of the class that the pipeline has; put `from_pretrained` in its place, and move it and the batches to a GPU.
+--text names caches as `precompute texts` does: t5 and pooled for FLUX.1; qwen for Qwen-Image; clip, clip-2 and pooled
+for SDXL, whose latents need buckets.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from cache_store import EncodeOnceError, open_joined, time_ids
 from trainer import LatentStream
 
-FAMILIES = ["FLUX.1", "Qwen-Image", "SDXL"]
+FAMILIES = {"FLUX.1": ["t5", "pooled"], "Qwen-Image": ["qwen"], "SDXL": ["clip", "clip-2", "pooled"]}
 SAVE_EVERY = 25
 PLACED = ["width", "height", "crop_left", "crop_top"]
 Texts = dict[str, Tensor]
@@ -35,8 +35,10 @@ def make_model(family: str, channels: int, widths: dict[str, int]) -> Any:
     """Make a small transformer, or U-Net, with random weights; `widths` are the texts' features, by name."""
     small: dict[str, Any] = {"attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": (4, 6, 6)}
     if family == "FLUX.1":
-        small |= {"joint_attention_dim": widths["t5"], "pooled_projection_dim": widths["clip"]}
-        return FluxTransformer2DModel(in_channels=4 * channels, num_layers=1, num_single_layers=1, **small)
+        small |= {"joint_attention_dim": widths["t5"], "pooled_projection_dim": widths["pooled"]}
+        return FluxTransformer2DModel(
+            in_channels=4 * channels, num_layers=1, num_single_layers=1, guidance_embeds=True, **small
+        )
     if family == "Qwen-Image":
         small |= {"out_channels": channels, "joint_attention_dim": widths["qwen"]}
         return QwenImageTransformer2DModel(in_channels=4 * channels, num_layers=1, **small)
@@ -48,7 +50,7 @@ def make_model(family: str, channels: int, widths: dict[str, int]) -> Any:
         block_out_channels=(16, 32),
         norm_num_groups=8,
         attention_head_dim=(2, 4),
-        cross_attention_dim=widths["clip_l"] + widths["clip_g"],
+        cross_attention_dim=widths["clip"] + widths["clip-2"],
         addition_embed_type="text_time",
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=6 * 8 + widths["pooled"],
@@ -60,7 +62,9 @@ def predict(model: Any, noisy_NCYX: Tensor, time_N: Tensor, texts: Texts, mask: 
     rows, columns = (side // 2 for side in noisy_NCYX.shape[2:])
     tokens_NTF = F.pixel_unshuffle(noisy_NCYX, 2).flatten(2).transpose(1, 2)
     if isinstance(model, FluxTransformer2DModel):
-        of = {"encoder_hidden_states": texts["t5"], "pooled_projections": texts["clip"]}
+        of = {"encoder_hidden_states": texts["t5"], "pooled_projections": texts["pooled"]}
+        if model.config.guidance_embeds:
+            of["guidance"] = torch.ones_like(time_N)  # as diffusers' scripts train FLUX.1 dev
         image_ids = F.pad(torch.cartesian_prod(torch.arange(rows), torch.arange(columns)), (1, 0)).to(noisy_NCYX)
         text_ids = image_ids.new_zeros(texts["t5"].shape[1], 3)
         out_NTF = model(tokens_NTF, timestep=time_N, img_ids=image_ids, txt_ids=text_ids, **of).sample
@@ -68,7 +72,7 @@ def predict(model: Any, noisy_NCYX: Tensor, time_N: Tensor, texts: Texts, mask: 
         of = {"encoder_hidden_states": texts["qwen"], "encoder_hidden_states_mask": mask["qwen"]}
         out_NTF = model(tokens_NTF, timestep=time_N, img_shapes=[[(1, rows, columns)]] * len(noisy_NCYX), **of).sample
     else:
-        states_NTF = torch.cat([texts["clip_l"], texts["clip_g"]], -1)
+        states_NTF = torch.cat([texts["clip"], texts["clip-2"]], -1)
         added = {"text_embeds": texts["pooled"], "time_ids": ids_N6}
         return model(noisy_NCYX, time_N, encoder_hidden_states=states_NTF, added_cond_kwargs=added).sample
     return F.pixel_shuffle(out_NTF.transpose(1, 2).unflatten(2, (rows, columns)), 2)
@@ -89,6 +93,9 @@ def train(
     family: str, out: Path, latents: str, text: list[str], steps: int, batch_size: int, drop: float, resume: bool
 ) -> None:
     torch.manual_seed(0)
+    names = [each.partition("=")[0] for each in text]
+    if sorted(names) != sorted(FAMILIES[family]) or not all("=" in each for each in text):
+        raise EncodeOnceError(f"--text NAME=CACHE: {family} needs {', '.join(FAMILIES[family])}; got {', '.join(text)}")
     cache = open_joined({"latents": latents, **dict(each.split("=", 1) for each in text)})
     stream = LatentStream(cache, batch_size, seed=0, epochs=None, normalize=True, caption_dropout=drop)
     widths = {name: each.spec.array.shape[-1] for name, each in cache.caches.items()}

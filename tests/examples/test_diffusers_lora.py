@@ -11,9 +11,9 @@ from tests.make_cache import make_cache
 
 STEPS = 30
 TEXTS = {
-    "FLUX.1": {"t5": (7, 16), "clip": (12,)},
+    "FLUX.1": {"t5": (7, 16), "pooled": (12,)},
     "Qwen-Image": {"qwen": (7, 16)},
-    "SDXL": {"clip_l": (7, 8), "clip_g": (7, 12), "pooled": (12,)},
+    "SDXL": {"clip": (7, 8), "clip-2": (7, 12), "pooled": (12,)},
 }
 """Texts of each family, by the names that the script gives them: shape of a sample."""
 

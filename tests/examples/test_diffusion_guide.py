@@ -63,5 +63,5 @@ def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
     assert (max(first), min(resumed), max(resumed)) == (50, 51, 100)
     latents = open_cache("data/latents")
     assert len(latents.arrays) == 4
-    assert len(open_joined({"latents": latents, "t5": "data/text/t5", "clip": "data/text/pooled"})) == 12
+    assert len(open_joined({"latents": latents, "t5": "data/text/t5", "pooled": "data/text/pooled"})) == 12
     assert Path("data/latents.html").stat().st_size > 10_000
