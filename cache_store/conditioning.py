@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from cache_store.errors import ConfigError
+
 
 def time_ids(
     samples: pa.Table | Mapping[str, ArrayLike],
@@ -19,10 +21,12 @@ def time_ids(
 
     `samples` has the columns `width`, `height`, `crop_left` and `crop_top`; `bucket` is (height, width), of all samples
     or [N, 2]. diffusers records the crop in the scaled image. sd-scripts records the border that the whole image would
-    have inside the bucket, `letterbox`.
+    have inside the bucket, `letterbox`. ConfigError for another `crops`.
     """
     width, height = column(samples, "width"), column(samples, "height")
     target_N2 = np.broadcast_to(np.asarray(bucket, np.int64), (len(width), 2))
+    if crops not in ("diffusers", "sd-scripts"):
+        raise ConfigError(f"crops must be diffusers or sd-scripts, got {crops!r}")
     if crops == "sd-scripts":
         left, top, _, _ = letterbox(width, height, target_N2).T
     else:
@@ -31,9 +35,9 @@ def time_ids(
 
 
 def letterbox(width: ArrayLike, height: ArrayLike, bucket: ArrayLike) -> NDArray[np.float64]:
-    """Return left, top, right and bottom of whole images inside their buckets, (height, width): sd-scripts' crop_ltrb.
+    """Return [N, 4]: left, top, right and bottom of whole images inside their buckets, (height, width), in pixels.
 
-    It is not the crop that sd-scripts takes. [N, 4]; left and top are whole numbers.
+    sd-scripts names it crop_ltrb; it is not the crop that sd-scripts takes. Left and top are whole numbers.
     """
     rows, columns = np.asarray(bucket, np.float64).T
     aspect = np.asarray(width) / np.asarray(height)

@@ -35,7 +35,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 EXAMPLE = "expected comparisons such as score > 5 and split in ['train', 'val'] or score is null"
 
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Errors of Python's parser, by invalid, very large or deeply nested text."""
+"""Errors of Python's parser, for invalid, very large or deeply nested text."""
 
 
 class Samples(Protocol):
@@ -66,12 +66,16 @@ class Condition:
         """Parse the text; ConfigError names an unknown column, or the place of what cannot be read."""
         self._text = text = text.strip()
         if len(text) > MAX_CHARACTERS:
-            raise ConfigError(f"where: the expression has {len(text):,} characters, at most {MAX_CHARACTERS:,} can be")
+            raise ConfigError(
+                f"where: the expression has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed"
+            )
         try:
             self._root = ast.parse(text, mode="eval").body
             names = [node.id for node in ast.walk(self._root) if isinstance(node, ast.Name) and node.id != "null"]
         except PARSE_ERRORS as error:
-            raise self._unreadable(getattr(error, "offset", None) or len(text) + 1) from None
+            lines, offset = text.splitlines(keepends=True), getattr(error, "offset", None)
+            before = sum(map(len, lines[: (getattr(error, "lineno", None) or 1) - 1]))
+            raise self._unreadable(before + offset if offset else len(text) + 1) from None
         for name in names:
             if name not in known:
                 raise ConfigError(f"where: there is no column {name}; columns are {', '.join(known)}")
@@ -86,8 +90,8 @@ class Condition:
             is_true: NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
         except (pa.ArrowException, RecursionError) as error:
             kinds = ", ".join(f"{name} is {table.schema.field(name).type}" for name in self.columns)
-            problem = "it is nested too deeply" if isinstance(error, RecursionError) else kinds
-            raise ConfigError(f"where: {shown(self._text)} cannot be compared: {problem}") from None
+            problem = "is nested too deeply" if isinstance(error, RecursionError) else f"compares other kinds: {kinds}"
+            raise ConfigError(f"where: {shown(self._text)} {problem}") from None
         return is_true
 
     def _logical(self, node: ast.expr, table: pa.Table) -> pa.ChunkedArray:
@@ -126,15 +130,20 @@ class Condition:
         """Return the value of a text, a number, True or False."""
         try:
             value = ast.literal_eval(node)
-        except ValueError:
+        except (ValueError, TypeError):
             raise self._unreadable(node) from None
         if not isinstance(value, str | float | int) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
             raise self._unreadable(node)
         return pa.scalar(value)
 
     def _unreadable(self, place: ast.expr | int) -> ConfigError:
-        character = place if isinstance(place, int) else place.col_offset + 1
+        character = place if isinstance(place, int) else self._character(place.lineno, place.col_offset)
         return ConfigError(f"where: {shown(self._text)} cannot be read at character {character}; {EXAMPLE}")
+
+    def _character(self, line: int, offset: int) -> int:
+        """Return the place in the text, from 1, of an offset in bytes of a line, as `ast` counts them."""
+        *before, last = self._text.splitlines(keepends=True)[:line]
+        return sum(map(len, before)) + len(last.encode()[:offset].decode()) + 1
 
 
 def is_null(node: ast.expr) -> bool:

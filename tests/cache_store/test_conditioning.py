@@ -6,6 +6,7 @@ import pytest
 
 from cache_store import time_ids
 from cache_store.conditioning import letterbox
+from cache_store.errors import ConfigError
 
 STORED = (
     ((1024, 1024), (1024, 1024), (0, 0, 1024, 1024)),
@@ -29,6 +30,8 @@ def test_the_six_numbers_are_in_diffusers_order(as_table):
     found = time_ids(as_table(columns), [(768, 1360), (1184, 880)])
     assert found.tolist() == [[1080, 1920, 0, 2, 768, 1360], [4000, 3000, 7, 4, 1184, 880]]
     assert time_ids(as_table(columns), (768, 1360))[:, 4:].tolist() == [[768, 1360]] * 2
+    with pytest.raises(ConfigError, match="kohya"):
+        time_ids(as_table(columns), (768, 1360), "kohya")  # type: ignore[arg-type]
 
 
 def test_sd_scripts_stored_crops_are_those_of_a_letterbox():

@@ -78,6 +78,10 @@ def test_an_expression_chooses_samples_whose_columns_make_it_true(cache, monkeyp
         ("not " * 5_000 + "is_good", "20,007 characters"),
         ("not " * 2_000 + "is_good", "where: "),
         ("score > 1\0", "character"),
+        ("score == {[1]}", "character 10"),
+        ("split == 'Zürich' and 5", "character 23;"),
+        ("(score > 1 and\nnumber + 1)", "character 16;"),
+        ("(score > 1 and\nnumber + )", "character 25;"),
     ],
 )
 def test_what_cannot_be_read_is_named_on_one_line(cache, expression, named):
