@@ -63,14 +63,14 @@ class TextsConfig:
         if self.of is not None and self.of not in PRESETS:
             raise ConfigError(f"of: the models are {', '.join(PRESETS)}, not {suggest(self.of, PRESETS)}")
         if (self.of is None) == (not self.texts):
-            raise ConfigError("give of, a model such as FLUX.1-dev, or texts, encoders by name, and not both")
+            raise ConfigError("set one of: of, a model such as FLUX.1-dev; or texts, encoders of your own by name")
         if self.of is not None and self.model is None:
             raise ConfigError(f"model is missing: the hub id or the folder of a pipeline of {self.of}")
         if self.of is None and (given := [name for name in FOR_OF if getattr(self, name) != getattr(type(self), name)]):
-            raise ConfigError(f"{given[0]} goes with of; set texts.NAME.{given[0]} for each encoder")
+            raise ConfigError(f"{given[0]} is for of; with texts, set texts.NAME.{given[0]}")
         for name, encoder in (self.texts or {}).items():
             if not NAME.fullmatch(name):
-                raise ConfigError(f"texts: {name!r} names a folder; use letters, digits, . _ and -, not . first")
+                raise ConfigError(f"texts: {name!r} names a folder; use letters, digits, . _ and -, no . or - first")
             if not encoder.reads_text:
                 raise ConfigError(f"texts.{name}.max_tokens is missing: the tokens of each text, 512 say")
 

@@ -185,8 +185,8 @@ def test_the_loops_in_the_documents_run(name, tmp_path):
     loops = [block for block in blocks if re.search(r"open_|LatentStream", block)]
     assert loops
     for code in loops:
-        code = re.sub(r'"[\w/.-]*cache-t5-2"', repr(str(others)), code)
-        code = re.sub(r'"[\w/.-]*cache-t5"', repr(str(texts)), code)
+        code = re.sub(r'"[\w/.-]*t5-2"', repr(str(others)), code)
+        code = re.sub(r'"[\w/.-]*t5"', repr(str(texts)), code)
         exec(re.sub(r'"[\w/.-]*cache"', repr(str(cache)), code), {})
 
 

@@ -1,6 +1,7 @@
 """Buckets: the sizes of a cache of images of many aspects, and the rules that give each image one of them.
 
-A rule is a function of an image's width and height. docs/reference/buckets.md says where each one comes from.
+A rule is a function of an image's width and height. docs/reference/buckets.md states each one;
+bucket_examples.json of the tests names the commit that it follows.
 """
 
 import re
@@ -116,7 +117,7 @@ class BucketsConfig:
     max: int | None = None
     """Longest side of a bucket."""
     step: int | None = None
-    """Sides are multiples of it; at least the VAE's spatial factor."""
+    """Sides are multiples of it; itself a multiple of the side of a latent cell, or of two where the VAE shows that."""
     no_upscale: bool = False
     """true: small images get small buckets instead of being enlarged. ours, sd-scripts, musubi."""
     sizes: list[str] | None = None
@@ -145,7 +146,7 @@ class BucketsConfig:
             if others := [name for name in LISTED if name in given]:
                 raise ConfigError(f"image.buckets.{others[0]} has no effect beside sizes; leave one of them out")
         elif {"resolution", "pixels"} <= given.keys() and self.preset != "novelai":
-            raise ConfigError("image.buckets.pixels is instead of resolution; leave one of them out")
+            raise ConfigError("give image.buckets.resolution or image.buckets.pixels, not both")
         self._refuse_bad_numbers(given)
         rule = self.rule
         if not rule.sizes:
@@ -172,10 +173,16 @@ class BucketsConfig:
         if rule.min > rule.max:
             raise ConfigError(f"image.buckets.min, {rule.min}, is more than max, {rule.max}")
         if rule.min_aspect and rule.max_aspect and rule.min_aspect > rule.max_aspect:
-            raise ConfigError(f"image.buckets.min_aspect, {rule.min_aspect:g}, is more than max_aspect")
-        square, table, sides = isqrt(area_of(rule)), PRESETS[rule.preset].table, list[int]()
-        if square >= 2 * rule.step:  # the tables of smaller squares cannot be computed
-            sides = [min(size) for _, size in table(rule)] if table else [square]
+            raise ConfigError(
+                f"image.buckets.min_aspect, {rule.min_aspect:g}, is more than max_aspect, {rule.max_aspect:g}"
+            )
+        square, table = isqrt(area_of(rule)), PRESETS[rule.preset].table
+        if square < 2 * rule.step:  # the tables of smaller squares cannot be computed
+            raise ConfigError(
+                f"image.buckets: a square of {square} pixels a side is less than two steps of {rule.step}; set a "
+                "larger resolution or a smaller step"
+            )
+        sides = [min(size) for _, size in table(rule)] if table else [square]
         if min(sides, default=0) < 1:
             raise ConfigError(
                 f"image.buckets: {rule.preset} has no buckets of about {square} x {square} pixels with these fields; "

@@ -123,6 +123,6 @@ def place_novelai(rule: BucketRule, size: Size) -> Placement:
     assert most, "its default is filled in"
     nearest, bucket = min(novelai_sizes(rule), key=lambda entry: abs(log(entry[0]) - log(aspect)))
     if abs(nearest - aspect) >= most:
-        far = f"an aspect of {aspect:.3g}, {most:g} or more away from every bucket's"
+        far = f"aspect {aspect:.3g} differs from {nearest:.3g}, its bucket's, by {most:g} or more"
         raise Rejected("too wide", far)
     return cover(size, bucket)

@@ -1,5 +1,5 @@
 """The rule `ours`: the nearest aspect, by its logarithm, of sizes within a budget of pixels. It compares no floats that
-could tie wrongly: an image and its mirror image get mirrored buckets.
+could tie wrongly: exchanging width and height of an image exchanges those of its bucket.
 """
 
 from bisect import bisect_left, bisect_right
