@@ -17,6 +17,7 @@ from benchmarks import (
     encode,
     families,
     feed,
+    forms,
     loader,
     on_gpu,
     photographs,
@@ -68,6 +69,16 @@ TOY: list[tuple[Any, list[str], str, int]] = [
     (switches, [*TRAIN, "--model-width=16", "--steps=10", "--pairs=loss_chunk"], "pairs", 1),
 ]
 """Benchmarks, their options, and the part of the record that has so many rivals."""
+
+
+def test_forms_of_storage_have_errors_and_sizes(measure, tmp_path):
+    latents = np.random.default_rng(0).normal(size=(3, 4, 6, 8)).astype(np.float16)
+    np.save(tmp_path / "latents.npy", latents)
+    record, _ = measure(forms, f"--latents={tmp_path}/latents.npy", "--repeats=1")
+    errors = record["rounding"]
+    assert 0 < errors["float16"] < errors["bfloat16"] < errors["uint8, a scale a channel"] < errors["float8_e4m3fn"]
+    assert [each["size"] <= 1.1 for each in record["codecs"].values()] == [True] * 3
+    assert forms.main([f"--latents={tmp_path}/other.npy"]) != 0
 
 
 @pytest.mark.parametrize(("benchmark", "options", "part", "count"), TOY)
