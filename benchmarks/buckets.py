@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         measure(found, "sizes", options.headers, lambda: ImageSizes(source, None, 10**8, threads=2).of(listed))
     plan = measure(found, "list", options.samples, lambda: make_plan(Samples(samples(options.samples)), SHARD_ROWS))
     arranger = Arranger(BucketsConfig(preset="ours").rule, RandomSizes(), lambda _: (16, 1, 1), SHARD_ROWS, "aspect")
-    rows = measure(found, "arrange", options.samples, lambda: arranger.first(plan))
+    rows = measure(found, "arrange", options.samples, lambda: arranger.arrange_new(plan))
     assert rows.array_indices is not None
     counts = np.bincount(rows.array_indices, np.diff(rows.bounds)).astype(int).tolist()
     order = BucketOrder("identity", 0, tuple(counts), BATCH)

@@ -154,7 +154,7 @@ def batches_of_sizes(
     Returns the batches in random order, the spec of a cache in which each is a shard, and that of the whole cache.
     """
     recipe, size = recipe_of(config, encoder), config.encoder.batch_size
-    rows = make_arranger(config, source, encoder).first(rows_in_scratch([plan_table([*chain(*drawn.runs)])]))
+    rows = make_arranger(config, source, encoder).arrange_new(rows_in_scratch([plan_table([*chain(*drawn.runs)])]))
     assert rows.array_indices is not None
     shards = [*zip(rows.array_indices.tolist(), rows.shards(), strict=True)]
     batches, runs = list[tuple[int, pa.Table]](), list[ShardRun]()

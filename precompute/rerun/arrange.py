@@ -26,7 +26,7 @@ ASPECT_ROWS = 2**16
 Order = Literal["plan", "source", "aspect"]
 """The order of rows: that of another cache's plan; by bucket, else as the source has them; or by bucket and aspect."""
 
-SOMEWHERE = -1
+NO_BUCKET = -1
 """Stands for the bucket of an image that has none."""
 
 
@@ -44,13 +44,13 @@ class Arranger:
         self._rule, self._sizes, self._shape_of, self._shard_rows = rule, sizes, shape_of, samples_per_shard
         self._order_of = order
 
-    def first(self, found: Rows) -> Rows:
+    def arrange_new(self, found: Rows) -> Rows:
         """Arrange the samples of a new cache."""
         order, added = self._arranged(found, 0, ())
         bounds = np.concatenate([[0], np.cumsum(added.lengths)])
         return self._reordered(found, order).cut_at(bounds, added.arrays, added.indices)
 
-    def grown(self, planned: Rows, found: Rows) -> Rows | None:
+    def arrange_added(self, planned: Rows, found: Rows) -> Rows | None:
         """Arrange the samples that follow those of a plan; their buckets may be new."""
         order, added = self._arranged(found, len(planned), planned.arrays)
         return self._reordered(found, order).cut_like(planned, self._shard_rows, added)
@@ -73,7 +73,7 @@ class Arranger:
                 "image.buckets.step and no_upscale"
             )
         places = {bucket: index for index, bucket in enumerate([*known, *new])}
-        array_of_bucket = np.array([*(places[each] for each in buckets), SOMEWHERE], np.int64)
+        array_of_bucket = np.array([*(places[each] for each in buckets), NO_BUCKET], np.int64)
         array_N = beside_neighbours(array_of_bucket[bucket_N])
         order = self._order(array_N, size_N2)
         return np.concatenate([np.arange(first), first + order]), self._cut(array_N[order], arrays)
@@ -100,12 +100,12 @@ class Arranger:
         return Added(lengths=np.concatenate(cuts), indices=indices, arrays=arrays)
 
     def _buckets(self, size_N2: NDArray[np.int32]) -> tuple[list[BucketSize], NDArray[np.int64]]:
-        """Return the buckets of images of these sizes, and the index of each one's bucket, SOMEWHERE without one."""
+        """Return the buckets of images of these sizes, and the index of each one's bucket, NO_BUCKET without one."""
         sizes, size_N = np.unique(size_N2, axis=0, return_inverse=True)
         found = [self._bucket((int(width), int(height))) for width, height in sizes]
         buckets = sorted({each for each in found if each is not None})
         places = {bucket: index for index, bucket in enumerate(buckets)}
-        indices = [SOMEWHERE if each is None else places[each] for each in found]
+        indices = [NO_BUCKET if each is None else places[each] for each in found]
         return buckets, np.array(indices, np.int64)[size_N.reshape(-1)]
 
     def _bucket(self, size: Size) -> BucketSize | None:
@@ -124,7 +124,7 @@ class Arranger:
 
 def beside_neighbours(array_N: NDArray[np.int64]) -> NDArray[np.int64]:
     """Give each row without an array that of the row before it, or of the first row that has one."""
-    last = np.maximum.accumulate(np.where(array_N == SOMEWHERE, 0, np.arange(len(array_N))))
+    last = np.maximum.accumulate(np.where(array_N == NO_BUCKET, 0, np.arange(len(array_N))))
     found = array_N[last]
-    known = array_N[array_N != SOMEWHERE]
-    return np.where(found == SOMEWHERE, known[0] if len(known) else 0, found)
+    known = array_N[array_N != NO_BUCKET]
+    return np.where(found == NO_BUCKET, known[0] if len(known) else 0, found)

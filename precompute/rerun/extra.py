@@ -61,9 +61,10 @@ class ExtraColumns:
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             return None
         if (kind := kind_of(value)) is None:
+            wanted = "one in [-2^63, 2^63)" if isinstance(value, int) else f"{', '.join(EXTRA_TYPES)}, or null"
             raise SourceError(
                 f"{self._source}: source.fields.extra: {name} of sample {abridge([sample])} is {type(value).__name__} "
-                f"{abridge([repr(value)[:40]])}; expected {', '.join(EXTRA_TYPES)}, or null"
+                f"{abridge([repr(value)[:40]])}; expected {wanted}"
             )
         self._kinds[name].setdefault(kind, sample)
         return value

@@ -193,13 +193,13 @@ def compare_lists(
     A cache of another recipe is refused anyway, so its lists are not compared.
     """
     if arranger and not surveyed.has_cache:
-        found = arranger.first(found)
+        found = arranger.arrange_new(found)
     facts = Facts(survey=surveyed, recipe=recipe, found=found)
     if not surveyed.has_cache or not has_recipe(surveyed, recipe):
         return facts
     planned, size = planned_rows(surveyed, recipe, found), recipe.samples_per_shard
     if planned is None and arranger:
-        found = arranger.first(found)  # the plan is lost, and the source gives it again
+        found = arranger.arrange_new(found)  # the plan is lost, and the source gives it again
         planned = planned_rows(surveyed, recipe, found)
     if planned is None:
         return replace(facts, found=found)
@@ -208,7 +208,7 @@ def compare_lists(
         found = reorder_by_ids(found, planned.id_hashes(), size)
         in_rows = found.cut_like(planned, size)
     if in_rows and arranger and grows and len(in_rows) > len(planned):
-        in_rows = arranger.grown(planned, found)
+        in_rows = arranger.arrange_added(planned, found)
     if in_rows is None:
         return replace(facts, planned=planned, difference=compare_plans(planned, found))
     added = in_rows.ids_where(np.arange(len(in_rows)) >= len(planned)) if len(in_rows) > len(planned) else NO_IDS

@@ -126,7 +126,8 @@ def group_by_size(
 ) -> tuple[Int64Array, Numbers]:
     """Return how many samples of each size an epoch shows, and their numbers, size after size.
 
-    `samples` lists them; None: all of the cache's `total`. Each counts as often as its weight says.
+    `samples` lists them; None: all of the cache's `total`. Each counts as often as its weight in `weights_N`, of
+    `samples`, says. The counts are [sizes].
     """
     if samples is None and weights_N is None:
         lengths_R = np.diff(sizes.starts_R, append=total)
