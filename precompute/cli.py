@@ -122,8 +122,10 @@ def texts_command(arguments: Any) -> int:
             f"`precompute texts` is one process, and this is {rank}: write the configs of its builds with --configs "
             "FOLDER, then plan, build and seal each"
         )
-    for config in builds.values():
+    for name, config in builds.items():
         refuse_unfit_size(config)
+        if arguments.config.of is not None:
+            refuse_other_class(arguments.config.of, name, config)
     from precompute.rerun.steps import build
 
     new_samples: Literal["append", "refuse"] = "append" if arguments.extend else "refuse"
@@ -134,13 +136,26 @@ def texts_command(arguments: Any) -> int:
     return 0
 
 
+def refuse_other_class(of: str, name: str, config: BuildConfig) -> None:
+    """Raise ConfigError if an encoder's class does not begin as its cache is named: t5, or clip for a pooled vector."""
+    from precompute.encoders.registry import find_encoder_files
+
+    files, begins = find_encoder_files(config.encoder), name.partition("-")[0].replace("pooled", "clip")
+    if not files.class_name.lower().startswith(begins):
+        raise ConfigError(
+            f"model: {of}'s {name} is a {begins.upper()} text encoder, but {files.model}/{files.subfolder} is a "
+            f"{files.class_name}; name a pipeline of {of}"
+        )
+
+
 def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
-    from precompute.encoders.registry import refuse_image_size
+    from precompute.encoders.registry import refuse_image_size, refuse_unusable
 
     if not config.image.has_buckets:
         refuse_image_size(config.encoder, config.image.height, config.image.width)
         return
+    refuse_unusable(config.encoder)
     buckets = config.image.buckets
     try:
         for height, width in buckets.example_sizes:

@@ -105,13 +105,16 @@ def resolved(path: str) -> Path:
 
 
 def write_configs(builds: Mapping[str, BuildConfig], folder: Path) -> list[Path]:
-    """Write the config of each build as NAME.yaml; ConfigError if that fails."""
+    """Write the config of each build as NAME.yaml; ConfigError if that fails, or if a file was changed since."""
     paths = [folder / f"{name}.yaml" for name in builds]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, config in zip(paths, builds.values(), strict=True):
             record = {section: values for section, values in asdict(config).items() if section != "image"}
-            path.write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+            if path.exists() and path.read_text(encoding="utf-8") != text:
+                raise ConfigError(f"--configs: {path} exists and differs; name another folder, or delete it")
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--configs {folder}: {error.strerror}") from None
     return paths

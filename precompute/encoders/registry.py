@@ -198,13 +198,19 @@ def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
         )
 
 
-def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
-    """Raise ConfigError if the encoder cannot take images of this size; leave a broken config to loading."""
+def refuse_unusable(config: EncoderConfig) -> ModelFiles | None:
+    """Return the model's files, None for an encoder of one's own; ConfigError or ModelError if it cannot be used so."""
     if IMPORT_PATH.fullmatch(config.model):
-        return
+        return None
     files = find_encoder_files(config)
     refuse_wrong_use(files, config)
-    if config.reads_text:
+    return files
+
+
+def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
+    """Raise ConfigError if the encoder cannot take images of this size; leave a broken config to loading."""
+    files = refuse_unusable(config)
+    if files is None or config.reads_text:
         return
     try:
         if entry := entry_of(files):

@@ -65,6 +65,8 @@ def test_configs_are_those_of_ordinary_builds_for_ranks(built, flux):
             built.run(main, "build", "--config", config, "--rank", rank, "--world-size", 2)
         built.run(main, "seal", "--config", config)
     assert of_flux(built, flux).count("nothing to encode") == 2
+    (folder / "t5.yaml").write_text((folder / "t5.yaml").read_text().replace("max_tokens: 512", "max_tokens: 100"))
+    assert "t5.yaml exists and differs" in of_flux(built, flux, "--configs", folder, code=2)
 
 
 def test_new_samples_are_added_to_all_texts(project, flux):
@@ -119,6 +121,9 @@ def test_a_model_without_one_of_the_encoders_is_refused_before_anything_is_built
     shutil.copytree(flux / "text_encoder_2", alone / "text_encoder_2")
     shutil.copytree(flux / "tokenizer_2", alone / "tokenizer_2")
     assert "text_encoder/config.json" in of_flux(built, alone, code=2)
+    said = texts(built, "--of", "SDXL", "--model", flux, *SMALL, code=2)
+    assert "SDXL's clip-2" in said
+    assert "T5EncoderModel" in said
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--configs" in of_flux(built, flux, code=2)
