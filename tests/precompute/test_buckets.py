@@ -271,4 +271,5 @@ def test_commands_work_on_a_cache_of_many_sizes(project):
 def test_buckets_that_cannot_be_are_refused_before_planning(project, image, message):
     said = project.build(code=2, image={"buckets": BUCKETS, **image})
     assert re.search(message, " ".join(said.split())), said
+    assert "image.buckets" not in project.build("--encoder.model", "missing", code=2, image={"buckets": BUCKETS})
     assert not project.cache.exists()

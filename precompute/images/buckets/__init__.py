@@ -182,11 +182,16 @@ class BucketsConfig:
                 f"image.buckets: a square of {square} pixels a side is less than two steps of {rule.step}; set a "
                 "larger resolution or a smaller step"
             )
-        sides = [min(size) for _, size in table(rule)] if table else [square]
-        if min(sides, default=0) < 1:
+        sizes = [size for _, size in table(rule)] if table else None
+        if sizes is not None and min((min(size) for size in sizes), default=0) < 1:
             raise ConfigError(
                 f"image.buckets: {rule.preset} has no buckets of about {square} x {square} pixels with these fields; "
-                "set a larger resolution or a smaller step"
+                "set a larger resolution, or a smaller min or step"
+            )
+        if sizes is not None and len(sizes) == 1 and not rule.no_upscale:
+            raise ConfigError(
+                f"image.buckets: {rule.preset} gives all images {sizes[0][0]}x{sizes[0][1]} with min {rule.min}, max "
+                f"{rule.max} and step {rule.step}; set a smaller min, or image.height and image.width without buckets"
             )
 
     @property

@@ -202,6 +202,7 @@ def test_a_record_has_only_the_numbers_that_the_rule_uses():
         ({"preset": "ours", "min": 100}, "min"),
         ({"preset": "sd-scripts", "min": 512, "max": 256}, "min"),
         ({"preset": "sd-scripts", "resolution": 64}, "64 pixels"),
+        ({"preset": "sd-scripts", "resolution": 128}, "128x128 with min 256"),
         ({"preset": "ours", "min": 1088}, "no buckets"),
         ({"preset": "novelai", "min": 704}, "no buckets"),
         ({"preset": "diffusion-pipe", "min_aspect": 3.0}, "min_aspect"),
