@@ -40,9 +40,10 @@ def refuse_other_plan(first: Cache, other: Cache) -> None:
     plans = ({"rows": each.spec.rows, "plan digest": each.spec.plan_digest} for each in (first, other))
     if differences := differences_between(*plans):
         summary = f"{first.store} and {other.store} have different plans, so their rows are not the same samples"
-        command = f"precompute build --source.kind cache --source.path {shlex.quote(str(first.store))} …"
-        remedy = f"to plan a cache like the first: {command}"
-        refuse(summary, differences, [remedy], held="in the first", now="in the second")
+        program, option = ("texts", "source") if other.spec.array.text else ("build --source.kind cache", "source.path")
+        command = f"precompute {program} --{option} {shlex.quote(str(first.store))} …"
+        remedies = [f"to plan a cache like the first: {command}", "if the first was extended, add --extend to that"]
+        refuse(summary, differences, remedies, held="in the first", now="in the second")
 
 
 class JoinedCache:
