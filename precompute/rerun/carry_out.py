@@ -5,11 +5,14 @@ makes the folder a cache, or a cache with more rows. Then come the shards, and a
 idempotent.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from posixpath import commonpath, dirname
+
+import numpy as np
 
 from cache_store.cache.commit import make_seal, refuse_non_canonical, withdraw, write_seal
 from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
@@ -18,7 +21,7 @@ from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import PLAN_FILE, SEAL_FILE
 from cache_store.format.schema import FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info
-from cache_store.messages import printable
+from cache_store.messages import counted, printable
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
@@ -31,6 +34,8 @@ from precompute.rerun.decide import Work
 from precompute.rerun.facts import BuildInputs, Facts
 from precompute.rerun.image_sizes import forget_sizes
 from precompute.rerun.refusals import refuse_mismatched_shards
+
+SIZES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,17 @@ class Summary:
     """Retried samples that are cached now."""
 
 
+def sizes_note(spec: Spec) -> str:
+    """Return one line on the most frequent sizes of images, "" if they have one size."""
+    if not spec.arrays:
+        return ""
+    rows = Counter[str]()
+    for index, count in zip(spec.array_indices.tolist(), np.diff(spec.bounds).tolist(), strict=True):
+        rows[spec.arrays[index].name] += count
+    shown = ", ".join(f"{count:,} of {name}" for name, count in rows.most_common(SIZES_SHOWN))
+    return f"{counted(len(rows), 'size')} of images: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
+
+
 def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
     """Write metadata that is missing, damaged or changed, and print notes; return the work without the plan.
 
@@ -53,7 +69,8 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     """
     survey, store, config = facts.survey, inputs.store, inputs.config
     overlap = None if survey.has_cache else config.overlap_warning
-    for note in filter(None, (*work.notes, facts.skipped_note, overlap)):
+    sizes = "" if work.plan_file else sizes_note(work.spec)
+    for note in filter(None, (*work.notes, facts.skipped_note, sizes, overlap)):
         log_info(printable(note))
     if work.plan_file is None:
         write_plan(store, work.spec, map(work.plan_rows, range(work.spec.num_shards)))

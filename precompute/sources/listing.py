@@ -38,7 +38,7 @@ MAX_SUFFIX = 12
 
 NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "with other suffixes"
 
-HIDDEN, OTHER_IMAGE = "hidden", "other image"
+HIDDEN, OTHER_IMAGE, NO_CAPTION = "hidden", "other image", "no caption"
 """Kinds of skipped files that are not counted by suffix."""
 
 HEIC = (".heic", ".heif", ".hif")
@@ -90,9 +90,9 @@ class Samples:
 
 
 def format_skipped(listing: Listing, suffixes: Counter[str]) -> str:
-    hidden, images = suffixes[HIDDEN], suffixes[OTHER_IMAGE]
+    hidden, images, bare = suffixes[HIDDEN], suffixes[OTHER_IMAGE], suffixes[NO_CAPTION]
     parts = [
-        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images})),
+        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images, NO_CAPTION: bare})),
         f"{counted(hidden, 'hidden file')} (names that begin with a dot)" if hidden else "",
         f"{counted(images, 'image')} with another extension than source.fields.image" if images else "",
         names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
@@ -100,7 +100,9 @@ def format_skipped(listing: Listing, suffixes: Counter[str]) -> str:
         names_line(listing.caches, "folder that is a cache", "folders that are caches"),
         "convert HEIC to JPEG or PNG, for example with the package pillow-heif" if {*HEIC} & {*suffixes} else "",
     ]
-    return f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
+    skipped = f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
+    uncaptioned = f"without a caption, which others have: {counted(bare, 'image')}" if bare else ""
+    return "; ".join(filter(None, (skipped, uncaptioned)))
 
 
 def suffix_of(name: str) -> str:

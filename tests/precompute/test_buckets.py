@@ -93,10 +93,16 @@ def test_latents_are_those_of_the_scaled_and_cut_images(project):
 
 
 def test_every_shard_has_one_size_and_zarr_reads_each_array(project):
-    project.build()
+    said = project.build()
     cache, spec = open_cache(project.cache), read_spec(project.cache)
     group = zarr.open_group(project.cache, mode="r")
     assert sum(run.shards * run.rows for run in spec.shards) == NUM_IMAGES
+    rows = {array.name: 0 for array in spec.arrays}
+    for run in spec.shards:
+        rows[spec.arrays[run.array].name] += run.shards * run.rows
+    most = max(rows.values())
+    assert f"{len(rows)} sizes of images: {most} of " in said
+    assert said.partition(f" images: {most} of ")[2].partition(",")[0] in rows
     for index, array in enumerate(spec.arrays):
         numbers = np.flatnonzero(cache.array_indices(np.arange(len(cache))) == index)
         rows = np.asarray(group[f"latents/{array.name}"])
