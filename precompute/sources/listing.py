@@ -101,7 +101,7 @@ def format_skipped(listing: Listing, suffixes: Counter[str]) -> str:
         "convert HEIC to JPEG or PNG, for example with the package pillow-heif" if {*HEIC} & {*suffixes} else "",
     ]
     skipped = f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
-    uncaptioned = f"without a caption, which others have: {counted(bare, 'image')}" if bare else ""
+    uncaptioned = f"planned without a caption, though others have one: {counted(bare, 'image')}" if bare else ""
     return "; ".join(filter(None, (skipped, uncaptioned)))
 
 

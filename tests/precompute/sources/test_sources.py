@@ -198,7 +198,7 @@ TREE = {
 OTHERS = (
     "skipped: 13 files without an image suffix (.eps 2, .ico 2, .psd 2, .svg 2, .heic 1, "
     "1 without a suffix, 3 with other suffixes); convert HEIC to JPEG or PNG, for example with the package pillow-heif"
-    "; without a caption, which others have: 1 image"
+    "; planned without a caption, though others have one: 1 image"
 )
 
 
