@@ -106,7 +106,6 @@ def train(
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
     if out.exists() and not resume:
         raise EncodeOnceError(f"{out} exists; add --resume to continue it")
-    out.mkdir(parents=True, exist_ok=True)
     done, ids_N6 = 0, None
     if checkpoints := sorted(out.glob("step-*.pt")) if resume else []:
         state = torch.load(checkpoints[-1], weights_only=True)
@@ -129,6 +128,7 @@ def train(
         print(f"step {step}  loss {loss.item():.6f}  samples {batch['numbers'][:4].tolist()} …", flush=True)
         if step % SAVE_EVERY == 0 or step == steps:
             state = {"lora": get_peft_model_state_dict(model), "optimizer": optimizer.state_dict()}
+            out.mkdir(parents=True, exist_ok=True)
             torch.save({**state, "stream": stream.state_dict()}, out / "unfinished")
             (out / "unfinished").rename(out / f"step-{step:06d}.pt")
 
