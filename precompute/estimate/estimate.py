@@ -181,7 +181,7 @@ def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
         drawn = draw(counted(), config.encoder.batch_size)
     if not drawn.count:
         raise SourceError(
-            "; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", samples.skipped_note]))
+            "; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", samples.note]))
         )
     return drawn
 

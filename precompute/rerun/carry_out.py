@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from posixpath import commonpath, dirname
 
-import numpy as np
-
 from cache_store.cache.commit import make_seal, refuse_non_canonical, withdraw, write_seal
 from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
 from cache_store.errors import Interrupted
@@ -55,8 +53,8 @@ def sizes_note(spec: Spec) -> str:
     if not spec.arrays:
         return ""
     rows = Counter[str]()
-    for index, count in zip(spec.array_indices.tolist(), np.diff(spec.bounds).tolist(), strict=True):
-        rows[spec.arrays[index].name] += count
+    for run in spec.shards:
+        rows[spec.arrays[run.array].name] += run.shards * run.rows
     shown = ", ".join(f"{count:,} of {name}" for name, count in rows.most_common(SIZES_SHOWN))
     return f"{counted(len(rows), 'size')} of images: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
 
@@ -70,7 +68,7 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     survey, store, config = facts.survey, inputs.store, inputs.config
     overlap = None if survey.has_cache else config.overlap_warning
     sizes = "" if work.plan_file else sizes_note(work.spec)
-    for note in filter(None, (*work.notes, facts.skipped_note, sizes, overlap)):
+    for note in filter(None, (*work.notes, facts.note, sizes, overlap)):
         log_info(printable(note))
     if work.plan_file is None:
         write_plan(store, work.spec, map(work.plan_rows, range(work.spec.num_shards)))

@@ -67,8 +67,8 @@ class Facts:
     """How `found` differs from `planned`."""
     source_version: str | None = None
     """The source's version from before the listing; None if every build must list it."""
-    skipped_note: str = ""
-    """Note on the source's files that are not samples; empty if this run did not list the source."""
+    note: str = ""
+    """Note on the source's other files and missing captions; empty if this run did not list the source."""
     free_bytes: int | None = None
     """Bytes free at the cache's place; None if unknown."""
 
@@ -140,7 +140,7 @@ def read_facts(inputs: BuildInputs) -> Facts:
         has_buckets, grows = config.image.has_buckets, inputs.request.new_samples == "append"
         arranger = make_arranger(config, inputs.source, inputs.encoder, store) if has_buckets else None
         facts = compare_lists(surveyed, inputs.recipe, listed.rows, arranger, grows=grows)
-        facts = replace(facts, skipped_note=listed.skipped_note)
+        facts = replace(facts, note=listed.note)
         version = None if listed.num_missing else version  # each build checks again how many may be missing
     return replace(facts, source_version=version, free_bytes=store.free_bytes())
 

@@ -56,8 +56,8 @@ class SourceList:
     rows: Rows
     num_missing: int
     """Samples without an image."""
-    skipped_note: str
-    """Note on the source's files that are not samples; may be empty."""
+    note: str
+    """Note on the source's other files and missing captions; may be empty."""
 
 
 def list_source(source: Source, config: BuildConfig) -> SourceList:
@@ -66,7 +66,7 @@ def list_source(source: Source, config: BuildConfig) -> SourceList:
     rows = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
     refuse_missing = refuse_missing_texts if config.source.text else refuse_missing_images
     num_missing = refuse_missing(rows, config.source, config.run.max_reject_fraction)
-    return SourceList(rows=rows, num_missing=num_missing, skipped_note=samples.skipped_note)
+    return SourceList(rows=rows, num_missing=num_missing, note=samples.note)
 
 
 def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
@@ -86,7 +86,7 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
 
     plan = extra.typed(rows_in_scratch(number_rows(hashed())))
     if not len(plan):
-        raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.skipped_note])))
+        raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.note])))
     refuse_duplicates(plan, np.concatenate(hashes), source)
     return plan
 

@@ -9,7 +9,7 @@ from cache_store.storage.daemon_threads import map_concurrently
 from precompute.images.decode import SUFFIXES
 from precompute.sources.fields import Conversation, conversation_of, read_caption
 from precompute.sources.image_store import ImageStore, head_reader, prefetch_of
-from precompute.sources.listing import NO_CAPTION, Samples, counted_suffix, suffix_of
+from precompute.sources.listing import Samples, counted_suffix, suffix_of
 
 CAPTION = ".txt"
 
@@ -29,10 +29,8 @@ class FolderSource:
         names = (listing := self._images.listing()).names
         captions = {text for name in names if is_image(name) and (text := caption_of(name)) in names}
         others = (name for name in names if not is_image(name) and name not in captions)
-        counts = Counter(map(counted_suffix, others))
-        if captions:
-            counts[NO_CAPTION] = sum(is_image(name) and caption_of(name) not in captions for name in names)
-        return Samples(self._samples(names), listing, counts)
+        bare = sum(caption_of(name) not in captions for name in filter(is_image, names)) if captions else 0
+        return Samples(self._samples(names), listing, Counter(map(counted_suffix, others)), uncaptioned=bare)
 
     def _samples(self, names: Collection[str]) -> Iterator[dict[str, object]]:
         texts = (text if (text := caption_of(name)) in names else None for name in filter(is_image, names))

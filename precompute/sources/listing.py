@@ -38,7 +38,7 @@ MAX_SUFFIX = 12
 
 NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "with other suffixes"
 
-HIDDEN, OTHER_IMAGE, NO_CAPTION = "hidden", "other image", "no caption"
+HIDDEN, OTHER_IMAGE = "hidden", "other image"
 """Kinds of skipped files that are not counted by suffix."""
 
 HEIC = (".heic", ".heif", ".hif")
@@ -72,6 +72,8 @@ class Samples:
     """The listing that the samples come from."""
     others: Counter[str] = field(default_factory=Counter)
     """Number of files that are not samples, by suffix or kind."""
+    uncaptioned: int = 0
+    """Number of samples without a caption, if others have one."""
     in_rows: bool = False
     """Whether the samples come in the order of the planned rows; otherwise their order has no meaning."""
     extra: Sequence[str] = ()
@@ -81,18 +83,20 @@ class Samples:
         return iter(self.each)
 
     @property
-    def skipped_note(self) -> str:
-        """One line on the files and folders that are not samples; empty if there are none.
+    def note(self) -> str:
+        """One line on files and folders that are not samples, and samples without a caption; empty if there are none.
 
         Some sources know them only after all samples are listed.
         """
-        return format_skipped(self.listing, self.others)
+        bare = counted(self.uncaptioned, "image")
+        uncaptioned = f"planned without a caption, though others have one: {bare}" if self.uncaptioned else ""
+        return "; ".join(filter(None, (format_skipped(self.listing, self.others), uncaptioned)))
 
 
 def format_skipped(listing: Listing, suffixes: Counter[str]) -> str:
-    hidden, images, bare = suffixes[HIDDEN], suffixes[OTHER_IMAGE], suffixes[NO_CAPTION]
+    hidden, images = suffixes[HIDDEN], suffixes[OTHER_IMAGE]
     parts = [
-        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images, NO_CAPTION: bare})),
+        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images})),
         f"{counted(hidden, 'hidden file')} (names that begin with a dot)" if hidden else "",
         f"{counted(images, 'image')} with another extension than source.fields.image" if images else "",
         names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
@@ -100,9 +104,7 @@ def format_skipped(listing: Listing, suffixes: Counter[str]) -> str:
         names_line(listing.caches, "folder that is a cache", "folders that are caches"),
         "convert HEIC to JPEG or PNG, for example with the package pillow-heif" if {*HEIC} & {*suffixes} else "",
     ]
-    skipped = f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
-    uncaptioned = f"planned without a caption, though others have one: {counted(bare, 'image')}" if bare else ""
-    return "; ".join(filter(None, (skipped, uncaptioned)))
+    return f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
 
 
 def suffix_of(name: str) -> str:

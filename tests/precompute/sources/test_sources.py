@@ -214,7 +214,7 @@ def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
     empty = [caption[0], {"from": "gpt", "value": ""}]
     expected = {"photos/a.jpg": caption, "photos/b.PNG": empty, "photos/deep/c.jpg": []}
     assert {row["id"]: row["conversations"] for row in rows} == expected
-    assert source.samples().skipped_note == OTHERS
+    assert source.samples().note == OTHERS
     assert fetch(source, "photos/a.jpg") == b"pixels"
     if form != "folder":
         assert fetch(source, "deep/c.jpg") == b"pixels"
@@ -229,11 +229,11 @@ def test_links_caches_and_bad_names_in_a_folder_are_skipped_and_counted(tmp_path
     tree(tmp_path / "images", {"cache/sheets/unusual.png": b"x"})
     assert plan_of(source)["id"].to_pylist() == ["a.jpg", "elsewhere/b.jpg"]
     one = r"1 file whose name is not UTF-8 (b'caf\xe9.jpg'); 1 linked folder (deep\n); 1 folder that is a cache (cache)"
-    assert source.samples().skipped_note == f"skipped: {one}"
+    assert source.samples().note == f"skipped: {one}"
     (tmp_path / "images" / "again").symlink_to("elsewhere")
     tree(tmp_path / "images", {odd[1]: b"x", "c.HEIC": b""})
     two = r"2 files whose names are not UTF-8 (first: b'caf\xe9.jpg'); 2 linked folders (first: again); 1 folder that"
-    assert two in source.samples().skipped_note
+    assert two in source.samples().note
 
 
 def test_a_source_without_images_says_what_it_holds_instead(tmp_path):

@@ -41,7 +41,7 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     assert [row["id"] for row in rows] == ["9", "in/3", "5", "2", "1"]
     assert [row["uri"] for row in rows][::3] == ["00000.tar/9.jpg", "00001.tar/2.png"]
     assert [row["conversations"] for row in rows] == [TURNS, *map(conversation_of, ("C", None, " B ", ""))]
-    assert samples.skipped_note == (
+    assert samples.note == (
         "skipped: 2 files without an image suffix (.cls 1, .txt 1); 1 hidden file (names that begin with a dot)"
     )
     assert all(fetch(source, row["uri"]) == image and source.locate(row["uri"]).fingerprint != MISSING for row in rows)
@@ -98,7 +98,7 @@ def test_the_image_of_several_is_named_by_its_extension(tmp_path):
     samples = source.samples()
     (row,) = samples
     assert fetch(source, str(row["uri"])) == b"mask"
-    assert samples.skipped_note == "skipped: 1 image with another extension than source.fields.image"
+    assert samples.note == "skipped: 1 image with another extension than source.fields.image"
     with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image jpg$"):
         rows_of(opened("webdataset", tmp_path))
 
