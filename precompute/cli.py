@@ -122,10 +122,12 @@ def texts_command(arguments: Any) -> int:
             f"`precompute texts` is one process, and this is {rank}: write the configs of its builds with --configs "
             "FOLDER, then plan, build and seal each"
         )
+    from precompute.encoders.registry import refuse_other_class, usable_files
+
     for name, config in builds.items():
-        refuse_unfit_size(config)
-        if arguments.config.of is not None:
-            refuse_other_class(arguments.config.of, name, config)
+        files = usable_files(config.encoder)
+        if files is not None and arguments.config.of is not None:
+            refuse_other_class(arguments.config.of, name, files)
     from precompute.rerun.steps import build
 
     new_samples: Literal["append", "refuse"] = "append" if arguments.extend else "refuse"
@@ -136,26 +138,14 @@ def texts_command(arguments: Any) -> int:
     return 0
 
 
-def refuse_other_class(of: str, name: str, config: BuildConfig) -> None:
-    """Raise ConfigError if an encoder's class does not begin as its cache is named: t5, or clip for a pooled vector."""
-    from precompute.encoders.registry import find_encoder_files
-
-    files, begins = find_encoder_files(config.encoder), name.partition("-")[0].replace("pooled", "clip")
-    if not files.class_name.lower().startswith(begins):
-        raise ConfigError(
-            f"model: {of}'s {name} is a {begins.upper()} text encoder, but {files.model}/{files.subfolder} is a "
-            f"{files.class_name}; name a pipeline of {of}"
-        )
-
-
 def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
-    from precompute.encoders.registry import refuse_image_size, refuse_unusable
+    from precompute.encoders.registry import refuse_image_size, usable_files
 
     if not config.image.has_buckets:
         refuse_image_size(config.encoder, config.image.height, config.image.width)
         return
-    refuse_unusable(config.encoder)
+    usable_files(config.encoder)  # so that no other mistake is blamed on the buckets
     buckets = config.image.buckets
     try:
         for height, width in buckets.example_sizes:

@@ -198,7 +198,7 @@ def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
         )
 
 
-def refuse_unusable(config: EncoderConfig) -> ModelFiles | None:
+def usable_files(config: EncoderConfig) -> ModelFiles | None:
     """Return the model's files, None for an encoder of one's own; ConfigError or ModelError if it cannot be used so."""
     if IMPORT_PATH.fullmatch(config.model):
         return None
@@ -207,9 +207,19 @@ def refuse_unusable(config: EncoderConfig) -> ModelFiles | None:
     return files
 
 
+def refuse_other_class(of: str, name: str, files: ModelFiles) -> None:
+    """Raise ConfigError if an encoder's class does not begin as its cache is named: t5, or clip for a pooled vector."""
+    begins = name.partition("-")[0].replace("pooled", "clip")
+    if not files.class_name.lower().startswith(begins):
+        raise ConfigError(
+            f"model: {of}'s {name} is a {begins.upper()} text encoder, but {files.model}/{files.subfolder} is a "
+            f"{files.class_name}; name a pipeline of {of}"
+        )
+
+
 def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
     """Raise ConfigError if the encoder cannot take images of this size; leave a broken config to loading."""
-    files = refuse_unusable(config)
+    files = usable_files(config)
     if files is None or config.reads_text:
         return
     try:

@@ -176,19 +176,21 @@ class BucketsConfig:
             raise ConfigError(
                 f"image.buckets.min_aspect, {rule.min_aspect:g}, is more than max_aspect, {rule.max_aspect:g}"
             )
-        square, table = isqrt(area_of(rule)), PRESETS[rule.preset].table
+        square = isqrt(area_of(rule))
         if square < 2 * rule.step:  # the tables of smaller squares cannot be computed
             raise ConfigError(
                 f"image.buckets: a square of {square} pixels a side is less than two steps of {rule.step}; set a "
                 "larger resolution or a smaller step"
             )
-        sizes = [size for _, size in table(rule)] if table else None
-        if sizes is not None and min((min(size) for size in sizes), default=0) < 1:
+        if (table := PRESETS[rule.preset].table) is None:
+            return
+        sizes = [size for _, size in table(rule)]
+        if min((min(size) for size in sizes), default=0) < 1:
             raise ConfigError(
                 f"image.buckets: {rule.preset} has no buckets of about {square} x {square} pixels with these fields; "
                 "set a larger resolution, or a smaller min or step"
             )
-        if sizes is not None and len(sizes) == 1 and not rule.no_upscale:
+        if len(sizes) == 1 and not rule.no_upscale:
             raise ConfigError(
                 f"image.buckets: {rule.preset} gives all images {sizes[0][0]}x{sizes[0][1]} with min {rule.min}, max "
                 f"{rule.max} and step {rule.step}; set a smaller min, or image.height and image.width without buckets"
