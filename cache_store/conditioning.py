@@ -25,12 +25,12 @@ def time_ids(
     """
     width, height = column(samples, "width"), column(samples, "height")
     target_N2 = np.broadcast_to(np.asarray(bucket, np.int64), (len(width), 2))
-    if crops not in ("diffusers", "sd-scripts"):
-        raise ConfigError(f"crops must be diffusers or sd-scripts, got {crops!r}")
     if crops == "sd-scripts":
         left, top, _, _ = letterbox(width, height, target_N2).T
-    else:
+    elif crops == "diffusers":
         left, top = column(samples, "crop_left"), column(samples, "crop_top")
+    else:
+        raise ConfigError(f"crops must be diffusers or sd-scripts, got {crops!r}")
     return np.column_stack([height, width, top, left, target_N2]).astype(np.int64)
 
 

@@ -76,9 +76,8 @@ class Condition:
             self._root = ast.parse(text, mode="eval").body
             names = [node.id for node in ast.walk(self._root) if isinstance(node, ast.Name) and node.id != "null"]
         except PARSE_ERRORS as error:
-            lines, offset = text.splitlines(keepends=True), getattr(error, "offset", None)
-            before = sum(map(len, lines[: (getattr(error, "lineno", None) or 1) - 1]))
-            raise self._unreadable(before + offset if offset else len(text) + 1) from None
+            line, offset = getattr(error, "lineno", None), getattr(error, "offset", None)
+            raise self._unreadable(self._before(line or 1) + offset if offset else len(text) + 1) from None
         for name in names:
             if name not in known:
                 raise ConfigError(f"where: there is no column {name}; columns are {', '.join(known)}")
@@ -140,13 +139,15 @@ class Condition:
         return pa.scalar(value)
 
     def _unreadable(self, place: ast.expr | int) -> ConfigError:
-        character = place if isinstance(place, int) else self._character(place.lineno, place.col_offset)
+        character = place
+        if isinstance(place, ast.expr):  # its offset counts bytes of its line
+            line = self._text.splitlines()[place.lineno - 1].encode()
+            character = self._before(place.lineno) + len(line[: place.col_offset].decode()) + 1
         return ConfigError(f"where: {shown(self._text)} cannot be read at character {character}; {EXAMPLE}")
 
-    def _character(self, line: int, offset: int) -> int:
-        """Return the place in the text, from 1, of an offset in bytes of a line, as `ast` counts them."""
-        *before, last = self._text.splitlines(keepends=True)[:line]
-        return sum(map(len, before)) + len(last.encode()[:offset].decode()) + 1
+    def _before(self, line: int) -> int:
+        """Return the number of characters before a line, counted from 1."""
+        return sum(map(len, self._text.splitlines(keepends=True)[: line - 1]))
 
 
 def is_null(node: ast.expr) -> bool:

@@ -203,10 +203,18 @@ class LatentStream(BatchStream):
 
     def must_match(self) -> dict[str, Any]:
         """Return everything that decides the batches."""
-        order = self.order
-        fields = {"cache": order.identity, "samples": self._samples, "seed": order.seed, "batch_size": self.batch_size}
-        fields |= {"weights": self._weights, "shuffle_block": order.block, "remainder": self.remainder}
-        return {**fields, "draw": self.draw, "normalize": self.normalize, "caption_dropout": self.caption_dropout}
+        return {
+            "cache": self.order.identity,
+            "samples": self._samples,
+            "seed": self.order.seed,
+            "batch_size": self.batch_size,
+            "weights": self._weights,
+            "shuffle_block": self.order.block,
+            "remainder": self.remainder,
+            "draw": self.draw,
+            "normalize": self.normalize,
+            "caption_dropout": self.caption_dropout,
+        }
 
 
 def nulls_of(cache: JoinedCache) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

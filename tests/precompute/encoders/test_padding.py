@@ -1,4 +1,4 @@
-"""Transformers of diffusers that ignore the padding of a text: presets store zeros there, of those and no others."""
+"""Transformers of diffusers that ignore the padding of a text: presets of their models store zeros there."""
 
 import inspect
 from typing import Any
