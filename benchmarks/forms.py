@@ -1,8 +1,8 @@
 """Compare forms in which latents may be stored: what rounding changes, and what codecs save and cost.
 
-Rounding is compared with float32 values: the latents times a factor that moves them off the grid of float16. uint8 has
-a minimum and a step for each channel, of all latents or of each one. It and float8 are measured, and not offered.
-Codecs write and read float16, a latent at a time, in one thread.
+Rounding is compared with float32 values: the latents times a factor that moves them off the grid of float16. uint8 is
+also compared with one scale for each channel of all latents; that and float8 are measured, and not offered. Codecs
+write and read float16, a latent at a time, in one thread; codes of uint8 are read as float32 likewise.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from benchmarks.harness import parser_with, print_record, program, rates, spread
 from cache_store.errors import ConfigError
 from cache_store.format.array import CodecName
 from cache_store.format.codec import decode_sample, encode_sample
+from cache_store.format.quantized import as_read, dequantize, quantize
 
 PACKAGES = ("numpy", "ml_dtypes", "numcodecs", "encode-once")
 OFF_GRID = np.float32(1.2345678)
@@ -31,19 +32,18 @@ def cast(dtype: type) -> Callable[[Latents], Latents]:
     return lambda latents_NCYX: latents_NCYX.astype(dtype).astype(np.float32)
 
 
-def uint8(latents_NCYX: Latents, axes: tuple[int, ...]) -> Latents:
-    """Round to 256 steps between the least and the greatest value along `axes`."""
-    low, high = latents_NCYX.min(axes, keepdims=True), latents_NCYX.max(axes, keepdims=True)
-    step = (high - low) / 255
-    stored: Latents = low + step * np.rint((latents_NCYX - low) / np.where(step == 0, 1, step))
-    return stored
+def uint8_by_channel(latents_NCYX: Latents) -> Latents:
+    """Round with one scale for each channel of all latents."""
+    channels_1CNYX = np.ascontiguousarray(latents_NCYX.swapaxes(0, 1)[None])
+    read_1CNYX: Latents = as_read(channels_1CNYX, "uint8")
+    return read_1CNYX[0].swapaxes(0, 1)
 
 
 FORMS: dict[str, tuple[int, Callable[[Latents], Latents]]] = {
-    "float16": (2, cast(np.float16)),
-    "bfloat16": (2, cast(ml_dtypes.bfloat16)),
-    "uint8, a scale a channel": (1, partial(uint8, axes=(0, 2, 3))),
-    "uint8, a scale a latent and channel": (1, partial(uint8, axes=(2, 3))),
+    "float16": (2, partial(as_read, dtype="float16")),
+    "bfloat16": (2, partial(as_read, dtype="bfloat16")),
+    "uint8, a scale a latent and channel": (1, partial(as_read, dtype="uint8")),
+    "uint8, a scale a channel": (1, uint8_by_channel),
     "float8_e4m3fn": (1, cast(ml_dtypes.float8_e4m3fn)),
     "float8_e5m2": (1, cast(ml_dtypes.float8_e5m2)),
 }
@@ -63,6 +63,8 @@ def run(argv: Sequence[str]) -> int:
     results, raw = dict[str, dict[str, object]](), sum(each.nbytes for each in halves)
     payloads = {codec: [encode_sample(each, codec) for each in halves] for codec in get_args(CodecName)}
     target = np.empty(halves[0].nbytes, np.uint8)
+    codes = [quantize(each[None]) for each in exact_NCYX]
+    values = np.empty_like(exact_NCYX[:1])
 
     def write(codec: CodecName) -> None:
         for each in halves:
@@ -72,8 +74,12 @@ def run(argv: Sequence[str]) -> int:
         for each in payloads[codec]:
             decode_sample(memoryview(each), codec, target)
 
+    def read_codes() -> None:
+        for each in codes:
+            dequantize(*each, values)
+
     written = take_turns({codec: partial(write, codec) for codec in payloads}, options.repeats)
-    seconds = take_turns({codec: partial(read, codec) for codec in payloads}, options.repeats)
+    seconds = take_turns({**{codec: partial(read, codec) for codec in payloads}, "uint8": read_codes}, options.repeats)
     for codec, each in payloads.items():
         share = sum(map(len, each)) / raw
         speeds = {
@@ -82,7 +88,10 @@ def run(argv: Sequence[str]) -> int:
         results[codec] = {"size": round(share, 4), **speeds}
         shown = ", ".join(f"{step} {figures['median']:,.0f}/s" for step, figures in speeds.items())
         print(f"{codec:<8} {share:.3f} of the bytes, {shown}")
-    print_record(options, PACKAGES, latents=list(latents_NCYX.shape), rounding=rounding, codecs=results)
+    from_codes = spread(rates(len(halves), seconds["uint8"]))
+    print(f"uint8    codes to float32 {from_codes['median']:,.0f}/s")
+    record = {"rounding": rounding, "codecs": results, "codes_to_float32": from_codes}
+    print_record(options, PACKAGES, latents=list(latents_NCYX.shape), **record)
     return 0
 
 

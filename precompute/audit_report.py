@@ -9,8 +9,9 @@ from math import ceil
 import numpy as np
 
 from cache_store.cache.writer import Outcome
-from cache_store.format.array import DTYPES, StoreDtype
+from cache_store.format.array import StoreDtype
 from cache_store.format.layout import SEAL_FILE, commit_file
+from cache_store.format.quantized import as_read, steps
 from cache_store.messages import align_rows, counted
 from precompute.encode.tolerance import DeviceClass, Difference, Limits
 
@@ -58,11 +59,9 @@ def differences(
     `units` are those of `sample_units`. Rounding moves a value by at most half a step of `dtype`, so it adds at
     most one step to a difference.
     """
-    with np.errstate(over="ignore"):  # an overflow is an infinite difference below
-        all_rounded = encoded.astype(DTYPES[dtype])
-    for stored, rounded in zip(cached, all_rounded, strict=True):
+    for stored, rounded in zip(cached, as_read(encoded, dtype), strict=True):
         known = np.where(np.isfinite(rounded), rounded, stored)
-        step = np.spacing(np.maximum(np.abs(stored), np.abs(known))).astype(np.float64)
+        step = np.maximum(*(steps(each[None], dtype)[0] for each in (stored, known))).astype(np.float64)
         distance = np.abs(stored.astype(np.float64) - known.astype(np.float64))
         distance[~np.isfinite(rounded)] = np.inf
         yield LatentDifference(

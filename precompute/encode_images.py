@@ -18,6 +18,7 @@ from cache_store import Cache
 from cache_store.cache.entry_points import EncodeImages
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.array import ArraySpec
+from cache_store.format.quantized import as_read
 from cache_store.messages import differences_between, refuse
 from precompute.config import BuildConfig
 from precompute.encode.worker import ENCODER_THREADS
@@ -30,7 +31,7 @@ from precompute.images.rejected import Rejected
 
 
 def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "auto") -> np.ndarray:
-    """Encode image files as the build of `cache` did: [N, *shape], in its dtype."""
+    """Encode image files as the build of `cache` did: [N, *shape], as the cache would give them."""
     return open_encoder(cache.spec.array, BuildConfig.of_cache(cache.store).encoder.model, device)(images)
 
 
@@ -107,9 +108,8 @@ def encoder_threads() -> Iterator[None]:
 
 
 def round_to_dtype(samples: np.ndarray, images: Sequence[Path | str | Image.Image], array: ArraySpec) -> np.ndarray:
-    """Round to the array's dtype; raise SourceError for an image whose sample is not finite then."""
-    with np.errstate(over="ignore"):
-        rounded = samples.astype(array.numpy_dtype)
+    """Round as the array does; raise SourceError for an image whose sample is not finite then."""
+    rounded = as_read(samples, array.dtype)
     for path, values in zip(images, rounded, strict=True):
         if not np.isfinite(values).all():
             raise SourceError(f"{path}: its latent is not finite in {array.dtype}")

@@ -26,6 +26,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.normalization import normalize as normalized
 from cache_store.format.normalization import refuse_moments
 from cache_store.format.plan import caption_of
+from cache_store.format.quantized import dequantize
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, samples_schema
 from cache_store.messages import counted, printable, refuse_other_seal, refuse_unsealed
@@ -173,7 +174,7 @@ class Cache:
         check: bool = True,
         normalize: bool = False,
     ) -> np.ndarray:
-        """Read samples by number, in the order of `numbers`: [N, *shape] in the stored dtype.
+        """Read samples by number, in the order of `numbers`: [N, *shape] in the stored dtype, or float32 of uint8.
 
         `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. `normalize` gives
         float32 in the form on which the encoder's diffusion models are trained (`cache_store.normalize`); a vision
@@ -187,19 +188,26 @@ class Cache:
         spec = self.array_of(numbers)
         shape = (len(numbers), *spec.shape)
         if out is None:
-            out = np.empty(shape, spec.numpy_dtype)
-        if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
-            raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
-        target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
+            out = np.empty(shape, spec.read_dtype)
+        if out.shape != shape or out.dtype != spec.read_dtype or not (out.flags.c_contiguous and out.flags.writeable):
+            raise ValueError(f"out must be a writable C-contiguous {spec.read_dtype} array of shape {shape}")
+        if not spec.is_quantized:
+            self._read_stored(numbers, out.view(np.uint8).reshape(len(numbers), spec.sample_bytes), check)
+            return out
+        codes = np.empty(shape, np.uint8)
+        self._read_stored(numbers, codes.reshape(len(numbers), spec.sample_bytes), check)
+        return dequantize(codes, self.shards.scale(numbers), out)
+
+    def _read_stored(self, numbers: NDArray[np.int64], target: NDArray[np.uint8], check: bool) -> None:
+        """Fill `target`, [N, bytes of a sample], with the decoded bytes on disk."""
         if self.store.is_remote:
             self._fetch(numbers, target, check)
-            return out
+            return
         shards = self.shards.shards_of(numbers).tolist()
         by_shard = {shard: self.shards.mapped(shard) for shard in set(shards)}
         mapped = [by_shard[shard] for shard in shards]
-        read = self._copy if spec.codec == "none" else self._decode
+        read = self._copy if self.spec.array.codec == "none" else self._decode
         read(numbers, mapped, target, check)
-        return out
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:

@@ -20,14 +20,17 @@ from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import NULL_TEXT_FILE, commit_file, samples_file
 from cache_store.format.plan import PlanFile
+from cache_store.format.quantized import Scale
 from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
 from cache_store.format.tables import (
     CACHED,
     MAX_ROW_GROUP_BYTES,
     PLANNED_COLUMNS,
+    SCALE_COLUMNS,
     TOKENS,
     parse_table,
     samples_schema,
+    values_of,
 )
 from cache_store.storage.prefetch import COALESCED_BYTES
 from cache_store.storage.protocol import Ranges
@@ -109,9 +112,12 @@ class SealedShards:
         self._place(shard, data.path, data.bytes, content)
         self.located[shard] = data
 
+    def scale(self, numbers: NDArray[np.int64]) -> Scale:
+        """Return the scale of quantized samples, whose shards were mapped or located."""
+        return Scale(*(self.places[name][numbers] for name in SCALE_COLUMNS))
+
     def _place(self, shard: int, file: str, size: int, content: CommitContent | None = None) -> None:
-        tokens = [TOKENS] if self.spec.array.text else []
-        table = self.samples(shard, ["status", "offset", "length", "crc32c", *tokens], content)
+        table = self.samples(shard, ["status", "offset", "length", "crc32c", *self._value_columns], content)
         if any(column.null_count for column in table.columns):
             raise self._broken(f"{samples_file(shard)} lacks values that every cached row has")
         offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
@@ -121,16 +127,27 @@ class SealedShards:
         if spec.codec == "none" and (length != spec.sample_bytes).any():
             raise self._broken(f"{file} holds samples that are not {spec.sample_bytes} bytes long")
         for name, column in self.places.items():
-            column[self.starts[shard] : self.ends[shard]] = table[name].to_numpy()
+            column[self.starts[shard] : self.ends[shard]] = values_of(table[name])
+
+    @cached_property
+    def _value_columns(self) -> Sequence[str]:
+        """Columns that say what the values of a sample mean."""
+        if self.spec.array.text:
+            return [TOKENS]
+        return SCALE_COLUMNS if self.spec.array.is_quantized else []
 
     def _unknown_places(self) -> SampleColumns:
         names = ["offset", "crc32c"] if self.spec.array.codec == "none" else ["offset", "length", "crc32c"]
-        names += [TOKENS] if self.spec.array.text else []
-        types = {name: samples_schema(self.spec.array).field(name).type.to_pandas_dtype() for name in names}
+        schema = samples_schema(self.spec.array)
         try:
-            return {name: np.empty(self.seal.cached, dtype) for name, dtype in types.items()}
+            return {name: self._unknown(schema.field(name).type) for name in [*names, *self._value_columns]}
         except MemoryError:
             raise self._broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
+
+    def _unknown(self, kind: pa.DataType) -> NDArray[Any]:
+        if pa.types.is_fixed_size_list(kind):
+            return np.empty((self.seal.cached, kind.list_size), kind.value_type.to_pandas_dtype())
+        return np.empty(self.seal.cached, kind.to_pandas_dtype())
 
     def samples(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
         """Read a shard's cached samples, in row order; `columns` must include `status`."""

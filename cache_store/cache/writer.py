@@ -20,9 +20,10 @@ from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import EncodedRows, Location
 from cache_store.format.plan import plan_digest
+from cache_store.format.quantized import Scale
 from cache_store.format.record import FORMAT_VERSION, sign
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
-from cache_store.format.sums import RunningSums
+from cache_store.format.sums import Rounded, RunningSums
 from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.storage.store import Store
 
@@ -42,6 +43,9 @@ class Outcome(NamedTuple):
     crop_left: int | None = None
     crop_top: int | None = None
     """How a rule of buckets placed the image; None without one, or for a text."""
+    uint8_low: Sequence[float] | None = None
+    uint8_step: Sequence[float] | None = None
+    """The scale of a quantized sample, by channel."""
 
 
 class MismatchedShardError(CacheError):
@@ -88,17 +92,24 @@ class ShardBuilder:
     def __exit__(self, *error: Any) -> None:
         self._files.__exit__(*error)
 
-    def append(self, samples: np.ndarray, rgb_NHW3: np.ndarray | None, outcomes: Sequence[Outcome]) -> None:
+    def append(
+        self,
+        samples: np.ndarray,
+        rgb_NHW3: np.ndarray | None,
+        outcomes: Sequence[Outcome],
+        scale: Scale | None = None,
+    ) -> None:
         """Add the next rows: float32 [N, *shape] and the outcome of each.
 
-        If the array has a preview, `rgb_NHW3` has the images at the latents' resolution, RGB in [0, 1].
+        If the array has a preview, `rgb_NHW3` has the images at the latents' resolution, RGB in [0, 1]. Samples that
+        come from a quantized cache keep their `scale`.
         """
         wanted = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
-        stored, kept, checksums = self._sums.round_and_add(samples, wanted, rgb_NHW3)
-        outcomes = [*outcomes]
-        for number in np.flatnonzero(wanted & ~kept).tolist():
+        rounded = self._sums.round_and_add(samples, wanted, rgb_NHW3, scale)
+        outcomes = scaled(outcomes, rounded)
+        for number in np.flatnonzero(wanted & ~rounded.kept).tolist():
             outcomes[number] = self._rejected(samples[number], outcomes[number])
-        rows = encoded_rows(self._array, stored, kept, checksums, outcomes)
+        rows = encoded_rows(self._array, rounded, outcomes)
         with self._files.writing():
             self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
@@ -180,10 +191,19 @@ class ShardBuilder:
         )
 
 
-def encoded_rows(
-    array: ArraySpec, stored: np.ndarray, kept: np.ndarray, checksums: np.ndarray, outcomes: Sequence[Outcome]
-) -> EncodedRows:
-    """Encode the kept rows of `stored`, uint8 [N, bytes of a sample]; `checksums` are the crc32c of the plain bytes."""
+def scaled(outcomes: Sequence[Outcome], rounded: Rounded) -> list[Outcome]:
+    """Return the outcomes with the scales of the kept samples, if samples are quantized."""
+    outcomes = [*outcomes]
+    if rounded.scale is not None:
+        low_NC, step_NC = (column.tolist() for column in rounded.scale)
+        for number in np.flatnonzero(rounded.kept).tolist():
+            outcomes[number] = outcomes[number]._replace(uint8_low=low_NC[number], uint8_step=step_NC[number])
+    return outcomes
+
+
+def encoded_rows(array: ArraySpec, rounded: Rounded, outcomes: Sequence[Outcome]) -> EncodedRows:
+    """Encode the kept rows."""
+    stored, kept, checksums, _ = rounded
     payloads, checksums = (stored, checksums) if kept.all() else (stored[kept], checksums[kept])
     encoded: list[bytes | memoryview] = [each.data for each in payloads]
     if array.codec != "none":

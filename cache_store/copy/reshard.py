@@ -19,6 +19,7 @@ from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.copy.new_form import CacheAt
 from cache_store.format.array import ArraySpec
 from cache_store.format.layout import SEAL_FILE
+from cache_store.format.quantized import Scale
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, PreviewEquations, Spec, even_shards
 from cache_store.format.sums import to_tuples
 from cache_store.format.tables import samples_schema
@@ -68,16 +69,23 @@ class Packer:
                 builder.add_null_text(self._source.null_text().astype(np.float32))
             return builder.commit_run(*self._inherited(rows, array)), True
 
-    def _samples(self, rows: range, array: ArraySpec) -> tuple[np.ndarray, np.ndarray | None, list[Outcome]]:
+    def _samples(
+        self, rows: range, array: ArraySpec
+    ) -> tuple[np.ndarray, np.ndarray | None, list[Outcome], Scale | None]:
         """Read rows of the source, in the form that a shard's builder takes; pictures are black."""
         outcomes = [*self._outcomes(rows)]
         kept = np.array([outcome.reason is None for outcome in outcomes])
         numbers = np.array(rows)[kept]
+        numbers -= np.searchsorted(self._rejected, numbers)
         samples = np.zeros((len(rows), *array.shape), np.float32)
+        scale = Scale(*np.zeros((2, len(rows), array.num_features), np.float32)) if array.is_quantized else None
         if len(numbers):
-            samples[kept] = self._source.read(numbers - np.searchsorted(self._rejected, numbers)).astype(np.float32)
+            samples[kept] = self._source.read(numbers).astype(np.float32)
+        if len(numbers) and scale:
+            for column, found in zip(scale, self._source.shards.scale(numbers), strict=True):
+                column[kept] = found
         rgb = np.zeros((len(rows), *array.shape[1:], 3), np.float32) if array.has_preview else None
-        return samples, rgb, outcomes
+        return samples, rgb, outcomes, scale
 
     def _outcomes(self, rows: range) -> Iterator[Outcome]:
         """Yield the outcomes of rows, from the source's samples tables."""

@@ -13,14 +13,16 @@ from cache_store.format.record import Record
 ROW_AXIS = "row"
 """Name of the array's first axis; a sample's own axes must have other names."""
 
-StoreDtype = Literal["float16", "bfloat16", "float32"]
+StoreDtype = Literal["float16", "bfloat16", "float32", "uint8"]
 CodecName = Literal["none", "lz4", "zstd"]
 
 DTYPES: dict[str, np.dtype] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float32": np.dtype("<f4"),
+    "uint8": np.dtype("u1"),
 }
+"""What is stored of a value: the value itself, or with uint8 its code, as `cache_store.format.quantized` says."""
 
 MAX_AXES = 4
 MAX_SIDE = 2**16
@@ -243,6 +245,11 @@ class SampleLayout(Record, frozen=True, kw_only=True):
         """The shape with axis names: `channel 16, latent_y 28, latent_x 28`; a side that varies is `any`."""
         return ", ".join(f"{axis} {side or 'any'}" for axis, side in zip(self.axes, self.shape, strict=True))
 
+    @property
+    def can_be_quantized(self) -> bool:
+        """Whether a sample is a few features of many values each, as a VAE's latents are."""
+        return self.feature_place == 0 and len(self.axes) > 1
+
 
 class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
     """The array of the cache: the shape of a row, and the recipe that made it from an image or a text."""
@@ -259,6 +266,8 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
         super().__post_init__()
         if (self.image is None) == (self.text is None):
             raise ValueError("an array is made from images or from texts: it has exactly one of `image` and `text`")
+        if self.is_quantized and not self.can_be_quantized:
+            raise ValueError(f"dtype uint8 needs features before other axes; the axes are {', '.join(self.axes)}")
 
     @property
     def images(self) -> ImageRecipe:
@@ -282,9 +291,20 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def numpy_dtype(self) -> np.dtype:
+        """Dtype on disk."""
         return DTYPES[self.dtype]
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether values are stored as codes of 8 bits."""
+        return self.dtype == "uint8"
+
+    @property
+    def read_dtype(self) -> np.dtype:
+        """Dtype of the samples that a reader gives: the one on disk, or float32 of quantized ones."""
+        return DTYPES["float32"] if self.is_quantized else self.numpy_dtype
+
+    @property
     def sample_bytes(self) -> int:
-        """Bytes of one decoded sample."""
+        """Bytes of one sample on disk, without compression."""
         return math.prod(self.shape) * self.numpy_dtype.itemsize

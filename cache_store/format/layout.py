@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.array import ArraySpec, CodecName, StoreDtype
+from cache_store.format.quantized import Scale
 from cache_store.format.schema import Spec
 
 SPEC_FILE = "zarr.json"
@@ -73,6 +74,15 @@ class ShardSamples:
     def locations(self) -> list[Location | None]:
         columns = [self.table[name].to_pylist() for name in Location._fields]
         return [None if None in values else Location(*values) for values in zip(*columns, strict=True)]
+
+    @cached_property
+    def scale(self) -> Scale | None:
+        """The scale of quantized samples, [rows, C], NaN where a row has none; None if values are stored."""
+        if not self.array.is_quantized:
+            return None
+        absent = [np.nan] * self.array.num_features
+        columns = (self.table[name].to_pylist() for name in Scale._fields)
+        return Scale(*(np.array([values or absent for values in column], np.float32) for column in columns))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,14 @@ Squares and products are exact in float64, so that a processor's fused multiply-
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.format.array import DTYPES, SampleLayout, StoreDtype
 from cache_store.format.codec import crc32c
+from cache_store.format.quantized import Scale, dequantize, quantize
 from cache_store.format.schema import ArraySummary, FeatureStatistics, PreviewEquations, PreviewMap
 
 LANES = 8
@@ -34,7 +36,7 @@ PREVIEW_RIDGE = 1e-6
 ROUNDING = 1e-9
 """Relative tolerance: sums of the same values in different orders differ by less, for up to about 10^12 values."""
 
-KINDS = tuple(DTYPES)
+KINDS = ("float16", "bfloat16", "float32")
 """Names of the dtypes, in the order of the numbers that the C code uses."""
 
 Array = NDArray[np.generic]
@@ -117,13 +119,28 @@ except ImportError:  # not built, or built for another machine
     add_batch = add_batch_by_numpy
 
 
+class Rounded(NamedTuple):
+    """A batch as it is stored."""
+
+    stored: NDArray[np.uint8]
+    """[N, bytes of a sample]"""
+    kept: NDArray[np.bool_]
+    """Which samples are wanted, and finite when they are read back."""
+    checksums: NDArray[np.uint32]
+    """crc32c of the stored bytes of each kept sample."""
+    scale: Scale | None
+    """The scale of the codes, if samples are quantized."""
+
+
 class RunningSums:
     """Sums over one shard's cached samples for its commit record, added batch by batch; `add` has the arithmetic."""
 
     def __init__(self, layout: SampleLayout, dtype: StoreDtype, add: Callable[..., None] = add_batch) -> None:
         self._add_batch = add
         shape, place, features = layout.shape, layout.feature_place, layout.num_features
-        self._kind, self._dtype, self._shape = KINDS.index(dtype), DTYPES[dtype], shape
+        self._is_quantized = dtype == "uint8"
+        summed = "float32" if self._is_quantized else dtype
+        self._kind, self._dtype, self._shape = KINDS.index(summed), DTYPES[summed], shape
         self._layout = math.prod(shape[:place]), features, math.prod(shape[place + 1 :])
         self._cells = (shape[1], shape[2]) if layout.has_preview else (0, 0)
         self._totals = np.zeros((4, features))
@@ -136,21 +153,31 @@ class RunningSums:
         """Number of samples."""
 
     def round_and_add(
-        self, samples: NDArray[np.float32], wanted: NDArray[np.bool_], rgb_NHW3: Array | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.uint32]]:
-        """Add the wanted samples of a batch, float32 [N, *shape].
+        self,
+        samples: NDArray[np.float32],
+        wanted: NDArray[np.bool_],
+        rgb_NHW3: Array | None,
+        scale: Scale | None = None,
+    ) -> Rounded:
+        """Round the samples of a batch, float32 [N, *shape], and add the wanted ones, as they are read back.
 
-        An array with a preview also needs `rgb_NHW3`, the images at the samples' resolution, RGB in [0, 1]. Returns the
-        stored bytes [N, bytes of a sample], which samples are wanted and finite in the stored dtype, and their crc32c.
+        An array with a preview also needs `rgb_NHW3`, the images at the samples' resolution, RGB in [0, 1]. Samples
+        that were quantized before may have a `scale`.
         """
-        number, sample_bytes = len(samples), math.prod(self._shape) * self._dtype.itemsize
-        stored, checksums = np.empty((number, sample_bytes), np.uint8), np.zeros(number, np.uint32)
-        kept = self._add(stored, np.ascontiguousarray(samples, np.float32), wanted, rgb_NHW3, checksums)
-        return stored, kept, checksums
+        samples, number = np.ascontiguousarray(samples, np.float32), len(samples)
+        checksums = np.zeros(number, np.uint32)
+        if not self._is_quantized:
+            stored = np.empty((number, math.prod(self._shape) * self._dtype.itemsize), np.uint8)
+            return Rounded(stored, self._add(stored, samples, wanted, rgb_NHW3, checksums), checksums, None)
+        codes, scale = quantize(samples, scale)
+        kept = self._add(as_bytes(dequantize(codes, scale)), None, wanted, rgb_NHW3, None)
+        stored = as_bytes(codes)
+        checksums[kept] = [crc32c(each.data) for each in stored[kept]]
+        return Rounded(stored, kept, checksums, scale)
 
-    def add(self, stored: NDArray[np.uint8]) -> None:
-        """Add finite samples by their stored bytes [N, bytes of a sample]; the preview's equations stay as they are."""
-        self._add(stored, None, np.ones(len(stored), np.bool_), None, None)
+    def add(self, values: Array) -> None:
+        """Add finite samples as they are read [N, *shape]; the preview's equations stay as they are."""
+        self._add(as_bytes(values), None, np.ones(len(values), np.bool_), None, None)
 
     def _add(
         self,
@@ -181,6 +208,11 @@ class RunningSums:
         if self._gram is None or self._moment is None or not self._count:
             return None
         return PreviewEquations(gram=to_tuples(self._gram), moment=to_tuples(self._moment))
+
+
+def as_bytes(values: Array) -> NDArray[np.uint8]:
+    """View contiguous samples [N, ...] as their bytes [N, bytes of a sample]."""
+    return values.reshape(len(values), -1).view(np.uint8)
 
 
 def to_tuples(matrix: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:

@@ -6,15 +6,17 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
 from cache_store.format.array import ArraySpec
+from cache_store.format.quantized import Scale
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
@@ -84,6 +86,9 @@ SAMPLES_OF_BUCKETS = pa.schema(
 )
 """Columns if a rule of buckets gave images their sizes."""
 
+SCALE_COLUMNS = Scale._fields
+"""Columns of quantized samples, after the others: lists of float32, one for each channel."""
+
 PLAN_COLUMNS = ("row", "id", "uri", "conversations")
 """The plan's columns that its digest covers: the samples, not how their files lie on a disk."""
 
@@ -99,7 +104,9 @@ EXTRA_TYPES = {
 }
 """Types of a plan's extra columns, which the source names, by what their values are."""
 
-TAKEN = frozenset({*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SAMPLES_OF_TEXTS.names, *SAMPLES_OF_BUCKETS.names})
+TAKEN = frozenset(
+    {*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SAMPLES_OF_TEXTS.names, *SAMPLES_OF_BUCKETS.names, *SCALE_COLUMNS}
+)
 """Names that no extra column can have."""
 
 MAX_EXTRA, MAX_EXTRA_NAME = 32, 64
@@ -112,7 +119,20 @@ def samples_schema(array: ArraySpec) -> pa.Schema:
     """Return the columns of a samples table, for images, placed by a rule of buckets or not, or texts."""
     if array.image is None:
         return SAMPLES_OF_TEXTS
-    return SAMPLES_OF_BUCKETS if array.image.buckets else SAMPLES_SCHEMA
+    schema = SAMPLES_OF_BUCKETS if array.image.buckets else SAMPLES_SCHEMA
+    if not array.is_quantized:
+        return schema
+    each_channel = pa.list_(pa.float32(), array.num_features)
+    return pa.schema([*schema, *((name, each_channel) for name in SCALE_COLUMNS)])
+
+
+def values_of(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Return a column without nulls as an array: [N], or [N, C] if it holds lists."""
+    if pa.types.is_fixed_size_list(column.type):
+        lists: NDArray[Any] = column.combine_chunks().flatten().to_numpy()
+        return lists.reshape(-1, column.type.list_size)
+    values: NDArray[Any] = column.to_numpy()
+    return values
 
 
 def extra_problem(names: Sequence[str]) -> str | None:

@@ -177,7 +177,7 @@ def array_metadata(spec: Spec, index: int) -> dict[str, object]:
             "configuration": {"chunk_shape": [chunk, *array.shape]},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": "NaN",
+        "fill_value": 0 if array.is_quantized else "NaN",
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
         "dimension_names": [ROW_AXIS, *array.axes],
         "attributes": {},

@@ -15,7 +15,15 @@ from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
 from cache_store.format.schema import CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
 from cache_store.format.sums import equal_but_for_rounding
-from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
+from cache_store.format.tables import (
+    CACHED,
+    REJECTED,
+    SCALE_COLUMNS,
+    cut_texts,
+    reason_kind,
+    rows_digest,
+    samples_schema,
+)
 from cache_store.messages import recipe_differences
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable_finding
@@ -124,7 +132,8 @@ def status_findings(samples: ShardSamples) -> Iterator[Finding]:
     """Yield cached rows without bytes or with a reason, and rejected rows with bytes or without a reason."""
     shard, table, name = samples.shard, samples.table, samples_file(samples.shard)
     cached = pc.equal(table["status"], CACHED).fill_null(False).to_numpy()
-    placed = [table[column].is_valid().to_numpy() for column in Location._fields]
+    columns = [*Location._fields, *(SCALE_COLUMNS if samples.array.is_quantized else [])]
+    placed = [table[column].is_valid().to_numpy() for column in columns]
     agree = np.all([cached == each for each in placed], axis=0) & (cached == table["reason"].is_null().to_numpy())
     for slot in np.flatnonzero(~agree).tolist():
         problem = f"is {table['status'][slot].as_py()}, but its reason or its place in the shard file says otherwise"

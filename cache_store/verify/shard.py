@@ -22,6 +22,7 @@ from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
 from cache_store.format.plan import PlanFile
+from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.sums import RunningSums
 from cache_store.storage.store import Store
@@ -50,11 +51,15 @@ class Placed(NamedTuple):
 
 
 def scan_shard(
-    stream: BufferedReader, array: ArraySpec, locations: Sequence[Location | None], sums: RunningSums | None = None
+    stream: BufferedReader,
+    array: ArraySpec,
+    locations: Sequence[Location | None],
+    scale: Scale | None = None,
+    sums: RunningSums | None = None,
 ) -> list[tuple[int, str]]:
     """Check every sample of a shard file: list (slot, problem). OSError if the file is unreadable.
 
-    The values of sound samples are added to `sums`.
+    Quantized samples need their `scale`, [rows, C]. The values of sound samples are added to `sums`.
     """
     size = stream.seek(0, os.SEEK_END)
     problems = dict(misplaced_samples(locations, size, array))
@@ -68,10 +73,15 @@ def scan_shard(
         payload = buffer[: stream.readinto(buffer[:length])]
         if (found := crc32c(payload)) != checksum:
             problems[slot] = f"crc32c is {found:08x}, expected {checksum:08x}"
-        elif problem := value_problem(payload, array, decoded):
-            problems[slot] = problem
-        elif sums is not None:
-            sums.add(decoded[None])
+            continue
+        try:
+            decode_sample(payload, array.codec, decoded)
+            values = finite_values(decoded, array, scale and Scale(*(column[slot : slot + 1] for column in scale)))
+        except ValueError as error:
+            problems[slot] = str(error)
+            continue
+        if sums is not None:
+            sums.add(values)
     return sorted(problems.items())
 
 
@@ -103,18 +113,16 @@ def longest_sample(array: ArraySpec) -> int:
     return array.sample_bytes + (0 if array.codec == "none" else BLOSC_HEADER.size)
 
 
-def value_problem(payload: memoryview, array: ArraySpec, decoded: np.ndarray) -> str | None:
-    """Decode a sample into `decoded` and say what is wrong with it, or return None."""
-    try:
-        decode_sample(payload, array.codec, decoded)
-    except ValueError as error:
-        return str(error)
-    size, exponent = array.numpy_dtype.itemsize, EXPONENTS[array.dtype]
-    signed, unsigned = decoded.view(f"<i{size}"), decoded.view(f"<u{size}")
+def finite_values(decoded: np.ndarray, array: ArraySpec, scale: Scale | None) -> np.ndarray:
+    """Return the values of one decoded sample, [1, *shape]; ValueError if one is not finite."""
+    values = decoded.view(array.numpy_dtype).reshape(1, *array.shape)
+    values = values if scale is None else dequantize(values, scale)
+    size, exponent = values.dtype.itemsize, EXPONENTS[values.dtype.name]
+    signed, unsigned = values.view(f"<i{size}"), values.view(f"<u{size}")
     # As integers, non-finite values exceed all finite values of their sign, so two maxima show that there are none.
-    if signed.max() < exponent and unsigned.max() < exponent + (1 << (8 * size - 1)):
-        return None
-    return f"holds {np.count_nonzero((unsigned & exponent) == exponent)} non-finite values"
+    if signed.max() >= exponent or unsigned.max() >= exponent + (1 << (8 * size - 1)):
+        raise ValueError(f"holds {np.count_nonzero((unsigned & exponent) == exponent)} non-finite values")
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +269,7 @@ class ShardVerifier:
         shard, (name, table, *_) = task.shard, self._files(task)
         try:
             with self._store.open(name) as stream:
-                problems = scan_shard(stream, samples.array, samples.locations, sums)
+                problems = scan_shard(stream, samples.array, samples.locations, samples.scale, sums)
         except (CacheError, OSError) as error:
             yield unreadable_finding(error, self._store, name, shard)
             return

@@ -168,7 +168,7 @@ class Batch:
 
     def _decode_one(self, number: int, read: Callable[[], bytes]) -> Outcome:
         digest = width = height = reason = None
-        exif_is_readable, placed = True, dict[str, int]()
+        exif_is_readable, placed = True, dict[str, Any]()
         try:
             data = read()
             digest = content_sha256(data)

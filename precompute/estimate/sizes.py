@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from cache_store.cache.commit import write_rows
-from cache_store.cache.writer import Outcome, encoded_rows, samples_table
+from cache_store.cache.writer import Outcome, encoded_rows, samples_table, scaled
 from cache_store.format.array import ArraySpec, CodecName
 from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.plan import encode_plan
@@ -63,8 +63,9 @@ def measure_size(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSiz
     writer = shard_format(spec).writer(stream, 0, planned)
     sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
     grey = np.full((len(samples), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None
-    stored, _, checksums = sums.round_and_add(samples, everyone, grey)
-    places = writer.append(encoded_rows(spec.array, stored, everyone, checksums, outcomes))
+    rounded = sums.round_and_add(samples, everyone, grey)
+    outcomes = scaled(outcomes, rounded)
+    places = writer.append(encoded_rows(spec.array, rounded, outcomes))
     sample_bytes = stream.tell() / len(samples)
     writer.finish()
     end_bytes = stream.tell() - sample_bytes * len(samples)

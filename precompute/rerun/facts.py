@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from cache_store.cache.survey import PlanOnDisk, Survey, survey, survey_build, survey_without_reading_plan
+from cache_store.errors import ConfigError
 from cache_store.format.array import ArraySpec, SampleLayout
 from cache_store.format.plan import PlanDigests
 from cache_store.format.record import FORMAT_VERSION
@@ -82,8 +83,14 @@ class Facts:
 def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
     from precompute.encoders.encoder import TextEncoder  # with torch, which no decision needs
 
+    layout = layout_of(config.image, encoder)
+    if config.store.dtype == "uint8" and not layout.can_be_quantized:
+        raise ConfigError(
+            f"store.dtype uint8: it is for channels of many values each, but a sample of {config.encoder.model} is "
+            f"[{layout.named_shape}]; take float16"
+        )
     array = ArraySpec(
-        **msgspec.structs.asdict(layout_of(config.image, encoder)),
+        **msgspec.structs.asdict(layout),
         dtype=config.store.dtype,
         codec=config.store.codec,
         image=None if isinstance(encoder, TextEncoder) else config.image.recipe,

@@ -14,7 +14,6 @@ from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import Spec
-from cache_store.format.tables import SAMPLES_SCHEMA
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -64,9 +63,10 @@ def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
 @contextlib.contextmanager
 def edited_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
     """Yield a samples table's rows, to change in place."""
-    rows = pq.read_table(path, partitioning=None).to_pylist()
+    table = pq.read_table(path, partitioning=None)
+    rows = table.to_pylist()
     yield rows
-    pq.write_table(pa.Table.from_pylist(rows, SAMPLES_SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
 
 
 def set_field(record: Any, field: str, value: object) -> None:

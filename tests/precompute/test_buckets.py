@@ -27,7 +27,7 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
 from precompute.rerun import image_sizes
-from tests.precompute.conftest import Project, image_bytes, timeless_files
+from tests.precompute.conftest import Project, flip, image_bytes, timeless_files
 from tests.precompute.encode.builds import start_build, wait_for
 
 BUCKETS = {"preset": "ours", "resolution": 64, "min": 32, "max": 128, "step": 16}
@@ -136,6 +136,28 @@ def test_ranks_workers_and_killed_builds_give_the_same_bytes(project):
     project.build(name="killed")
     for name in ("workers", "ranks", "killed"):
         assert timeless_files(project.folder / name) == project.files(), name
+
+
+def test_codes_of_8_bits_are_grown_mended_and_off_by_half_a_step(project):
+    """The same images are rejected as in float32."""
+    project.build(name="exact", store__dtype="float32")
+    project.settings["store__dtype"] = "uint8"
+    project.build()
+    exact, cache = open_cache(project.folder / "exact"), open_cache(project.cache)
+    for number in range(len(exact)):
+        latent, codes = exact.read(np.array([number])), cache.read(np.array([number]))
+        step = np.ptp(latent, axis=(2, 3), keepdims=True) / 255
+        assert (np.abs(latent - codes) <= step / 2 + 1e-6).all()
+    whole, shard = project.files(), next(project.cache.glob("latents/*/c/0/0/0/0"))
+    flip(shard)
+    report = project.folder / "report.json"
+    project.run(cache_store, "verify", project.cache, "--level", "full", "--report", report, code=1)
+    project.run(main, "repair", project.cache, "--report", report)
+    assert project.files() == whole
+    write_pictures(project.source / "pictures", 40, 41)
+    project.build("--extend")
+    assert len(open_cache(project.cache)) == len(cache) + 2
+    assert not verify(project.cache, "deep").findings
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ WEBDATASET = "build --store.format webdataset"
 
 REFUSED: list[tuple[Any, ...]] = [
     (2, "build --image.height 33", "image.height", "8", "33x40"),
+    (2, f"build {IMAGE} --image.range clip --encoder.model CLIPVisionModel --store.dtype uint8", "token", "float16"),
+    (2, "build --store.dtype uint8 --store.format webdataset", "uint8", "zarr"),
     (2, "build --image.fit stretch", "image.fit", "stretch", "squash"),
     (2, "build --image.fit edge", "image.fit", "edge"),
     (2, "build --image.fit 'edge 20'", "image.fit"),

@@ -52,7 +52,7 @@ class LatentSource(Protocol):
 class LatentStream(BatchStream):
     """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
 
-    Yields `latents` [batch_size / world_size, *shape] in the stored dtype, of one image size (for joined caches, a
+    Yields `latents` [batch_size / world_size, *shape] in the cache's dtype, of one image size (for joined caches, a
     mapping of names to tensors), `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for
     `sample_posterior`) and `cursor`, the position after the batch. Caches of texts add `mask` [batch_size / world_size,
     tokens], bool, False at padding (for joined caches, a mapping of names to masks).

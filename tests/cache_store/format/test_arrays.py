@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import tensorstore
 import webdataset
@@ -21,6 +22,7 @@ import zarr
 from cache_store import CacheError, open_cache
 from cache_store.cli import main
 from cache_store.format.array import DTYPES
+from cache_store.format.quantized import as_read
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import ROWS, SHAPES
 from tests.cache_store.signing import edited_spec
@@ -44,13 +46,13 @@ TARS = [
 
 @pytest.fixture(scope="module", params=ZARRS + TARS, ids=str)
 def array(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A cache and its samples in the stored dtype; every dtype holds the values exactly, and codecs compress them."""
+    """A cache and its samples as it gives them; dtypes but uint8 hold the values exactly, and codecs compress them."""
     shape, options = request.param
     samples = (np.round(4 * np.random.default_rng(7).standard_normal((ROWS, *shape))) / 4).astype(np.float32)
     captions = [caption(f'größer als {row} \U0001f600 \\ "') for row in range(ROWS)]
     path = tmp_path_factory.mktemp("array") / "cache"
     make_cache(path, samples, None, captions, rejected=REJECTED, **options)
-    return path, samples.astype(DTYPES[options.get("dtype", "float16")])
+    return path, as_read(samples, options.get("dtype", "float16"))
 
 
 zarrs = pytest.mark.parametrize("array", ZARRS, indirect=True, ids=str)
@@ -67,7 +69,7 @@ def test_samples_of_any_array_are_sound_and_read_in_any_order(array, capsys):
     shape = samples.shape[1:]
     named = ", ".join(f"{axis} {side}" for axis, side in zip(AXES[len(shape)], shape, strict=True))
     assert main(["info", str(path)]) == 0
-    assert f"\narray           {samples.dtype} [{named}], codec " in capsys.readouterr().out
+    assert f"\narray           {open_cache(path).spec.array.dtype} [{named}], codec " in capsys.readouterr().out
 
 
 def test_the_seals_statistics_run_along_the_feature_axis(array):
@@ -86,8 +88,9 @@ def test_the_seals_statistics_run_along_the_feature_axis(array):
 
 @zarrs
 def test_readers_of_zarr_see_values_and_axes_as_written(array):
-    """Only TensorStore reads bfloat16."""
+    """Only TensorStore reads bfloat16. Of uint8 they see codes, which the samples table turns into values."""
     path, samples = array
+    is_quantized = open_cache(path).spec.array.is_quantized
     spec = {"driver": "zarr3", "kvstore": f"file://{path}/latents"}
     found = [tensorstore.open(spec).result().read().result()]
     if samples.dtype != "bfloat16":
@@ -98,8 +101,18 @@ def test_readers_of_zarr_see_values_and_axes_as_written(array):
             assert dataset["latents"].dims == ("row", *AXES[samples.ndim - 1])
             found.append(dataset["latents"].values)
     for values in map(np.asarray, found):
+        if is_quantized:
+            np.testing.assert_array_equal(values_of_codes(path, values[CACHED]), samples[CACHED], strict=True)
+            continue
         np.testing.assert_array_equal(values[CACHED], samples[CACHED], strict=True)
         assert np.isnan(values[[*REJECTED]].astype(np.float32)).all(), "a rejected row must not read as a number"
+
+
+def values_of_codes(path: Path, codes: np.ndarray) -> np.ndarray:
+    rows = [row for file in sorted((path / "samples").iterdir()) for row in pq.read_table(file).to_pylist()]
+    cached = [row for row in rows if row["status"] == "cached"]
+    low, step = (np.array([row[name] for row in cached], np.float32) for name in ("uint8_low", "uint8_step"))
+    return low[:, :, None, None] + step[:, :, None, None] * codes
 
 
 def shards_of(array: tuple[Path, np.ndarray]) -> list[str]:

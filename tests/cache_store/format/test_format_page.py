@@ -21,29 +21,32 @@ import zarr
 
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
-from cache_store.format.array import ArraySpec, EncoderIdentity
+from cache_store.format.array import ArraySpec, EncoderIdentity, StoreDtype
 from cache_store.format.codec import zarr_codecs
 from cache_store.format.record import Record
 from cache_store.format.schema import CommitRun, Spec, StoreFormat
-from cache_store.format.tables import PLAN_SCHEMA, SAMPLES_OF_TEXTS, SAMPLES_SCHEMA
+from cache_store.format.tables import PLAN_SCHEMA, SAMPLES_OF_TEXTS, SAMPLES_SCHEMA, SCALE_COLUMNS
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import SHAPES, contents, samples_of, shard_name, swap
 from tests.make_cache import caption, make_cache
 
 PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
 HERE = Path(__file__).parent
-GOLDEN: dict[tuple[StoreFormat, int], Path] = {
-    ("zarr", 1): HERE / "golden",
-    ("webdataset", 1): HERE / "golden_webdataset",
-    ("zarr", 2): HERE / "golden_sizes",
-    ("webdataset", 2): HERE / "golden_sizes_webdataset",
+Golden = tuple[StoreFormat, int, StoreDtype]
+"""Form, number of sizes and dtype of a golden cache."""
+GOLDEN: dict[Golden, Path] = {
+    ("zarr", 1, "float16"): HERE / "golden",
+    ("webdataset", 1, "float16"): HERE / "golden_webdataset",
+    ("zarr", 2, "float16"): HERE / "golden_sizes",
+    ("webdataset", 2, "float16"): HERE / "golden_sizes_webdataset",
+    ("zarr", 1, "uint8"): HERE / "golden_uint8",
 }
-"""By form and number of sizes."""
-IDENTITIES: dict[tuple[StoreFormat, int], str] = {
-    ("zarr", 1): "1ff2b4a0c8e776d8fd174b78446fdb945e7ca1bb79885841774d7a295a3a23d7",
-    ("webdataset", 1): "b4a28c0723d3e4f7de04717e09c8eedc890e6fe5b09609d073e08af6dbe7d5da",
-    ("zarr", 2): "f88b6ed82e7b8fe334cc22f90076f776f2d228da30c2616cd17f2b8c289019c4",
-    ("webdataset", 2): "46c67780be4451dff72dae73170fde570fec54bba0729460cdf51618f10667bc",
+IDENTITIES: dict[Golden, str] = {
+    ("zarr", 1, "float16"): "1ff2b4a0c8e776d8fd174b78446fdb945e7ca1bb79885841774d7a295a3a23d7",
+    ("webdataset", 1, "float16"): "b4a28c0723d3e4f7de04717e09c8eedc890e6fe5b09609d073e08af6dbe7d5da",
+    ("zarr", 2, "float16"): "f88b6ed82e7b8fe334cc22f90076f776f2d228da30c2616cd17f2b8c289019c4",
+    ("webdataset", 2, "float16"): "46c67780be4451dff72dae73170fde570fec54bba0729460cdf51618f10667bc",
+    ("zarr", 1, "uint8"): "22e150ef60aa8133e16e7d8db893371b30a93cd327675b2c0d7838056fda2123",
 }
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
 CACHED = [row for row in range(ROWS) if row not in REJECTED]
@@ -131,15 +134,15 @@ def test_the_page_names_every_field_of_every_record_and_table():
     words = set(re.findall(r"`\W*(\w+)`", PAGE))
     assert {Spec, CommitRun, ArraySpec, EncoderIdentity} < RECORDS
     fields = {name for record in RECORDS for name in record.__struct_fields__}
-    missing = (fields | {*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SAMPLES_OF_TEXTS.names}) - words
+    missing = (fields | {*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SAMPLES_OF_TEXTS.names, *SCALE_COLUMNS}) - words
     assert not missing, sorted(missing)
 
 
 def test_an_arrays_metadata_is_what_the_page_shows():
     metadata, blosc = map(json.loads, page_code("json"))
-    assert metadata == load(GOLDEN["zarr", 1] / "latents/zarr.json")
+    assert metadata == load(GOLDEN["zarr", 1, "float16"] / "latents/zarr.json")
     assert blosc in zarr_codecs("zstd", 2)
-    group = load(GOLDEN["zarr", 1] / "zarr.json")
+    group = load(GOLDEN["zarr", 1, "float16"] / "zarr.json")
     inline = {"kind": "inline", "must_understand": False, "metadata": {"latents": metadata}}
     group["attributes"].pop("encode_once")
     assert group == {"attributes": {}, "consolidated_metadata": inline, "node_type": "group", "zarr_format": 3}
@@ -210,45 +213,49 @@ SIZES = ((2, 2, 3), (2, 4, 1))
 """Shapes of the golden samples."""
 
 
-def write_golden(path: Path, store_format: StoreFormat, num_sizes: int) -> Path:
+def write_golden(path: Path, store_format: StoreFormat, num_sizes: int, dtype: StoreDtype = "float16") -> Path:
     """Write six rows of each size in shards of at most four, row 2 rejected."""
     latents = [golden_latents(shape) for shape in SIZES[:num_sizes]]
-    return make_cache(path, latents, rejected=[2], samples_per_shard=4, store_format=store_format)
+    return make_cache(path, latents, rejected=[2], samples_per_shard=4, store_format=store_format, dtype=dtype)
 
 
 def golden_latents(shape: tuple[int, ...]) -> np.ndarray:
-    """[6, *shape], every value exact in float16."""
+    """[6, *shape], every value exact in float16; neighbouring values of a channel are equally far apart."""
     count = 6 * math.prod(shape)
     return (np.arange(count, dtype=np.float32).reshape(6, *shape) - count // 2) / 8
 
 
-golden = pytest.mark.parametrize(("form", "num_sizes"), GOLDEN)
+golden = pytest.mark.parametrize(("form", "num_sizes", "dtype"), GOLDEN)
 
 
 @golden
-def test_a_golden_cache_is_sound_and_reads_as_it_was_written(form, num_sizes, read_row):
-    path = GOLDEN[form, num_sizes]
+def test_a_golden_cache_is_sound_and_reads_as_it_was_written(form, num_sizes, dtype, read_row):
+    """The page's reader has no Parquet, which uint8 needs."""
+    path = GOLDEN[form, num_sizes, dtype]
     assert not verify(path, "deep").findings
     cache, numbers = open_cache(path), np.arange(6 * num_sizes - 1)
-    assert cache.seal.identity == IDENTITIES[form, num_sizes]
+    assert cache.seal.identity == IDENTITIES[form, num_sizes, dtype]
     for number, (shape, array) in enumerate(zip(SIZES, cache.arrays, strict=False)):
         mine = numbers[cache.array_indices(numbers) == number]
         expected = golden_latents(shape).astype(np.float16)
         expected = expected if number else np.delete(expected, 2, axis=0)
         assert array.shape == shape
+        if dtype == "uint8":
+            np.testing.assert_allclose(cache.read(mine), expected, rtol=1e-6)
+            continue
         np.testing.assert_array_equal(cache.read(mine), expected)
         rows = cache.samples(mine, ["row"])["row"].to_pylist()
         np.testing.assert_array_equal(np.stack([read_row(path, row) for row in rows]), expected)
 
 
 def test_samples_of_several_sizes_are_not_read_together():
-    cache = open_cache(GOLDEN["zarr", 2])
+    cache = open_cache(GOLDEN["zarr", 2, "float16"])
     with pytest.raises(ValueError, match=r"must have one size; these have: 24x16, 8x32"):
         cache.read(np.array([0, 10]))
 
 
 def test_zarr_reads_each_size_as_an_array():
-    group = zarr.open_group(GOLDEN["zarr", 2], mode="r")
+    group = zarr.open_group(GOLDEN["zarr", 2, "float16"], mode="r")
     for name, shape in zip(("24x16", "8x32"), SIZES, strict=True):
         found = group["latents"][name][:]
         expected = golden_latents(shape).astype(np.float16)
@@ -258,9 +265,9 @@ def test_zarr_reads_each_size_as_an_array():
 
 
 @golden
-def test_todays_code_writes_the_golden_bytes(tmp_path, form, num_sizes):
+def test_todays_code_writes_the_golden_bytes(tmp_path, form, num_sizes, dtype):
     """Except files that depend on clock or host; Parquet files, which depend on the writer, hold equal tables."""
-    folder, cache = GOLDEN[form, num_sizes], write_golden(tmp_path / "cache", form, num_sizes)
+    folder, cache = GOLDEN[form, num_sizes, dtype], write_golden(tmp_path / "cache", form, num_sizes, dtype)
     written, expected = contents(cache), contents(folder)
     assert written.keys() == expected.keys()
     for name in expected:
@@ -271,7 +278,7 @@ def test_todays_code_writes_the_golden_bytes(tmp_path, form, num_sizes):
 
 
 if __name__ == "__main__":
-    for (store_form, count), folder in GOLDEN.items():
+    for key, folder in GOLDEN.items():
         shutil.rmtree(folder, ignore_errors=True)
-        write_golden(folder, store_form, count)
-        print(store_form, count, open_cache(folder).seal.identity)
+        write_golden(folder, *key)
+        print(*key, open_cache(folder).seal.identity)
