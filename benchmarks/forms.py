@@ -35,8 +35,8 @@ def cast(dtype: type) -> Callable[[Latents], Latents]:
 def uint8_by_channel(latents_NCYX: Latents) -> Latents:
     """Round with one scale for each channel of all latents."""
     channels_1CNYX = np.ascontiguousarray(latents_NCYX.swapaxes(0, 1)[None])
-    read_1CNYX: Latents = as_read(channels_1CNYX, "uint8")
-    return read_1CNYX[0].swapaxes(0, 1)
+    read_NCYX: Latents = as_read(channels_1CNYX, "uint8")[0].swapaxes(0, 1)
+    return read_NCYX
 
 
 FORMS: dict[str, tuple[int, Callable[[Latents], Latents]]] = {

@@ -33,8 +33,10 @@ class Canary:
     """Compares the encoder's first samples with those of its reference; close it."""
 
     def __init__(self, config: EncoderConfig, pixel_range: PixelRange) -> None:
-        self._config, self._range = config, pixel_range
+        self._config = config
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="canary")
+        self._loading = [self._pool.submit(load_reference, config, pixel_range)]
+        """The reference, beside the first batches; it is taken out when it is used, so that its memory is freed."""
         self._compared: Future[Difference] | None = None
 
     def __enter__(self) -> Self:
@@ -53,20 +55,24 @@ class Canary:
             self._compared = self._pool.submit(self._compare, inputs[places], encoded[places], layout)
 
     def _compare(self, inputs: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
-        reference = load_reference(self._config, self._range)
+        reference = self._loading.pop().result()
         return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
+
+    def wait(self) -> None:
+        """Wait until the comparison, if one has begun, is made, or a stop is requested."""
+        while self._compared is not None and not self._compared.done() and not STOP_REQUEST.is_set():
+            wait([self._compared], POLL_S)
 
     def refuse_wrong_device(self, device: torch.device) -> None:
         """Wait for the comparison; raise DeviceError if the samples differ by more than the dtype's tolerance.
 
         Raises Interrupted once a stop is requested: a comparison may take longer than a stop allows.
         """
+        self.wait()
         if self._compared is None:
             return
-        while not self._compared.done():
-            wait([self._compared], POLL_S)
-            if STOP_REQUEST.is_set():
-                raise Interrupted("the device was not yet checked; run the same command again to go on")
+        if not self._compared.done():
+            raise Interrupted("the device was not yet checked; run the same command again to go on")
         found, kind = self._compared.result(), (self._config.compute_dtype, device_class(str(device)))
         limits = LIMITS[kind]
         if limits.admit(found):

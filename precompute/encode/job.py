@@ -14,7 +14,8 @@ from cache_store.format.schema import CommitRecord, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 
-Part = Literal["source", "decoding", "encoding", "writing"]
+Part = Literal["source", "decoding", "encoding", "writing", "checking"]
+"""What a worker does; `checking`: its first commit waits for the check of its device."""
 
 REMEDIES: dict[Part, str] = {
     "source": "faster storage helps, or more threads that wait for it (run.decode_threads)",
@@ -22,7 +23,7 @@ REMEDIES: dict[Part, str] = {
     "encoding": "more or faster GPUs help",
     "writing": "more workers help (run.workers), or a faster disk",
 }
-"""Advice by slowest part."""
+"""Advice by slowest part; the check of a device is made once, so that it holds no long build back."""
 
 IN_FLOAT32 = ", or a cache of encoder.compute_dtype: bfloat16"
 """Added to the advice for encoding in float32."""
@@ -55,8 +56,8 @@ class BusyTimes:
 
 
 def slowest(seconds: Mapping[Part, float]) -> Part | None:
-    """Return the part that was busy for the longest time; None if no part was."""
-    return max(seconds, key=lambda part: seconds[part], default=None)
+    """Return the part that was busy for the longest time, except checking; None if no part was."""
+    return max((part for part in REMEDIES if part in seconds), key=lambda part: seconds[part], default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,12 +54,16 @@ class ShardSink:
 
     def write(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None = None) -> None:
         """Add a batch, and the null prompt; raise the error of an earlier commit. Call it no more after an error."""
+        if self._commit and self._commit.done():
+            self._wait_for_commit()
         with self._busy.measured("writing"):
-            if self._commit and self._commit.done():
-                self._wait_for_commit()
-            self._write(batch, samples, null_text)
+            self._append(batch, samples, null_text)
+        if batch.stop == batch.planned.num_rows:
+            self._wait_for_commit()
+            seconds = time.monotonic() - self._started
+            self._commit = self._committer.submit(self._commit_shard, self._builder, self._shard.pop_all(), seconds)
 
-    def _write(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None) -> None:
+    def _append(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None) -> None:
         if batch.start == 0:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
@@ -74,10 +78,6 @@ class ShardSink:
         self._builder.append(samples, rgb, outcomes)
         if null_text is not None:
             self._builder.add_null_text(null_text)
-        if batch.stop == batch.planned.num_rows:
-            self._wait_for_commit()
-            seconds = time.monotonic() - self._started
-            self._commit = self._committer.submit(self._commit_shard, self._builder, self._shard.pop_all(), seconds)
 
     def _commit_shard(self, builder: ShardBuilder, shard: ExitStack, seconds: float) -> None:
         """Commit the shard; if its digest is not allowed, report that in place of a commit."""
@@ -100,12 +100,15 @@ class ShardSink:
         """Wait for the running commit, if any, and raise its error."""
         if commit := self._commit:
             self._commit = None
-            commit.result()
+            if self._canary:
+                with self._busy.measured("checking"):
+                    self._canary.wait()
+            with self._busy.measured("writing"):
+                commit.result()
 
     def finish(self) -> None:
         """Wait until every shard is committed."""
-        with self._busy.measured("writing"):
-            self._wait_for_commit()
+        self._wait_for_commit()
 
     def close(self) -> None:
         """Finish a commit that has begun, and drop an incomplete shard."""

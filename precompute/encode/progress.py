@@ -16,6 +16,10 @@ ADVISED_S = 60.0
 """Seconds of a build from which advice is given; much of a shorter one is starting, and checking the device."""
 
 
+TOLD_SHARE = 0.05
+"""Least share of the time of a check that is told."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
     """Counts and rates of what one process has built."""
@@ -29,6 +33,8 @@ class Encoded:
     compute_dtype: str
     working_share: float
     """Share of the time that the encoder worked; otherwise it waited for images, its turn or the writer."""
+    checking_share: float
+    """Share of the time that the first commits waited for the check of their device."""
     gpu_use: float | None
     """Mean share of time in which the GPUs were busy, by NVML; None without a reading."""
     slowest: Part | None
@@ -41,6 +47,8 @@ class Encoded:
         speed = f"{self.images_per_s:.1f} {self.made_of}s/s, the encoder worked {self.working_share:.0%} of the time"
         if self.gpu_use is not None:
             speed += f" and the GPU was busy {self.gpu_use:.0%}"
+        if self.checking_share >= TOLD_SHARE:
+            speed += f", checking the device took {self.checking_share:.0%}"
         if self.images < self.images_per_s * ADVISED_S:
             return f"{done}, {speed}"
         more = IN_FLOAT32 if (self.slowest, self.compute_dtype) == ("encoding", "float32") else ""
@@ -120,6 +128,7 @@ class BuildProgress:
             made_of=self._made_of,
             compute_dtype=self._compute_dtype,
             working_share=self.working_share,
+            checking_share=self.busy_s["checking"] / self._elapsed_s if self._elapsed_s else 0.0,
             gpu_use=self._gpu_use / self._readings if self._readings else None,
             slowest=slowest(self.busy_s),
         )

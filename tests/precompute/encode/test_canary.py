@@ -1,7 +1,9 @@
 """A build commits nothing from a device whose samples are not those of the encoder's weights."""
 
 import json
+import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +21,10 @@ from precompute.cli import main
 from precompute.encode.canary import Canary, choose_places, difference
 from precompute.encode.tolerance import LIMITS, Difference, Limits
 from precompute.encoders import hardware
-from precompute.encoders.encoder import PixelRange
+from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import cudnn_text, hardware_of
-from precompute.encoders.registry import load_encoder
+from precompute.encoders.registry import load_encoder, load_reference
 from tests.cache_store.signing import load, save_signed
 from tests.precompute.encoders.loading import photos
 from tests.precompute.encoders.test_text_encoder import TEXTS, padded
@@ -147,6 +149,17 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
         with pytest.raises(Interrupted, match="run the same command again"):
             checking.refuse_wrong_device(DEVICE)
     ended.set()
+
+
+def test_the_wait_for_the_check_is_not_counted_as_writing(project, monkeypatch):
+    def slow(*arguments: object) -> Encoder:
+        time.sleep(2)
+        return load_reference(*arguments)
+
+    monkeypatch.setattr("precompute.encode.canary.load_reference", slow)
+    said = re.search(r"the encoder worked \d+% of the time, checking the device took (\d+)%", project.build())
+    assert said
+    assert int(said[1]) >= 40
 
 
 @pytest.mark.parametrize(("side", "compared"), [(8, [1, 2]), (256, [1, 2]), (512, [1])])
