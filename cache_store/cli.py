@@ -1,11 +1,14 @@
 """`cache-store`: inspect, verify and copy caches, on any machine, without torch."""
 
+import sys
+import time
 from typing import Any
 
 import msgspec
 
-from cache_store.cache.info import describe
+from cache_store.cache.info import Described, describe
 from cache_store.copy.copy import CopyConfig, run_copy
+from cache_store.errors import ConfigError
 from cache_store.gallery.command import GalleryConfig, print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.command import VerifyConfig, run_verify
@@ -13,6 +16,7 @@ from cache_store.verify.command import VerifyConfig, run_verify
 EXAMPLES = """\
   cache-store info data/cc3m
   cache-store info data/cc3m --json             for a program
+  cache-store info data/cc3m --watch 10         while it is built
   cache-store verify data/cc3m                  records, sizes, seal: seconds
   cache-store verify data/cc3m --level full     every byte of every file
   cache-store verify data/cc3m --level deep     each sample too
@@ -23,20 +27,53 @@ EXAMPLES = """\
 """
 COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
 
+INFO = {
+    "--json": "Print all of it as JSON.",
+    "--watch SECONDS": "Print it again every so many seconds until all shards are committed; JSON is then a line each.",
+}
+
+CLEAR = "\x1b[H\x1b[2J"
+"""Clears a terminal."""
+
+LONGEST_WATCH_S = 10**6
+
 RESHARD = "Pack short shards, as extensions leave them, into full ones; the copy has another identity."
 
 
 def info_command(arguments: Any) -> int:
-    """Show what a cache holds and how it was made."""
-    described = describe(arguments.cache)
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(described.as_dict()), indent=1).decode())
-        return 0
+    """Show what a cache holds and how it was made; while it is built, also how fast, and who is silent."""
+    every_s = seconds_between(arguments.watch)
+    while True:
+        described = describe(arguments.cache)
+        if every_s is not None and sys.stdout.isatty():
+            print(CLEAR, end="")
+        print_info(described, as_json=arguments.json, on_one_line=every_s is not None)
+        if every_s is None or described.is_committed:
+            return 0
+        time.sleep(every_s)
+
+
+def seconds_between(watch: str | None) -> float | None:
+    """Read the value of `--watch`; ConfigError unless it is a time of a second or more."""
+    if watch is None:
+        return None
+    try:
+        seconds = float(watch)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds < LONGEST_WATCH_S:
+        raise ConfigError(f"--watch must be a number of seconds in [1, {LONGEST_WATCH_S:,}), got {watch!r}")
+    return seconds
+
+
+def print_info(described: Described, *, as_json: bool, on_one_line: bool) -> None:
+    if as_json:
+        data = msgspec.json.encode(described.as_dict())
+        print((data if on_one_line else msgspec.json.format(data, indent=1)).decode(), flush=True)
+        return
     lines = described.as_lines()
     width = max(len(field) for field, _ in lines)
-    for field, value in lines:
-        print(f"{field:<{width}}  {value}")
-    return 0
+    print(*(f"{field:<{width}}  {value}" for field, value in lines), sep="\n", flush=True)
 
 
 def verify_command(arguments: Any) -> int:
@@ -61,7 +98,7 @@ def gallery_command(arguments: Any) -> int:
 
 
 COMMANDS = {
-    "info": Command(info_command, operands=CACHE, options={"--json": "Print all of it as JSON."}),
+    "info": Command(info_command, operands=CACHE, options=INFO),
     "verify": Command(verify_command, VerifyConfig, CACHE),
     "copy": Command(copy_command, CopyConfig, COPIED, {"--reshard": RESHARD}),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),

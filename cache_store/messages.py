@@ -117,6 +117,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def shown_time(seconds: float) -> str:
+    """Format a time: `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
+    hours = seconds / 3_600
+    if hours >= 1.0:
+        return f"{hours:,.{1 if hours < 100.0 else 0}f} h"
+    if seconds >= 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 1.0 else "under 1 s"
+
+
 def shorten(before: str, now: str) -> tuple[str, str]:
     """Shorten both values: digests to their first digits, long texts to the part that differs."""
     before, now = (DIGEST.sub(lambda each: f"{each[0][:DIGEST_SHOWN]}…", printable(value)) for value in (before, now))

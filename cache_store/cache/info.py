@@ -3,22 +3,26 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import msgspec
 import numpy as np
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
+from cache_store.cache.pace import Pace, pace_of
 from cache_store.errors import CacheError
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import CommitContent, CommitRecord, Seal, Spec
-from cache_store.messages import counted
+from cache_store.messages import counted, shown_time
 from cache_store.storage.store import Address, map_calls, open_store
 from cache_store.version import __version__
 
 SHOWN_MAKERS = 8
 """Most lines of hardware and libraries; those that made most shards are shown."""
+
+SHOWN_SHARDS = 16
+"""Most overdue shards that are listed; JSON has all."""
 
 SHOWN_FEATURES = 64
 """Most features whose means and deviations are listed; of more, only minimum and maximum are shown."""
@@ -31,14 +35,21 @@ class Described:
     cache: str
     spec: Spec
     records: list[CommitRecord]
+    pace: Pace | None
+    """How the build goes on, if it has not committed every shard."""
     seal: Seal | None
     problem: str | None
     """Why there is no seal."""
 
+    @property
+    def is_committed(self) -> bool:
+        return len(self.records) == self.spec.num_shards
+
     def as_lines(self) -> list[tuple[str, str]]:
         """List fields and values, in reading order."""
         lines = [("cache", self.cache), *spec_lines(self.spec), *array_lines(self.spec.array)]
-        return [*lines, *progress_lines(self.spec, self.records), *seal_lines(self.seal, self.problem)]
+        lines += [*progress_lines(self.spec, self.records), *pace_lines(self.pace, self.spec.array.made_of)]
+        return [*lines, *seal_lines(self.seal, self.problem)]
 
     def as_dict(self) -> dict[str, object]:
         """Return spec and statistics as the cache records them, and sums over the commit records, for programs."""
@@ -60,6 +71,7 @@ class Described:
             "devices": sorted({run.device for run in runs}),
             "hosts": sorted({run.host for run in runs}),
             "made_by": dict(Counter(run.made_by for run in runs)),
+            "pace": asdict(self.pace) if self.pace else None,
             "identity": self.seal.identity if self.seal else None,
             "statistics": msgspec.to_builtins(self.seal.array) if self.seal else None,
             "not_sealed_because": self.problem,
@@ -70,13 +82,14 @@ def describe(cache: Address) -> Described:
     """Read a cache's spec, records and seal; CacheError if its spec cannot be read."""
     spec = read_spec(store := open_store(cache))
     found = map_calls(store, partial(read_commit, store), range(spec.num_shards))
+    by_shard = {shard: record for shard, record in enumerate(found) if record}
     seal, problem = None, None
     try:
         seal = read_seal(store)
     except CacheError as error:
         problem = str(error)
-    records = [record for record in found if record]
-    return Described(cache=str(store), spec=spec, records=records, seal=seal, problem=problem)
+    pace = pace_of(spec, by_shard)
+    return Described(cache=str(store), spec=spec, records=[*by_shard.values()], pace=pace, seal=seal, problem=problem)
 
 
 def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -120,6 +133,25 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
         made_by = Counter(record.run.made_by for record in records)
         for maker, shards in made_by.most_common(SHOWN_MAKERS):
             yield "made by", f"{counted(shards, 'shard')}: {maker}" if len(made_by) > 1 else maker
+
+
+def pace_lines(pace: Pace | None, made_of: str) -> Iterator[tuple[str, str]]:
+    if pace is None:
+        return
+    left = f"{pace.rows_left:,} rows left"
+    if pace.seconds_left is not None:
+        left = f"{pace.images_per_s:,.1f} {made_of}s/s now, {left}: {shown_time(pace.seconds_left)}"
+    yield "pace", left
+    for each in pace.builders[:SHOWN_MAKERS]:
+        last = f"{counted(each.shards, 'shard')}, the last {shown_time(each.silent_s)} ago"
+        yield "builder", f"{each.device} at {each.host}: {last}"
+    if pace.overdue:
+        shards = ", ".join(map(str, pace.overdue[:SHOWN_SHARDS]))
+        more = ", …" if len(pace.overdue) > SHOWN_SHARDS else ""
+        yield (
+            "overdue",
+            f"{counted(len(pace.overdue), 'shard')}, for more than {shown_time(pace.patience_s)}: {shards}{more}",
+        )
 
 
 def all_reasons(contents: list[CommitContent]) -> "Counter[str]":

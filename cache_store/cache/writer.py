@@ -25,6 +25,7 @@ from cache_store.format.record import FORMAT_VERSION, sign
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
 from cache_store.format.sums import Rounded, RunningSums
 from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
+from cache_store.log import utc_time
 from cache_store.storage.store import Store
 
 
@@ -152,6 +153,7 @@ class ShardBuilder:
             device=device,
             versions=versions,
             hardware=hardware or {},
+            committed_at=utc_time(),
         )
         return self.commit_run(run)
 

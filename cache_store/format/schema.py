@@ -252,6 +252,8 @@ class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     versions: dict[str, str]
     hardware: dict[str, str] = msgspec.field(default_factory=dict)
     """The device: a GPU's name, driver, CUDA and cuDNN, or a CPU's name and widest vector instructions."""
+    committed_at: str = ""
+    """When the record was written: `2026-01-31T23:59:59.123Z`; empty if unknown."""
 
     @property
     def made_by(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import ceil, inf
 
-from cache_store.messages import align_rows, counted
+from cache_store.messages import align_rows, counted, shown_time
 from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
 from precompute.estimate.estimate import Estimate
 from precompute.estimate.probe import Probe
@@ -84,16 +84,7 @@ def dollars_a_million(images_per_s: float, prices: Prices) -> str:
 
 
 def hour_row(name: str, images: int, images_per_s: float) -> tuple[str, ...]:
-    return (name, *(shown_hours(build_hours(images, images_per_s, workers)) for workers in WORKERS))
-
-
-def shown_hours(hours: float) -> str:
-    """Format hours: `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
-    if hours >= 1.0:
-        return f"{hours:,.{1 if hours < 100.0 else 0}f} h"
-    if hours >= 1 / 60:
-        return f"{hours * 60:.0f} min"
-    return f"{hours * HOUR_S:.0f} s" if hours * HOUR_S >= 1.0 else "under 1 s"
+    return (name, *(shown_time(HOUR_S * build_hours(images, images_per_s, workers)) for workers in WORKERS))
 
 
 def size_lines(estimate: Estimate) -> Iterator[str]:
@@ -125,7 +116,7 @@ def training_lines(estimate: Estimate) -> Iterator[str]:
         rows.append((*map(shown_s, times), faster, *map(shown_epochs, epochs)))
     yield from align_rows(rows)
     yield (
-        f"build: {shown_hours(first.build_gpu_hours)} on one worker; cached samples are read ahead at "
+        f"build: {shown_time(HOUR_S * first.build_gpu_hours)} on one worker; cached samples are read ahead at "
         f"{estimate.config.read_mb_per_s:g} MB/s; a training with encoding decodes ahead, as the probe did"
     )
 
@@ -146,7 +137,7 @@ def verdict(estimate: Estimate, training: Training, epochs: float) -> str:
     """Say whether caching pays off in `epochs` epochs, in dollars if prices are known."""
     hours, prices = training.saved_gpu_hours(epochs), estimate.prices
     what = f"{in_epochs(f'{epochs:g}')} at {shown_s(training.step_s)} a step"
-    counted, gain = f"{shown_hours(abs(hours))} of a GPU {'saved' if hours > 0 else 'lost'}", hours
+    counted, gain = f"{shown_time(HOUR_S * abs(hours))} of a GPU {'saved' if hours > 0 else 'lost'}", hours
     if prices:
         stored = prices.storage(estimate.size.total, estimate.config.months)
         gain = prices.saved(hours, estimate.size.total, estimate.config.months)

@@ -4,8 +4,9 @@ from math import inf
 
 import pytest
 
-from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
-from precompute.estimate.report import in_epochs, shown_epochs, shown_hours
+from cache_store.messages import shown_time
+from precompute.estimate.costs import Prices, Training, build_hours, cores_to_feed
+from precompute.estimate.report import in_epochs, shown_epochs
 
 FAST = {"encode_per_s": 1_000.0, "decode_per_s": 10_000.0, "build_per_s": 1_000.0}
 """Images per second if decoding is fast."""
@@ -57,4 +58,4 @@ def test_storage_takes_more_epochs_to_pay_off(gpu_hour, gb_month, epochs):
 
 def test_epochs_and_short_times_are_written_in_words():
     assert [in_epochs("1"), *map(shown_epochs, (1.0, 1.3, inf))] == ["1 epoch", "1.0 epoch", "1.3 epochs", "never"]
-    assert [shown_hours(seconds / HOUR_S) for seconds in (0.0, 0.4, 2.0)] == ["under 1 s", "under 1 s", "2 s"]
+    assert [shown_time(seconds) for seconds in (0.0, 0.4, 2.0)] == ["under 1 s", "under 1 s", "2 s"]

@@ -1,0 +1,89 @@
+"""The state of a build from its commit records alone: rate, time left, silent builders, overdue shards."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from cache_store.cache.info import describe
+from cache_store.cache.pace import Pace, pace_of
+from cache_store.cli import main
+from cache_store.format.schema import CommitRecord
+from cache_store.log import utc_time
+from tests.make_cache import make_cache
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SHARDS, ROWS = 12, 4
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    latents = np.random.default_rng(0).standard_normal((SHARDS * ROWS, 2, 3, 4), np.float32)
+    return make_cache(tmp_path_factory.mktemp("pace") / "cache", latents, samples_per_shard=ROWS)
+
+
+@pytest.fixture
+def pace(cache: Path):
+    """Return the pace of a build of two hosts that committed each shard so many seconds ago, each in 40 s."""
+    described = describe(cache)
+
+    def pace(ago: dict[int, float]) -> Pace | None:
+        records = {}
+        for shard, seconds in ago.items():
+            run = described.records[shard].run
+            moment = utc_time(NOW - timedelta(seconds=seconds))
+            run = msgspec.structs.replace(run, seconds=40.0, committed_at=moment, host=f"node{shard % 2}")
+            records[shard] = msgspec.structs.replace(described.records[shard], run=run)
+        return pace_of(described.spec, records, NOW)
+
+    return pace
+
+
+def test_the_rate_is_that_of_the_last_minutes_and_gives_the_time_left(pace):
+    found = pace({0: 7_200, 1: 7_200, 2: 60, 3: 40, 4: 20, 5: 0})
+    assert found.images_per_s == pytest.approx(4 * ROWS / 100), "from the first one's start to now, the old ones aside"
+    assert found.rows_left == 6 * ROWS
+    assert found.seconds_left == pytest.approx(6 * ROWS / found.images_per_s)
+    assert [(each.host, each.shards, each.silent_s) for each in found.builders] == [("node0", 3, 20), ("node1", 3, 0)]
+    assert found.overdue == ()
+
+
+def test_shards_that_later_ones_overtook_long_ago_are_overdue(pace):
+    """Rank 1 of two hangs after shard 1; the other goes on."""
+    found = pace({0: 400, 1: 400, 2: 320, 4: 240, 6: 160, 8: 80})
+    assert found.overdue == (3, 5), "shard 7 is as late, but only shard 8, of 80 s ago, is behind it"
+    assert found.builders[1].silent_s == 400
+
+
+def test_all_missing_shards_of_a_silent_build_are_overdue_and_no_time_is_told(pace):
+    found = pace({0: 5_000, 1: 4_900})
+    assert found.overdue == (*range(2, SHARDS),)
+    assert (found.images_per_s, found.seconds_left) == (0.0, None)
+
+
+def test_a_whole_cache_and_records_without_times_have_no_pace(pace, cache):
+    assert pace(dict.fromkeys(range(SHARDS), 1.0)) is None
+    described = describe(cache)
+    assert described.pace is None
+    first: CommitRecord = described.records[0]
+    undated = msgspec.structs.replace(first, run=msgspec.structs.replace(first.run, committed_at=""))
+    assert pace_of(described.spec, {0: undated}, NOW) is None
+
+
+def test_info_tells_it_of_an_unfinished_cache_again_and_again(cache, tmp_path, capsys):
+    unfinished = make_cache(tmp_path / "cache", np.ones((12, 2, 3, 4), np.float32), samples_per_shard=4, seal=False)
+    (unfinished / "commits/000001.json").unlink()
+    assert main(["info", str(unfinished)]) == 0
+    said = capsys.readouterr().out
+    assert "pace            " in said
+    assert " images/s now, 4 rows left: " in said
+    assert "builder         cpu at " in said
+    assert main(["info", str(unfinished), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pace"]["rows_left"] == 4
+    assert main(["info", str(cache), "--watch", "5", "--json"]) == 0, "a whole cache is shown once"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["pace"] is None
+    assert main(["info", str(cache), "--watch", "soon"]) == 2
