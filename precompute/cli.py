@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,12 +174,12 @@ def step_request(arguments: Any) -> BuildRequest:
 
 def estimate_command(arguments: Any) -> int:
     """Measure how long a build would take here and when its cache pays off; exit 1 if it would not fit."""
-    config = arguments.config.prepared()
+    started, config = time.monotonic(), arguments.config.prepared()
     refuse_unfit_size(config)
     from precompute.estimate.estimate import estimate
     from precompute.estimate.report import estimate_lines
 
-    estimated = estimate(config)
+    estimated = estimate(config, started)
     print(*estimate_lines(estimated), sep="\n")
     return 0 if estimated.fits else 1
 

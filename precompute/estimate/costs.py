@@ -7,7 +7,7 @@ fields, but a test holds them equal.
 """
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,9 +21,10 @@ HOUR_S = 3_600.0
 GB = 1e9
 
 
-def build_hours(images: int, images_per_s: float, workers: int) -> float:
-    """Compute the hours of a build with equally fast workers."""
-    return images / (images_per_s * workers) / HOUR_S
+def build_hours(images: int, images_per_s: float, workers: int = 1, shards: int | None = None) -> float:
+    """Compute the hours of a build with equally fast workers, which share `shards` equal shards."""
+    share = 1 / workers if shards is None else ceil(shards / workers) / shards
+    return images / images_per_s * share / HOUR_S
 
 
 def cores_to_feed(encode_per_s: float, decode_per_s: float, cores: int) -> float:
@@ -66,7 +67,7 @@ class Training:
 
     @property
     def build_gpu_hours(self) -> float:
-        return build_hours(self.images, self.build_per_s, 1)
+        return build_hours(self.images, self.build_per_s)
 
     @property
     def saved_gpu_hours_per_epoch(self) -> float:

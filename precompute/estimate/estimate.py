@@ -4,6 +4,7 @@ It writes nothing. The memory of the draw does not grow with the source's list.
 """
 
 import random
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -93,6 +94,8 @@ class Estimate:
     config: EstimateConfig
     spec: Spec
     """The cache's spec; its plan digest is a placeholder."""
+    start_s: float
+    """Seconds from the start of the program to the first batch: imports, weights, the source's list."""
     probe: Probe
     sizes: Mapping[CodecName, CacheSize]
     free: int | None
@@ -110,12 +113,13 @@ class Estimate:
         return self.free is None or self.size.total <= self.free
 
 
-def estimate(config: EstimateConfig) -> Estimate:
-    """Measure and estimate a build.
+def estimate(config: EstimateConfig, started: float | None = None) -> Estimate:
+    """Measure and estimate a build; the program was `started` at this time of `time.monotonic`, by default now.
 
     Raises SourceError if no drawn image can be read, ConfigError if no such cache is possible. As in `build`, a place
     where no cache can be is refused before anything is loaded.
     """
+    started = time.monotonic() if started is None else started
     silence_decoders()
     config = config.prepared()
     refuse_foreign_place(store := open_store(config.cache), "cache")
@@ -130,6 +134,7 @@ def estimate(config: EstimateConfig) -> Estimate:
         planned = [plan_table(batch) for batch in drawn.batches(config.encoder.batch_size)]
         probed = spec = recipe.spec(NO_PLAN, even_shards(drawn.count, recipe.samples_per_shard))
     checked_spec(spec)
+    start_s = time.monotonic() - started
     with encoder_threads():
         threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
         probe = Prober(probed, planned, source, encoder, threads).probe(config.seconds)
@@ -138,6 +143,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     return Estimate(
         config=config,
         spec=spec,
+        start_s=start_s,
         probe=probe,
         sizes=sizes,
         free=store.free_bytes(),

@@ -21,7 +21,7 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
     yield ""
     yield from rate_lines(probe)
     yield ""
-    yield from hour_lines(probe, estimate.spec.rows)
+    yield from hour_lines(estimate)
     if estimate.prices:
         yield from price_lines(probe, estimate.prices)
     yield ""
@@ -58,15 +58,17 @@ def rate(probe: Probe, per_s: float) -> str:
     return f"{per_s:,.{digits}f} {probe.made_of}s/s"
 
 
-def hour_lines(probe: Probe, images: int) -> Iterator[str]:
+def hour_lines(estimate: Estimate) -> Iterator[str]:
     """Yield the hours by number of workers: as measured, and, if decoding is the limit, with enough cores."""
-    rows = [("workers", *map(str, WORKERS)), hour_row("time", images, probe.both_per_s)]
+    probe = estimate.probe
+    rows = [("workers", *map(str, WORKERS)), hour_row("time", estimate, probe.both_per_s)]
     note = f"if each has an encoder and {counted(probe.decode_threads, 'core')} to decode with, as here"
     if probe.is_decode_bound and not probe.shares_cores:
-        rows.append(hour_row("fed", images, probe.encode_per_s))
+        rows.append(hour_row("fed", estimate, probe.encode_per_s))
         note += "; fed: with enough cores to decode"
     yield from align_rows(rows)
-    yield note
+    shards = counted(estimate.spec.num_shards, "shard")
+    yield f"{note}; with {estimate.start_s:.0f} s to start, and {shards} to share"
 
 
 def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
@@ -80,11 +82,13 @@ def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
 
 
 def dollars_a_million(images_per_s: float, prices: Prices) -> str:
-    return f"${build_hours(1_000_000, images_per_s, 1) * prices.gpu_hour:,.2f}"
+    return f"${build_hours(1_000_000, images_per_s) * prices.gpu_hour:,.2f}"
 
 
-def hour_row(name: str, images: int, images_per_s: float) -> tuple[str, ...]:
-    return (name, *(shown_time(HOUR_S * build_hours(images, images_per_s, workers)) for workers in WORKERS))
+def hour_row(name: str, estimate: Estimate, images_per_s: float) -> tuple[str, ...]:
+    spec = estimate.spec
+    hours = (build_hours(spec.rows, images_per_s, workers, spec.num_shards) for workers in WORKERS)
+    return (name, *(shown_time(estimate.start_s + HOUR_S * each) for each in hours))
 
 
 def size_lines(estimate: Estimate) -> Iterator[str]:

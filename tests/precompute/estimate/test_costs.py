@@ -21,6 +21,8 @@ def training(**values: float) -> Training:
 def test_hours_and_cores_are_linear():
     assert build_hours(3_600_000, 1_000.0, 1) == 1.0
     assert build_hours(3_600_000, 1_000.0, 8) == 0.125
+    assert build_hours(3_600_000, 1_000.0, 64, shards=3) == pytest.approx(1 / 3), "no more workers than shards"
+    assert build_hours(3_600_000, 1_000.0, 2, shards=3) == pytest.approx(2 / 3), "one of them builds two"
     assert cores_to_feed(1_500.0, 600.0, 2) == 5.0
 
 
