@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
+from typing import ClassVar
 
 from cache_store.errors import ConfigError
 
@@ -27,9 +28,11 @@ logger = logging.getLogger("encode_once")
 
 
 class Running:
-    """Name of the program that runs in this process."""
+    """What runs in this process."""
 
     program = ""
+    about: ClassVar[dict[str, object]] = {}
+    """Further keys of every JSON record: the cache, and the rank."""
 
 
 def log_info(message: str, **values: object) -> None:
@@ -37,9 +40,20 @@ def log_info(message: str, **values: object) -> None:
     logger.info("%s", message, extra={"values": values})
 
 
-def log_warning(message: str) -> None:
-    """Log a problem that does not end the work."""
-    logger.warning("%s", message)
+def log_warning(message: str, **values: object) -> None:
+    """Log a problem that does not end the work; `values` are further keys of the JSON record."""
+    logger.warning("%s", message, extra={"values": values})
+
+
+def log_result(message: str, **values: object) -> None:
+    """Log what standard output tells people, unless messages are plain."""
+    if not is_plain():
+        log_info(message, **values)
+
+
+def log_about(**values: object) -> None:
+    """Add keys to every JSON record from now on."""
+    Running.about |= values
 
 
 def log_error(message: str) -> None:
@@ -58,6 +72,7 @@ def log_as_typed(program: str, words: Sequence[str]) -> Iterator[list[str]]:
         set_up_log(program)
         yield rest
     finally:
+        Running.about = {}
         logger.handlers, logger.propagate = handlers
         os.environ.pop(VARIABLE, None)
         os.environ.update({} if before is None else {VARIABLE: before})
@@ -136,6 +151,8 @@ class Json(logging.Formatter):
             "time": written_at(record),
             "level": record.levelname.lower(),
             "program": Running.program,
+            "host": os.uname().nodename,
+            **Running.about,
             "message": record.getMessage(),
         }
         return json.dumps(fields | getattr(record, "values", {}), ensure_ascii=False)

@@ -3,6 +3,7 @@
 import os
 import shlex
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import print_gallery
+from cache_store.log import log_about, log_result
 from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
@@ -80,7 +82,9 @@ def build_command(arguments: Any) -> int:
     from precompute.rerun.steps import build_rank
 
     request = step_request(arguments)
+    log_about(rank=rank.index, world_size=rank.world_size)
     encoded = build_rank(config, request, rank)
+    log_result(f"{rank} {encoded}", build=asdict(encoded))
     print(f"{rank} {encoded}" if encoded.shards else f"{rank}: nothing to encode; all its shards are committed")
     print(f"next, when all ranks have finished: {request.other_command('seal')}")
     return 0
@@ -238,6 +242,9 @@ def show(summary: Any, cache: str) -> None:
     if seal.unreadable_exif:
         console.print(f"broken EXIF in {counted(seal.unreadable_exif, 'cached image')}, not turned")
     console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of samples, cache identity {seal.identity}")
+    counts = {name: getattr(seal, name) for name in ("cached", "rejected", "reasons", "identity")}
+    built = {"rows": seal.spec.rows, **counts, "bytes": seal.array.bytes, **asdict(encoded)}
+    log_result(f"sealed {cache}: {counted(seal.cached, 'sample')}", build=built)
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from types import SimpleNamespace
@@ -120,3 +121,13 @@ def bucket(scheme: str, server: Server, proxy: Proxy, monkeypatch: pytest.Monkey
     for name, value in environment(proxy.endpoint, scheme).items():
         monkeypatch.setenv(name, value)
     return f"{scheme}://{server.new_bucket()}"
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """A format other than plain also changes how other libraries log."""
+    ours, root, hook = logging.getLogger("encode_once"), logging.getLogger(), sys.excepthook
+    handlers = ours.handlers, root.handlers
+    yield
+    logging.captureWarnings(False)
+    (ours.handlers, root.handlers), sys.excepthook = handlers, hook

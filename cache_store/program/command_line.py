@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from cache_store.errors import ConfigError
-from cache_store.log import FORMATTERS, OPTION
+from cache_store.log import FORMATTERS, OPTION, log_about
 from cache_store.program.config_file import (
     ConfigField,
     config_fields,
@@ -74,6 +74,8 @@ class Program:
 
     def run(self, argv: Sequence[str]) -> int:
         arguments = self.parse(argv)
+        if cache := getattr(arguments, "cache", None) or getattr(getattr(arguments, "config", None), "cache", None):
+            log_about(cache=cache)
         return self.commands[arguments.command].run(arguments)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:

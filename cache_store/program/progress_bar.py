@@ -1,6 +1,7 @@
 """A progress bar: redrawn in place on a terminal, one line per state in a log."""
 
 import sys
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
@@ -17,6 +18,9 @@ DELAY_S = 0.5
 """Work that takes less shows no bar."""
 
 LOGGED = "{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+NO_VALUES: Mapping[str, object] = {}
 
 
 class ProgressBar(tqdm):  # type: ignore[type-arg]
@@ -36,6 +40,7 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
         hidden: bool = False,
     ) -> None:
         self._is_drawn = is_plain() and sys.stderr.isatty()
+        self._values: Mapping[str, object] = {}
         refresh_s = TERMINAL_REFRESH_S if self._is_drawn else LOG_REFRESH_S
         super().__init__(
             desc=desc,
@@ -52,8 +57,9 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
             smoothing=0.1,
         )
 
-    def update(self, count: float | None = 1, note: str = "") -> None:
-        """Count more of the work as done, and show the note behind the bar."""
+    def update(self, count: float | None = 1, note: str = "", values: Mapping[str, object] = NO_VALUES) -> None:
+        """Count more of the work as done, and show the note behind the bar; `values` are for a log's JSON records."""
+        self._values = values
         if note:
             self.set_postfix_str(note, refresh=False)
         super().update(count)
@@ -69,9 +75,19 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
         elif is_plain():
             print(str(self).strip(), file=sys.stderr)
         else:
-            state = self.format_dict
-            values = {"done": state["n"], "total": state["total"], "unit": state["unit"]}
-            log_info(str(self).strip(), progress=values)
+            log_info(str(self).strip(), progress={**self._progress(), **self._values})
+
+    def _progress(self) -> dict[str, object]:
+        state = self.format_dict
+        done, total, seconds = state["n"], state["total"], state["elapsed"]
+        rate = state["rate"] or ((done - state["initial"]) / seconds if seconds else 0.0)
+        return {
+            "done": done,
+            "total": total,
+            "unit": state["unit"],
+            "per_s": round(rate, 3),
+            "seconds_left": round((total - done) / rate, 1) if rate and total else None,
+        }
 
     def __del__(self) -> None:
         """Do nothing: tqdm would close the bar, and print a traceback if Ctrl-C came while it was made."""

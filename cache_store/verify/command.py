@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from rich.console import Console
@@ -15,12 +15,13 @@ from rich.text import Text
 from cache_store.cache.info import SHOWN_MAKERS
 from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
+from cache_store.log import is_plain, log_info, log_warning
 from cache_store.messages import counted, printable
 from cache_store.program.output_file import ReportFile, error_text
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import is_url, open_store
-from cache_store.verify.findings import Finding, Level, Report, Subset, empty_report, parse_subset
+from cache_store.verify.findings import Finding, Level, Report, Subset, as_text, empty_report, parse_subset
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.verify import verify
 
@@ -94,6 +95,7 @@ def run_verify(cache: str, config: VerifyConfig) -> int:
                 print(out.document(failed(error_text(error))), end="")
             raise
         out.result = report.as_dict(config.report or FILE)
+        log_report(report)
         if config.json:
             print(out.document(out.result), end="")
         else:
@@ -148,6 +150,21 @@ def show_report(report: Report, report_file: str | None) -> None:
     first = "" if report_file else f"write the findings down with --report {FILE}, then "
     for step in report.next_steps(report_file or FILE, "the report" if report_file else f"`--report {FILE}`"):
         print(f"next: {first if step.startswith('precompute') else ''}{step}")
+
+
+COUNTED = ("sound", "level", "subset", "identity", "shards", "covered", "samples", "bytes")
+"""Fields of a report in the log."""
+
+
+def log_report(report: Report) -> None:
+    """Log the findings and the result, unless messages are plain."""
+    if is_plain():
+        return
+    for finding in report.findings:
+        log_warning(str(finding), finding=asdict(replace(finding, file=as_text(finding.file))))
+    result = f"not sound: {summary(report.findings)}" if report.findings else "sound"
+    counts = {name: getattr(report, name) for name in COUNTED}
+    log_info(f"{result} ({report.level})", verify={**counts, "findings": len(report.findings)})
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -111,7 +111,7 @@ class BuildProgress:
         part = slowest(self.busy_s)
         held_back = f", {part} slowest" if part else ""
         shown = f"encoder works {self.working_share:.0%}{held_back}, {self._reasons.total()} rejected"
-        self._bar.update(progress.samples, shown)
+        self._bar.update(progress.samples, shown, {"rejected": self._reasons.total(), "slowest": part})
 
     @property
     def working_share(self) -> float:

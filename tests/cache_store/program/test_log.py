@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 
 from cache_store.cli import main
@@ -17,19 +17,13 @@ from cache_store.errors import CacheError
 from cache_store.log import VARIABLE, log_info, log_warning, set_up_log
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import run_program
+from tests.make_cache import make_cache
 from tests.named import assert_names
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """A format other than plain also changes how other libraries log."""
-    ours, root, hook = logging.getLogger("encode_once"), logging.getLogger(), sys.excepthook
-    handlers = ours.handlers, root.handlers
-    yield
-    logging.captureWarnings(False)
-    (ours.handlers, root.handlers), sys.excepthook = handlers, hook
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 @pytest.mark.parametrize("program", ["cache_store", "precompute", "trainer"])
@@ -40,7 +34,7 @@ def test_every_program_logs_in_the_format_that_was_typed(program):
     record, name = json.loads(line), program.replace("_", "-")
     message = record.pop("message")
     written = datetime.fromisoformat(record.pop("time"))
-    assert (done.returncode, record) == (2, {"level": "error", "program": name})
+    assert (done.returncode, record) == (2, {"level": "error", "program": name, "host": os.uname().nodename})
     assert f"{name} has no command nothing" in message
     assert timedelta() <= datetime.now(UTC) - written < timedelta(minutes=5)
 
@@ -80,8 +74,20 @@ def test_progress_warnings_and_what_other_libraries_log_are_records_too(capsys):
     levels = {record["message"].partition("[")[0]: record["level"] for record in records}
     assert levels.items() >= {"so far": "info", "look": "warning", "slow": "warning", "two\nlines": "error"}.items()
     assert records[0]["answer"] == 42
-    assert [each["progress"] for each in records if "progress" in each][-1] == {"done": 3, "total": 3, "unit": "shard"}
+    progress = [each["progress"] for each in records if "progress" in each][-1]
+    assert progress.items() >= {"done": 3, "total": 3, "unit": "shard", "seconds_left": 0.0}.items()
+    assert progress["per_s"] > 0
     assert any("DeprecationWarning: old" in record["message"] for record in records)
+
+
+def test_findings_and_the_result_of_a_verification_are_records(tmp_path, capsys):
+    cache = make_cache(tmp_path / "cache", np.ones((6, 2, 3, 4), np.float32), samples_per_shard=2)
+    (cache / "samples/000001.parquet").unlink()
+    assert main(["verify", str(cache), "--log-format", "json"]) == 1
+    records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (finding,) = (record for record in records if "finding" in record)
+    assert (finding["level"], finding["cache"], finding["finding"]["shard"]) == ("warning", str(cache), 1)
+    assert records[-1]["verify"].items() >= {"sound": False, "findings": 1, "covered": 3}.items()
 
 
 def test_an_error_of_our_own_is_one_record_with_its_traceback():

@@ -1,5 +1,6 @@
 """Plan, ranks and seal: whatever happens to ranks, the bytes are those of one build."""
 
+import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -164,3 +165,15 @@ def test_on_ray_files_without_a_record_make_way_and_others_stay(built):
     assert (job.shards, job.never_replace) == ([0, 1], {0})
     there = {shard: [*map(job.store.has, files_of_shard(job.spec, shard))] for shard in range(3)}
     assert (any(there[0]), all(there[1]), all(there[2])) == (False, True, True)
+
+
+def test_the_log_of_ranks_and_builds_says_who_does_what(built, logging_as_before):
+    """As JSON: cache, host and rank of every message; progress and the build's counts as numbers."""
+    built.run(main, "plan", "--config", built.config("logged"))
+    said = built.run(main, "build", "--config", built.config("logged"), *rank(0, 2), "--log-format", "json")
+    records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert {(each["rank"], each["world_size"], each["host"]) for each in records} == {(0, 2, os.uname().nodename)}
+    (build,) = (each["build"] for each in records if "build" in each)
+    assert build["images"] > 0
+    progress = [each["progress"] for each in records if "progress" in each]
+    assert progress[-1].keys() >= {"per_s", "seconds_left", "rejected"}
