@@ -1,9 +1,11 @@
 """Claim a folder of this machine for one writer, or for the ranks of one build.
 
 A claim is a lock that the kernel releases when its holder dies. Ranks of one build share it and never replace a file,
-so they stay safe on file systems whose locks do not reach other machines.
+so they stay safe on file systems whose locks do not reach other machines. A file system without locks, such as Lustre
+mounted without `flock`, gets a warning in place of a lock.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -13,9 +15,19 @@ from pathlib import Path
 from typing import IO
 
 from cache_store.errors import CacheError
+from cache_store.log import log_warning
 from cache_store.storage.publish import make_folder, name_in_errors
 
 CLAIM_FILE = ".claim"
+
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""Errors of file systems without locks."""
+
+HOLDER = re.compile(r"^(?:rank, )?(process (\d+) on (.*))$", re.MULTILINE)
+"""A line of the claim file; each rank adds one."""
+
+SHOWN = 3
+"""Most holders that a refusal names, the last to start."""
 
 
 @contextmanager
@@ -30,8 +42,9 @@ def claim_folder(root: Path, *, wait: bool = False, shared: bool = False) -> Ite
     try:
         with locked_claim(root, wait, shared) as stream:
             with name_in_errors(root / CLAIM_FILE):
-                stream.truncate(0)
-                text = f"ranks of a build, the last to start as {holder}\n" if shared else f"{holder}\n"
+                if not shared:
+                    stream.truncate(0)
+                text = f"rank, {holder}\n" if shared else f"{holder}\n"
                 os.write(stream.fileno(), text.encode())  # at once: what a full disk leaves in a buffer fails unnamed
             try:
                 yield
@@ -55,13 +68,25 @@ def is_claimed(root: Path) -> bool:
         return False
     if holder is None or holder[2] != os.uname().nodename:
         return True
+    return is_running(int(holder[1]))
+
+
+def is_running(process: int) -> bool:
     try:
-        os.kill(int(holder[1]), 0)
+        os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's process
         return True
     return True
+
+
+def is_stopped(process: int) -> bool:
+    """Return whether a signal has stopped a process of this machine; it then holds its claim until it goes on."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):  # gone, or no Linux
+        return False
 
 
 @contextmanager
@@ -71,14 +96,36 @@ def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
         make_folder(root)
         with (root / CLAIM_FILE).open("a+") as stream:
             try:
-                fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+                with name_in_errors(root / CLAIM_FILE):
+                    fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 stream.seek(0)
-                holder = stream.read().strip() or "another process"
-                raise CacheError(f"{root} is being written by {holder}; wait for it or stop it") from None
+                raise CacheError(f"{root} is being written by {holders(stream.read())}") from None
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                log_warning(
+                    f"{root} is on a file system without locks ({error.strerror}), so nothing keeps a second writer "
+                    "out: run one at a time, or mount it with locks"
+                )
             if is_same_file(stream, root / CLAIM_FILE):
                 yield stream
                 return
+
+
+def holders(claim: str) -> str:
+    """Name the processes in a claim file, except those of this machine that have ended, and say what to do."""
+    named, stopped, here = list[str](), list[str](), os.uname().nodename
+    for name, process, host in HOLDER.findall(claim):
+        if host != here or is_running(int(process)):
+            is_idle = host == here and is_stopped(int(process))
+            named.append(f"{name} (stopped by a signal)" if is_idle else name)
+            stopped += [process] if is_idle else []
+    ranks = "ranks of a build, " if "rank, " in claim else ""
+    more = f"{len(named) - SHOWN:,} more and " if len(named) > SHOWN else ""
+    told = f"{ranks}{more}{', '.join(named[-SHOWN:]) or 'another process'}"
+    remedy = f"; `kill -CONT {' '.join(stopped)}` lets it go on" if stopped else "; wait for it or stop it"
+    return told + remedy
 
 
 def is_same_file(stream: IO[str], path: Path) -> bool:

@@ -43,7 +43,10 @@ TO_TARS = {"store_format": "webdataset", "codec": "none"}
     ],
     ids=lambda value: ", ".join(f"{name} {each}"[:20] for name, each in value.items()),
 )
-def test_a_copy_in_another_form_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, written, changed):
+def test_a_copy_in_another_form_is_as_built_and_back_as_it_was(
+    tmp_path, latents, capsys, monkeypatch, written, changed
+):
+    monkeypatch.setattr("cache_store.cache.writer.utc_time", lambda: "2026-01-31T23:59:59.123Z")
     written = {"latents": latents, "rejected": REJECTED, "store_format": "zarr", "codec": "none"} | written
     cache, direct, there, back = (tmp_path / name for name in ("cache", "direct", "there", "back"))
     wanted = written | changed

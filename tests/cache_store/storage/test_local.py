@@ -1,12 +1,17 @@
 """A folder of this machine: scratch files of dead writers, paths that are not regular files, and full disks."""
 
+import errno
+import logging
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from cache_store.errors import NotAFileError
+from cache_store.errors import CacheError, NotAFileError
 from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalStore
 from tests.full_disk import largest_file
@@ -58,3 +63,45 @@ def test_a_disk_too_full_for_a_claim_is_named(store):
     with largest_file(0), pytest.raises(OSError, match="File too large") as raised, store.claim():
         pass
     assert raised.value.filename == store.where(CLAIM_FILE)
+
+
+def test_a_disk_without_locks_is_told_and_written_all_the_same(store, monkeypatch, caplog):
+    def no_locks(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with caplog.at_level(logging.WARNING, "encode_once"), store.claim(), store.claim(shared=True):
+        store.put_whole("a", b"b")
+    assert "without locks (Function not implemented), so nothing keeps a second writer out" in caplog.messages[0]
+    assert not store.has(CLAIM_FILE)
+
+
+def test_a_refusal_names_the_holders_that_are_left_and_how_a_stopped_one_goes_on(store):
+    """Ranks of this machine and of another one; one has ended, a signal has stopped one."""
+    code = (
+        "import sys, time; from cache_store.storage.store import open_store\n"
+        "with open_store(sys.argv[1]).claim(shared=True): print(flush=True); time.sleep(60)"
+    )
+    rank = [sys.executable, "-c", code, str(store.root)]
+    ranks = [subprocess.Popen(rank, stdout=subprocess.PIPE) for _ in range(2)]
+    with (store.root / CLAIM_FILE).open("a") as claim:
+        claim.write("rank, process 7 on another-host\n")
+    try:
+        for each in ranks:
+            assert each.stdout.readline() == b"\n"
+        ranks[0].kill()
+        ranks[0].wait()
+        ranks[1].send_signal(signal.SIGSTOP)
+        os.waitpid(ranks[1].pid, os.WUNTRACED)
+        with pytest.raises(CacheError) as refused, store.claim():
+            pass
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+    here = f"process {ranks[1].pid} on {os.uname().nodename} (stopped by a signal)"
+    assert "by ranks of a build, " in str(refused.value)
+    assert here in str(refused.value)
+    assert "process 7 on another-host" in str(refused.value)
+    assert f"process {ranks[0].pid} " not in str(refused.value)
+    assert str(refused.value).endswith(f"; `kill -CONT {ranks[1].pid}` lets it go on")
