@@ -83,6 +83,8 @@ class ShardBuilder:
         self._sums = RunningSums(self._array, self._array.dtype)
         self._non_finite = 0
         self._null_text: bytes | None = None
+        self.is_others = False
+        """Whether another program had committed the shard meanwhile."""
 
     def __enter__(self) -> Self:
         self._files.__enter__()
@@ -168,7 +170,9 @@ class ShardBuilder:
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
-        return self._files.commit(record)
+        committed = self._files.commit(record)
+        self.is_others = committed is not record
+        return committed
 
     def _content(self, files: tuple[FileRecord, ...], samples: pa.Table) -> CommitContent:
         planned = self._planned

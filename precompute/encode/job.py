@@ -103,6 +103,8 @@ class Progress:
     gpu_use: Sequence[float] = ()
     """Readings of the share of time in which the worker's GPU was busy, one a second."""
     committed: CommitRecord | None = None
+    is_others: bool = False
+    """Whether another program had committed the shard meanwhile."""
     mismatched: MismatchedShard | None = None
 
     @property

@@ -89,7 +89,7 @@ class ShardSink:
                 if self._is_compiled:
                     hardware = {**hardware, "encoder": "compiled"}
                 record = builder.commit(seconds, str(self._device), library_versions(), hardware)
-                done = Progress(record.content.shard, committed=record)
+                done = Progress(record.content.shard, committed=record, is_others=builder.is_others)
             except MismatchedShardError as error:
                 samples = error.samples.select(["id", "content_sha256", "status", "reason"])
                 mismatched = MismatchedShard(shard=error.shard, digest=error.digest, samples=samples)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache_store.format.schema import CommitRecord
+from cache_store.log import log_warning
 from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
 from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
@@ -55,6 +56,14 @@ class Encoded:
         return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}{more}"
 
 
+def warn_of_other_build(committed: CommitRecord) -> None:
+    run = committed.run
+    log_warning(
+        f"shard {committed.content.shard}, which this build encoded, was committed meanwhile on {run.host}: another "
+        "build of this cache seems to run, and both encode everything. Stop one, or use `precompute plan` and ranks"
+    )
+
+
 class BuildProgress:
     """Counts images and shows a bar; close it. Raises TooManyRejectsError once more are rejected than allowed."""
 
@@ -87,6 +96,7 @@ class BuildProgress:
         self.built: dict[int, CommitRecord] = {}
         """Commit records of the shards built, by shard."""
         self.mismatched: dict[int, MismatchedShard] = {}
+        self._shared, self._is_alone = shared, True
         for content in contents:
             self._reasons.update(content.reasons)
 
@@ -104,6 +114,9 @@ class BuildProgress:
         if progress.committed is not None:
             content = progress.committed.content
             self.built[content.shard] = progress.committed
+            if progress.is_others and self._is_alone and not self._shared:
+                self._is_alone = False
+                warn_of_other_build(progress.committed)
             self._reasons.update(content.reasons)
             self.refuse_too_many_rejects()
         if progress.mismatched is not None:

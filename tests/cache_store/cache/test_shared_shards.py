@@ -44,6 +44,7 @@ def test_the_first_writer_of_a_shard_wins(store, latents):
     record = commit(first)
     before = contents(store.root)
     assert commit(second) == record
+    assert (first.is_others, second.is_others) == (False, True)
     assert commit(writer(store, latents)) == record
     with pytest.raises(StaleError, match=r"(?s)shard 0.*device.*cuda:7"):
         commit(other, device="cuda:7")

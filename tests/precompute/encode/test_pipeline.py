@@ -309,6 +309,18 @@ def test_a_build_says_how_busy_its_gpu_was(planned, monkeypatch):
     assert " of the time and the GPU was busy 50%" in str(progress.encoded)
 
 
+def test_a_build_that_is_not_alone_says_so_once(planned, caplog):
+    """As in a bucket, where no lock keeps a second build out; ranks expect each other."""
+    committed: list[Progress] = []
+    planned.encode(lambda: None, committed.append)
+    for shared, told in ((False, 1), (True, 0)):
+        with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0, shared=shared)) as progress:
+            for each in committed:
+                progress(replace(each, is_others=True))
+        assert caplog.text.count("another build of this cache seems to run") == told
+        caplog.clear()
+
+
 def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):
     log, now = io.StringIO(), [1_000_000.0]
     monkeypatch.setattr(sys, "stderr", log)
