@@ -21,11 +21,14 @@ EXAMPLES = """\
   cache-store verify data/cc3m --level full     every byte of every file
   cache-store verify data/cc3m --level deep     each sample too
   cache-store verify data/cc3m --subset 3/20    every byte of one slice a night
+  cache-store verify data/* --seconds 3600 --cursor night.json    an hour a night
   cache-store gallery data/cc3m -o cc3m.html    look at it
   cache-store copy data/cc3m s3://bucket/cc3m
   cache-store copy data/cc3m data/tars --format webdataset
 """
 COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
+
+VERIFIED = {"cache": "The caches: their folders, or their URLs."}
 
 INFO = {
     "--json": "Print all of it as JSON.",
@@ -77,7 +80,7 @@ def print_info(described: Described, *, as_json: bool, on_one_line: bool) -> Non
 
 
 def verify_command(arguments: Any) -> int:
-    """Check every byte of a cache, or only its records and sizes; exits 1 if anything is damaged."""
+    """Check every byte of caches, or only their records and sizes; exits 1 if anything is damaged."""
     return run_verify(arguments.cache, arguments.config)
 
 
@@ -99,7 +102,7 @@ def gallery_command(arguments: Any) -> int:
 
 COMMANDS = {
     "info": Command(info_command, operands=CACHE, options=INFO),
-    "verify": Command(verify_command, VerifyConfig, CACHE),
+    "verify": Command(verify_command, VerifyConfig, VERIFIED, repeats_operand=True),
     "copy": Command(copy_command, CopyConfig, COPIED, {"--reshard": RESHARD}),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),
 }

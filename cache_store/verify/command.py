@@ -5,7 +5,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -13,15 +16,26 @@ from rich.table import Table
 from rich.text import Text
 
 from cache_store.cache.info import SHOWN_MAKERS
-from cache_store.cache.metadata import read_spec, refuse_no_cache
+from cache_store.cache.metadata import read_seal, read_spec, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
-from cache_store.log import is_plain, log_info, log_warning
+from cache_store.log import is_plain, log_about, log_error, log_info, log_warning, utc_time
 from cache_store.messages import counted, printable
-from cache_store.program.output_file import ReportFile, error_text
+from cache_store.program.output_file import ReportFile, error_text, refuse_output
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import usable_cores
-from cache_store.storage.store import is_url, open_store
-from cache_store.verify.findings import Finding, Level, Report, Subset, as_text, empty_report, parse_subset
+from cache_store.storage.store import is_url, local_path, open_store
+from cache_store.verify.findings import (
+    Finding,
+    Level,
+    Report,
+    Subset,
+    as_text,
+    empty_report,
+    in_reading_order,
+    parse_subset,
+)
+from cache_store.verify.metrics import Measured, write_metrics
+from cache_store.verify.rounds import Rounds, read_rounds, write_rounds
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.verify import verify
 
@@ -44,16 +58,26 @@ class VerifyConfig:
     level: Level | None = None
     """quick: records, sizes, coverage, seal. full: every file's sha256; if one is wrong, it names the rows. deep: also
     every sample's crc32c, values and id, and the statistics, to find errors made before hashing. By default quick, or
-    full with a subset.
+    full with `subset` or `seconds`.
     """
     subset: str | None = None
     """Shards to read; the others are checked at level quick. 3/20: the third of twenty slices, which together hold
     every shard once; with few shards, some slices are empty. 5%: always the same share, like 1/20.
     """
+    seconds: float | None = None
+    """Read shards for so many seconds in all, in turn, from where the last run with this `cursor` ended; the others are
+    checked at level quick.
+    """
+    cursor: str | None = None
+    """File that says where the next run with `seconds` goes on; it may be that of many caches."""
     jobs: int | Literal["auto"] = "auto"
     """Threads that read; auto: one per core, but at least eight for a URL."""
     report: str | None = None
-    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end."""
+    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end. A
+    folder: to NAME.json in it, for each cache.
+    """
+    metrics: str | None = None
+    """Also write the result to this file as Prometheus' textfile collector reads it: NAME.prom."""
     json: bool = field(default=False, metadata={"option": "--json"})
     """Print the result as JSON instead, in the form of a report."""
 
@@ -64,6 +88,10 @@ class VerifyConfig:
             raise ConfigError(
                 "subset applies to levels full and deep; level quick checks every shard, so leave subset out"
             )
+        if (self.seconds is None) != (self.cursor is None):
+            raise ConfigError("seconds and cursor go together: the file keeps where the next run goes on")
+        if self.seconds is not None and (self.seconds <= 0 or self.level == "quick" or self.subset):
+            raise ConfigError("seconds must be more than 0, for level full or deep, and without a subset")
         self.shards  # noqa: B018 (an invalid subset raises ConfigError here)
 
     @property
@@ -72,7 +100,7 @@ class VerifyConfig:
 
     @property
     def resolved_level(self) -> Level:
-        return self.level or ("full" if self.subset is not None else "quick")
+        return self.level or ("quick" if self.subset is None and self.seconds is None else "full")
 
     def threads(self, cache: str) -> int:
         if self.jobs != "auto":
@@ -81,60 +109,164 @@ class VerifyConfig:
         return max(cores, REMOTE_JOBS) if is_url(cache) else cores
 
 
-def run_verify(cache: str, config: VerifyConfig) -> int:
-    """Verify a cache, print and report the result, and return the exit code."""
-
-    def failed(error: str) -> dict[str, object]:
-        return empty_report(cache, config.resolved_level, config.subset, error).as_dict(FILE)
-
-    with ReportFile("cache-store verify", config.report, cache, failed) as out:
+def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
+    """Verify caches, print and report the results, and return the exit code: 1 if one is not sound."""
+    reports = report_files(caches, config.report)
+    metrics = output_path("metrics", config.metrics, caches)
+    cursor = output_path("cursor", config.cursor, caches)
+    rounds, measured = read_rounds(cursor) if cursor else Rounds(), list[Measured]()
+    until = time.monotonic() + (config.seconds or 0.0)
+    for cache in rounds.in_turn([*caches]):
+        if len(caches) > 1 and not config.json:
+            print(f"{cache}:", flush=True)
+        log_about(cache=cache)
+        run = Verification(cache, config, rounds, until)
         try:
-            report = verify_with_bar(cache, config)
+            run.verify(reports[cache])
         except (EncodeOnceError, OSError) as error:
+            if len(caches) == 1 or isinstance(error, Interrupted):
+                raise
+            log_error(error_text(error))
+        finally:
+            if cursor and run.report.shards:
+                rounds.read(run.report, run.time)
+                rounds.last = cache
+                write_rounds(cursor, rounds)
+        measured.append(run.measured)
+        if metrics:
+            write_metrics(metrics, measured)
+    return 0 if all(each.report.sound for each in measured) else 1
+
+
+def report_files(caches: Sequence[str], report: str | None) -> dict[str, str | None]:
+    """Return the report's file for each cache; ConfigError if several would have one file."""
+    if report is None or not Path(report).expanduser().is_dir():
+        if report is not None and len(caches) > 1:
+            raise ConfigError(f"report: {report} is no folder; for several caches, name a folder that exists")
+        return dict.fromkeys(caches, report)
+    files: dict[str, str | None] = {cache: str(Path(report) / f"{base_name(cache)}.json") for cache in caches}
+    if len({*files.values()}) < len(files):
+        raise ConfigError(f"report: two caches have one name, so both would be written to one file in {report}")
+    return files
+
+
+def base_name(cache: str) -> str:
+    return cache.rstrip("/").rpartition("/")[2] if is_url(cache) else Path(cache).expanduser().resolve().name
+
+
+def output_path(option: str, path: str | None, caches: Sequence[str]) -> Path | None:
+    """Return the path of a file to write; ConfigError if it cannot be written or lies in one of the caches."""
+    if path is None:
+        return None
+    for cache in caches:
+        refuse_output(option, local_path(option, path), cache)
+    return local_path(option, path)
+
+
+class Verification:
+    """One cache's verification; `report` is what was found so far."""
+
+    def __init__(self, cache: str, config: VerifyConfig, rounds: Rounds, until: float) -> None:
+        self._cache, self._config, self._rounds, self._until = cache, config, rounds, until
+        self._started, self._begun, self.time = time.monotonic(), time.time(), utc_time()
+        self.report, self._read = empty_report(cache, config.resolved_level, config.subset), 0
+
+    @property
+    def measured(self) -> Measured:
+        report, verified = self.report, None
+        if self._config.cursor is not None:
+            verified = self._rounds.verified(report.cache)
+        elif report.sound and report.level != "quick" and report.covered == report.shards:
+            verified = self._begun
+        seconds = time.monotonic() - self._started
+        return Measured(report=report, began=self._begun, seconds=seconds, verified=verified)
+
+    def verify(self, report_file: str | None) -> None:
+        """Verify the cache, print the result and write its report."""
+        config, shown = self._config, report_file or FILE
+
+        def failed(error: str) -> dict[str, object]:
+            self.report = replace(self.report, error=error)
+            return self.report.as_dict(shown)
+
+        with ReportFile("cache-store verify", report_file, self._cache, failed) as out:
+            try:
+                self._verify()
+            except (EncodeOnceError, OSError) as error:
+                fields = failed(error_text(error))
+                if config.json:
+                    print(out.document(fields), end="")
+                raise
+            out.result = self.report.as_dict(shown)
+            log_report(self.report)
             if config.json:
-                print(out.document(failed(error_text(error))), end="")
-            raise
-        out.result = report.as_dict(config.report or FILE)
-        log_report(report)
-        if config.json:
-            print(out.document(out.result), end="")
-        else:
-            show_report(report, config.report)
-    return 0 if report.sound else 1
+                print(out.document(out.result), end="")
+            else:
+                show_report(self.report, report_file)
+
+    def _verify(self) -> None:
+        cache, config, checked = self._cache, self._config, list[CheckedShard]()
+        refuse_no_cache(store := open_store(cache))  # first, so that a silent store is waited for only once
+        chosen, seconds = list[int](), None
+        with suppress(CacheError, OSError):  # verify reports the problem
+            spec = read_spec(store)
+            first = 0 if config.cursor is None else self._rounds.first_shard(str(store), read_seal(store).identity)
+            chosen = [shard for shard in range(first, spec.num_shards) if not config.shards or shard in config.shards]
+            self.report = replace(self.report, cache=str(store), shards=spec.num_shards, first=first)
+        if config.seconds is not None:
+            seconds = max(0.0, self._until - time.monotonic())
+        try:
+            with ProgressBar(f"verify {self.report.level}", len(chosen), "shard") as bar:
+                gc.freeze()  # otherwise the collector scans all loaded modules every few shards, a tenth of the time
+                self.report = verify(
+                    cache,
+                    self.report.level,
+                    subset=config.shards,
+                    first=self.report.first,
+                    seconds=seconds,
+                    jobs=config.threads(cache),
+                    progress=lambda each: self._show(each, checked, bar),
+                )
+        except (
+            KeyboardInterrupt
+        ):  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
+            self.report = report_so_far(self.report, chosen, checked)
+            more = "" if config.seconds else ", or slices of it with --subset"
+            raise Interrupted(f"nothing was changed; run the same command again{more}") from None
+
+    def _show(self, each: CheckedShard, checked: list[CheckedShard], bar: ProgressBar) -> None:
+        if each.task.level != self.report.level:
+            return  # outside the subset, or late
+        checked.append(each)
+        self._read += each.bytes
+        speed = self._read / 1e9 / max(time.monotonic() - self._started, 1e-9)
+        bar.update(note="" if self.report.level == "quick" else f"{speed:.2f} GB/s")
 
 
-def verify_with_bar(cache: str, config: VerifyConfig) -> Report:
-    level, subset, read, started = config.resolved_level, config.shards, 0, time.monotonic()
-
-    def show(checked: CheckedShard) -> None:
-        nonlocal read
-        if checked.task.level != level:
-            return  # outside the subset
-        read += checked.bytes
-        speed = read / 1e9 / max(time.monotonic() - started, 1e-9)
-        bar.update(note="" if level == "quick" else f"{speed:.2f} GB/s")
-
-    refuse_no_cache(open_store(cache))  # first, so that a store that does not answer is waited for only once
-    try:
-        spec = read_spec(cache)
-        total = sum(subset is None or shard in subset for shard in range(spec.num_shards))
-    except (CacheError, OSError):
-        total = 0  # verify reports the problem
-    try:
-        with ProgressBar(f"verify {level}", total, "shard") as bar:
-            gc.freeze()  # otherwise the collector scans all loaded modules every few shards, a tenth of the time
-            return verify(cache, level, subset=subset, jobs=config.threads(cache), progress=show)
-    except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
-        raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
+def report_so_far(report: Report, chosen: Sequence[int], checked: Sequence[CheckedShard]) -> Report:
+    """Return the report of a verification that was stopped: of the shards that were read without a gap."""
+    by_shard = {each.task.shard: each for each in checked}
+    read = [by_shard[shard] for shard in takewhile(by_shard.__contains__, chosen)]
+    findings = sorted((finding for each in checked for finding in each.findings), key=in_reading_order)
+    return replace(
+        report,
+        covered=len(read),
+        samples=sum(each.content.cached for each in read if each.content),
+        bytes=sum(each.bytes for each in read),
+        findings=tuple(findings),
+    )
 
 
 def show_report(report: Report, report_file: str | None) -> None:
     shards = counted(report.shards, "shard")
-    checked = f"{report.covered:,} of {shards}" if report.subset else shards
+    checked = f"{report.covered:,} of {shards}" if report.covered < report.shards else shards
+    if report.first:
+        checked += f" from shard {report.first:,} on"
     checked += f", {counted(report.samples, 'sample')}, {report.bytes:,} bytes"
     level = f"{report.level}, subset {report.subset}" if report.subset else report.level
     if report.subset and not report.covered:
         print(f"{report.subset} of {shards} is no shard: all were checked at level quick")
+        level = "quick"
     if len(report.made_by) > 1:
         print(f"shards were made by {len(report.made_by):,} kinds of hardware or libraries:")
         for maker, made in sorted(report.made_by.items(), key=lambda each: -each[1])[:SHOWN_MAKERS]:

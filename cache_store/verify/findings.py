@@ -119,12 +119,14 @@ class Report:
     findings: tuple[Finding, ...]
     subset: str | None = None
     """The subset that was requested; None for all shards."""
+    first: int = 0
+    """The first shard that was read, of a verification with a time limit."""
     covered: int = 0
-    """Number of shards in the subset, or of all; `samples` and `bytes` count only these."""
+    """Number of shards that were read at the level; `samples` and `bytes` count only these."""
     made_by: dict[str, int] = field(default_factory=dict)
     """Number of shards by the hardware and libraries that made them, from their records."""
     error: str | None = None
-    """Why the verification did not end; there are then no findings."""
+    """Why the verification did not end; findings are then those made until it stopped."""
 
     @property
     def sound(self) -> bool:

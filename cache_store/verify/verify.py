@@ -8,11 +8,13 @@ signed again. Shards outside a subset are checked at level quick.
 Threads read in parallel: hashing, which is nearly all of the work, releases the GIL.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
@@ -125,13 +127,17 @@ def verify(
     level: Level = "quick",
     *,
     subset: Subset | None = None,
+    first: int = 0,
+    seconds: float | None = None,
     jobs: int = 1,
     progress: OnShard = lambda checked: None,
 ) -> Report:
     """Check a cache with `jobs` threads, whose number does not change the report; call `progress` for every shard.
 
-    Shards outside the subset are checked at level quick. Raises CacheError only if there is no cache.
+    Shards outside the subset, before the `first` one, or left when the `seconds` are over are checked at level quick.
+    Raises CacheError only if there is no cache.
     """
+    until = None if seconds is None else time.monotonic() + seconds
     store = open_store(path)
     name = subset.name if subset else None
     nothing = empty_report(str(store), level, name)
@@ -145,18 +151,26 @@ def verify(
         text = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))
     findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec, seal)]
-    levels: list[Level] = [level if subset is None or shard in subset else "quick" for shard in range(spec.num_shards)]
-    tasks = [ShardTask(shard=shard, level=each) for shard, each in enumerate(levels)]
-    check_plan_task = partial(check_plan, store, spec, seal, tasks)
-    plan, checked = check_all(check_plan_task, ShardVerifier(surveyed, spec), tasks, jobs, progress)
+    first = first if first < spec.num_shards else 0
+    chosen = [shard >= first and (subset is None or shard in subset) for shard in range(spec.num_shards)]
+    tasks = [ShardTask(shard=shard, level=level if each else "quick") for shard, each in enumerate(chosen)]
+    check_plan_task, check_shard = partial(check_plan, store, spec, seal, tasks), ShardVerifier(surveyed, spec)
+
+    def check(task: ShardTask) -> CheckedShard:
+        is_late = until is not None and task.shard > first and time.monotonic() > until
+        return check_shard(replace(task, level="quick") if is_late else task)
+
+    plan, checked = check_all(check_plan_task, check, tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
-    covered = [each for each in checked if subset is None or each.task.shard in subset]
+    read = (each for each in checked if chosen[each.task.shard])
+    covered = [*takewhile(lambda each: each.task.level == level, read)]
     return replace(
         nothing,
         identity=seal.identity if seal else None,
         shards=spec.num_shards,
+        first=first,
         covered=len(covered),
         samples=sum(each.content.cached for each in covered if each.content),
         bytes=sum(each.bytes for each in covered),
@@ -167,7 +181,7 @@ def verify(
 
 def check_all(
     check_plan_task: Callable[[], CheckedPlan],
-    check: ShardVerifier,
+    check: Callable[[ShardTask], CheckedShard],
     tasks: Sequence[ShardTask],
     jobs: int,
     progress: OnShard,

@@ -117,10 +117,10 @@ OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 REFUSED = (
-    *(".", "cache/new.json", "alias/seal.json", "read-only/new.json", "protected.json", "link.json"),
+    *("cache", "cache/new.json", "alias/seal.json", "read-only/new.json", "protected.json", "link.json"),
     *("r" * 250, "loop", "nowhere", "/proc/new"),  # where permissions would let root write
 )
-"""A folder; in the cache; without permission; too long a name for its scratch file; links and folders to nowhere."""
+"""In the cache; without permission; too long a name for its scratch file; links and folders to nowhere."""
 VERIFY_ALL = """
 import sys
 from cache_store.cli import main
