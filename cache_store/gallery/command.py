@@ -22,6 +22,10 @@ class GalleryConfig:
     """The HTML file to write; its folder must exist, and an older file is replaced."""
     rows: int = 24
     """Number of random rows to show, and the most rejected rows."""
+    where: str | None = None
+    """Show the first samples for which this is true in place of random ones, such as `row in [12, 98]` or
+    `id == "a.jpg"`, over the columns of the cache.
+    """
     seed: int = 0
     """Equal seeds draw equal rows."""
     sheets: str | None = None
@@ -52,13 +56,13 @@ class GalleryConfig:
 
 def print_gallery(gallery: "Gallery") -> None:
     content = gallery.content
-    print(f"{len(content.random):,} random rows, {len(content.rejected):,} rejected rows")
+    print(f"{len(content.shown):,} {content.kind} rows, {len(content.rejected):,} rejected rows")
     if content.source_problem:
         print(f"without source images: {content.source_problem}")
     if content.no_pictures:
         print(f"without pictures of samples: {content.no_pictures}")
     if content.mean_psnr is not None:
-        print(f"mean PSNR of the random rows, decoded: {content.mean_psnr:.1f} dB")
+        print(f"mean PSNR of the {content.kind} rows, decoded: {content.mean_psnr:.1f} dB")
     print(f"wrote {gallery.page}, {kilobytes(gallery.page)}, open it in any browser")
     for sheet in gallery.sheets:
         print(f"wrote {sheet}, {kilobytes(sheet)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from cache_store.cache.entry_points import ReadImage, find_source_images
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.reader import Cache, open_cache
-from cache_store.errors import EncodeOnceError
+from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.format.schema import CommitRecord
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase, choose_samples, draw_rejects, random_numbers
@@ -30,7 +30,7 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
     """
     cache = open_cache(address)
     refuse_output("--output", config.page, cache.root)
-    refuse_output("--sheets", config.sheet("random"), cache.root)
+    refuse_output("--sheets", config.sheet("rejected"), cache.root)
     content = collect(cache, config, decode)
     write_output(config.page, render(content).encode())
     return Gallery(page=config.page, sheets=tuple(write_sheets(content, config)), content=content)
@@ -39,7 +39,7 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
     """Collect everything the page shows."""
     drawn = choose_samples(cache, config.seed)
-    numbers = random_numbers(cache, config.rows, config.seed).tolist()
+    numbers = numbers_to_show(cache, config)
     is_of_texts = cache.spec.array.text is not None
     read_image, source_problem = (None, None) if is_of_texts else source_reader(cache.store)
     showcase = Showcase(cache=cache, read_image=read_image, source_problem=source_problem, decode=decode)
@@ -47,12 +47,23 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
     return PageContent(
         cache=cache,
         seed=config.seed,
+        where=config.where,
         histograms=count_values(cache, drawn),
-        random=[exhibits[number] for number in numbers],
+        shown=[exhibits[number] for number in numbers],
         rejected=showcase.rejected(draw_rejects(cache, config.rows, config.seed)),
         records=read_commits(cache),
         source_problem=source_problem,
     )
+
+
+def numbers_to_show(cache: Cache, config: GalleryConfig) -> list[int]:
+    if config.where is None:
+        drawn: list[int] = random_numbers(cache, config.rows, config.seed).tolist()
+        return drawn
+    numbers: list[int] = cache.where(config.where)[: config.rows].tolist()
+    if not numbers:
+        raise ConfigError(f"--where: {config.where} is true for no cached sample; rejected rows are shown anyway")
+    return numbers
 
 
 def source_reader(store: Store) -> tuple[ReadImage | None, str | None]:
@@ -77,7 +88,8 @@ def read_commits(cache: Cache) -> list[CommitRecord]:
 
 def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
     """Write a sheet per kind of rows; delete an older sheet of a kind without rows."""
-    kinds: dict[str, Sequence[Exhibit]] = {"random": content.random, "rejected": content.rejected}
+    kinds: dict[str, Sequence[Exhibit]] = {"random": (), "chosen": (), "rejected": content.rejected}
+    kinds[content.kind] = content.shown
     if content.cache.spec.array.image is None:
         kinds = dict.fromkeys(kinds, ())  # a sheet of pictures has nothing to show of texts
     written = []

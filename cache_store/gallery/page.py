@@ -13,7 +13,7 @@ from functools import partial
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -196,11 +196,18 @@ class PageContent:
 
     cache: Cache
     seed: int
+    where: str | None
+    """The expression that chose the rows that are shown; None if they were drawn."""
     histograms: Histograms
-    random: list[Exhibit]
+    shown: list[Exhibit]
+    """Cached rows."""
     rejected: list[Exhibit]
     records: list[CommitRecord]
     source_problem: str | None
+
+    @property
+    def kind(self) -> Literal["random", "chosen"]:
+        return "random" if self.where is None else "chosen"
 
     @property
     def no_pictures(self) -> str | None:
@@ -217,17 +224,17 @@ class PageContent:
 
     @property
     def is_decoded(self) -> bool:
-        return any(exhibit.decoded is not None for exhibit in self.random)
+        return any(exhibit.decoded is not None for exhibit in self.shown)
 
     @property
-    def random_by_array(self) -> list[tuple[ArraySpec, list[Exhibit]]]:
-        """The random rows of each array."""
-        return [(array, [*rows]) for array, rows in groupby(self.random, lambda exhibit: exhibit.array)]
+    def shown_by_array(self) -> list[tuple[ArraySpec, list[Exhibit]]]:
+        """The cached rows that are shown of each array."""
+        return [(array, [*rows]) for array, rows in groupby(self.shown, lambda exhibit: exhibit.array)]
 
     @property
     def mean_psnr(self) -> float | None:
-        """The average PSNR over random rows whose source could be compared; None if there are none."""
-        values = [exhibit.psnr for exhibit in self.random if exhibit.psnr is not None]
+        """The average PSNR over rows whose source could be compared; None if there are none."""
+        values = [exhibit.psnr for exhibit in self.shown if exhibit.psnr is not None]
         return sum(values) / len(values) if values else None
 
 

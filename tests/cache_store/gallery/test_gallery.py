@@ -232,14 +232,14 @@ def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
     """Also in the histograms, in which a latent's size does not matter."""
     config = GalleryConfig(output=str(tmp_path / "a.html"))
     content = make_gallery(HERE / f"golden_sizes{form}", config).content
-    shapes = [exhibit.array.shape for exhibit in (*content.random, *content.rejected)]
+    shapes = [exhibit.array.shape for exhibit in (*content.shown, *content.rejected)]
     assert {shape: shapes.count(shape) for shape in shapes} == {(2, 2, 3): 6, (2, 4, 1): 6}
-    for exhibit in content.random:
+    for exhibit in content.shown:
         assert exhibit.preview.shape[0] * exhibit.array.shape[2] == exhibit.preview.shape[1] * exhibit.array.shape[1]
     page = text_of(config.page.read_text())
     assert "2 × 2 × 3" in page
     assert "2 × 4 × 1" in page
-    assert content.histograms.count_FB.sum() == sum(np.prod(exhibit.array.shape) for exhibit in content.random)
+    assert content.histograms.count_FB.sum() == sum(np.prod(exhibit.array.shape) for exhibit in content.shown)
 
 
 def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
@@ -295,3 +295,18 @@ def test_a_mistake_is_one_line_and_nothing_is_written(cache, tmp_path, monkeypat
     assert error.count("\n") == 1
     assert not [*tmp_path.iterdir()]
     assert verify(cache, "full").findings == ()
+
+
+def test_rows_that_are_asked_for_are_shown_in_place_of_random_ones(tmp_path, capsys):
+    """As `verify` names them; the sheet of random rows is not left beside the page."""
+    cache, page = str(HERE / "golden"), tmp_path / "a.html"
+    assert main(["gallery", cache, "-o", str(page)]) == 0
+    assert main(["gallery", cache, "-o", str(page), "--where", 'row == 4 or id == "sample-000001"']) == 0
+    assert "2 chosen rows, 1 rejected row" in capsys.readouterr().out
+    html = page.read_text()
+    assert "the first for which <code>row == 4 or id == &#34;sample-000001&#34;</code>" in html
+    assert "sample-000004" in html
+    assert "sample-000003" not in html
+    assert sorted(path.name for path in tmp_path.glob("a.*.png")) == ["a.chosen.png", "a.rejected.png"]
+    assert main(["gallery", cache, "-o", str(page), "--where", "row == 2"]) == 2
+    assert "is true for no cached sample" in capsys.readouterr().err
