@@ -1,7 +1,7 @@
 """Write or replace a shard's files and its commit record, and seal a cache; every writer uses this module.
 
 If the store has no exclusive claims, another program may be building a shard that has no record, so its files are not
-replaced. A mark tells a rerun of a dead build that the record was withdrawn, so that the files may be replaced.
+replaced. A mark tells a rerun of a dead build that the record was retracted, so that the files may be replaced.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target, unused_a
 from cache_store.storage.store import Draft, Store
 
 
-def withdraw(store: Store, shard: int) -> bool:
+def retract(store: Store, shard: int) -> bool:
     """Delete a shard's record before its files are replaced; return whether a mark was written."""
     leaves_mark = not store.has_exclusive_claims and store.has(commit_file(shard))
     if leaves_mark:
@@ -40,7 +40,7 @@ def clear_mark(store: Store, shard: int) -> None:
     store.delete(mark_of(shard))
 
 
-def withdrawn_shards(names: Iterable[str]) -> frozenset[int]:
+def retracted_shards(names: Iterable[str]) -> frozenset[int]:
     """Return the shards that have a mark among the `names` in the folder of commit records."""
     records = (record for name in names if (record := scratch_target(name)))
     stems = (record.removesuffix(".json") for record in records)
@@ -120,7 +120,7 @@ class ShardFiles:
                 return self._equal(other, record)
             self._publish_beside_others(record)
         else:
-            marked = withdraw(self._store, self._shard)
+            marked = retract(self._store, self._shard)
             for draft in self._drafts:
                 draft.publish()
         if self._store.put_if_absent(name, canonical_json(record)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from posixpath import commonpath, dirname
 
-from cache_store.cache.commit import make_seal, refuse_non_canonical, withdraw, write_seal
+from cache_store.cache.commit import make_seal, refuse_non_canonical, retract, write_seal
 from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
@@ -77,7 +77,7 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     if work.is_extension or replaced:
         store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards
     for shard in replaced:
-        withdraw(store, shard)
+        retract(store, shard)
     listed = listing_record(work, plan_file)
     build = survey.build.value
     if build is None or (build.config, build.listed) != (config.recorded(), listed):

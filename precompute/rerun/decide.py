@@ -275,7 +275,7 @@ def divide_shards(
         if shard in survey.shards or shard in allowed:
             tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
         else:
-            tasks[shard] = Task("replace" if shard in survey.withdrawn else "build")
+            tasks[shard] = Task("replace" if shard in survey.retracted else "build")
     return kept, tasks, [f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems)]
 
 

@@ -51,5 +51,5 @@ def test_a_killed_build_resumes_to_identical_bytes(scenes, tmp_path, caches, dyi
             kept += sealed_files(now) == sealed_files(before)
         run.finish()
     assert run.place.timeless() == whole
-    assert step > 7, "two for each file that is written, one for each that is withdrawn"
+    assert step > 7, "two for each file that is written, one for each that is retracted"
     assert kept * stride >= 2 or name != "retry", "until a shard is put in place, the earlier one stands"
