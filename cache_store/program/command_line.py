@@ -51,6 +51,8 @@ class Command:
     """Positional arguments, each with its help."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options that are not fields of the config, each with its help: `--report FILE`, or `--extend` without a value."""
+    repeats_operand: bool = False
+    """Whether the operand can be given more than once; as an attribute, it is then a list."""
     epilog: str = ""
     """Text below the options in the help, printed unchanged."""
 
@@ -129,8 +131,11 @@ class Parser(argparse.ArgumentParser):
         self.description = self.description or on_one_line(command.run.__doc__)
         self.epilog = self.epilog or command.epilog
         words = [name.upper() for name in command.operands]
+        many: dict[str, Any] = {"nargs": "+"} if command.repeats_operand else {}
         for name, text in command.operands.items():
-            self.add_argument(name, metavar=name.upper(), help=text)
+            self.add_argument(name, metavar=name.upper(), help=text, **many)
+        if many:
+            words = [f"{word} [{word} ...]" for word in words]
         if command.config and not command.operands:
             text = "YAML file of fields; options override them."
             self.add_argument("--config", metavar="FILE", action="append", default=[], help=text)
