@@ -8,6 +8,7 @@ import msgspec
 
 from cache_store.cache.info import Described, describe
 from cache_store.copy.copy import CopyConfig, run_copy
+from cache_store.copy.withdraw import WithdrawConfig, run_withdraw
 from cache_store.errors import ConfigError
 from cache_store.gallery.command import GalleryConfig, print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
@@ -25,7 +26,9 @@ EXAMPLES = """\
   cache-store gallery data/cc3m -o cc3m.html    look at it
   cache-store copy data/cc3m s3://bucket/cc3m
   cache-store copy data/cc3m data/tars --format webdataset
+  cache-store withdraw data/cc3m data/text --ids ids.txt
 """
+WITHDRAWN_FROM = {"cache": "The caches: their folders, or their URLs; all of one plan, so that they still join."}
 COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
 
 VERIFIED = {"cache": "The caches: their folders, or their URLs."}
@@ -92,6 +95,15 @@ def copy_command(arguments: Any) -> int:
     return run_copy(arguments.cache, arguments.out, arguments.config, reshard=arguments.reshard)
 
 
+def withdraw_command(arguments: Any) -> int:
+    """Take samples out of sealed caches: their latents and texts leave every file; run again to finish after a stop.
+
+    It copies the other samples of a shard, and needs no encoder. Their rows stay, rejected as withdrawn, and no command
+    brings the samples back.
+    """
+    return run_withdraw(arguments.cache, arguments.config)
+
+
 def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
     from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
@@ -104,6 +116,7 @@ COMMANDS = {
     "info": Command(info_command, operands=CACHE, options=INFO),
     "verify": Command(verify_command, VerifyConfig, VERIFIED, repeats_operand=True),
     "copy": Command(copy_command, CopyConfig, COPIED, {"--reshard": RESHARD}),
+    "withdraw": Command(withdraw_command, WithdrawConfig, WITHDRAWN_FROM, repeats_operand=True),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),
 }
 

@@ -28,7 +28,9 @@ ABSENT = "absent"
 MADE_BY = "`precompute build` or `cache-store copy` that made the cache"
 """The message names both because a cache does not record which one made it: their bytes are equal."""
 
-SEALED_BY = f"{MADE_BY} (if it was built in ranks: `precompute seal`)"
+SEALED_BY = (
+    f"{MADE_BY} (if it was built in ranks: `precompute seal`; if samples were being withdrawn: `cache-store withdraw`)"
+)
 
 BUILD_AGAIN = f"to finish it, rerun the {SEALED_BY}: committed shards are kept"
 

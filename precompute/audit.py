@@ -140,8 +140,7 @@ class Auditor:
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
         """Read a shard's planned samples, and their sample numbers, -1 for rejected ones."""
         shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
-        text = ["conversations"] if self._array.text else []
-        table = shards.table(shard, ["row", "id", "uri", "place", "content_sha256", "status", *text])
+        table = shards.table(shard, ["row", "id", "uri", "conversations", "place", "content_sha256", "status"])
         cached = np.array(table["status"].to_pylist()) == CACHED
         if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
             raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.store))}`")

@@ -26,11 +26,12 @@ COMMANDS = {
     "extend": "precompute build --config {scene}/grown.yaml --cache {cache} --extend",
     "retry": "precompute build --config {scene}/mended.yaml --cache {cache} --retry-rejected",
     "repair": "precompute repair {cache} --shards 0",
+    "withdraw": "cache-store withdraw {cache} --ids {scene}/ids.txt",
     "copy": "cache-store copy {scene}/before {cache} --format {other}",
 }
-BEFORE = {"extend": "before", "retry": "before", "repair": "damaged"}
+BEFORE = {"extend": "before", "retry": "before", "repair": "damaged", "withdraw": "before"}
 """The cache from which each command starts."""
-PLAIN = {"extend": "grown", "retry": "mended", "repair": "short"}
+PLAIN = {"extend": "grown", "retry": "mended", "repair": "short", "withdraw": "short"}
 """The config that builds each command's cache without the command's flag."""
 
 
@@ -62,7 +63,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def make_scene(folder: Path, vae: Path, form: StoreFormat) -> Path:
     """Make configs and caches to start from: shards of three rows and two, one row rejected.
 
-    The grown source adds a row to the second shard, and a third shard.
+    The grown source adds a row to the second shard, and a third shard. A row of each shard is to be withdrawn.
     """
     small: dict[str, Any] = {"store__format": form, "store__samples_per_shard": 3, "encoder__batch_size": 2}
     small |= {"image__height": 16, "image__width": 16, "run__max_reject_fraction": 0.5}
@@ -75,6 +76,7 @@ def make_scene(folder: Path, vae: Path, form: StoreFormat) -> Path:
         source = write_source(folder / f"source-{name}", range(count), **replaced)
         write_config(folder / f"{name}.yaml", config_values(folder / "before", source, vae, **small))
     assert precompute(["build", "--config", f"{folder}/short.yaml"]) == 0
+    (folder / "ids.txt").write_text("sample-001\nsample-003\n")
     damaged = shutil.copytree(folder / "before", folder / "damaged")
     shard = damaged / shard_format(read_spec(damaged)).shard_file(0)
     shard.write_bytes(bytes(reversed(shard.read_bytes())))

@@ -1,7 +1,7 @@
 """Write or replace a shard's files and its commit record, and seal a cache; every writer uses this module.
 
 If the store has no exclusive claims, another program may be building a shard that has no record, so its files are not
-replaced. A mark tells a rerun of a dead build that the record was withdrawn, so that the files may be replaced.
+replaced. A mark tells a rerun of a dead build that the record was retracted, so that the files may be replaced.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target, unused_a
 from cache_store.storage.store import Draft, Store
 
 
-def withdraw(store: Store, shard: int) -> bool:
+def retract(store: Store, shard: int) -> bool:
     """Delete a shard's record before its files are replaced; return whether a mark was written."""
     leaves_mark = not store.has_exclusive_claims and store.has(commit_file(shard))
     if leaves_mark:
@@ -40,7 +40,7 @@ def clear_mark(store: Store, shard: int) -> None:
     store.delete(mark_of(shard))
 
 
-def withdrawn_shards(names: Iterable[str]) -> frozenset[int]:
+def retracted_shards(names: Iterable[str]) -> frozenset[int]:
     """Return the shards that have a mark among the `names` in the folder of commit records."""
     records = (record for name in names if (record := scratch_target(name)))
     stems = (record.removesuffix(".json") for record in records)
@@ -57,11 +57,12 @@ class ShardFiles:
     """A context manager: write the shard file, finish it with its samples table, check its files, commit.
 
     Existing files stay unchanged until `commit`; without `commit`, nothing is left. If the shard is `shared`, other
-    programs may write it too: the first to publish a file wins, and no program replaces or deletes one.
+    programs may write it too: the first to publish a file wins, and no program replaces or deletes one. If it is
+    `rewritten` from its own files, its old record stays until the new one replaces it.
     """
 
-    def __init__(self, store: Store, spec: Spec, shard: int, *, shared: bool = False) -> None:
-        self._store, self._shard, self._shared = store, shard, shared
+    def __init__(self, store: Store, spec: Spec, shard: int, *, shared: bool = False, rewritten: bool = False) -> None:
+        self._store, self._shard, self._shared, self._rewritten = store, shard, shared, rewritten
         self._names = files_of_shard(spec, shard)
         self._open = ExitStack()
 
@@ -115,14 +116,17 @@ class ShardFiles:
         Raises StaleError if the other program's content differs.
         """
         name, marked = commit_file(self._shard), False
+        if self._rewritten:
+            self._publish()
+            self._store.put_whole(name, canonical_json(record))
+            return record
         if self._shared:
             if other := read_commit(self._store, self._shard):
                 return self._equal(other, record)
             self._publish_beside_others(record)
         else:
-            marked = withdraw(self._store, self._shard)
-            for draft in self._drafts:
-                draft.publish()
+            marked = retract(self._store, self._shard)
+            self._publish()
         if self._store.put_if_absent(name, canonical_json(record)):
             if marked:
                 clear_mark(self._store, self._shard)
@@ -132,6 +136,11 @@ class ShardFiles:
                 f"{self._store.where(name)} was written and deleted by another program; run one build only"
             )
         return self._equal(other, record)
+
+    def _publish(self) -> None:
+        """Publish the shard file first, then the others."""
+        for draft in self._drafts:
+            draft.publish()
 
     def _publish_beside_others(self, record: CommitRecord) -> None:
         """Publish each file unless an equal one is already there; CacheError or StaleError if a different one is."""

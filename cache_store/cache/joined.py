@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cache_store.cache.reader import Cache, captions_of, open_cache, valid_numbers
 from cache_store.cache.where import numbers_where
 from cache_store.errors import ConfigError
-from cache_store.format.tables import PLAN_COLUMNS
+from cache_store.format.tables import PLAN_COLUMNS, WITHDRAWN
 from cache_store.messages import differences_between, refuse
 from cache_store.storage.store import Address
 
@@ -37,12 +37,19 @@ def open_joined(caches: Mapping[str, Cache | Address]) -> "JoinedCache":
 
 def refuse_other_plan(first: Cache, other: Cache) -> None:
     """Raise StaleError if the two caches have different plans."""
-    plans = ({"rows": each.spec.rows, "plan digest": each.spec.plan_digest} for each in (first, other))
+    withdrawn = [each.seal.reasons.get(WITHDRAWN, 0) for each in (first, other)]
+    plans = (
+        {"rows": each.spec.rows, "plan digest": each.spec.plan_digest, "withdrawn samples": count}
+        for each, count in zip((first, other), withdrawn, strict=True)
+    )
     if differences := differences_between(*plans):
         summary = f"{first.store} and {other.store} have different plans, so their rows are not the same samples"
         program, option = ("texts", "source") if other.spec.array.text else ("build --source.kind cache", "source.path")
         command = f"precompute {program} --{option} {shlex.quote(str(first.store))} …"
         remedies = [f"to plan a cache like the first: {command}", "if the first was extended, add --extend to that"]
+        if len({*withdrawn}) > 1:
+            both = shlex.join([str(first.store), str(other.store)])
+            remedies = [f"to withdraw the same samples from both: cache-store withdraw {both} --ids FILE", *remedies]
         refuse(summary, differences, remedies, held="in the first", now="in the second")
 
 

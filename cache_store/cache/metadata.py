@@ -195,10 +195,14 @@ def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT
     return parse_signed(record_class, store.read(name, record_class.max_bytes), store.where(name))
 
 
-def write_build(cache: Address, config: dict[str, Any], listed: Listed | None = None) -> None:
+def write_build(
+    cache: Address, config: dict[str, Any], listed: Listed | None = None, withdrawing: Iterable[str] = ()
+) -> None:
     """Write what the cache was built from, so that later programs find sources and encoder without being told."""
-    record = sign(BuildRecord(format_version=FORMAT_VERSION, config=config, listed=listed, sha256=""))
-    open_store(cache).put_whole(BUILD_FILE, canonical_json(record))
+    record = BuildRecord(
+        format_version=FORMAT_VERSION, config=config, listed=listed, withdrawing=tuple(withdrawing), sha256=""
+    )
+    open_store(cache).put_whole(BUILD_FILE, canonical_json(sign(record)))
 
 
 def metadata_of(spec: Spec) -> list[tuple[str, bytes]]:

@@ -28,7 +28,7 @@ from cache_store.format.normalization import refuse_moments
 from cache_store.format.plan import caption_of
 from cache_store.format.quantized import dequantize
 from cache_store.format.schema import Seal, Spec
-from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, samples_schema
+from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, WITHDRAWN, samples_schema
 from cache_store.messages import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, Store, is_url, local_path, map_calls, open_store, with_kept_blocks
@@ -82,7 +82,9 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
     if len(seal.commits) != spec.num_shards:
         return "the seal does not list as many shards as the spec has"
     summary, array = seal.array, spec.array
-    if (len(summary.mean), summary.preview is not None) != (array.num_features, array.has_preview):
+    needs_preview = array.has_preview and WITHDRAWN not in seal.reasons  # every shard may have lost a sample
+    fits_preview = array.has_preview if summary.preview is not None else not needs_preview
+    if len(summary.mean) != array.num_features or not fits_preview:
         return "the seal's statistics do not fit the spec's array"
     return None
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from cache_store.cache.commit import withdrawn_shards
+from cache_store.cache.commit import retracted_shards
 from cache_store.cache.metadata import has_cache, open_recorded_plan, parse_checked_spec, read_checked_seal, read_record
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
@@ -65,8 +65,8 @@ class Survey:
     plan: Reading[PlanOnDisk] = field(default_factory=Reading)
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Shards that have a commit record, damaged ones included."""
-    withdrawn: frozenset[int] = frozenset()
-    """Shards whose record was withdrawn to replace their files; only a store without exclusive claims marks them."""
+    retracted: frozenset[int] = frozenset()
+    """Shards whose record was retracted to replace their files; only a store without exclusive claims marks them."""
     metadata: Mapping[str, bytes | None] = field(default_factory=dict)
     """Bytes of the files that the spec determines; None for one that cannot be read."""
 
@@ -134,7 +134,7 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
         seal=seal,
         build=build or survey_build(store),
         shards=without_foreign_records(dict(read_shards(there, names)), seal.value),
-        withdrawn=withdrawn_shards(names),
+        retracted=retracted_shards(names),
         metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
     if isinstance(spec.problem, OlderFormatError) and not found.records and found.seal.value is None:

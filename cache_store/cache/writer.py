@@ -5,6 +5,7 @@ replaced only when the new ones are whole on disk and have one of the allowed di
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -24,7 +25,7 @@ from cache_store.format.quantized import Scale
 from cache_store.format.record import FORMAT_VERSION, sign
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
 from cache_store.format.sums import Rounded, RunningSums
-from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
+from cache_store.format.tables import CACHED, REJECTED, WITHDRAWN, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.log import utc_time
 from cache_store.storage.store import Store
 
@@ -49,6 +50,12 @@ class Outcome(NamedTuple):
     """The scale of a quantized sample, by channel."""
 
 
+NOT_FINITE = re.compile(r"latent not finite: (\d+) values")
+"""The reason of a sample that has values that are not finite, with their number."""
+
+WITHDRAWN_SAMPLE = Outcome(content_sha256=None, reason=WITHDRAWN)
+
+
 class MismatchedShardError(CacheError):
     """A rebuilt shard differs from the recorded one, which stays."""
 
@@ -62,7 +69,7 @@ class ShardBuilder:
     """A context manager: append every row of the shard in order, then commit; without commit, existing files stay.
 
     `planned` is the shard's row group of the plan. If `allowed_digests` are given, the content must have one of them.
-    Other programs may be building a `shared` shard too.
+    Other programs may be building a `shared` shard too; a `rewritten` one keeps its old record until the new one.
     """
 
     def __init__(
@@ -74,10 +81,11 @@ class ShardBuilder:
         allowed_digests: Collection[str] = (),
         *,
         shared: bool = False,
+        rewritten: bool = False,
     ) -> None:
         self._spec, self._array, self._shard, self._planned = spec, spec.array_of(shard), shard, planned
         self._allowed_digests = allowed_digests
-        self._files = ShardFiles(store, spec, shard, shared=shared)
+        self._files = ShardFiles(store, spec, shard, shared=shared, rewritten=rewritten)
         self._outcomes: list[Outcome] = []
         self._places: list[np.ndarray] = []
         self._sums = RunningSums(self._array, self._array.dtype)
@@ -115,6 +123,19 @@ class ShardBuilder:
         rows = encoded_rows(self._array, rounded, outcomes)
         with self._files.writing():
             self._places.append(self._writer.append(rows))
+        self._outcomes.extend(outcomes)
+
+    def append_encoded(self, payloads: Sequence[memoryview], values: np.ndarray, outcomes: Sequence[Outcome]) -> None:
+        """Add the next rows; the samples of those without a reason are encoded already, and have these values.
+
+        `values` are as they are read: [N, *shape].
+        """
+        if payloads:
+            self._sums.add(values)
+        kept = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
+        checksums = np.array([*map(crc32c, payloads)], np.uint32)
+        with self._files.writing():
+            self._places.append(self._writer.append(rows_of(self._array, payloads, kept, checksums, outcomes)))
         self._outcomes.extend(outcomes)
 
     def add_null_text(self, sample: np.ndarray) -> None:
@@ -167,6 +188,8 @@ class ShardBuilder:
         samples = samples_table(self._array, self._planned, self._outcomes, np.concatenate(self._places))
         content = self._content(self._files.finish(samples, self._null_text), samples)
         content = msgspec.structs.replace(content, **(inherited or {}))
+        if WITHDRAWN in content.reasons:  # sums cannot be taken apart, and a build must give the same record again
+            content = msgspec.structs.replace(content, preview=None)
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
@@ -216,9 +239,26 @@ def encoded_rows(array: ArraySpec, rounded: Rounded, outcomes: Sequence[Outcome]
         values = payloads.view(f"<u{array.numpy_dtype.itemsize}")
         encoded = [encode_sample(each, array.codec) for each in values]
         checksums = np.array([*map(crc32c, encoded)], np.uint32)
+    return rows_of(array, encoded, kept, checksums, outcomes)
+
+
+def rows_of(
+    array: ArraySpec,
+    payloads: Sequence[bytes | memoryview],
+    kept: np.ndarray,
+    checksums: np.ndarray,
+    outcomes: Sequence[Outcome],
+) -> EncodedRows:
+    """Make rows of a shard, of which those `kept` have encoded samples with these checksums."""
     contents = [outcome.content_sha256 for outcome in outcomes]
     tokens = [] if array.text is None else [outcome.tokens for outcome in outcomes]
-    return EncodedRows(kept=kept, payloads=encoded, checksums=checksums, contents=contents, tokens=tokens)
+    return EncodedRows(kept=kept, payloads=payloads, checksums=checksums, contents=contents, tokens=tokens)
+
+
+def non_finite_values(outcome: Outcome) -> int:
+    """Return for how many values that are not finite a sample was rejected."""
+    found = NOT_FINITE.fullmatch(outcome.reason or "")
+    return int(found[1]) if found else 0
 
 
 def samples_table(array: ArraySpec, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:

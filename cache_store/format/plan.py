@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -21,6 +22,9 @@ from cache_store.format.tables import EXTRA_TYPES, PLAN_COLUMNS, PLAN_SCHEMA, Ta
 
 CUT = "encode_once.cut"
 """Name of the plan file's metadata that states how the plan of a cache of several sizes is cut."""
+
+KEPT_OF_WITHDRAWN = ("row", "id", "uri")
+"""Columns that a withdrawn sample keeps: they say what must not come back."""
 
 NOT_ANSWERS = frozenset({"human", "user", "system"})
 """Senders of a conversation's turns that are not answers."""
@@ -109,6 +113,22 @@ def digested_values(column: pa.Array) -> list[object]:
 def extra_columns(schema: pa.Schema) -> list[str]:
     """Return the names of a plan's extra columns."""
     return [name for name in schema.names if name not in PLAN_SCHEMA.names]
+
+
+def is_withdrawn(rows: pa.Table) -> NDArray[np.bool_]:
+    """Return which rows of a plan are of withdrawn samples; the table must have their conversations."""
+    mask: NDArray[np.bool_] = rows["conversations"].is_null().to_numpy()
+    return mask
+
+
+def without_samples(rows: pa.Table, withdrawn: NDArray[np.bool_]) -> pa.Table:
+    """Withdraw rows of a plan: nothing but row, id and uri is left of them."""
+    mask = pa.array(withdrawn)
+    for place, name in enumerate(rows.column_names):
+        if name not in KEPT_OF_WITHDRAWN:
+            field = rows.schema.field(place)
+            rows = rows.set_column(place, field, pc.if_else(mask, pa.scalar(None, field.type), rows[name]))
+    return rows
 
 
 def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table], cut: PlanCut | None = None) -> None:
@@ -205,8 +225,7 @@ class PlanFile:
 
     def recorded_rows(self, content: CommitContent) -> pa.Table:
         """Read the rows that a shard was made for; CacheError if the plan has other samples there."""
-        columns = [*self.digested, "place"]
-        rows = self.shard(content.shard, columns) if content.shard < self.num_shards else None
+        rows = self.shard(content.shard) if content.shard < self.num_shards else None
         if rows is None or plan_digest(rows) != content.plan_digest:
             raise CacheError(f"{self._file.where} and the record of shard {content.shard} disagree on the shard's rows")
         return rows

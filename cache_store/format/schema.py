@@ -293,11 +293,13 @@ class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The configuration that the cache was built with: sources, encoder and recipe. It enters no digest."""
 
     max_bytes: ClassVar[int] = 128 * 2**20
-    """The digests of `MAX_SHARDS` take 67 MB."""
+    """The digests of `MAX_SHARDS` take 67 MB; so millions of ids fit, too."""
 
     format_version: int
     config: dict[str, Any]
     listed: Listed | None = None
+    withdrawing: tuple[str, ...] = ()
+    """Ids of samples that are being withdrawn; the record omits them once no other file has these samples."""
     sha256: str
     """SHA-256 over the record's canonical form without this field."""
 

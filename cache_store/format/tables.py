@@ -114,6 +114,12 @@ MAX_EXTRA, MAX_EXTRA_NAME = 32, 64
 
 CACHED, REJECTED = "cached", "rejected"
 
+WITHDRAWN = "withdrawn"
+"""Reason of a sample that was taken out of the cache on request: only its row, id and uri are left, in plan and table.
+
+In the plan, its conversations are null, which no source gives; so the plan's digest covers the withdrawal.
+"""
+
 
 def samples_schema(array: ArraySpec) -> pa.Schema:
     """Return the columns of a samples table, for images, placed by a rule of buckets or not, or texts."""

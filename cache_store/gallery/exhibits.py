@@ -18,7 +18,7 @@ from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.plan import answers_of, text_of
-from cache_store.format.tables import REJECTED, TOKENS
+from cache_store.format.tables import REJECTED, TOKENS, WITHDRAWN
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
 from cache_store.program.progress_bar import ProgressBar
 
@@ -190,8 +190,10 @@ class Showcase:
         summary = self.cache.seal.array
         exhibit, source_YX3 = self._exhibit(sample, array)
         pictures: dict[str, Any] = {}
+        if array.has_preview:
+            pictures = {"strip": channel_strip(values, summary)}
         if summary.preview is not None:
-            pictures = {"preview": preview(values, summary.preview), "strip": channel_strip(values, summary)}
+            pictures["preview"] = preview(values, summary.preview)
         if decoded_YX3 is not None:
             pictures["decoded"] = thumbnail(decoded_YX3)
             if source_YX3 is not None and exhibit.source_problem is None:
@@ -223,6 +225,8 @@ class Showcase:
 
     def _source(self, sample: dict[str, Any], array: ArraySpec) -> tuple[np.ndarray | None, str | None]:
         """Read the source image and say what is wrong with it; an unreadable image does not stop the gallery."""
+        if sample["reason"] == WITHDRAWN:
+            return None, WITHDRAWN  # not shown, even if the source still has it
         if self.read_image is None:
             return None, self.source_problem
         try:

@@ -213,8 +213,10 @@ class PageContent:
     def no_pictures(self) -> str | None:
         """Why samples have no preview and what the page shows instead; None if they have one."""
         array = self.cache.spec.array
-        if array.has_preview:
+        if self.cache.seal.array.preview is not None:
             return None
+        if array.has_preview:
+            return "every shard has withdrawn samples, so no map to colours is left; channels are shown as maps"
         if array.text is not None:
             return "samples are texts, not images; the page shows texts, distributions and rejected rows"
         return (

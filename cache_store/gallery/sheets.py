@@ -96,9 +96,8 @@ def replace_missing_glyphs(text: str) -> str:
 
 def compose(exhibit: Exhibit, height: int, width: int) -> np.ndarray:
     """Compose source, preview, decoded and error side by side, with the strip below at the same width."""
-    pictures = [exhibit.source]
-    if exhibit.preview is not None:
-        pictures += [exhibit.preview, *(each for each in (exhibit.decoded, exhibit.error) if each is not None)]
+    drawn = (exhibit.preview, exhibit.decoded, exhibit.error)
+    pictures = [exhibit.source, *(each for each in drawn if each is not None)]
     top = concatenate([resize(picture, height, width) for picture in pictures], axis=1)
     if exhibit.strip is None:
         return top

@@ -54,7 +54,9 @@ def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
         if reading.problem or (name == BUILD_FILE and reading.is_absent):
             yield unreadable_finding(reading.problem or FileNotFoundError(), survey.store, name)
         elif reading.is_absent:
-            yield Finding(file=name, problem="is missing: the cache is not sealed", kind="unsealed")
+            is_stopped = survey.build.value is not None and survey.build.value.withdrawing
+            why = "a withdrawal has not finished" if is_stopped else "the cache is not sealed"
+            yield Finding(file=name, problem=f"is missing: {why}", kind="unsealed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,15 @@ from cache_store.cache.survey import ShardOnDisk
 from cache_store.errors import CacheError
 from cache_store.format.array import ArraySpec
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
+from cache_store.format.layout import PLAN_FILE, Location, ShardSamples, commit_file, samples_file
+from cache_store.format.plan import KEPT_OF_WITHDRAWN, is_withdrawn
 from cache_store.format.schema import CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
 from cache_store.format.sums import equal_but_for_rounding
 from cache_store.format.tables import (
     CACHED,
     REJECTED,
     SCALE_COLUMNS,
+    WITHDRAWN,
     cut_texts,
     reason_kind,
     rows_digest,
@@ -60,7 +62,7 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
         "array": (content.array, spec.array_name(shard)),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
-        "statistics": (statistics_shape(content), expected_shape(spec.array_of(shard), content.cached)),
+        "statistics": (statistics_shape(content), expected_shape(spec.array_of(shard), content)),
     }
     for field, found_text, expected_text in recipe_differences(content.recipe, spec.recipe):
         problem = f"recipe: {field}: expected {expected_text}, found {found_text}"
@@ -90,13 +92,14 @@ def statistics_shape(content: CommitContent) -> list[int]:
     return lengths
 
 
-def expected_shape(array: ArraySpec, cached: int) -> list[int]:
-    if not cached:
+def expected_shape(array: ArraySpec, content: CommitContent) -> list[int]:
+    """List the same of a record whose counts are right; a shard with withdrawn rows has no preview."""
+    if not (cached := content.cached):
         return []
     features = array.num_features
     lengths = [cached * math.prod(array.shape) // features, *[features] * 4]
-    inputs = features + 1
-    return [*lengths, *[inputs] * inputs, *[3] * inputs] if array.has_preview else lengths
+    inputs, has_preview = features + 1, array.has_preview and WITHDRAWN not in content.reasons
+    return [*lengths, *[inputs] * inputs, *[3] * inputs] if has_preview else lengths
 
 
 def table_problem(samples: ShardSamples) -> str | None:
@@ -138,6 +141,26 @@ def status_findings(samples: ShardSamples) -> Iterator[Finding]:
     for slot in np.flatnonzero(~agree).tolist():
         problem = f"is {table['status'][slot].as_py()}, but its reason or its place in the shard file says otherwise"
         yield Finding(shard=shard, row=table["row"][slot].as_py(), file=name, problem=problem)
+
+
+def withdrawn_findings(samples: ShardSamples) -> Iterator[Finding]:
+    """Yield rows that only the plan or only the samples table calls withdrawn, and those of which too much is left."""
+    if samples.planned is None:
+        return
+    shard, table, planned = samples.shard, samples.table, samples.planned
+    rejected = pc.equal(table["reason"], WITHDRAWN).fill_null(False).to_numpy()
+    gone = is_withdrawn(planned)
+    for slot in np.flatnonzero(rejected != gone).tolist():
+        problem = f"{'is' if rejected[slot] else 'is not'} withdrawn, the plan says otherwise"
+        yield Finding(shard=shard, row=samples.rows[slot], file=samples_file(shard), problem=problem)
+    for file, held, kept in (
+        (samples_file(shard), table, ("row", "id", "status", "reason")),
+        (PLAN_FILE, planned, KEPT_OF_WITHDRAWN),
+    ):
+        for name in (each for each in held.column_names if each not in kept):
+            for slot in np.flatnonzero(gone & held[name].is_valid().to_numpy()).tolist():
+                problem = f"is withdrawn, but its {name} is still there"
+                yield Finding(shard=shard, row=samples.rows[slot], file=file, problem=problem)
 
 
 def mismatched_rows(samples: ShardSamples) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ from cache_store.verify.record import (
     status_findings,
     table_findings,
     table_problem,
+    withdrawn_findings,
 )
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
@@ -204,6 +205,7 @@ class ShardVerifier:
             return
         yield from table_findings(samples, content)
         yield from mismatched_rows(samples)
+        yield from withdrawn_findings(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
         sums = RunningSums(samples.array, samples.array.dtype) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
@@ -223,6 +225,7 @@ class ShardVerifier:
         yield from found
         if samples is not None and not found:
             yield from status_findings(samples)
+            yield from withdrawn_findings(samples)
             yield from self._data_findings(task, samples)
         elif data not in {finding.file for finding in absent}:
             problem = f"and {table} are unusable: {data} was not checked"
@@ -257,7 +260,7 @@ class ShardVerifier:
                 return None
             if content is not None:
                 return self._plan.recorded_rows(content)
-            rows = self._plan.shard(shard, self._plan.digested)
+            rows = self._plan.shard(shard)
         except CacheError:
             return None  # other checks report that plan and record differ
         return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None

@@ -17,10 +17,10 @@ import pyarrow as pa
 from PIL.Image import Image
 
 from cache_store.cache.metadata import open_plan
-from cache_store.cache.writer import Outcome
+from cache_store.cache.writer import WITHDRAWN_SAMPLE, Outcome
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
-from cache_store.format.plan import text_of
+from cache_store.format.plan import is_withdrawn, text_of
 from cache_store.format.schema import Spec
 from cache_store.format.tables import PLACEMENT, reason_kind
 from cache_store.storage.prefetch import begun_ahead
@@ -122,8 +122,8 @@ def make_room(array: ArraySpec) -> Room:
     return np.empty(shape, dtype)
 
 
-Planned = tuple[int, str, Place | None]
-"""An image's number in its batch, its uri, and where planning found it."""
+Planned = tuple[int, str | None, Place | None]
+"""An image's number in its batch, its uri, None if it is withdrawn, and where planning found it."""
 
 
 class Batch:
@@ -151,8 +151,10 @@ class Batch:
 
     def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
         """Start decoding."""
-        prefetch_of(source)(uris := self.samples["uri"].to_pylist())
-        images = list(zip(count(), uris, map(planned_place, self.samples["place"].to_pylist())))
+        uris, places = (self.samples[name].to_pylist() for name in ("uri", "place"))
+        wanted = [None if is_gone else uri for uri, is_gone in zip(uris, is_withdrawn(self.samples), strict=True)]
+        prefetch_of(source)(uri for uri in wanted if uri is not None)
+        images = list(zip(count(), wanted, map(planned_place, places)))
         size = pool.piece_images(len(images))
         for start in range(0, len(images), size):
             self._pieces.append(pool.submit(self._decode_piece, source, images[start : start + size], busy))
@@ -160,7 +162,10 @@ class Batch:
 
     def _decode_piece(self, source: Images, images: Iterable[Planned], busy: BusyTimes | None) -> list[Outcome]:
         reading, started = TimedReading(source), time.monotonic()
-        outcomes = [self._decode_one(number, partial(reading.read, uri, place)) for number, uri, place in images]
+        outcomes = [
+            self._withdrawn(number) if uri is None else self._decode_one(number, partial(reading.read, uri, place))
+            for number, uri, place in images
+        ]
         if busy:
             busy.add("source", reading.seconds)
             busy.add("decoding", time.monotonic() - started - reading.seconds)
@@ -180,10 +185,17 @@ class Batch:
             self.put(number, fit_image(image, self.recipe))
         except Rejected as rejected:
             reason = rejected.reason
-            self.pixels_NYX3[number] = MID_GREY
-            if self.rgb_Nhw3 is not None:
-                self.rgb_Nhw3[number] = MID_GREY
+            self._put_grey(number)
         return Outcome(digest, width, height, reason, exif_is_readable, **placed)
+
+    def _withdrawn(self, number: int) -> Outcome:
+        self._put_grey(number)
+        return WITHDRAWN_SAMPLE
+
+    def _put_grey(self, number: int) -> None:
+        self.pixels_NYX3[number] = MID_GREY
+        if self.rgb_Nhw3 is not None:
+            self.rgb_Nhw3[number] = MID_GREY
 
     def put(self, number: int, fitted: Image) -> None:
         """Fill the pixels of an image of the batch, and its preview's."""
@@ -269,11 +281,13 @@ class TextBatch(Batch):
         assert self.array.text is not None
         samples = zip(*(self.samples[name].to_pylist() for name in ("id", "conversations")), strict=True)
         texts = [text_of(self.array.text, *sample) for sample in samples]
+        is_gone = is_withdrawn(self.samples).tolist()
         made = iter(self._encoder.tokens([text for text in texts if text is not None]))
         outcomes = []
         for place, text in enumerate(texts):
             if text is None:
-                outcomes.append(Outcome(content_sha256=None, reason=NO_TEXT.reason))
+                without = Outcome(content_sha256=None, reason=NO_TEXT.reason)
+                outcomes.append(WITHDRAWN_SAMPLE if is_gone[place] else without)
                 continue
             tokens = next(made)
             self.inputs[place, : len(tokens.ids)] = tokens.ids

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache_store.format.schema import CommitRecord
+from cache_store.format.tables import WITHDRAWN
 from cache_store.log import log_warning
 from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
@@ -151,9 +152,10 @@ class BuildProgress:
         return self._reasons.total() == self._planned
 
     def refuse_too_many_rejects(self) -> None:
-        rejected = self._reasons.total()
+        reasons = self._reasons - Counter({WITHDRAWN: self._reasons[WITHDRAWN]})
+        rejected = reasons.total()
         if rejected > self._allowed * self._planned:
-            why = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
+            why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
             raise TooManyRejectsError(
                 f"{rejected} of {self._planned} samples rejected ({why}), more than run.max_reject_fraction "
                 f"{self._allowed:g} allows"

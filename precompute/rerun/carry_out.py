@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from posixpath import commonpath, dirname
 
-from cache_store.cache.commit import make_seal, refuse_non_canonical, withdraw, write_seal
+from cache_store.cache.commit import make_seal, refuse_non_canonical, retract, write_seal
 from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
+from cache_store.cache.survey import Reading, survey_build
+from cache_store.copy.withdraw import finish_withdrawal
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import PLAN_FILE, SEAL_FILE
-from cache_store.format.schema import FileRecord, Listed, Seal, Spec
+from cache_store.format.schema import BuildRecord, FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info
 from cache_store.messages import counted, printable
 from cache_store.program.running import stop_on_signals
@@ -46,6 +48,16 @@ class Summary:
     """Rejected samples that were tried again."""
     recovered: int
     """Retried samples that are cached now."""
+
+
+def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
+    """Read the build record; finish first the withdrawal of samples that it states, if one was stopped."""
+    build = survey_build(store)
+    if build.value is None or not build.value.withdrawing:
+        return build
+    log_info(f"{store}: a withdrawal of {counted(len(build.value.withdrawing), 'sample')} was stopped; finishing it")
+    finish_withdrawal(store, build.value)
+    return survey_build(store)
 
 
 def sizes_note(spec: Spec) -> str:
@@ -77,7 +89,7 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     if work.is_extension or replaced:
         store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards
     for shard in replaced:
-        withdraw(store, shard)
+        retract(store, shard)
     listed = listing_record(work, plan_file)
     build = survey.build.value
     if build is None or (build.config, build.listed) != (config.recorded(), listed):

@@ -16,7 +16,7 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.array import ImageRecipe
 from cache_store.format.layout import samples_file
 from cache_store.format.schema import CommitRecord, Spec
-from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
+from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
 from cache_store.messages import ABSENT, Difference, align_rows, counted, printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Store
@@ -91,7 +91,8 @@ def suspects_of(survey: Survey, work: Work, shard: int, before: Rows | None) -> 
     """Return the encoded samples whose fingerprints changed since `before`; None if no trusted table has them."""
     now = work.source_rows(shard, ["fingerprint"])["fingerprint"]
     trusted = None if before is None else before.shard(shard, ["fingerprint"])["fingerprint"]
-    places = changed_places(now, trusted)
+    is_there = now.is_valid().to_numpy()  # not of a withdrawn sample
+    places = [place for place in changed_places(now, trusted) if is_there[place]]
     samples = encoded_samples(survey, work, shard) if places else []
     return None if samples is None else [samples[place] for place in places]
 
@@ -179,21 +180,27 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
     Returns the work with the shards to build in which at least one can be decoded now.
     """
     tried, again = 0, dict[int, int]()
-    counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
+    contents = {shard: record.content for shard, record in work.kept.items()}
+    counts = {
+        shard: each.rejected - each.reasons.get(WITHDRAWN, 0)
+        for shard, each in contents.items()
+        if each.reasons.keys() - {WITHDRAWN}
+    }
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,
         ProgressBar("retry", sum(counts.values()), "image") as bar,
     ):
-        for shard, count in counts.items():
-            samples = recorded_samples(store, work.kept[shard], ["status"])
+        for shard in counts:
+            samples = recorded_samples(store, work.kept[shard], ["status", "reason"])
             if samples is None:
                 continue  # damaged; `cache-store verify` reports it
             planned = work.source_rows(shard, ["uri", "place"])
-            rejected = planned.filter(pc.equal(samples["status"], REJECTED)).to_pylist()
+            is_tried = pc.and_(pc.equal(samples["status"], REJECTED), pc.not_equal(samples["reason"], WITHDRAWN))
+            rejected = planned.filter(is_tried).to_pylist()
             outcomes = list(pool.map(partial(is_decodable, source, work.spec.array_of(shard).images), rejected))
             tried += len(outcomes)
             if any(outcomes):
-                again[shard] = count
+                again[shard] = contents[shard].rejected
             bar.update(len(outcomes))
     return work.with_recovered(tried, again)
 
@@ -238,7 +245,7 @@ def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:
         except CacheError:
             continue  # not built yet
         for name, reason in zip(samples["id"].to_pylist(), samples["reason"].to_pylist(), strict=True):
-            if reason is not None:
+            if reason not in (None, WITHDRAWN):
                 count, example = kinds.get(reason_kind(reason), (0, f"{name}: {reason}"))
                 kinds[reason_kind(reason)] = (count + 1, example)
     return kinds

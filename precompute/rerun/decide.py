@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cache_store.cache.metadata import spec_problems
 from cache_store.cache.survey import Survey, held_recipe
-from cache_store.errors import ConfigError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
@@ -170,6 +170,8 @@ def decide_planned(facts: Facts, request: BuildRequest) -> Work:
     """
     survey = facts.survey
     survey.raise_unreadable()
+    if survey.build.value and survey.build.value.withdrawing:
+        refuse_unfinished_plan(survey.store, CacheError("a withdrawal was stopped"), request)
     if facts.found is None:
         refuse_unfinished_plan(survey.store, survey.spec.problem or survey.plan.problem, request)
     work = decide(facts, request)
@@ -275,7 +277,7 @@ def divide_shards(
         if shard in survey.shards or shard in allowed:
             tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
         else:
-            tasks[shard] = Task("replace" if shard in survey.withdrawn else "build")
+            tasks[shard] = Task("replace" if shard in survey.retracted else "build")
     return kept, tasks, [f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems)]
 
 

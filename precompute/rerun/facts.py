@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cache_store.cache.survey import PlanOnDisk, Survey, survey, survey_build, survey_without_reading_plan
+from cache_store.cache.survey import PlanOnDisk, Reading, Survey, survey, survey_without_reading_plan
 from cache_store.errors import ConfigError
 from cache_store.format.array import ArraySpec, SampleLayout
 from cache_store.format.plan import PlanDigests
@@ -130,20 +130,19 @@ def make_arranger(config: BuildConfig, source: Source, encoder: "Encoder", store
     )
 
 
-def read_facts(inputs: BuildInputs) -> Facts:
-    """Read the cache, and list the source unless the cache's plan still is its list.
+def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
+    """Read the cache, and list the source unless the cache's plan still is its list; `build` was read before.
 
     Listing takes as long as planning, while that check only looks at each source file and each cache record.
     """
     config, store, version = inputs.config, inputs.store, inputs.source.version()
-    build = survey_build(store)
     is_unchanged = not inputs.request.has_extra_work and is_source_unchanged(build.value, config, version)
-    source_list = None if is_unchanged else list_source(inputs.source, config)
     surveyed = survey(store, known_plans(build.value), build)
     if is_unchanged and (rows := unchanged_rows(surveyed)):
         facts = compare_lists(surveyed, inputs.recipe, rows)
     else:
-        listed = source_list or list_source(inputs.source, config)
+        held = surveyed.plan.value
+        listed = list_source(inputs.source, config, held.plan if held else None)
         has_buckets, grows = config.image.has_buckets, inputs.request.new_samples == "append"
         arranger = make_arranger(config, inputs.source, inputs.encoder, store) if has_buckets else None
         facts = compare_lists(surveyed, inputs.recipe, listed.rows, arranger, grows=grows)

@@ -63,7 +63,7 @@ class ImageSizes:
         return found
 
     def _of_image(self, row: dict[str, Any]) -> Size:
-        if row["fingerprint"] == MISSING:
+        if row["fingerprint"] in (MISSING, None):  # None of a withdrawn sample
             return UNKNOWN
         try:
             if size := size_from_head(self._read_head(row["uri"], planned_place(row["place"]))):

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cache_store.format.plan import PlanFile
+from cache_store.format.plan import PlanFile, extra_columns, is_withdrawn
+from cache_store.format.tables import PLAN_SCHEMA
 from precompute.rerun.rows import NO_IDS, Hashes, Rows, SomeIds, hashes_of, number_rows, rows_in_scratch, slices_of
 
 Places = NDArray[np.int64]
@@ -37,23 +39,56 @@ NO_DIFFERENCE = PlanDifference()
 
 
 def compare_plans(planned: Rows, found: Rows) -> PlanDifference:
-    """Compare two plans by hashes of ids and of the other columns, in 24 bytes of memory per sample."""
+    """Compare two plans by hashes of ids and of the other columns, in 24 bytes of memory per sample.
+
+    A sample that another cache, as the source, has withdrawn counts as removed.
+    """
     before, now = planned.id_hashes(), found.id_hashes()
     places, is_there = places_of(now, before)
     differs = content_hashes(planned) != content_hashes(found)[places]
     is_new = np.ones(len(now), bool)
     is_new[places[is_there]] = False
+    is_gone = ~is_there | (differs & withdrawn_rows(found)[places])
     return PlanDifference(
         added=found.ids_where(is_new),
-        removed=planned.ids_where(~is_there),
-        changed=planned.ids_where(is_there & differs),
+        removed=planned.ids_where(is_gone),
+        changed=planned.ids_where(differs & ~is_gone),
     )
+
+
+def withdrawn_rows(rows: Rows) -> NDArray[np.bool_]:
+    """Return which rows are of withdrawn samples: [rows]."""
+    return np.concatenate([np.empty(0, bool), *map(is_withdrawn, rows.shards(["conversations"]))])
 
 
 def content_hashes(rows: Rows) -> Hashes:
     """Hash every row's uri, conversations and extra columns."""
     tables = rows.shards([name for name in rows.plan.digested if name not in ("row", "id")])
     return np.concatenate([np.empty(0, np.int64), *(hashes_of(map(repr, table.to_pylist())) for table in tables)])
+
+
+def with_withdrawn(found: Rows, plan: PlanFile) -> Rows:
+    """Replace the withdrawn samples of a plan in a source's list, which may lack them, by their rows of the plan.
+
+    These come last. It reads the texts of the plan and, if a sample is withdrawn, the whole list.
+    """
+    texts = (plan.shard(shard, ["conversations"]) for shard in range(plan.num_shards))
+    tables = [plan.shard(shard) for shard, each in enumerate(texts) if is_withdrawn(each).any()]
+    if not tables:
+        return found
+    withdrawn = pa.concat_tables([table.filter(pa.array(is_withdrawn(table))) for table in tables])
+    ids = withdrawn["id"].combine_chunks()
+
+    def shards() -> Iterator[pa.Table]:
+        for table in found.shards():
+            left = table.filter(pc.invert(pc.is_in(table["id"], ids)))
+            if left.num_rows:
+                yield left
+        schema = left.schema
+        extra = {name: pa.nulls(len(ids), schema.field(name).type) for name in extra_columns(schema)}
+        yield pa.table({**{name: withdrawn[name] for name in PLAN_SCHEMA.names}, **extra}, schema=schema)
+
+    return rows_in_scratch(number_rows(shards()))
 
 
 def reorder_by_ids(found: Rows, ids: Hashes, samples_per_shard: int, rows_held: int = ROWS_HELD) -> Rows:

@@ -78,6 +78,9 @@ def refuse_other_list(
     if has_grown:
         summary = "from fewer samples than the source has now"
         remedies = [f"to add them and keep everything encoded so far: {request.with_options('--extend')}"]
+    if difference.removed.total:
+        withdraw = f"cache-store withdraw {shlex.quote(str(store))} --ids FILE"
+        remedies += [f"to take gone samples out of this one: {withdraw}, then run the same command again"]
     differences = [
         Difference("samples", f"{rows:,}", f"{rows_now:,}"),
         *(Difference("new sample", "", name) for name in difference.added.first),

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
-from cache_store.format.plan import caption_of
+from cache_store.format.plan import PlanFile, caption_of
 from cache_store.messages import counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
 from precompute.rerun.extra import ExtraColumns
-from precompute.rerun.match_rows import reorder
+from precompute.rerun.match_rows import reorder, with_withdrawn
 from precompute.rerun.rows import (
     LISTED,
     Hashes,
@@ -60,10 +60,15 @@ class SourceList:
     """Note on the source's other files and missing captions; may be empty."""
 
 
-def list_source(source: Source, config: BuildConfig) -> SourceList:
-    """List the source as a plan for this config; raise SourceError if too many images, or texts, are missing."""
+def list_source(source: Source, config: BuildConfig, planned: PlanFile | None = None) -> SourceList:
+    """List the source as a plan for this config; samples that were withdrawn from `planned` stay withdrawn.
+
+    Raises SourceError if too many images, or texts, are missing.
+    """
     samples = source.samples()
     rows = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
+    if planned is not None:
+        rows = with_withdrawn(rows, planned)
     refuse_missing = refuse_missing_texts if config.source.text else refuse_missing_images
     num_missing = refuse_missing(rows, config.source, config.run.max_reject_fraction)
     return SourceList(rows=rows, num_missing=num_missing, note=samples.note)
@@ -160,7 +165,7 @@ def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> i
 
     A text stands in the plan, so another list is another plan.
     """
-    tables = found.shards(["id", "conversations"])
+    tables = (table.filter(table["conversations"].is_valid()) for table in found.shards(["id", "conversations"]))
     pairs = (zip(table["id"].to_pylist(), table["conversations"].to_pylist(), strict=True) for table in tables)
     without = [name for pair in pairs for name, turns in pair if caption_of(turns) is None]
     if len(without) > allowed * len(found):

@@ -22,7 +22,14 @@ from precompute.encode.pipeline import library_versions
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
-from precompute.rerun.carry_out import Summary, build_shards, make_way_for_ranks, seal_cache, write_metadata
+from precompute.rerun.carry_out import (
+    Summary,
+    build_shards,
+    make_way_for_ranks,
+    resume_withdrawal,
+    seal_cache,
+    write_metadata,
+)
 from precompute.rerun.compare_images import compare_images, judge_images, retry_rejected
 from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
 from precompute.rerun.facts import BuildInputs, Facts, read_facts, read_planned_facts
@@ -41,7 +48,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     refuse_unreachable_workers(config)
     inputs = open_build_inputs(config, request or BuildRequest())
     with inputs.store.claim():
-        facts = read_facts(inputs)
+        facts = read_facts(inputs, resume_withdrawal(inputs.store))
         work = write_metadata(inputs, facts, decide_all(inputs, facts))
         del facts  # the list's temporary file too: from here on, nothing grows with the data set
         return seal_cache(inputs.store, work, build_shards(inputs, work, work.to_build))
@@ -55,7 +62,7 @@ def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
     """
     inputs = open_build_inputs(config, request)
     with inputs.store.claim():
-        facts = read_facts(inputs)
+        facts = read_facts(inputs, resume_withdrawal(inputs.store))
         work = decide_all(inputs, facts)
         refuse_mending(inputs.store, work.shards_to("mend"), request)
         work = write_metadata(inputs, facts, work, for_ranks=True)

@@ -10,6 +10,9 @@ from cache_store.storage.store import Store
 from precompute.sources.image_store import Images, head_reader, prefetch_of
 from precompute.sources.listing import Samples
 
+WITHDRAWN: dict[str, object] = {"fingerprint": None, "place": None}
+"""The columns of a sample that was withdrawn from the other cache: its image is not looked for."""
+
 ROWS_AT_ONCE = 4_096
 """Rows held as Python objects at a time."""
 
@@ -39,7 +42,7 @@ class CacheSource:
             {
                 **{name: row[name] for name in ("id", "uri", "conversations")},
                 "extra": {name: row[name] for name in plan.extra},
-                **self.locate(row["uri"]).columns(),
+                **(WITHDRAWN if row["conversations"] is None else self.locate(row["uri"]).columns()),
             }
             for row in rows
         )

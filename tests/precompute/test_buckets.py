@@ -301,3 +301,18 @@ def test_buckets_that_cannot_be_are_refused_before_planning(project, image, mess
     assert re.search(message, " ".join(said.split())), said
     assert "image.buckets" not in project.build("--encoder.model", "missing", code=2, image={"buckets": BUCKETS})
     assert not project.cache.exists()
+
+
+def test_a_set_of_many_sizes_grows_without_its_withdrawn_images(project):
+    """One of them is still in the source, the other is gone."""
+    project.build()
+    (project.folder / "ids.txt").write_text("p03.png\np17.png\n")
+    project.run(cache_store, "withdraw", project.cache, "--ids", project.folder / "ids.txt")
+    (project.source / "pictures/p03.png").unlink()
+    project.build()
+    write_pictures(project.source / "pictures", 30, 31)
+    project.build("--extend")
+    cache = open_cache(project.cache)
+    assert cache.seal.reasons == {"cannot decode": 1, "withdrawn": 2}
+    assert {"p30.png", "p31.png"} <= {*cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist()}
+    assert not verify(project.cache, "deep").findings

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cache_store import open_cache, open_joined
-from cache_store.cache.metadata import read_commit
+from cache_store.cache.metadata import open_plan, read_commit
 from cache_store.cache.writer import ShardBuilder
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError
@@ -289,3 +289,21 @@ def test_a_source_without_captions_is_refused_before_anything_is_encoded(project
     said = project.build(code=1, **{**SETTINGS, "source": {"kind": "folder", "path": str(folder), "text": "caption"}})
     assert "a.png" in said
     assert "name.txt" in said
+
+
+def test_withdrawn_captions_leave_a_cache_of_texts_also_when_a_shard_is_encoded_again(texts):
+    """One has no caption, one is cut."""
+    (texts.folder / "ids.txt").write_text("sample-003\nsample-005\n")
+    texts.run(cache_store, "withdraw", texts.cache, "--ids", texts.folder / "ids.txt")
+    with texts.same_in_the_end():
+        texts.lose("samples/000000.parquet")
+        texts.repair("--shards", "0")
+        texts.build("--check-sources")
+    cache, content = open_cache(texts.cache), read_commit(texts.cache, 0).content
+    assert (cache.seal.reasons, content.reasons, content.cut_texts) == (
+        {"no text": 1, "withdrawn": 2},
+        {"withdrawn": 2},
+        0,
+    )
+    assert CAPTIONS[5].encode() not in b"".join(timeless_files(texts.cache).values())
+    assert CAPTIONS[5] not in str(open_plan(texts.cache).rows(0, SAMPLES).to_pylist())

@@ -252,11 +252,11 @@ def test_what_is_refused_names_what_differs(name):
     assert [each for each in named if each not in str(caught.value)] == []
 
 
-WITHDRAWN = shard_1(None, replace(NO_SEAL, withdrawn=frozenset([1])))
+RETRACTED = shard_1(None, replace(NO_SEAL, retracted=frozenset([1])))
 STATES: dict[str, tuple[Case, dict[int, str]]] = {
     "a new cache": (Case(Survey(store=NoStore())), {0: "build", 1: "build"}),
     "a shard not built yet": (Case(shard_1(None, NO_SEAL)), {1: "build"}),
-    "one that a dead build withdrew": (Case(WITHDRAWN), {1: "replace"}),
+    "one that a dead build retracted": (Case(RETRACTED), {1: "replace"}),
     "a lost record, sealed": (Case(shard_1(None)), {1: "mend"}),
     "a damaged record, no seal": (Case(shard_1(NO_RECORD, NO_SEAL)), {1: "mend"}),
     "a repair": (Case(request=BuildRequest(rebuild=[0])), {0: "mend"}),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.cache.metadata import read_build
+from cache_store.format.plan import PlanFile
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
 from precompute.cli import main
@@ -69,9 +70,9 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     seen = list[None]()
     list_source = module.list_source
 
-    def counted(source: Source, config: BuildConfig) -> SourceList:
+    def counted(source: Source, config: BuildConfig, planned: PlanFile | None) -> SourceList:
         seen.append(None)
-        return list_source(source, config)
+        return list_source(source, config, planned)
 
     monkeypatch.setattr(module, "list_source", counted)
     return seen

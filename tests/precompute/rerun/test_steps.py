@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cache_store.cache.metadata import read_seal
+from cache_store.cache.survey import survey_build
 from cache_store.format.formats import files_of_shard
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
@@ -160,7 +161,7 @@ def test_on_ray_files_without_a_record_make_way_and_others_stay(built):
     built.lose("seal.json", "commits/000000.json")
     config = replace(BuildConfig.of_cache(built.cache), run=RunConfig(engine="ray"))
     inputs = open_build_inputs(config, BuildRequest(rebuild=[1], new_samples="leave out"))
-    work = decide(read_facts(inputs), inputs.request)
+    work = decide(read_facts(inputs, survey_build(inputs.store)), inputs.request)
     job = encode_job(inputs, work, work.to_build, shared=False)
     assert (job.shards, job.never_replace) == ([0, 1], {0})
     there = {shard: [*map(job.store.has, files_of_shard(job.spec, shard))] for shard in range(3)}

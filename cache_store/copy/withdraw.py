@@ -1,0 +1,243 @@
+"""`cache-store withdraw`: take samples out of sealed caches on request, without an encoder.
+
+The build record states the ids first, then the seal is deleted: until the cache is sealed again, nobody reads it. The
+new plan comes next, the spec, the shards that had these samples, the seal; at last the build record forgets the ids.
+Every step can be done again, so the same command, or a build of the cache, finishes what was stopped.
+"""
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cache_store.cache.commit import make_seal, write_seal
+from cache_store.cache.metadata import (
+    file_record,
+    metadata_of,
+    open_plan,
+    read_build,
+    read_samples,
+    read_spec,
+    refuse_no_cache,
+    write_build,
+    write_plan,
+)
+from cache_store.cache.reader import open_cache
+from cache_store.cache.survey import survey_records
+from cache_store.copy.new_form import CacheAt
+from cache_store.copy.rewrite import rewrite_shard
+from cache_store.errors import CacheError, ConfigError
+from cache_store.format.layout import PLAN_FILE, SEAL_FILE
+from cache_store.format.plan import PlanFile, is_withdrawn, without_samples
+from cache_store.format.schema import BuildRecord, Seal
+from cache_store.format.tables import CACHED
+from cache_store.messages import BUILD_AGAIN, counted, printable
+from cache_store.program.progress_bar import ProgressBar
+from cache_store.storage.local import LocalStore
+from cache_store.storage.protocol import read_only_error
+from cache_store.storage.store import Store, local_path, open_store
+from cache_store.verify.record import file_finding
+from cache_store.verify.verify import clear_leftovers, verify
+
+SHOWN_IDS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithdrawConfig:
+    """Take samples out of sealed caches."""
+
+    ids: str = field(metadata={"option": "--ids FILE"})
+    """A text file with the ids of the samples, one a line, as the plan has them."""
+
+
+def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:
+    ids = read_ids(config.ids)
+    for done in withdraw([*dict.fromkeys(caches)], ids):
+        if done.seal is None:
+            held = "withdrawn already" if done.samples else "in this cache"
+            print(f"{done.store}: nothing was changed; {counted(done.samples, 'sample')} {held}")
+            continue
+        print(f"{done.store}: withdrawn {counted(done.samples, 'sample')}, rewritten {counted(done.shards, 'shard')}")
+        size = f"{counted(done.seal.cached, 'sample')}, {done.seal.array.bytes:,} bytes"
+        print(f"sealed {done.store}: {size}, cache identity {done.seal.identity}")
+        print(f"next: cache-store verify {shlex.quote(str(done.store))} --level full")
+    return 0
+
+
+def read_ids(file: str) -> list[str]:
+    """Read ids, one a line, each once; ConfigError if there are none or the file cannot be read."""
+    path = local_path("--ids", file)
+    try:
+        text = LocalStore(path.parent).read(path.name).decode("utf-8-sig")
+    except (OSError, CacheError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--ids {path}: {reason}; expected a text file with an id a line") from None
+    ids = [*dict.fromkeys(line.removesuffix("\r") for line in text.split("\n") if line.strip())]
+    if not ids:
+        raise ConfigError(f"--ids {path} holds no id; expected one a line")
+    return ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawn:
+    """What was done to a cache."""
+
+    store: Store
+    samples: int
+    """Samples of the cache among the ids."""
+    shards: int = 0
+    """Shards that were rewritten."""
+    seal: Seal | None = None
+    """The new seal; None if all samples were withdrawn before."""
+
+
+def withdraw(caches: Sequence[str | Path | Store], ids: Collection[str]) -> Iterator[Withdrawn]:
+    """Withdraw samples from each cache that has them, one cache after the other.
+
+    Before anything is written, raises ConfigError for an id that no cache has, CacheError for one that a cache has
+    twice, for a damaged cache and for one that would have no sample left, StaleError for an unfinished cache.
+    """
+    stores = [open_store(cache) for cache in caches]
+    with ExitStack() as claims:
+        for store in stores:
+            refuse_no_cache(store)  # a claim would make its folder
+            if store.is_read_only:
+                raise read_only_error(str(store))
+            claims.enter_context(store.claim())
+        withdrawals = [Withdrawal(store, ids) for store in stores]
+        refuse_unknown(stores, ids, [each.counts for each in withdrawals])
+        for each in withdrawals:
+            each.refuse_unfit()
+        for each in withdrawals:
+            yield each.carry_out()
+
+
+def refuse_unknown(stores: Sequence[Store], ids: Collection[str], counts: Sequence[Counter[str]]) -> None:
+    """Raise ConfigError for ids that no plan has, CacheError for ids that one has more than once."""
+    if unknown := [name for name in ids if not any(name in each for each in counts)]:
+        where = "no plan of these caches has" if len(stores) > 1 else f"the plan of {stores[0]} does not have"
+        raise ConfigError(f"{where} {counted(len(unknown), 'id')}: {abridged(unknown)}; nothing was changed")
+    for store, found in zip(stores, counts, strict=True):
+        if repeated := [name for name, count in found.items() if count > 1]:
+            raise CacheError(
+                f"the plan of {store} has {counted(len(repeated), 'id')} more than once: {abridged(repeated)}; nothing "
+                "was changed"
+            )
+
+
+def abridged(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - SHOWN_IDS:,} more" if len(ids) > SHOWN_IDS else ""
+    return ", ".join(map(printable, ids[:SHOWN_IDS])) + more
+
+
+class Withdrawal:
+    """The samples to withdraw from one cache, whose claim the caller holds."""
+
+    def __init__(self, store: Store, ids: Collection[str]) -> None:
+        """Find the ids in the plan; StaleError if the cache is unfinished, unless by a withdrawal."""
+        self._store = store
+        self._build = read_build(store)
+        self._seal = None if self._build.withdrawing else open_cache(store).seal
+        self._plan = open_plan(store)
+        self.counts = Counter[str]()
+        """How often the plan has each id that it has."""
+        self._left: dict[int, pa.Table] = {}
+        """Ids of each shard that has samples to withdraw, and which are `left` to do."""
+        wanted = pa.array(ids, pa.string())
+        for shard in range(self._plan.num_shards):
+            rows = self._plan.shard(shard, ["id"])
+            if pc.any(mask := pc.is_in(rows["id"], wanted)).as_py():
+                self.counts.update(rows["id"].filter(mask).to_pylist())
+                self._add(shard, rows["id"], mask)
+
+    def _add(self, shard: int, ids: pa.ChunkedArray, mask: pa.ChunkedArray) -> None:
+        is_gone = is_withdrawn(self._plan.shard(shard, ["conversations"]))
+        if pc.any(left := pc.and_not(mask, pa.array(is_gone))).as_py():
+            self._left[shard] = pa.table({"id": ids, "left": left})
+
+    def refuse_unfit(self) -> None:
+        """Raise CacheError if the cache is damaged, or would be left without samples; after a stop, do not check."""
+        if self._seal is None or not self._left:
+            return
+        store, report = self._store, verify(self._store, "quick")
+        replace(report, findings=tuple(each for each in report.findings if each.kind != "stray")).raise_if_damaged()
+        records, num_cached = survey_records(store).records, 0
+        for shard, rows in self._left.items():
+            for file in records[shard].content.files:
+                if finding := file_finding(store, file, shard):
+                    command = f"cache-store verify {shlex.quote(str(store))} --level full"
+                    raise CacheError(f"{store} is damaged: {finding}; nothing was changed; run `{command}`")
+            is_cached = pc.equal(read_samples(store, shard, ["status"])["status"], CACHED)
+            num_cached += pc.sum(pc.and_(is_cached, rows["left"])).as_py()
+        if num_cached == self._seal.cached:
+            raise CacheError(f"{store} would have no sample left; delete the cache instead. Nothing was changed")
+
+    def carry_out(self) -> Withdrawn:
+        """Withdraw the samples; finish first what an earlier withdrawal began."""
+        store, build, samples = self._store, self._build, self.counts.total()
+        if not self._left and not build.withdrawing:
+            return Withdrawn(store=store, samples=samples)
+        if self._left:
+            left = (name for rows in self._left.values() for name in rows["id"].filter(rows["left"]).to_pylist())
+            listed = build.listed
+            if self._seal and listed and listed.plan_sha256 != self._seal.plan_file.sha256:
+                listed = None
+            withdrawing = tuple(sorted({*build.withdrawing, *left}))
+            write_build(store, build.config, listed, withdrawing)
+            build = msgspec.structs.replace(build, listed=listed, withdrawing=withdrawing)
+        seal, shards = finish_withdrawal(store, build)
+        if seal is None:
+            raise CacheError(f"{store}: a shard without a record may still have the samples; {BUILD_AGAIN}")
+        return Withdrawn(store=store, samples=samples, shards=shards, seal=seal)
+
+
+def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, int]:
+    """Do what is left of the withdrawal that the build record states; return the seal and how many shards it rewrote.
+
+    None in place of the seal if a shard is not committed: only a build can finish such a cache.
+    """
+    spec, plan = read_spec(store), withdraw_from_plan(store, build.withdrawing)
+    digests = plan.digests()
+    spec = msgspec.structs.replace(spec, plan_digest=digests.whole)
+    for name, data in metadata_of(spec):
+        if not store.has(name) or store.read(name) != data:
+            store.put_whole(name, data)
+    surveyed = survey_records(store)
+    records = surveyed.records
+    others = [shard for shard, each in records.items() if each.content.plan_digest != digests.shards[shard]]
+    with ProgressBar("withdraw", len(others), "shard") as bar:
+        for shard in others:
+            records[shard] = rewrite_shard(CacheAt(store, spec), records[shard], plan.shard(shard))
+            bar.update(1)
+    clear_leftovers(store, spec)
+    plan_file, seal = file_record(store, PLAN_FILE), None
+    if len(records) == spec.num_shards:
+        contents = [record.content for _, record in sorted(records.items())]
+        seal = write_seal(store, make_seal(spec, contents, plan_file), surveyed.seal.value)
+    listed = build.listed and msgspec.structs.replace(
+        build.listed, plan_sha256=plan_file.sha256, plan_digest=digests.whole, shard_digests=digests.shards
+    )
+    write_build(store, build.config, listed)
+    return seal, len(others)
+
+
+def withdraw_from_plan(store: Store, ids: Collection[str]) -> PlanFile:
+    """Write the plan without these samples, unless it is; the seal of the old plan is deleted first."""
+    plan, wanted = open_plan(store), pa.array(ids, pa.string())
+
+    def shards() -> Iterator[tuple[pa.Table, np.ndarray]]:
+        for shard in range(plan.num_shards):
+            rows = plan.shard(shard)
+            yield rows, pc.is_in(rows["id"], wanted).to_numpy()
+
+    if any((mask & ~is_withdrawn(rows)).any() for rows, mask in shards()):
+        store.delete(SEAL_FILE)
+        write_plan(store, read_spec(store), (without_samples(rows, mask) for rows, mask in shards()))
+    return open_plan(store)

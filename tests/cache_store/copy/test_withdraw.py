@@ -1,0 +1,360 @@
+"""`cache-store withdraw`: no byte of a withdrawn sample is left in any file, also after a kill at any step."""
+
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from cache_store import open_cache, open_joined
+from cache_store.cache.metadata import open_plan, read_build, read_commit, read_samples, write_build
+from cache_store.cli import main
+from cache_store.copy.withdraw import withdraw
+from cache_store.errors import CacheError, StaleError
+from cache_store.format.layout import samples_file
+from cache_store.format.plan import is_withdrawn
+from cache_store.storage.protocol import Data
+from cache_store.verify.verify import verify
+from tests.cache_store.conftest import REJECTED, ROWS, contents, flip, samples_of, shard_name
+from tests.make_cache import caption, make_cache, text_recipe
+from tests.memory_store import MemoryStore
+from tests.places import Folder
+
+IDS = [f"sample-{row:06d}" for row in range(ROWS)]
+CAPTIONS = [f"a caption that only row {row} has, {'very ' * row}long" for row in range(ROWS)]
+GONE = [3, 5, 6, 20]
+"""Rows to withdraw; the first was rejected, and shards 1 and 3 have none of them."""
+KEPT = [row for row in range(ROWS) if row not in {*GONE, *REJECTED}]
+
+
+def written(ids: Path, rows: list[int]) -> str:
+    ids.write_text("".join(f"{IDS[row]}\n" for row in rows))
+    return str(ids)
+
+
+@pytest.fixture
+def gone(tmp_path: Path) -> str:
+    """A file of the ids to withdraw."""
+    return written(tmp_path / "ids.txt", GONE)
+
+
+@pytest.fixture
+def make(tmp_path: Path, latents: np.ndarray) -> Callable[..., Path]:
+    """Makes a cache whose samples have captions and scores of their own."""
+
+    def made(name: str = "cache", **options: Any) -> Path:
+        values = {"latents": latents, "rejected": REJECTED, **options}
+        texts = [caption(text) for text in CAPTIONS]
+        extra = {"mood": [f"the mood of {row}" for row in range(ROWS)]}
+        return make_cache(tmp_path / name, values.pop("latents"), IDS, texts, extra=extra, **values)
+
+    return made
+
+
+SIZES = [samples_of((4, 6, 5), 14), samples_of((4, 5, 6), 16, seed=8)]
+FORMS: dict[str, dict[str, Any]] = {
+    "zarr": {},
+    "zstd": {"codec": "zstd"},
+    "bfloat16": {"dtype": "bfloat16", "codec": "lz4"},
+    "uint8": {"dtype": "uint8"},
+    "tars": {"store_format": "webdataset"},
+    "sizes": {"latents": SIZES},
+    "sizes in tars": {"latents": SIZES, "store_format": "webdataset"},
+    "texts": {"latents": samples_of((5, 8), seed=9), "text": text_recipe(5)},
+    "texts in tars": {"latents": samples_of((5, 8), seed=9), "text": text_recipe(5), "store_format": "webdataset"},
+}
+
+
+def traces_of(cache: Path, rows: list[int]) -> dict[str, bytes]:
+    """Return bytes that no file may have after these rows are withdrawn: of latents, texts and digests."""
+    opened, found = open_cache(cache), dict[str, bytes]()
+    numbers = {int(row): number for number, row in enumerate(opened.samples(np.arange(len(opened)))["row"].to_pylist())}
+    for row in rows:
+        found |= {f"caption of {row}": CAPTIONS[row].encode(), f"mood of {row}": f"the mood of {row}".encode()}
+        if row in numbers:
+            columns = ["content_sha256", "offset", "length"]
+            (sample,) = opened.samples(np.array([numbers[row]]), columns).to_pylist()
+            file = cache / shard_name(cache, opened.spec.shard_of_row(row))
+            data = file.read_bytes()[sample["offset"] : sample["offset"] + sample["length"]]
+            assert len(data) > 40
+            found |= {f"latent of {row}": data, f"digest of {row}": sample["content_sha256"].encode()}
+    return found
+
+
+def remains(files: dict[str, bytes], traces: dict[str, bytes]) -> list[tuple[str, str]]:
+    """List the files that have a trace, and which; tables are searched as they are, and decompressed."""
+    found = []
+    for name, data in files.items():
+        rows = pq.read_table(io.BytesIO(data)).to_pylist() if name.endswith(".parquet") else []
+        text = data + "\n".join(map(repr, rows)).encode()
+        found += [(name, what) for what, trace in traces.items() if trace in text]
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_byte_of_a_withdrawn_sample_is_left_in_any_file(make, gone, form, capsys):
+    """The others keep their bytes and rows, and files of other shards stay as they are."""
+    cache = make(**FORMS[form])
+    traces, before, opened = traces_of(cache, GONE), contents(cache), open_cache(cache)
+    has_preview, null_text = opened.spec.array.has_preview, "texts" in form and opened.null_text()
+    numbers = np.flatnonzero(~np.isin(opened.samples(np.arange(len(opened)))["row"].to_numpy(), GONE))
+    kept = [opened.read(numbers[[place]])[0] for place in range(len(numbers))]
+    assert {what for _, what in remains(before, traces)} == {*traces}
+    assert main(["withdraw", str(cache), "--ids", gone]) == 0
+    said = capsys.readouterr().out
+    assert "withdrawn 4 samples, rewritten 2 shards" in said
+    assert not remains(contents(cache), traces)
+    assert verify(cache, "deep").findings == ()
+    now = open_cache(cache)
+    assert f"cache identity {now.identity}" in said
+    assert now.identity != opened.identity
+    assert now.samples(np.arange(len(now)), ["row"])["row"].to_pylist() == KEPT
+    for number, sample in enumerate(kept):
+        np.testing.assert_array_equal(now.read(np.array([number]))[0], sample)
+    assert now.seal.reasons == {"withdrawn": 4, "missing": 2}
+    assert now.captions(np.array([0])) == [CAPTIONS[0]]
+    untouched = [shard for shard in range(now.spec.num_shards) if not {*GONE} & {*now.spec.shard_rows(shard)}]
+    for shard in untouched:
+        for name in (shard_name(cache, shard), samples_file(shard), f"commits/{shard:06d}.json"):
+            assert contents(cache)[name] == before[name]
+    assert (now.seal.array.preview is not None) == has_preview
+    if "texts" in form:
+        np.testing.assert_array_equal(now.null_text(), null_text)
+
+
+def test_what_stays_of_a_row_are_its_number_id_and_uri(make, gone):
+    cache = make()
+    assert main(["withdraw", str(cache), "--ids", gone]) == 0
+    plan = open_plan(cache)
+    rows = plan.rows(0, ROWS)
+    assert np.flatnonzero(is_withdrawn(rows)).tolist() == GONE
+    nothing = {"conversations": None, "fingerprint": None, "place": None, "mood": None}
+    assert rows.slice(5, 1).to_pylist() == [{"row": 5, "id": IDS[5], "uri": f"{IDS[5]}.png", **nothing}]
+    (row,) = read_samples(cache, 0).slice(5, 1).to_pylist()
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "row": 5,
+        "id": IDS[5],
+        "status": "rejected",
+        "reason": "withdrawn",
+    }
+    content = read_commit(cache, 0).content
+    assert (content.reasons, content.preview) == ({"withdrawn": 3}, None)
+
+
+def test_statistics_are_those_of_the_samples_that_stay(make, latents, gone, tmp_path):
+    cache = make()
+    assert main(["withdraw", str(cache), "--ids", gone]) == 0
+    fresh = make("fresh", rejected=(*REJECTED, *GONE))
+    assert read_commit(cache, 0).content.statistics == read_commit(fresh, 0).content.statistics
+    assert open_cache(cache).seal.array.mean == open_cache(fresh).seal.array.mean
+
+
+def test_a_second_run_changes_nothing(make, gone, tmp_path, capsys):
+    cache = make()
+    assert main(["withdraw", str(cache), "--ids", gone]) == 0
+    place = Folder(cache)
+    with place.untouched():
+        assert main(["withdraw", str(cache), "--ids", gone]) == 0
+    assert "nothing was changed; 4 samples withdrawn already" in capsys.readouterr().out
+    assert main(["withdraw", str(cache), "--ids", written(tmp_path / "more.txt", [*GONE, 7])]) == 0
+    assert "withdrawn 5 samples, rewritten 1 shard" in capsys.readouterr().out
+    assert open_cache(cache).seal.reasons["withdrawn"] == 5
+
+
+def test_every_cache_of_the_plan_is_done_by_one_command_and_still_joins(make, gone):
+    world, text = make("world"), make("text", **FORMS["texts"], samples_per_shard=10)
+    other = make("other", latents=samples_of((4, 8)), rejected=[1])
+    traces = traces_of(world, GONE) | {f"text {what}": data for what, data in traces_of(text, GONE).items()}
+    assert main(["withdraw", str(world), str(text), "--ids", gone]) == 0
+    assert not remains(contents(world) | {f"text/{name}": data for name, data in contents(text).items()}, traces)
+    joined = open_joined({"world": world, "text": text})
+    assert joined.samples(np.arange(len(joined)), ["row"])["row"].to_pylist() == KEPT
+    with pytest.raises(StaleError, match=f"withdrawn samples  4 .* 0(.|\n)*withdraw {world} {other} --ids FILE"):
+        open_joined({"world": world, "other": other})
+
+
+def test_a_shard_without_a_sample_has_no_statistics(make, tmp_path):
+    cache = make()
+    assert main(["withdraw", str(cache), "--ids", written(tmp_path / "all.txt", [*range(8, 16)])]) == 0
+    content = read_commit(cache, 1).content
+    assert (content.cached, content.statistics, content.preview) == (0, None, None)
+    assert verify(cache, "deep").findings == ()
+    assert main(["withdraw", str(cache), "--ids", written(tmp_path / "every.txt", [0, 16, 24])]) == 0
+    assert open_cache(cache).seal.array.preview is None
+    assert verify(cache, "deep").findings == ()
+
+
+REFUSED = {
+    "unknown": (["sample-000001", "nobody", "me"], "does not have 2 ids: nobody, me"),
+    "all of them": (IDS, "would have no sample left"),
+    "empty": ([], "holds no id"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_withdrawn_is_refused_and_touches_nothing(make, tmp_path, what, capsys):
+    cache, (ids, named) = make(), REFUSED[what]
+    (tmp_path / "ids.txt").write_text("\n".join(ids))
+    with Folder(cache).untouched():
+        assert main(["withdraw", str(cache), "--ids", str(tmp_path / "ids.txt")]) == (1 if what == "all of them" else 2)
+    (error,) = capsys.readouterr().err.splitlines()
+    assert named in error
+
+
+def test_an_unfinished_or_damaged_cache_is_refused(make, gone, tmp_path, capsys):
+    unsealed, twice, damaged, sound = make("unsealed", seal=False), tmp_path / "twice", make("damaged"), make("sound")
+    make_cache(twice, samples_of((4, 6, 5)), [*IDS[:-1], IDS[5]])
+    flip(damaged / shard_name(damaged, 2), 3)
+    for cache, named in ((unsealed, "is not sealed"), (twice, f"1 id more than once: {IDS[5]}"), (damaged, "shard 2")):
+        with Folder(sound).untouched(), Folder(cache).untouched():
+            assert main(["withdraw", str(sound), str(cache), "--ids", gone]) == 1
+        assert named in capsys.readouterr().err
+    assert main(["withdraw", str(sound), "--ids", str(tmp_path / "nothing.txt")]) == 2
+    assert "nothing.txt: No such file" in capsys.readouterr().err
+    assert main(["withdraw", str(tmp_path / "nowhere"), "--ids", gone]) == 2
+
+
+def test_leftovers_of_dead_builds_are_deleted(make, gone):
+    """They may hold the sample too."""
+    cache = make()
+    traces = traces_of(cache, GONE)
+    for name in ("plan.parquet", shard_name(cache, 0), samples_file(0)):
+        path = cache / name
+        path.with_name(f".{path.name}.7.partial").write_bytes(path.read_bytes())
+    assert main(["withdraw", str(cache), "--ids", gone]) == 0
+    assert not remains(contents(cache), traces)
+    assert not list(cache.rglob("*.partial"))
+
+
+def test_verify_names_what_is_left_of_a_withdrawn_row(tmp_path):
+    """A shard is not believed though every digest is right."""
+    texts = [None if row == 5 else caption(CAPTIONS[row]) for row in range(ROWS)]
+    cache = make_cache(tmp_path / "cache", samples_of((4, 6, 5)), IDS, texts)
+    problems = {(each.row, each.file, each.problem) for each in verify(cache, "deep").findings}
+    table, held = samples_file(0), ("content_sha256", "width", "height", "offset", "length", "crc32c")
+    assert problems == {
+        (5, table, "is not withdrawn, the plan says otherwise"),
+        *((5, table, f"is withdrawn, but its {name} is still there") for name in held),
+        (5, "plan.parquet", "is withdrawn, but its fingerprint is still there"),
+    }
+
+
+class KilledError(BaseException):
+    """The program dies here: nothing catches it."""
+
+
+@dataclass(frozen=True)
+class DyingStore(MemoryStore):
+    """A store whose program dies before or after its n-th write or deletion; it lives on with 0."""
+
+    dies_at: int = 0
+    steps: Iterator[int] = field(default_factory=lambda: count(1), compare=False)
+
+    def put_whole(self, name: str, data: Data) -> None:
+        self._step()
+        super().put_whole(name, data)
+        self._step()
+
+    def delete(self, name: str) -> None:
+        self._step()
+        super().delete(name)
+        self._step()
+
+    def _step(self) -> None:
+        if next(self.steps) == self.dies_at:
+            raise KilledError
+
+
+def stored(files: dict[str, bytes], dies_at: int = 0) -> DyingStore:
+    return DyingStore({**files}, dict.fromkeys(files, 1), dies_at=dies_at)
+
+
+@pytest.mark.parametrize("form", ["zstd", "sizes in tars", "texts"])
+def test_killed_at_any_request_of_an_object_store_a_rerun_ends_in_the_same_bytes(make, form):
+    """Until then, the old cache is read, or the reader is told what to run again."""
+    cache = make(**FORMS[form])
+    write_build(cache, {"source": {}}, None)
+    traces, before, ids = traces_of(cache, GONE), contents(cache), [IDS[row] for row in GONE]
+    whole = stored(before)
+    (done,) = withdraw([whole], ids)
+    for step in count(1):
+        store = stored(before, step)
+        with suppress(KilledError):
+            assert [each.seal for each in withdraw([store], ids)] == [done.seal]
+            break
+        if store.has("seal.json"):
+            opened = open_cache(store)
+            opened.read(np.arange(3))
+            assert {CAPTIONS[0], CAPTIONS[1]} <= {*opened.captions(np.arange(3))}
+        else:
+            with pytest.raises(StaleError, match="cache-store withdraw"):
+                open_cache(store)
+        if step % 5 == 0:
+            with suppress(KilledError):
+                store = stored(store.files, 7)
+                next(withdraw([store], ids))
+        again = stored(store.files)
+        assert [each.seal or done.seal for each in withdraw([again], ids)] == [done.seal]
+        assert again.files == whole.files
+    assert step > 24, "two for each of twelve writes"
+    assert not remains(whole.files, traces)
+    assert read_build(whole).withdrawing == ()
+
+
+def test_more_ids_can_be_given_after_a_stop(make):
+    before, ids = contents(make()), [IDS[row] for row in GONE]
+    for step in (1, 4, 9, 14, 17):
+        store = stored(before, step)
+        with pytest.raises(KilledError):
+            next(withdraw([store], ids[:2]))
+        again = stored(store.files)
+        (more,), (every,) = withdraw([again], ids[2:]), withdraw([again], ids)
+        assert (every.seal or more.seal).reasons["withdrawn"] == 4
+        assert (more.seal.reasons["withdrawn"] == 4) is (step > 2), "once the ids are written down, they go too"
+        assert verify(again, "deep").findings == ()
+
+
+def test_a_shard_damaged_after_a_stop_is_left_to_a_build(make):
+    before, ids = contents(make()), [IDS[row] for row in GONE]
+    store = stored(before, 10)
+    with pytest.raises(KilledError):
+        next(withdraw([store], ids))
+    again = stored(store.files)
+    name = shard_name(again, 2)
+    again.files[name] = again.files[name][:-1]
+    del again.files[samples_file(2)]
+    with pytest.raises(CacheError, match="delete memory://store/commits/000002.json, then run the `precompute build`"):
+        next(withdraw([again], ids))
+    again.delete("commits/000002.json")
+    with pytest.raises(CacheError, match="may still have the samples"):
+        next(withdraw([again], ids))
+
+
+def test_a_cache_that_another_process_writes_is_left_alone(make, gone, capsys):
+    cache = make()
+    with open_cache(cache).store.claim(), Folder(cache).untouched():
+        assert main(["withdraw", str(cache), "--ids", gone]) == 1
+    assert f"process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_the_guide_shows_what_the_command_prints(tmp_path, monkeypatch, capsys):
+    """In a cache with the rows and shards of the demo's."""
+    section = (Path(__file__).parents[3] / "docs/guide/operating.md").read_text().partition("\n## Withdraw\n")[2]
+    shown = section.split("```\n")[1]
+    (ids,) = re.findall(r"\$ cat (\S+)\n", shown)
+    text, command, printed = re.split(r"\$ (.*)\n", shown.partition(f"{ids}\n")[2])
+    monkeypatch.chdir(tmp_path)
+    Path(ids).write_text(text)
+    scenes = [f"scene-{row:05d}" for row in range(3_009)]
+    make_cache(Path("scenes.cache"), np.ones((len(scenes), 4), np.float32), scenes, samples_per_shard=1_024)
+    program, *arguments = command.split()
+    assert (program, main(arguments)) == ("cache-store", 0)
+    assert re.fullmatch(re.escape(printed).replace("…", ".*"), capsys.readouterr().out)

@@ -1,0 +1,182 @@
+"""Samples that were withdrawn stay withdrawn, whatever is built, and may be gone from the source."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache, open_joined
+from cache_store.cache.metadata import open_plan, read_build, read_samples, read_spec, write_build
+from cache_store.cli import main as cache_store
+from cache_store.verify.verify import verify
+from precompute.cli import main
+from tests.precompute.acts import SHARD
+from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, sample_name
+
+GONE = (2, BROKEN[0], 9)
+"""Numbers of the withdrawn samples; the last shard, of three, has none."""
+LEFT = [number for number in range(SAMPLES) if number not in GONE]
+MENDED = {sample_name(number).replace("-", "_"): image_bytes(number) for number in BROKEN}
+
+
+def withdraw(project: Project, *numbers: int, caches: tuple[Path, ...] = (), code: int = 0) -> str:
+    ids = project.folder / "ids.txt"
+    ids.write_text("\n".join(map(sample_name, numbers)))
+    return project.run(cache_store, "withdraw", *(caches or (project.cache,)), "--ids", ids, code=code)
+
+
+@pytest.fixture
+def withdrawn(built: Project) -> Project:
+    """A built project, whose source still has the images and captions of the withdrawn samples."""
+    said = withdraw(built, *GONE)
+    assert "withdrawn 3 samples, rewritten 2 shards" in said
+    return built
+
+
+def assert_withdrawn(cache: Path) -> None:
+    tables = [read_samples(cache, shard).to_pylist() for shard in range(read_spec(cache).num_shards)]
+    reasons = {row["row"]: (row["reason"], row["content_sha256"]) for table in tables for row in table}
+    assert all(reasons[number] == ("withdrawn", None) for number in GONE)
+    text = json.dumps(open_plan(cache).rows(0, SAMPLES).to_pylist())
+    assert [number for number in range(SAMPLES) if f"Picture {number}." in text] == LEFT
+    assert not verify(cache, "deep").findings
+
+
+def repaired(project: Project) -> None:
+    for name in ("latents/c/0/0/0/0", "samples/000000.parquet", "commits/000001.json"):
+        project.lose(name)
+    project.repair("--shards", "[0, 1, 2]")
+
+
+def sealed_again(project: Project) -> None:
+    project.lose("seal.json")
+    project.build()
+
+
+def built_in_ranks(project: Project) -> None:
+    project.lose("seal.json", "commits/000000.json")
+    config = ("--config", project.config())
+    project.run(main, "plan", *config)
+    for rank in "01":
+        project.run(main, "build", *config, "--rank", rank, "--world-size", "2")
+    project.run(main, "seal", *config)
+
+
+def listed_again(project: Project) -> None:
+    project.has()
+    project.build()
+
+
+RUNS: dict[str, Callable[[Project], object]] = {
+    "a build": lambda project: project.build(),
+    "a build that lists the source": listed_again,
+    "an extension by nothing": lambda project: project.build("--extend"),
+    "a check of the sources": lambda project: project.build("--check-sources"),
+    "a retry": lambda project: project.build("--retry-rejected"),
+    "a repair": repaired,
+    "a seal": sealed_again,
+    "ranks": built_in_ranks,
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_is_in_the_source_is_not_brought_back(withdrawn, name):
+    """A shard that is encoded again gets the bytes that the withdrawal copied."""
+    with withdrawn.same_in_the_end():
+        RUNS[name](withdrawn)
+    assert_withdrawn(withdrawn.cache)
+
+
+@pytest.mark.parametrize("lost", [["plan.parquet"], ["plan.parquet", "seal.json", "zarr.json"]])
+def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn, lost):
+    plan = withdrawn.place.read("plan.parquet")
+    withdrawn.lose(*lost)
+    with withdrawn.untouched():
+        assert "plan.parquet is lost or damaged" in withdrawn.build(code=1)
+    withdrawn.place.put("plan.parquet", plan)
+    withdrawn.build()
+    assert_withdrawn(withdrawn.cache)
+
+
+def test_neither_is_a_mended_image(withdrawn):
+    withdrawn.has(**MENDED)
+    said = withdrawn.build()
+    assert f"changed: 1 ({sample_name(BROKEN[1])})" in said
+    assert "recovered 1 of 1 rejected samples" in withdrawn.build("--retry-rejected")
+    assert_withdrawn(withdrawn.cache)
+    said = withdrawn.run(main, "audit", withdrawn.cache, "--samples", "18")
+    assert "equal bits  19 of 19" in said
+
+
+def test_a_set_with_additions_and_deletions_grows(built):
+    """The refusal of a list without some samples names the command."""
+    built.has([*LEFT, *range(SAMPLES, SAMPLES + 2)])
+    for flags in ([], ["--extend"]):
+        said = built.build(*flags, code=1)
+        assert f"cache-store withdraw {built.cache} --ids FILE" in said
+        assert "gone sample" in said
+    withdraw(built, *GONE)
+    assert "--extend" in built.build(code=1)
+    assert "extending from 22 to 24 samples; 3 shards kept" in built.build("--extend")
+    assert_withdrawn(built.cache)
+    withdraw(built, *GONE, 22)
+    built.has([number for number in range(SAMPLES + 4) if number not in (*GONE, 22)])
+    built.build("--extend")
+    cache = open_cache(built.cache)
+    assert (len(cache), cache.seal.reasons) == (21, {"cannot decode": 1, "withdrawn": 4})
+    assert_withdrawn(built.cache)
+
+
+def test_images_that_are_gone_are_not_missing(built):
+    """The list still names them; they count neither as missing nor as rejected."""
+    built.unpack()
+    built.build()
+    withdraw(built, *range(12))
+    for number in range(12):
+        (built.images / f"{sample_name(number)}.png").unlink()
+    with built.place.untouched():
+        built.build(run__max_reject_fraction=0.05)
+    built.lose(SHARD, "seal.json")
+    built.build(run__max_reject_fraction=0.05)
+    assert not verify(built.cache, "deep").findings
+    assert open_cache(built.cache).seal.reasons == {"withdrawn": 12, "cannot decode": 1}
+
+
+def test_a_new_cache_of_the_plan_has_them_withdrawn_too(withdrawn):
+    """It reads no image of theirs, and joins."""
+    source = {"kind": "cache", "path": str(withdrawn.cache)}
+    withdrawn.build(name="small", source=source, image__height=16)
+    small = withdrawn.folder / "small"
+    assert_withdrawn(small)
+    joined = open_joined({"one": withdrawn.cache, "small": small})
+    rows = joined.samples(np.arange(len(joined)), ["row"])["row"].to_pylist()
+    assert rows == [number for number in LEFT if number not in BROKEN]
+    withdraw(withdrawn, 10)
+    said = withdrawn.build(name="small", source=source, image__height=16, code=1)
+    assert f"1 gone ({sample_name(10)})" in said
+    assert f"cache-store withdraw {small} --ids FILE" in said
+    withdraw(withdrawn, 10, caches=(withdrawn.cache, small))
+    with withdrawn.caches.below("small").untouched():
+        withdrawn.build(name="small", source=source, image__height=16)
+
+
+def test_a_stopped_withdrawal_is_finished_by_a_build_and_refused_by_ranks(built):
+    build = read_build(built.cache)
+    write_build(built.cache, build.config, build.listed, [sample_name(number) for number in GONE])
+    config = ("--config", built.config())
+    said = built.run(main, "build", *config, "--rank", "0", "--world-size", "2", code=1)
+    assert "a withdrawal was stopped" in said
+    assert "precompute plan" in said
+    said = built.build()
+    assert "a withdrawal of 3 samples was stopped; finishing it" in said
+    assert_withdrawn(built.cache)
+
+
+def test_a_page_shows_no_withdrawn_image(withdrawn, tmp_path):
+    page = tmp_path / "gallery.html"
+    withdrawn.run(cache_store, "gallery", withdrawn.cache, "-o", page)
+    rejected = page.read_text().partition('id="rejected"')[2]
+    assert rejected.count("withdrawn") >= 3
+    assert "data:image/jpeg" not in rejected
