@@ -22,7 +22,7 @@ EXAMPLES = """\
   cache-store verify data/cc3m --level full     every byte of every file
   cache-store verify data/cc3m --level deep     each sample too
   cache-store verify data/cc3m --subset 3/20    every byte of one slice a night
-  cache-store verify data/* --seconds 3600 --cursor night.json    an hour a night
+  cache-store verify data/* --seconds 3600 --cursor night.json     for an hour
   cache-store gallery data/cc3m -o cc3m.html    look at it
   cache-store copy data/cc3m s3://bucket/cc3m
   cache-store copy data/cc3m data/tars --format webdataset
