@@ -22,6 +22,9 @@ OPTION = "--log-format"
 VARIABLE = "ENCODE_ONCE_LOG_FORMAT"
 """Environment variable that passes the option to child processes; users may set it instead of the option."""
 
+QUIET, QUIET_VARIABLE = "--quiet", "ENCODE_ONCE_QUIET"
+"""Option that leaves warnings and errors only, and its environment variable; any text but the empty one sets it."""
+
 ERASE_LINE = "\r\x1b[K"
 
 logger = logging.getLogger("encode_once")
@@ -63,28 +66,31 @@ def log_error(message: str) -> None:
 
 @contextmanager
 def log_as_typed(program: str, words: Sequence[str]) -> Iterator[list[str]]:
-    """Log in the format of `--log-format FORMAT` among the words, or of the environment; yield the other words."""
-    rest, chosen = split_off_option(words)
-    before, handlers = os.environ.get(VARIABLE), (logger.handlers, logger.propagate)
-    if chosen is not None:
-        os.environ[VARIABLE] = chosen
+    """Log as `--log-format FORMAT` and `--quiet` among the words, or the environment, say; yield the other words."""
+    rest, chosen = split_off_options(words)
+    before = {name: os.environ.get(name) for name in (VARIABLE, QUIET_VARIABLE)}
+    handlers = logger.handlers, logger.propagate
+    os.environ.update(chosen)
     try:
         set_up_log(program)
         yield rest
     finally:
         Running.about = {}
         logger.handlers, logger.propagate = handlers
-        os.environ.pop(VARIABLE, None)
-        os.environ.update({} if before is None else {VARIABLE: before})
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
-def split_off_option(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words without `--log-format`, and its value."""
-    rest, chosen, given = list[str](), None, iter(words)
+def split_off_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the words without `--log-format` and `--quiet`, and the environment variables that pass them on."""
+    rest, chosen, given = list[str](), dict[str, str](), iter(words)
     for word in given:
         name, equals, value = word.partition("=")
         if name == OPTION:
-            chosen = value if equals else next(given, "")
+            chosen[VARIABLE] = value if equals else next(given, "")
+        elif word == QUIET:
+            chosen[QUIET_VARIABLE] = "1"
         else:
             rest.append(word)
     return rest, chosen
@@ -103,7 +109,7 @@ def set_up_log(program: str) -> None:
     handler = StandardError()
     handler.setFormatter(FORMATTERS.get(chosen, Plain)())
     logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.WARNING if is_quiet() else logging.INFO)
     if chosen != "plain":  # so that messages of other libraries and unexpected errors get a time and a level too
         logging.getLogger().handlers = [handler]
         logging.captureWarnings(True)
@@ -112,6 +118,10 @@ def set_up_log(program: str) -> None:
 
 def is_plain() -> bool:
     return os.environ.get(VARIABLE, "plain") == "plain"
+
+
+def is_quiet() -> bool:
+    return bool(os.environ.get(QUIET_VARIABLE))
 
 
 def log_exception(kind: type[BaseException], found: BaseException | None, trace: TracebackType | None) -> None:

@@ -25,7 +25,7 @@ from precompute.texts_config import TextsConfig, preset_lines, write_configs
 
 EXAMPLES = """\
   precompute estimate --config my.yaml                hours, bytes, does it pay?
-  precompute build --print_config > my.yaml           a complete config to edit
+  precompute build --print-config > my.yaml           a complete config to edit
   precompute build --config my.yaml                   run again to resume
   precompute build --config my.yaml --store.codec zstd --cache data/cc3m-zstd
   precompute build --config my.yaml --extend          the sample list has grown
@@ -255,8 +255,8 @@ TEXTS = "\n".join(["models of `of`, each with the names of its caches:", *preset
 COMMANDS = {
     "estimate": Command(estimate_command, EstimateConfig, epilog=CLASSES),
     "build": Command(build_command, BuildConfig, options=ONCE | RANKS, epilog=CLASSES),
-    "plan": Command(plan_command, BuildConfig, options=ONCE, epilog=CLASSES),
-    "seal": Command(seal_command, BuildConfig),
+    "plan": Command(plan_command, BuildConfig, options=ONCE, fields_of="precompute build"),
+    "seal": Command(seal_command, BuildConfig, fields_of="precompute build"),
     "texts": Command(texts_command, TextsConfig, options=TEXT_OPTIONS, epilog=TEXTS),
     "repair": Command(repair_command, RepairConfig, CACHE),
     "audit": Command(audit_command, AuditConfig, CACHE),

@@ -11,7 +11,7 @@ from trainer.config import TrainConfig
 from trainer.generate.generate_config import GenerateConfig
 
 EXAMPLES = """\
-  trainer train --print_config > my.yaml                  a config to edit
+  trainer train --print-config > my.yaml                  a config to edit
   trainer train --config my.yaml                          rerun to resume
   torchrun --nproc-per-node 8 -m trainer train --config my.yaml
   trainer eval --config my.yaml --report eval.json        the newest checkpoint

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import yaml
 
-from cache_store.errors import ConfigError
-from cache_store.log import FORMATTERS, OPTION, log_about
+from cache_store.errors import ConfigError, install
+from cache_store.log import FORMATTERS, OPTION, QUIET, log_about
 from cache_store.program.config_file import (
     ConfigField,
     config_fields,
@@ -53,6 +53,8 @@ class Command:
     """Options that are not fields of the config, each with its help: `--report FILE`, or `--extend` without a value."""
     repeats_operand: bool = False
     """Whether the operand can be given more than once; as an attribute, it is then a list."""
+    fields_of: str = ""
+    """The command whose help explains the fields of the config; the help of this one leaves them out."""
     epilog: str = ""
     """Text below the options in the help, printed unchanged."""
 
@@ -75,6 +77,9 @@ class Program:
         return run_program(self.name, self.run, argv)
 
     def run(self, argv: Sequence[str]) -> int:
+        if (shell := completed_shell(argv)) is not None:
+            print(completion(self.parser(), shell))
+            return 0
         arguments = self.parse(argv)
         if cache := getattr(arguments, "cache", None) or getattr(getattr(arguments, "config", None), "cache", None):
             log_about(cache=cache)
@@ -94,6 +99,7 @@ class Program:
     def parser(self) -> "Parser":
         parser = Parser(prog=self.name, description=self.description, epilog=f"examples:\n{self.examples}")
         parser.usage = f"{self.name} COMMAND [options]"
+        parser.add(f"--completion {{{','.join(SHELLS)}}}", "Print the completion script of a shell, and exit.")
         parser.add_argument(
             "--version", action="version", version=f"{self.name} {__version__}", help="Show the version and exit."
         )
@@ -104,6 +110,28 @@ class Program:
         for name, command in self.commands.items():
             commands.add_parser(name, help=command.summary).add_command_arguments(command)
         return parser
+
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def completed_shell(argv: Sequence[str]) -> str | None:
+    """Return the value of `--completion`, if it is what was typed."""
+    if not argv or argv[0].partition("=")[0] != "--completion":
+        return None
+    return argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")
+
+
+def completion(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return the shell's script that completes commands and options."""
+    if shell not in SHELLS:
+        raise ConfigError(f"--completion must be one of {', '.join(SHELLS)}, got {shell!r}")
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise ConfigError(f"--completion needs shtab; run {install('completion')}") from None
+    script: str = shtab.complete(parser, shell)
+    return script
 
 
 def parse_config(config_class: type[ConfigT], argv: Sequence[str], program: str = "", examples: str = "") -> ConfigT:
@@ -122,6 +150,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
         self.add(f"{OPTION} {{{','.join(FORMATTERS)}}}", LOG_FORMAT)
+        self.add(QUIET, "No progress and no information on standard error, only warnings and errors.")
         self.fields: dict[str, ConfigField] = {}
 
     def add_command_arguments(self, command: Command) -> "Parser":
@@ -139,16 +168,21 @@ class Parser(argparse.ArgumentParser):
         if command.config and not command.operands:
             text = "YAML file of fields; options override them."
             self.add_argument("--config", metavar="FILE", action="append", default=[], help=text)
-            self.add("--print_config", "Print the complete config, made from the file and the other options, and exit.")
+            text = "Print the complete config, made from the file and the other options, and exit."
+            self.add("--print-config,--print_config", text)
             words.append("[--config FILE]")
         else:
             words += [field.option for field in self.fields.values() if field.required]
         for section, members in groupby(self.fields.values(), lambda field: (field.section, field.heading)):
-            group = self.add_argument_group(*section) if section[0] else self
+            is_explained = not command.fields_of
+            group = self.add_argument_group(*section) if section[0] and is_explained else self
             for each in members:
-                self.add(each.option, each.help, group, dest=each.name, default=argparse.SUPPRESS)
+                text = each.help if is_explained else argparse.SUPPRESS
+                self.add(each.option, text, group, dest=each.name, default=argparse.SUPPRESS)
         for option, text in command.options.items():
             self.add(option, text)
+        if command.fields_of:
+            self.epilog = f"The fields of `{command.fields_of}` are options too; its --help explains them."
         self.usage = " ".join([self.prog, *words, "[options]"])
         return self
 
@@ -174,7 +208,7 @@ class Parser(argparse.ArgumentParser):
         return arguments, rest
 
     def read_config(self, config_class: type[ConfigT], arguments: argparse.Namespace) -> ConfigT:
-        """Make the config from files and options; with `--print_config`, print it and exit."""
+        """Make the config from files and options; with `--print-config`, print it and exit."""
         given: dict[str, Any] = {}
         for file in getattr(arguments, "config", []):
             given |= read_config_file(file, self.fields)

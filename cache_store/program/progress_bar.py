@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cache_store.log import is_plain, log_info
+from cache_store.log import is_plain, is_quiet, log_info
 
 TERMINAL_REFRESH_S = 0.2
 
@@ -48,7 +48,7 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
             unit=unit,
             initial=done,
             delay=delay_s,
-            disable=hidden,
+            disable=hidden or is_quiet(),
             file=None if self._is_drawn else StringIO(),
             bar_format=None if is_plain() else LOGGED,
             miniters=1,

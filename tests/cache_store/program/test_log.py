@@ -90,6 +90,22 @@ def test_findings_and_the_result_of_a_verification_are_records(tmp_path, capsys)
     assert records[-1]["verify"].items() >= {"sound": False, "findings": 1, "covered": 3}.items()
 
 
+def test_quiet_leaves_warnings_and_errors_and_the_result(tmp_path, capsys, monkeypatch):
+    def run(argv):
+        assert argv == ["rest"]
+        log_info("so far")
+        log_warning("look")
+        with ProgressBar("verify", 3, "shard", delay_s=0.0) as bar:
+            bar.update(3)
+        print("done")
+        return 0
+
+    for words, environment in ((["rest", "--quiet"], ""), (["rest"], "1")):
+        monkeypatch.setenv("ENCODE_ONCE_QUIET", environment)
+        assert run_program("trainer", run, words) == 0
+        assert capsys.readouterr() == ("done\n", "trainer: warning: look\n")
+
+
 def test_an_error_of_our_own_is_one_record_with_its_traceback():
     code = "from cache_store.log import set_up_log; set_up_log('precompute'); 1 / 0"
     done = subprocess.run(

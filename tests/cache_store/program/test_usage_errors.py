@@ -91,7 +91,7 @@ def test_a_config_may_come_through_a_pipe():
 def test_a_printed_config_is_the_config_again(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         parse_config(
-            Config, ["--store.codec", "zstd", "--store.some", "[1, 2]", "--cache", "café 漢字", "--print_config"]
+            Config, ["--store.codec", "zstd", "--store.some", "[1, 2]", "--cache", "café 漢字", "--print-config"]
         )
     assert ended.value.code == 0
     (tmp_path / "config.yaml").write_text(printed := capsys.readouterr().out)
