@@ -17,7 +17,7 @@ import pytest
 from cache_store import __version__
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("cache_store", "precompute", "trainer")
+PACKAGES = ("cache_store", "encode_once", "precompute", "trainer")
 FOLDERS = (*PACKAGES, "benchmarks", "configs", "demo", "docs", "examples", "tests")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.so")
 EXTRA = re.compile(r"(?:encode-once|'\.)\[([^]]+)\]|\binstall\(['\"]([^'\"]+)['\"]\)")
