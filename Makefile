@@ -28,6 +28,7 @@ docs: $(INSTALLED)
 	@echo "open site/index.html"
 
 # Everything that a release consists of, checked; what it uploads lies in dist/.
+CHECK_SCHEMA := $(TOOLS)/bin/check-jsonschema --builtin-schema
 dist:
 	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(TOOLS)
@@ -37,6 +38,11 @@ dist:
 	$(TOOLS)/bin/python -m build
 	$(TOOLS)/bin/twine check --strict dist/*
 	$(TOOLS)/bin/check-wheel-contents dist/*.whl
+	$(CHECK_SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	$(CHECK_SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(CHECK_SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(CHECK_SCHEMA) vendor.citation-file-format CITATION.cff
+	$(TOOLS)/bin/zizmor --offline --quiet .github
 
 # A half-made environment, or one of an older Python, is made again.
 # torch first and by exact version: a build of it that is there, or that pip is pointed to, is then kept.

@@ -18,7 +18,7 @@ from cache_store import __version__
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("cache_store", "encode_once", "precompute", "trainer")
-FOLDERS = (*PACKAGES, "benchmarks", "configs", "demo", "docs", "examples", "tests")
+FOLDERS = (*PACKAGES, ".github", "benchmarks", "configs", "demo", "docs", "examples", "tests")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.so")
 EXTRA = re.compile(r"(?:encode-once|'\.)\[([^]]+)\]|\binstall\(['\"]([^'\"]+)['\"]\)")
 """An extra in a `pip install`, and in the function that writes such a command into a message."""
@@ -66,6 +66,11 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return Parser().parsestr(wheel.read(f"encode_once-{__version__}.dist-info/METADATA").decode())
 
 
+def home_of(metadata: Message) -> str:
+    """Return the project's one address."""
+    return dict(each.split(", ") for each in metadata.get_all("Project-URL", []))["Homepage"]
+
+
 def files_in(folder: Path, *names: str) -> set[str]:
     return {str(path.relative_to(folder)) for name in names for path in (folder / name).rglob("*") if path.is_file()}
 
@@ -90,7 +95,7 @@ def test_without_a_compiler_the_wheel_lacks_the_extensions_alone(wheel, unpacked
 
 
 def test_links_of_the_description_work_without_the_files_beside_it(metadata):
-    home = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))["Homepage"]
+    home = home_of(metadata)
     text = str(metadata.get_payload())
     targets = re.findall(r"\]\(([^)]+)\)", text)
     kind = r"(raw(?=/.*\.png)|blob(?!/.*\.png))"
@@ -110,6 +115,14 @@ def test_every_extra_that_is_named_anywhere_exists(metadata):
     }
     assert {"precompute", "trainer", "object-stores", "hub", "ray"} <= named
     assert named <= {*metadata.get_all("Provides-Extra", [])}
+
+
+def test_every_address_of_the_project_is_its_home(metadata, tree):
+    home = home_of(metadata)
+    texts = [path.read_text() for path in tree.rglob("*") if path.suffix in (".md", ".cff", ".yml", ".yaml")]
+    found = re.findall(r"https://[\w.]+/encode-once\b[\w/-]*", "\n".join(texts))
+    assert len(found) >= 4
+    assert all(each.startswith(home) for each in found)
 
 
 def rglob(folder: str) -> list[Path]:
