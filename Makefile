@@ -43,6 +43,8 @@ dist:
 	$(CHECK_SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(CHECK_SCHEMA) vendor.citation-file-format CITATION.cff
 	$(TOOLS)/bin/zizmor --offline --quiet .github
+	$(TOOLS)/bin/hadolint Dockerfile
+	$(TOOLS)/bin/kubernetes-validate --strict deploy/kubernetes/*.yaml
 
 # A half-made environment, or one of an older Python, is made again.
 # torch first and by exact version: a build of it that is there, or that pip is pointed to, is then kept.

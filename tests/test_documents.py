@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/results/*.md")])
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 PROGRAMS = {"cache-store": cache_store, "precompute": precompute, "trainer": trainer}
-ROOMS = "cache_store|encode_once|precompute|trainer|tests|docs|configs|benchmarks|examples"
+ROOMS = "cache_store|encode_once|precompute|trainer|tests|docs|configs|deploy|benchmarks|examples"
 PYTHON_WORDS = ("Literal[", "Optional[", "Union[", "<class", "type:", "NoneType", " None", "True", "False", "list[")
 
 

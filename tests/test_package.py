@@ -18,7 +18,7 @@ from cache_store import __version__
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("cache_store", "encode_once", "precompute", "trainer")
-FOLDERS = (*PACKAGES, ".github", "benchmarks", "configs", "demo", "docs", "examples", "tests")
+FOLDERS = (*PACKAGES, ".github", "benchmarks", "configs", "demo", "deploy", "docs", "examples", "tests")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.so")
 EXTRA = re.compile(r"(?:encode-once|'\.)\[([^]]+)\]|\binstall\(['\"]([^'\"]+)['\"]\)")
 """An extra in a `pip install`, and in the function that writes such a command into a message."""
