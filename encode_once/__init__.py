@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, install
 from cache_store.version import __version__
 
 if TYPE_CHECKING:
@@ -63,11 +63,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name in HOMES:
+    """Import a public name on first use; ModuleNotFoundError names the extra that it needs."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         found = globals()[name] = getattr(import_ours(HOMES[name]), name)
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        extra = HOMES[name].partition(".")[0].replace("cache_store", "")
+        raise ModuleNotFoundError(f"{name} of encode_once: {error}; run {install(extra)}", name=error.name) from error
+    return found
 
 
 def import_ours(module: str) -> ModuleType:
@@ -76,10 +80,11 @@ def import_ours(module: str) -> ModuleType:
     ours = Path(__file__).parents[1] / package / "__init__.py"
     spec = find_spec(package)
     found = spec.origin if spec else None
+    restore = "run `pip install --force-reinstall --no-deps encode-once`"
+    if found is None:
+        raise ConfigError(f"encode-once's package `{package}` is missing; {restore}")
     # An index has other projects with packages `trainer` and `precompute`; pip puts one over the other without a word.
     if found != str(ours) or "from cache_store" not in ours.read_text(encoding="utf-8"):
-        raise ConfigError(
-            f"{found or 'nothing'} is found in place of encode-once's package `{package}`: rename it, or uninstall the "
-            "project that brings it; then run `pip install --force-reinstall --no-deps encode-once`"
-        )
+        problem = f"`{package}` is another project's, not encode-once's: {found}"
+        raise ConfigError(f"{problem}; rename that, or uninstall its project and {restore}")
     return import_module(module)

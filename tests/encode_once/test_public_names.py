@@ -11,6 +11,7 @@ import pytest
 import cache_store
 import encode_once
 import trainer
+from cache_store.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/cache_store/format/golden"
@@ -39,6 +40,12 @@ def test_a_cache_is_read_without_torch():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("name", "extra"), [("LatentStream", "trainer"), ("encode_images", "precompute")])
+def test_a_name_that_needs_torch_names_its_extra(name, extra):
+    done = python(f"import sys; sys.modules['torch'] = None; from encode_once import {name}", ROOT)
+    assert done.stderr.splitlines()[-1].endswith(f"; run `pip install 'encode-once[{extra}]'`")
+
+
 STREAM = "from encode_once import LatentStream"
 CONSOLE = "import sys; from encode_once.console import trainer; sys.argv[1:] = ['--help']; sys.exit(trainer())"
 
@@ -55,7 +62,7 @@ def test_another_trainer_that_comes_first_is_named(tmp_path, code):
     found = another(tmp_path, "trainer")
     done = python(code, tmp_path, ROOT)
     error = done.stderr.splitlines()[-1]
-    assert f"{found} is found in place of encode-once's package `trainer`" in error
+    assert f"`trainer` is another project's, not encode-once's: {found};" in error
     assert (done.returncode, "Traceback" in done.stderr) == ((1, True) if code is STREAM else (2, False))
 
 
@@ -65,11 +72,17 @@ def test_another_trainer_that_pip_has_put_over_ours_is_named(tmp_path):
     found = another(tmp_path, "trainer")
     done = python(CONSOLE, tmp_path)
     (error,) = done.stderr.splitlines()
-    assert error.startswith(f"trainer: error: {found} is found in place of")
+    assert error.startswith(f"trainer: error: `trainer` is another project's, not encode-once's: {found};")
+
+
+def test_a_package_that_uninstalling_another_project_took_away_is_missing(monkeypatch):
+    monkeypatch.setattr(encode_once, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match="`trainer` is missing; run `pip install "):
+        encode_once.import_ours("trainer.cli")
 
 
 def test_a_script_called_trainer_is_named_and_does_not_run_twice(tmp_path):
     script = tmp_path / "trainer.py"
     script.write_text(f"print('runs')\n{STREAM}\n")
     done = python("", ROOT, script=script)
-    assert (done.stdout, done.stderr.count(f"{script} is found in place of")) == ("runs\n", 1)
+    assert (done.stdout, done.stderr.count(f"not encode-once's: {script};")) == ("runs\n", 1)
