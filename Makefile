@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := .venv-release
 INSTALLED := $(VENV)/.installed
 IN_C := cache_store/cache/_gather cache_store/format/_sums
 
@@ -9,7 +10,7 @@ define CHECK_PYTHON
 import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=python3.11")
 endef
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs dist clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m demo
@@ -26,6 +27,25 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/render.py site
 	@echo "open site/index.html"
 
+# Everything that a release consists of, checked; what it uploads lies in dist/.
+CHECK_SCHEMA := $(TOOLS)/bin/check-jsonschema --builtin-schema
+dist:
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet '.[release]'
+	rm -rf build dist
+	$(TOOLS)/bin/check-manifest
+	$(TOOLS)/bin/python -m build
+	$(TOOLS)/bin/twine check --strict dist/*
+	$(TOOLS)/bin/check-wheel-contents dist/*.whl
+	$(CHECK_SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	$(CHECK_SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(CHECK_SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(CHECK_SCHEMA) vendor.citation-file-format CITATION.cff
+	$(TOOLS)/bin/zizmor --offline --quiet .github
+	$(TOOLS)/bin/hadolint Dockerfile
+	$(TOOLS)/bin/kubernetes-validate --strict deploy/kubernetes/*.yaml
+
 # A half-made environment, or one of an older Python, is made again.
 # torch first and by exact version: a build of it that is there, or that pip is pointed to, is then kept.
 $(INSTALLED): setup.cfg setup.py $(IN_C:=.c) constraints.txt
@@ -39,4 +59,4 @@ $(INSTALLED): setup.cfg setup.py $(IN_C:=.c) constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-run build site $(IN_C:=*.so)
+	rm -rf $(VENV) $(TOOLS) demo-run build dist site $(IN_C:=*.so)

@@ -1,4 +1,4 @@
-"""The console script `cache-store`, which is also `python -m cache_store`."""
+"""`python -m cache_store`, the same as the console script `cache-store`."""
 
 import sys
 

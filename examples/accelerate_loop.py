@@ -22,8 +22,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cache_store import CacheError, EncodeOnceError, open_cache
-from trainer import LatentStream
+from encode_once import CacheError, EncodeOnceError, LatentStream, open_cache
 
 SAVE_EVERY = 25
 

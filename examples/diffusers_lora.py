@@ -20,8 +20,7 @@ from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model,
 from torch import Tensor
 from torch.nn import functional as F
 
-from cache_store import EncodeOnceError, open_joined, time_ids
-from trainer import LatentStream
+from encode_once import EncodeOnceError, LatentStream, open_joined, time_ids
 
 FAMILIES = {"FLUX.1": ["t5", "pooled"], "Qwen-Image": ["qwen"], "SDXL": ["clip", "clip-2", "pooled"]}
 SAVE_EVERY = 25

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from cache_store import CacheError, EncodeOnceError, open_cache
-from trainer import LatentStream
+from encode_once import CacheError, EncodeOnceError, LatentStream, open_cache
 
 SAVE_EVERY = 25
 

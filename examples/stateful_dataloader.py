@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from cache_store import CacheError, EncodeOnceError, open_cache
-from trainer import LatentStream
+from encode_once import CacheError, EncodeOnceError, LatentStream, open_cache
 
 SAVE_EVERY = 25
 

@@ -1,4 +1,4 @@
-"""The console script `precompute`, which is also `python -m precompute`."""
+"""`python -m precompute`, the same as the console script `precompute`."""
 
 import sys
 

@@ -50,8 +50,8 @@ ONCE = {
 
 RANKS = {
     "--rank R": "Number of this process, from 0, among N that build one planned cache: it builds only its own shards "
-    "and does not seal. Default: as torchrun, srun or a Slurm array says.",
-    "--world-size N": "Number of processes, N; 1 means a single-process build, also under torchrun or Slurm.",
+    "and does not seal. Default: as torchrun, srun, a Slurm array or an Indexed Job of Kubernetes says.",
+    "--world-size N": "Number of processes, N; 1 means a single-process build, also under a launcher.",
 }
 
 TEXT_OPTIONS = {

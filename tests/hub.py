@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import parse_qs, unquote, urlparse
 
 DATA_SET = "hf://datasets/me/pictures"
 
@@ -45,6 +45,11 @@ class Hub(BaseHTTPRequestHandler):
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             return self.answer(206, (self.root / found[1]).read_bytes()[first : last + 1])
         return self.answer(404, b"{}", ("X-Error-Code", "RepoNotFound"))
+
+    def do_POST(self) -> None:
+        """Answer which of some paths there are, as some releases of huggingface_hub ask."""
+        asked = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["paths"]
+        self.say([self.entry(path) for path in (self.root / each for each in asked) if path.exists()])
 
     def entry(self, path: Path) -> dict[str, Any]:
         name = path.relative_to(self.root).as_posix()

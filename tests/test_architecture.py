@@ -13,8 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-MAY_IMPORT = {"cache_store": set(), "precompute": {"cache_store"}, "trainer": {"cache_store"}}
-OUR_MODULE = re.compile(rf"({'|'.join(MAY_IMPORT)})\.[\w.:]*")
+PROGRAMS = {"cache_store", "precompute", "trainer"}
+MAY_IMPORT = {
+    "cache_store": set(),
+    "precompute": {"cache_store"},
+    "trainer": {"cache_store"},
+    "encode_once": PROGRAMS,
+}
+OUR_MODULE = re.compile(rf"({'|'.join(PROGRAMS)})\.[\w.:]*")
 """A string such as `precompute.sources`, or the beginning of one in an f-string."""
 
 
@@ -49,7 +55,7 @@ def test_no_room_needs_one_that_needs_it(depth):
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
 def test_imports_point_inward_only(package):
-    ours = {"precompute", "cache_store", "trainer", "demo", "benchmarks", "tests"}
+    ours = {*MAY_IMPORT, "demo", "benchmarks", "tests"}
     for path in (ROOT / package).rglob("*.py"):
         outward = (imported_packages(path) & ours) - MAY_IMPORT[package] - {package}
         assert not outward, f"{path} imports {outward}"
@@ -66,7 +72,7 @@ def test_cache_store_and_what_a_rerun_decides_never_import_torch():
 DECLARED_AS = {"PIL": "pillow", "yaml": "pyyaml"}
 """Distributions that have another name than their module."""
 
-NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub"], "precompute": [], "trainer": []}
+NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub"]}
 """Other extras that a program's errors name."""
 
 
@@ -81,7 +87,7 @@ def brought_by(*extras: str) -> set[str]:
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
 def test_a_program_imports_only_what_its_extra_brings(package):
-    brought = brought_by(package, *NAMED_WHEN_MISSING[package])
+    brought = brought_by(package, *NAMED_WHEN_MISSING.get(package, []))
     imported = set().union(*(imported_packages(path) for path in (ROOT / package).rglob("*.py")))
     outside = imported - set(sys.stdlib_module_names) - set(MAY_IMPORT)
     assert {DECLARED_AS.get(name, name).lower() for name in outside} <= brought
@@ -118,7 +124,7 @@ for words in ([], *([name] for name in program.commands)):
 """
 
 
-@pytest.mark.parametrize("program", sorted(MAY_IMPORT))
+@pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_every_help_works_without_extras_and_cites_no_file_of_a_clone(program):
     extras = (brought_by(name) for name in ("precompute", "trainer", "object-stores", "ray"))
     absent = set().union(*extras) - brought_by()
@@ -129,7 +135,7 @@ def test_every_help_works_without_extras_and_cites_no_file_of_a_clone(program):
     assert not re.search(r"configs/|examples/|docs/|in a clone", done.stdout)
 
 
-@pytest.mark.parametrize("module", ["precompute", "cache_store", "trainer"])
+@pytest.mark.parametrize("module", sorted(MAY_IMPORT))
 def test_no_pickle_is_ever_loaded(module):
     """Guarantee 8: no call could load a pickle."""
     for code in ("torch.load(path)", "np.load(path, allow_pickle=True)", "from torch import load"):

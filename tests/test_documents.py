@@ -15,9 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-import cache_store as cache_store_package
-import precompute as precompute_package
-import trainer as trainer_package
+import encode_once
 from cache_store import __version__
 from cache_store import cli as cache_store
 from precompute import cli as precompute
@@ -28,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/results/*.md")])
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 PROGRAMS = {"cache-store": cache_store, "precompute": precompute, "trainer": trainer}
-ROOMS = "cache_store|precompute|trainer|tests|docs|configs|benchmarks|examples"
+ROOMS = "cache_store|encode_once|precompute|trainer|tests|docs|configs|deploy|benchmarks|examples"
 PYTHON_WORDS = ("Literal[", "Optional[", "Union[", "<class", "type:", "NoneType", " None", "True", "False", "list[")
 
 
@@ -59,10 +57,9 @@ def test_every_program_says_its_version(program, capsys):
     assert importlib.import_module(program.replace("-", "_")).__version__ == __version__
 
 
-@pytest.mark.parametrize("package", [cache_store_package, precompute_package, trainer_package])
-def test_each_public_name_has_a_docstring(package):
-    for name in set(package.__all__) - {"__version__"}:
-        found = getattr(package, name)
+def test_each_public_name_has_a_docstring():
+    for name in set(encode_once.__all__) - {"__version__"}:
+        found = getattr(encode_once, name)
         assert found.__doc__, name
         public = {} if not inspect.isclass(found) else vars(found)
         for member, value in public.items():
@@ -72,9 +69,8 @@ def test_each_public_name_has_a_docstring(package):
 
 def test_make_docs_renders_each_public_name(tmp_path):
     runpy.run_path(str(ROOT / "docs/render.py"))["render"](tmp_path)
-    for package in (cache_store_package, precompute_package, trainer_package):
-        page = (tmp_path / f"{package.__name__}.html").read_text()
-        assert not [name for name in package.__all__ if f'id="{name}"' not in page]
+    page = (tmp_path / "encode_once.html").read_text()
+    assert not [name for name in encode_once.__all__ if f'id="{name}"' not in page]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -1,4 +1,4 @@
-"""The console script `trainer`, which is also `python -m trainer`."""
+"""`python -m trainer`, the same as the console script `trainer`."""
 
 import sys
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from io import StringIO
+from threading import RLock
 from typing import Any
 
 from tqdm import tqdm
@@ -91,3 +92,8 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
 
     def __del__(self) -> None:
         """Do nothing: tqdm would close the bar, and print a traceback if Ctrl-C came while it was made."""
+
+
+# tqdm's own lock is also one between processes. Where they are spawned, a program that a signal ends leaves it behind,
+# and Python's resource tracker warns of it.
+ProgressBar.set_lock(RLock())

@@ -11,7 +11,8 @@ from cache_store.errors import ConfigError
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE")
 SRUN_VARIABLES = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
 ARRAY_VARIABLES = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT")
-"""Environment variables of each launcher; a launcher always sets all of its own."""
+JOB_VARIABLES = ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS")
+"""Environment variables of each launcher. Kubernetes sets only the first of its own, the Job's manifest the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,8 @@ class Rank:
 def find_rank(index: str | None, world_size: str | None, environment: Mapping[str, str]) -> Rank | None:
     """Find this process's rank from the options typed, else from the launcher; None for a single-process build.
 
-    The launcher is torchrun, srun or a Slurm array; an array task counts as one rank per process it starts.
+    The launcher is torchrun, srun, a Slurm array or an Indexed Job of Kubernetes; an array task counts as one rank per
+    process it starts.
     """
     typed = {"--rank": index, "--world-size": world_size}
     if index is not None or world_size is not None:
@@ -49,7 +51,10 @@ def find_rank(index: str | None, world_size: str | None, environment: Mapping[st
 
 
 def launcher_rank(environment: Mapping[str, str]) -> Rank:
-    """Read the rank from torchrun's variables, else from srun's, which only srun steps have."""
+    """Read the rank from torchrun's variables, else from srun's, which only srun steps have, else from Kubernetes'.
+
+    In a pod, torchrun's ranks are already numbered over all pods of a Job.
+    """
     if environment.keys() >= {*TORCHRUN_VARIABLES}:
         shares_node = read_number("LOCAL_WORLD_SIZE", environment, 1) > 1
         local = read_number("LOCAL_RANK", environment, 0) if shares_node else None
@@ -58,10 +63,13 @@ def launcher_rank(environment: Mapping[str, str]) -> Rank:
         shares_node = read_number("SLURM_NTASKS", environment) > read_number("SLURM_STEP_NUM_NODES", environment, 1)
         local = read_number("SLURM_LOCALID", environment, 0) if shares_node else None
         return read_rank("SLURM_PROCID", "SLURM_NTASKS", environment, local)
+    if environment.keys() >= {*JOB_VARIABLES}:
+        return read_rank(*JOB_VARIABLES, environment)
     if environment.get("WORLD_SIZE") != "1":
         refuse_incomplete_variables(environment, "torchrun", TORCHRUN_VARIABLES)
     if "SLURM_STEP_ID" in environment or environment.get("SLURM_PROCID", "0") != "0":  # 0 in a batch script
         refuse_incomplete_variables(environment, "srun", SRUN_VARIABLES)
+    refuse_incomplete_variables(environment, "an Indexed Job of Kubernetes", JOB_VARIABLES, "needs both")
     return Rank(index=0, world_size=1)
 
 
@@ -83,13 +91,15 @@ def array_task(environment: Mapping[str, str]) -> Rank:
     return Rank(index=ids.index(task), world_size=count)
 
 
-def refuse_incomplete_variables(environment: Mapping[str, str], launcher: str, names: Iterable[str]) -> None:
+def refuse_incomplete_variables(
+    environment: Mapping[str, str], launcher: str, names: Iterable[str], rule: str = "sets them together"
+) -> None:
     """Raise ConfigError if only some of these variables are set; each process would build everything on its own."""
     held = [f"{name}={environment[name]}" for name in names if name in environment]
     missing = [name for name in names if name not in environment]
     if held:
         raise ConfigError(
-            f"{' and '.join(held)} without {' and '.join(missing)}, although {launcher} sets them together. If this is "
+            f"{' and '.join(held)} without {' and '.join(missing)}, although {launcher} {rule}. If this is "
             "one of several processes, give --rank R --world-size N; for a single-process build, give --rank 0 "
             "--world-size 1"
         )

@@ -167,7 +167,7 @@ Without encode-once, `{STANDALONE_FILE}` needs {needs}:
 {code}```
 
 `{samples}` is {given} in the shape named above, as the encoder gives it;
-`precompute.encode_images.encode_images(cache, ["photo.jpg"])` of encode-once makes it from a picture."""
+`encode_once.encode_images(cache, ["photo.jpg"])` makes it from a picture."""
 
 
 def is_hub_id(name: str) -> bool:

@@ -1,6 +1,7 @@
 """docs/format.md is the specification: its reader reads both formats and finds damage, its tables name every field, and
 its rules hold, checked without this project's code. Small caches of each form, of one and of two sizes, are committed:
-today's code must read them and write equal bytes. To change the format, raise FORMAT_VERSION and write them again with
+today's code must read them and write equal bytes. Once version 1 is released, a changed format is another
+FORMAT_VERSION, with golden caches beside these. Until then, write these again with
 `python -m tests.cache_store.format.test_format_page`.
 """
 

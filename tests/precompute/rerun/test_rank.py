@@ -16,6 +16,11 @@ def array(task, count, first=0, step=1, **more):
     return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in values.items()}
 
 
+def job(index, completions=None):
+    values = {"JOB_COMPLETION_INDEX": index, "JOB_COMPLETIONS": completions}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
 @pytest.mark.parametrize(
     ("typed", "environment", "found"),
     [
@@ -38,6 +43,11 @@ def array(task, count, first=0, step=1, **more):
         ((None, None), array(3, 4, step=3, MAX=9), (1, 4, None)),
         ((None, None), array(3, 1, first=3), None),
         ((None, None), array(1, 2) | ON_TWO, (7, 8, 1)),
+        ((None, None), job(2, 4), (2, 4, None)),
+        ((None, None), job(0, 1), None),
+        ((None, None), job(1, 2) | TORCHRUN, (5, 8, 1)),
+        ((None, None), job(1) | TORCHRUN, (5, 8, 1)),
+        (("0", "1"), job(1), None),
     ],
 )
 def test_a_rank_is_what_was_typed_or_what_launchers_say(typed, environment, found):
@@ -60,6 +70,9 @@ def test_a_rank_is_what_was_typed_or_what_launchers_say(typed, environment, foun
         ((None, None), {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, ["SLURM_NTASKS"]),
         ((None, None), {"SLURM_ARRAY_TASK_ID": "3"}, ["SLURM_ARRAY_TASK_ID=3", "SLURM_ARRAY_TASK_COUNT"]),
         ((None, None), array(5, 2), ["0 to 1", "SLURM_"]),
+        ((None, None), job(0), ["JOB_COMPLETION_INDEX=0 without JOB_COMPLETIONS", "--rank 0 --world-size 1"]),
+        ((None, None), {"JOB_COMPLETIONS": "2"}, ["JOB_COMPLETIONS=2 without JOB_COMPLETION_INDEX"]),
+        ((None, None), job(2, 2), ["2 of 2"]),
         ((None, None), array(0, 3, MAX=5), ["0 to 5"]),
         ((None, None), array(5, 3, MAX=5), ["0 to 5"]),
         ((None, None), array(2, 2, step=3), ["0-1"]),

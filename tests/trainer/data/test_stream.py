@@ -236,6 +236,10 @@ def with_state(batch: dict[str, Any]) -> tuple[int, dict[str, Any], list[int]]:
     return worker.id, worker.dataset.state_dict(), batch["numbers"].tolist()
 
 
+def load_own_state(states: dict[int, dict[str, Any]], worker: int) -> None:
+    get_worker_info().dataset.load_state_dict(states[worker])
+
+
 @pytest.mark.parametrize(("consumed", "end"), [(4, 6), (5, 6), (6, 6), (10, 11), (11, 11)])
 def test_workers_that_resume_alone_go_on_together(cache, consumed, end):
     """Loaders that keep each worker's state resume so; kept workers then give the next pass too."""
@@ -246,7 +250,7 @@ def test_workers_that_resume_alone_go_on_together(cache, consumed, end):
         LatentStream(cache, BATCH),
         num_workers=2,
         persistent_workers=True,
-        worker_init_fn=lambda worker: get_worker_info().dataset.load_state_dict(states[worker]),
+        worker_init_fn=partial(load_own_state, states),
     )
     assert sorted(numbers_of(resumed)) == sorted(whole[consumed:end])
     assert numbers_of(resumed) == whole[end : end + 5]

@@ -1,0 +1,88 @@
+"""One place to import from, without torch where none is needed; other projects' packages of our names are told."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cache_store
+import encode_once
+import trainer
+from cache_store.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests/cache_store/format/golden"
+
+
+def python(code: str, *places: Path, script: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run code, or a script, with packages from these places."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
+    command = [sys.executable, *([str(script)] if script else ["-P", "-c", code])]
+    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_every_public_name_of_the_programs_is_one_of_encode_once():
+    theirs = {name: package for package in (cache_store, trainer) for name in package.__all__}
+    for name, package in theirs.items():
+        assert getattr(encode_once, name) is getattr(package, name)
+    assert {*encode_once.__all__} == {*theirs, "encode_images"} == {*encode_once.HOMES, "__version__"}
+    assert encode_once.encode_images.__module__ == "precompute.encode_images"
+    with pytest.raises(ImportError, match="nothing_here"):
+        from encode_once import nothing_here  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_a_cache_is_read_without_torch():
+    read = f"import encode_once, sys; encode_once.open_cache({str(GOLDEN)!r}).read([0]); "
+    done = python(f"{read} sys.exit(bool({{'torch', 'trainer', 'precompute'}} & {{*sys.modules}}))", ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("LatentStream", "trainer"), ("encode_images", "precompute")])
+def test_a_name_that_needs_torch_names_its_extra(name, extra):
+    done = python(f"import sys; sys.modules['torch'] = None; from encode_once import {name}", ROOT)
+    assert done.stderr.splitlines()[-1].endswith(f"; run `pip install 'encode-once[{extra}]'`")
+
+
+STREAM = "from encode_once import LatentStream"
+CONSOLE = "import sys; from encode_once.console import trainer; sys.argv[1:] = ['--help']; sys.exit(trainer())"
+
+
+def another(folder: Path, name: str) -> Path:
+    """Write another project's package, which must never run."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / name / "__init__.py").write_text("raise SystemExit('this is another project')")
+    return folder / name / "__init__.py"
+
+
+@pytest.mark.parametrize("code", [STREAM, CONSOLE])
+def test_another_trainer_that_comes_first_is_named(tmp_path, code):
+    found = another(tmp_path, "trainer")
+    done = python(code, tmp_path, ROOT)
+    error = done.stderr.splitlines()[-1]
+    assert f"`trainer` is another project's, not encode-once's: {found};" in error
+    assert (done.returncode, "Traceback" in done.stderr) == ((1, True) if code is STREAM else (2, False))
+
+
+def test_another_trainer_that_pip_has_put_over_ours_is_named(tmp_path):
+    for package in ("encode_once", "cache_store", "trainer"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    found = another(tmp_path, "trainer")
+    done = python(CONSOLE, tmp_path)
+    (error,) = done.stderr.splitlines()
+    assert error.startswith(f"trainer: error: `trainer` is another project's, not encode-once's: {found};")
+
+
+def test_a_package_that_uninstalling_another_project_took_away_is_missing(monkeypatch):
+    monkeypatch.setattr(encode_once, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match="`trainer` is missing; run `pip install "):
+        encode_once.import_ours("trainer.cli")
+
+
+def test_a_script_called_trainer_is_named_and_does_not_run_twice(tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(f"print('runs')\n{STREAM}\n")
+    done = python("", ROOT, script=script)
+    assert (done.stdout, done.stderr.count(f"not encode-once's: {script};")) == ("runs\n", 1)
