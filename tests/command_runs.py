@@ -98,9 +98,12 @@ class Run:
 
     def line(self, scheme: str = "") -> list[str]:
         """Return the command line; `scheme` is put before the cache's address."""
+        return self.words(COMMANDS[self.name], scheme)
+
+    def words(self, line: str, scheme: str) -> list[str]:
         (other,) = set(get_args(StoreFormat)) - {read_spec(self.scene / "before").store_format}
         named = {"scene": self.scene, "cache": f"{scheme}{self.place.address}", "other": other}
-        return [word.format(**named) for word in COMMANDS[self.name].split()]
+        return [word.format(**named) for word in line.split()]
 
     def __call__(self, scheme: str = "") -> int:
         program, *arguments = self.line(scheme)

@@ -17,11 +17,16 @@ SCRATCH_SUFFIX = ".partial"
 SCRATCH_NAME = re.compile(rf"\.(.+)\.(\d+){re.escape(SCRATCH_SUFFIX)}")
 
 Sync = Callable[[int], object]
-"""Flushes what was written to a file descriptor to disk, as `os.fsync` does."""
+"""Flushes what was written to a file descriptor to disk, as `flush` does."""
+
+
+def flush(descriptor: int) -> None:
+    """Flush a file's bytes, or a folder's names, to disk."""
+    os.fsync(descriptor)
 
 
 @contextmanager
-def publish(path: Path, attempt: int = 1, sync: Sync = os.fsync) -> Iterator[Path]:
+def publish(path: Path, attempt: int = 1, sync: Sync = flush) -> Iterator[Path]:
     """Yield a scratch path: the file or folder made there becomes `path`, durably, only if the block succeeds."""
     with scratch_beside(path, attempt, sync) as scratch:
         yield scratch
@@ -44,7 +49,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def scratch_beside(path: Path, attempt: int = 1, sync: Sync = os.fsync) -> Iterator[Path]:
+def scratch_beside(path: Path, attempt: int = 1, sync: Sync = flush) -> Iterator[Path]:
     """Yield a scratch path in the folder of `path`, and delete what is left there; OSErrors name `path` instead."""
     make_folder(path.parent, sync)
     scratch = scratch_path(path, attempt)
@@ -132,7 +137,7 @@ def scratch_folder() -> str:
     return f"{tempfile.gettempdir()} (TMPDIR names another folder)"
 
 
-def make_folder(folder: Path, sync: Sync = os.fsync) -> None:
+def make_folder(folder: Path, sync: Sync = flush) -> None:
     """Create `folder` and its parents so that the names survive a power cut."""
     if folder.is_dir():
         return
@@ -141,7 +146,7 @@ def make_folder(folder: Path, sync: Sync = os.fsync) -> None:
     sync_path(folder.parent, sync)
 
 
-def sync_path(path: Path, sync: Sync = os.fsync) -> None:
+def sync_path(path: Path, sync: Sync = flush) -> None:
     """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
