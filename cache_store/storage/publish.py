@@ -108,13 +108,16 @@ def clear_scratch(path: Path) -> int:
 
 def clear_folders(parent: Path, name: str) -> None:
     """Delete the scratch folders in `parent` of names that match the pattern `name`."""
-    for leftover in parent.glob(f".{name}.*{SCRATCH_SUFFIX}"):
+    if leftovers := [*parent.glob(f".{name}.*{SCRATCH_SUFFIX}")]:
+        sync_path(parent)  # or a power cut may give an emptied folder the name back that it had before
+    for leftover in leftovers:
         shutil.rmtree(leftover)
 
 
 def remove_folder(path: Path) -> None:
     """Rename the folder `path`, then delete it, so that no part of it is ever seen under its name."""
-    shutil.rmtree(path.rename(scratch_path(path)))
+    path.rename(scratch_path(path))
+    clear_folders(path.parent, path.name)
 
 
 @contextmanager
