@@ -1,8 +1,9 @@
 """A model of a POSIX disk, which says what a power cut may leave of it, and a recorder of what a program does to it.
 
 POSIX promises only that `fsync` of a file keeps its bytes, and `fsync` of a folder its names. Until then, a power cut
-may leave a file's bytes as they were last synced, none, half of them, or all; and any of the names that were made,
-renamed or deleted, whichever came first. Changes of the same name keep their order, and a rename happens wholly or not.
+may leave a file's bytes as they were last synced, none, half of them, zeros for them, or all; and any of the names that
+were made, renamed or deleted, whichever came first. Changes of the same name keep their order, and a rename happens
+wholly or not.
 """
 
 import io
@@ -89,7 +90,7 @@ class Disk:
 
     def _contents(self, number: int) -> set[bytes]:
         data = self.data[number]
-        return {self.synced_data[number], b"", data[: len(data) // 2], data}
+        return {self.synced_data[number], b"", data[: len(data) // 2], bytes(len(data)), data}
 
 
 def apply(folder: dict[str, int], names: dict[str, int | None]) -> None:
@@ -185,7 +186,8 @@ class Recorder:
             return None if folder is None else (folder, os.fspath(path))
         if isinstance(path, int) or not (path := Path(path).absolute()).is_relative_to(self.root):
             return None
-        return self._numbers[path.parent.stat().st_ino], path.name
+        with self._lock:  # another thread may just be making the folder
+            return self._numbers[path.parent.stat().st_ino], path.name
 
     def _look(self) -> None:
         """Note what was written since."""
