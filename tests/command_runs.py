@@ -6,14 +6,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 import precompute.rerun.steps as build_module
+from cache_store import open_cache
 from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import SEAL_FILE
 from cache_store.format.schema import StoreFormat
+from cache_store.program.command_line import Parser, Program
 from cache_store.verify.verify import verify
 from precompute.cli import main as precompute
 from precompute.encoders.registry import load_encoder
@@ -42,6 +45,19 @@ load_once = cache(load_encoder)
 def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let builds share loaded encoders, in the folders whose conftest imports this."""
     monkeypatch.setattr(build_module, "load_encoder", load_once)
+
+
+@pytest.fixture(autouse=True)
+def quick_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the parser of each program only once, in the modules that import this: it takes half of a tiny command."""
+    make, made = Program.parser, dict[str, Parser]()
+
+    def parser(program: Program) -> Parser:
+        if program.name not in made:
+            made[program.name] = make(program)
+        return made[program.name]
+
+    monkeypatch.setattr(Program, "parser", parser)
 
 
 @pytest.fixture
@@ -100,9 +116,12 @@ class Run:
 
     def line(self, scheme: str = "") -> list[str]:
         """Return the command line; `scheme` is put before the cache's address."""
+        return self.words(COMMANDS[self.name], scheme)
+
+    def words(self, line: str, scheme: str) -> list[str]:
         (other,) = set(get_args(StoreFormat)) - {read_spec(self.scene / "before").store_format}
         named = {"scene": self.scene, "cache": f"{scheme}{self.place.address}", "other": other}
-        return [word.format(**named) for word in COMMANDS[self.name].split()]
+        return [word.format(**named) for word in line.split()]
 
     def __call__(self, scheme: str = "") -> int:
         program, *arguments = self.line(scheme)
@@ -142,3 +161,11 @@ def records(place: Place) -> list[int]:
     """List the committed shards."""
     names = [name for name in place.marks() if name.startswith("commits/") and name.endswith(".json")]
     return sorted(int(name.removeprefix("commits/").removesuffix(".json")) for name in names)
+
+
+def values_of(cache: Path) -> dict[str, bytes]:
+    """Read every sample of a cache, by its id."""
+    opened = open_cache(cache)
+    numbers = np.arange(len(opened))
+    samples = zip(opened.samples(numbers, ["id"])["id"].to_pylist(), opened.read(numbers), strict=True)
+    return {name: sample.tobytes() for name, sample in samples}

@@ -127,6 +127,7 @@ def copy(
             copied = copy_shards(in_order, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
             seal = source_seal
         clear_leftovers(to_store, target.spec)
+        to_store.make_durable(commit_file(0))  # and so all other records
         put_checked(to_store, SEAL_FILE, canonical_json(seal) if is_new_form else from_store.read(SEAL_FILE))
     shards = sum(is_copied for _, is_copied in copied)
     return Copied(seal=seal, shards=shards, kept=len(copied) - shards, is_new_form=is_new_form)
@@ -232,6 +233,7 @@ def copy_shard(from_store: Store, target: Store, there: Store, record: CommitRec
 def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) -> None:
     """Copy a file unless it is there; CacheError if source or copy does not have the recorded bytes."""
     if not size_problem(there, file) and stored_sha256(target, file.path) == file.sha256:
+        target.make_durable(file.path)
         return
     with from_store.open(file.path) as stream, target.draft(file.path) as draft:
         digest = hashlib.sha256()
@@ -251,7 +253,9 @@ def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) 
 
 def put_checked(target: Store, name: str, data: bytes) -> None:
     """Write a small file unless it is there, and check it by reading it back."""
-    if not target.has(name) or target.read(name) != data:
+    if target.has(name) and target.read(name) == data:
+        target.make_durable(name)
+    else:
         target.put_whole(name, data)
         if target.read(name) != data:
             raise CacheError(f"{target.where(name)} does not read back as it was written; run the same command again")

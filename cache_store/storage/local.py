@@ -30,6 +30,7 @@ from cache_store.storage.protocol import (
 from cache_store.storage.publish import (
     SCRATCH_SUFFIX,
     clear_scratch,
+    flush,
     name_in_errors,
     scratch_beside,
     sync_path,
@@ -61,7 +62,7 @@ class LocalStore(Store):
         return path.open("wb", buffering=WRITE_BYTES)
 
     def sync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
+        flush(descriptor)
 
     def rename(self, path: Path, target: Path) -> None:
         path.replace(target)
@@ -157,7 +158,7 @@ class LocalStore(Store):
 
     def put_file(self, name: str, scratch: Path) -> None:
         self.rename(scratch, self.root / name)
-        self._sync_folder(name)
+        self.make_durable(name)
 
     def put_file_if_absent(self, name: str, scratch: Path) -> bool:
         path = self.root / name
@@ -170,11 +171,13 @@ class LocalStore(Store):
                 self.rename(scratch, path)
             elif not have_equal_bytes(scratch, path):
                 return False
-        self._sync_folder(name)  # also if another program gave the name, and has not come to sync it
+        self.make_durable(name)  # also if another program gave the name, and has not come to sync it
         return True
 
-    def _sync_folder(self, name: str) -> None:
-        sync_path((self.root / name).parent, self.sync)
+    def make_durable(self, name: str) -> None:
+        """Sync the file's folder and those above it, up to the store's: another program may have made these too."""
+        for folder in Path(name).parents:
+            sync_path(self.root / folder, self.sync)
 
     def clear_drafts(self, name: str) -> int:
         return clear_scratch(self.root / name)
@@ -183,9 +186,9 @@ class LocalStore(Store):
         if name.endswith("/"):
             with suppress(OSError):
                 (self.root / name).rmdir()
-        elif self.has(name):
-            (self.root / name).unlink()
-            self._sync_folder(name)
+        elif (folder := (self.root / name).parent).is_dir():
+            (self.root / name).unlink(missing_ok=True)
+            sync_path(folder, self.sync)  # also if a program that died deleted it, and has not come to sync that
 
     def refuse_foreign_names(self, ours: Collection[str], option: str, kind: str) -> None:
         nearest = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))

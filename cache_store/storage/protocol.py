@@ -186,7 +186,10 @@ class Store(Protocol):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete a file durably, if it exists; by a name that ends in /, an empty folder, where a place has folders."""
+        """Delete a file, if it exists, and make that durable.
+
+        By a name that ends in /, an empty folder, where a place has folders.
+        """
 
     @abstractmethod
     def open(self, name: str, version: Version | None = None) -> File:
@@ -207,6 +210,10 @@ class Store(Protocol):
     def put_file_if_absent(self, name: str, scratch: Path) -> bool:
         """Do the same unless another file has the name; return the same as `put_if_absent`."""
         return self.put_if_absent(name, map_file(scratch))
+
+    def make_durable(self, name: str) -> None:
+        """Make a file's name survive a power cut: a program that died may have given it and not come to that."""
+        return
 
     def sync(self, descriptor: int) -> None:
         """Flush a scratch file to disk, if it will stay there."""

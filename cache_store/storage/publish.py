@@ -17,11 +17,16 @@ SCRATCH_SUFFIX = ".partial"
 SCRATCH_NAME = re.compile(rf"\.(.+)\.(\d+){re.escape(SCRATCH_SUFFIX)}")
 
 Sync = Callable[[int], object]
-"""Flushes what was written to a file descriptor to disk, as `os.fsync` does."""
+"""Flushes what was written to a file descriptor to disk, as `flush` does."""
+
+
+def flush(descriptor: int) -> None:
+    """Flush a file's bytes, or a folder's names, to disk."""
+    os.fsync(descriptor)
 
 
 @contextmanager
-def publish(path: Path, attempt: int = 1, sync: Sync = os.fsync) -> Iterator[Path]:
+def publish(path: Path, attempt: int = 1, sync: Sync = flush) -> Iterator[Path]:
     """Yield a scratch path: the file or folder made there becomes `path`, durably, only if the block succeeds."""
     with scratch_beside(path, attempt, sync) as scratch:
         yield scratch
@@ -44,7 +49,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def scratch_beside(path: Path, attempt: int = 1, sync: Sync = os.fsync) -> Iterator[Path]:
+def scratch_beside(path: Path, attempt: int = 1, sync: Sync = flush) -> Iterator[Path]:
     """Yield a scratch path in the folder of `path`, and delete what is left there; OSErrors name `path` instead."""
     make_folder(path.parent, sync)
     scratch = scratch_path(path, attempt)
@@ -103,13 +108,16 @@ def clear_scratch(path: Path) -> int:
 
 def clear_folders(parent: Path, name: str) -> None:
     """Delete the scratch folders in `parent` of names that match the pattern `name`."""
-    for leftover in parent.glob(f".{name}.*{SCRATCH_SUFFIX}"):
+    if leftovers := [*parent.glob(f".{name}.*{SCRATCH_SUFFIX}")]:
+        sync_path(parent)  # or a power cut may give an emptied folder the name back that it had before
+    for leftover in leftovers:
         shutil.rmtree(leftover)
 
 
 def remove_folder(path: Path) -> None:
     """Rename the folder `path`, then delete it, so that no part of it is ever seen under its name."""
-    shutil.rmtree(path.rename(scratch_path(path)))
+    path.rename(scratch_path(path))
+    clear_folders(path.parent, path.name)
 
 
 @contextmanager
@@ -132,7 +140,7 @@ def scratch_folder() -> str:
     return f"{tempfile.gettempdir()} (TMPDIR names another folder)"
 
 
-def make_folder(folder: Path, sync: Sync = os.fsync) -> None:
+def make_folder(folder: Path, sync: Sync = flush) -> None:
     """Create `folder` and its parents so that the names survive a power cut."""
     if folder.is_dir():
         return
@@ -141,7 +149,7 @@ def make_folder(folder: Path, sync: Sync = os.fsync) -> None:
     sync_path(folder.parent, sync)
 
 
-def sync_path(path: Path, sync: Sync = os.fsync) -> None:
+def sync_path(path: Path, sync: Sync = flush) -> None:
     """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -18,7 +18,7 @@ from cache_store.cache.survey import Reading, survey_build
 from cache_store.copy.withdraw import finish_withdrawal
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import PLAN_FILE, SEAL_FILE
+from cache_store.format.layout import PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.schema import BuildRecord, FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info
 from cache_store.messages import counted, printable
@@ -84,9 +84,10 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
         log_info(printable(note))
     if work.plan_file is None:
         write_plan(store, work.spec, map(work.plan_rows, range(work.spec.num_shards)))
+    store.make_durable(PLAN_FILE)  # and all beside it, before anything relies on it
     plan_file = work.plan_file or file_record(store, PLAN_FILE)
     replaced = work.shards_to("replace") if for_ranks else []
-    if work.is_extension or replaced:
+    if work.is_extension or facts.extended_before or replaced:
         store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards
     for shard in replaced:
         retract(store, shard)
@@ -207,6 +208,7 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
     refuse_non_canonical(store, contents)
     assert work.plan_file is not None
+    store.make_durable(commit_file(0))  # and so all other records
     seal = write_seal(store, make_seal(work.spec, contents, work.plan_file), work.earlier_seal)
     if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
         is_asked = work.has_other_samples

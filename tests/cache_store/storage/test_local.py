@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from cache_store.errors import CacheError, NotAFileError
 from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalStore
 from tests.full_disk import largest_file
+from tests.posix_disk import ROOT, Disk, lay_out, recorded
 
 
 @pytest.fixture
@@ -29,23 +30,29 @@ def test_a_dead_writers_scratch_is_cleared_and_counted(store):
     assert store.list() == [".file.x.5.partial", ".other.7.partial"]
 
 
-@dataclass(frozen=True)
-class SyncedStore(LocalStore):
-    """Records the inode of all that is synced."""
-
-    synced: list[int] = field(default_factory=list)
-
-    def sync(self, descriptor: int) -> None:
-        self.synced.append(os.fstat(descriptor).st_ino)
-        super().sync(descriptor)
+RELIED_ON: dict[str, Callable[[LocalStore], object]] = {
+    "the same bytes are put": lambda store: store.put_if_absent("in/file", b"data"),
+    "it stays": lambda store: store.make_durable("in/file"),
+    "it is deleted": lambda store: store.delete("in/file"),
+}
 
 
-def test_a_name_that_another_program_gave_is_synced_before_it_is_relied_on(store):
-    """A power cut could still take it away: the other program may have died before it synced it."""
-    store.put_whole("in/file", b"data")
-    ours = SyncedStore(store.root)
-    assert ours.put_if_absent("in/file", b"data")
-    assert ours.synced[-1] == (store.root / "in").stat().st_ino
+@pytest.mark.parametrize("use", RELIED_ON)
+def test_what_a_dead_program_did_survives_a_power_cut_before_it_is_relied_on(store, use):
+    """The other program made a folder and a file in it, or deleted the file, and died before it synced any name."""
+    disk = Disk()
+    file = disk.make(folder := disk.make(ROOT, "in", is_folder=True), "file")
+    disk.data[file] = b"data"
+    disk.sync(file)
+    if use == "it is deleted":
+        disk.sync(folder)
+        disk.change(folder, {"file": None})
+    lay_out(store.root, disk.seen())
+    with recorded(store.root, disk) as moments:
+        RELIED_ON[use](store)
+    before, after = ([each.get("in/file") for each in moments[step].after_a_power_cut()] for step in (0, -1))
+    assert {*before} == {b"data", None}
+    assert {*after} == {None if use == "it is deleted" else b"data"}
 
 
 @pytest.mark.parametrize(

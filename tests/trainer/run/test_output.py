@@ -1,5 +1,6 @@
 """A run writes whole checkpoints and one log, whatever kills it or fills its disk, and touches no other files."""
 
+import itertools
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -15,9 +16,11 @@ from safetensors.torch import save
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import canonical_json, sign
+from cache_store.storage.local import write_file
 from tests.forked import FORKED
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.named import assert_names
+from tests.posix_disk import Disk, is_at_stake, lay_out, recorded, without_scratch
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.models import make_latents, make_projector
 from tests.trainer.runs import ForkedTrainer, assert_same_run, command, damages, train_alone
@@ -33,7 +36,7 @@ from trainer.run.checkpoint import (
     find_checkpoint,
     read_state,
 )
-from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
+from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 from trainer.run.optim import make_optimizer
 from trainer.train import TrainingRun
 
@@ -80,6 +83,44 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
     newest = folder.steps()[-1]
     assert save_steps(tmp_path, newest + 1, keep_last=2).steps() == [newest, newest + 1]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+class Saved(NamedTuple):
+    """The disk at a moment, and the last step that a save had returned for by then; 0 for none."""
+
+    disk: Disk
+    step: int
+
+
+def save_recorded(root: Path, before: Saved, *steps: int) -> list[Saved]:
+    """Save checkpoints as a run does, after its config."""
+    lay_out(root, before.disk.seen())
+    ends = {0: before.step}
+    with recorded(root, before.disk) as moments:
+        write_file(root / CONFIG_FILE, b"")
+        for step in steps:
+            save_steps(root / CHECKPOINTS, step, keep_last=2)
+            ends[len(moments) - 1] = step
+    return [Saved(disk, ends[max(end for end in ends if end <= number)]) for number, disk in enumerate(moments)]
+
+
+def test_a_power_cut_leaves_the_newest_checkpoint_or_the_one_before_and_no_broken_one(tmp_path):
+    """A cut during a run, or during its resumption after a kill; what a save returned for is there."""
+    (root := tmp_path / "run").mkdir()
+    folder = CheckpointFolder(root / CHECKPOINTS, 2)
+    run = save_recorded(root, Saved(Disk(), 0), 5, 10, 15)
+    resumed = [save_recorded(root, killed, 20) for killed in run if is_at_stake(killed.disk)]
+    states = {
+        (moment.step, frozenset(without_scratch(state).items())): state
+        for moment in itertools.chain(run, *resumed)
+        for state in moment.disk.after_a_power_cut()
+    }
+    for (saved, _), state in states.items():
+        lay_out(root, state)
+        found = find_checkpoint(folder, "auto")
+        assert saved <= (found[1].step if found else 0)
+        assert [read_state(folder.path(step)).step for step in folder.steps()] == folder.steps()
+    assert len(states) >= 26
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):

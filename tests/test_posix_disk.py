@@ -1,0 +1,110 @@
+"""The model of a disk: what a power cut may leave of a few calls, by what POSIX promises."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cache_store.storage.publish import flush
+from tests.posix_disk import Disk, disk_of, lay_out, recorded, tree_of
+
+UNSYNCED = (b"", b"te", bytes(4), b"text")
+"""What may be left of four bytes."""
+
+OLD = {"a": b"old", "in": None, "in/b": b"b"}
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    flush(descriptor)
+    os.close(descriptor)
+
+
+def written(folder: Path) -> None:
+    (folder / "c").write_bytes(b"text")
+
+
+def synced(folder: Path) -> None:
+    written(folder)
+    sync(folder / "c")
+
+
+def durable(folder: Path) -> None:
+    synced(folder)
+    sync(folder)
+
+
+def only_named(folder: Path) -> None:
+    written(folder)
+    sync(folder)
+
+
+def replaced(folder: Path) -> None:
+    synced(folder)
+    (folder / "c").replace(folder / "a")
+
+
+def replaced_unsynced(folder: Path) -> None:
+    written(folder)
+    (folder / "c").replace(folder / "a")
+
+
+def in_a_new_folder(folder: Path) -> None:
+    (folder / "new").mkdir()
+    durable(folder / "new")
+
+
+def linked(folder: Path) -> None:
+    os.link(folder / "a", folder / "c")
+    (folder / "a").unlink()
+
+
+def emptied(folder: Path) -> None:
+    (folder / "in" / "b").unlink()
+    (folder / "in").rmdir()
+
+
+def without(name: str) -> dict[str, bytes | None]:
+    return {path: data for path, data in OLD.items() if path != name}
+
+
+LEFT: dict[Callable[[Path], None], list[dict[str, bytes | None]]] = {
+    written: [OLD, *({**OLD, "c": data} for data in UNSYNCED)],
+    synced: [OLD, {**OLD, "c": b"text"}],
+    durable: [{**OLD, "c": b"text"}],
+    only_named: [{**OLD, "c": data} for data in UNSYNCED],
+    replaced: [OLD, {**OLD, "c": b"text"}, {**OLD, "a": b"text"}],
+    replaced_unsynced: [
+        OLD,
+        *({**OLD, name: data} for name in ("a", "c") for data in UNSYNCED),
+    ],
+    in_a_new_folder: [OLD, {**OLD, "new": None, "new/c": b"text"}],
+    linked: [OLD, {**OLD, "c": b"old"}, {**without("a"), "c": b"old"}, without("a")],
+    emptied: [OLD, {"a": b"old", "in": None}, {"a": b"old"}],
+}
+"""What a program does, and every state that a power cut after it may leave."""
+
+
+@pytest.mark.parametrize("program", LEFT, ids=lambda program: program.__name__)
+def test_a_power_cut_leaves_only_what_was_synced_for_certain(tmp_path, program):
+    lay_out(tmp_path, OLD)
+    with recorded(tmp_path, disk_of(OLD)) as moments:
+        program(tmp_path)
+    left = [*moments[-1].after_a_power_cut()]
+    assert all(state in LEFT[program] for state in left)
+    assert all(state in left for state in LEFT[program])
+
+
+def test_a_change_that_is_not_recorded_is_noticed(tmp_path):
+    with pytest.raises(AssertionError), recorded(tmp_path, Disk()):
+        os.close(os.open(tmp_path / "unseen", os.O_CREAT | os.O_WRONLY))
+
+
+def test_a_file_keeps_what_was_synced_when_it_is_written_again(tmp_path):
+    with recorded(tmp_path, Disk()) as moments:
+        durable(tmp_path)
+        (tmp_path / "c").write_bytes(b"longer text")
+    left = {state["c"] for state in moments[-1].after_a_power_cut()}
+    assert left == {b"text", b"", b"longe", bytes(11), b"longer text"}
+    assert tree_of(tmp_path) == moments[-1].seen()
