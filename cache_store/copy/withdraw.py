@@ -34,7 +34,7 @@ from cache_store.cache.survey import survey_records
 from cache_store.copy.new_form import CacheAt
 from cache_store.copy.rewrite import rewrite_shard
 from cache_store.errors import CacheError, ConfigError
-from cache_store.format.layout import PLAN_FILE, SEAL_FILE
+from cache_store.format.layout import PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import PlanFile, is_withdrawn, without_samples
 from cache_store.format.schema import BuildRecord, Seal
 from cache_store.format.tables import CACHED
@@ -204,6 +204,7 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     None in place of the seal if a shard is not committed: only a build can finish such a cache.
     """
     spec, plan = read_spec(store), withdraw_from_plan(store, build.withdrawing)
+    store.make_durable(PLAN_FILE)  # and all beside it, before anything relies on it
     digests = plan.digests()
     spec = msgspec.structs.replace(spec, plan_digest=digests.whole)
     for name, data in metadata_of(spec):
@@ -212,6 +213,8 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     surveyed = survey_records(store)
     records = surveyed.records
     others = [shard for shard, each in records.items() if each.content.plan_digest != digests.shards[shard]]
+    if others:
+        store.delete(SEAL_FILE)  # durably, also if a program that died has deleted it
     with ProgressBar("withdraw", len(others), "shard") as bar:
         for shard in others:
             records[shard] = rewrite_shard(CacheAt(store, spec), records[shard], plan.shard(shard))
@@ -220,6 +223,7 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     plan_file, seal = file_record(store, PLAN_FILE), None
     if len(records) == spec.num_shards:
         contents = [record.content for _, record in sorted(records.items())]
+        store.make_durable(commit_file(0))  # and so all other records
         seal = write_seal(store, make_seal(spec, contents, plan_file), surveyed.seal.value)
     listed = build.listed and msgspec.structs.replace(
         build.listed, plan_sha256=plan_file.sha256, plan_digest=digests.whole, shard_digests=digests.shards

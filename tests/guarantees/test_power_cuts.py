@@ -37,11 +37,16 @@ LINES = {name: [line] for name, line in COMMANDS.items()} | {
 }
 """The lines of each command; a new command is a line here, or in `COMMANDS`."""
 
-FEWEST = {"build": 72, "extend": 26, "retry": 18, "repair": 7, "copy": 15, "copy as it is": 16, "ranks": 77}
+FEWEST = {"build": 72, "extend": 26, "retry": 18, "repair": 7, "copy": 15, "copy as it is": 16, "ranks": 77, "withdraw": 15}
 """Different states that power cuts leave, as docs/rationale.md has them."""
 
 MAY_BE_NAMED = {"extend": {PLAN_FILE}, "repair": {"latents/c/0/0/0", "commits/000000.json"}}
 """Files that `verify` may name in a sealed cache: an extension first writes a longer plan, a repair has damage."""
+
+
+def is_being_rewritten(run: Run, folder: Path) -> bool:
+    """Return whether a withdrawal was stopped: the old record of a shard stands until the new one replaces it."""
+    return run.name == "withdraw" and not (folder / SEAL_FILE).exists()
 
 
 class Lines(Run):
@@ -120,7 +125,7 @@ def assert_whole(run: Run, right: list[dict[str, bytes]]) -> None:
     for shard in records(run.place):
         for file in read_commit(folder, shard).content.files:
             is_whole = hashlib.sha256((folder / file.path).read_bytes()).hexdigest() == file.sha256
-            assert is_whole or file.path in may_be_named, file
+            assert is_whole or file.path in may_be_named or is_being_rewritten(run, folder), file
     if (folder / SEAL_FILE).exists():
         found = {each.file for each in verify(folder, "deep").findings if each.kind != "stray"}
         assert found <= may_be_named
