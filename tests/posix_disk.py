@@ -132,9 +132,9 @@ def is_scratch(name: str) -> bool:
     return name == CLAIM_FILE or scratch_target(name) is not None
 
 
-def is_at_stake(disk: Disk) -> bool:
-    """Return whether a power cut could now take away more than scratch files."""
-    return any(not is_scratch(name) for change in disk.pending for name in change.names)
+def at_stake(disk: Disk) -> frozenset[tuple[int, str]]:
+    """Return the names, except those of scratch files, that a power cut could take away or bring back, by folder."""
+    return frozenset((folder, name) for folder, names in disk.pending for name in names if not is_scratch(name))
 
 
 def lay_out(root: Path, tree: Tree) -> None:

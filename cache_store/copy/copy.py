@@ -253,9 +253,7 @@ def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) 
 
 def put_checked(target: Store, name: str, data: bytes) -> None:
     """Write a small file unless it is there, and check it by reading it back."""
-    if target.has(name) and target.read(name) == data:
-        target.make_durable(name)
-    else:
+    if not target.has(name) or target.read(name) != data:
         target.put_whole(name, data)
         if target.read(name) != data:
             raise CacheError(f"{target.where(name)} does not read back as it was written; run the same command again")

@@ -21,7 +21,7 @@ from cache_store.format.schema import StoreFormat
 from cache_store.verify.verify import verify
 from tests.command_runs import COMMANDS, PROGRAMS, Run, make_scene, quick_parsing, records, values_of
 from tests.places import Folder
-from tests.posix_disk import Disk, Tree, disk_of, is_at_stake, lay_out, recorded, tree_of, without_scratch
+from tests.posix_disk import Disk, Tree, at_stake, disk_of, lay_out, recorded, tree_of, without_scratch
 
 __all__ = ["quick_parsing"]  # a fixture
 
@@ -37,8 +37,9 @@ LINES = {name: [line] for name, line in COMMANDS.items()} | {
 }
 """The lines of each command; a new command is a line here, or in `COMMANDS`."""
 
-FEWEST = {"build": 72, "extend": 26, "retry": 18, "repair": 7, "copy": 15, "copy as it is": 16, "ranks": 77, "withdraw": 15}
-"""Different states that power cuts leave, as docs/rationale.md has them."""
+FEWEST = {"build": 90, "extend": 28, "retry": 17, "repair": 8, "withdraw": 15}
+FEWEST |= {"copy": 15, "copy as it is": 18, "ranks": 90}
+"""Least number of different states, as docs/rationale.md has them; threads let it vary a little."""
 
 MAY_BE_NAMED = {"extend": {PLAN_FILE}, "repair": {"latents/c/0/0/0", "commits/000000.json"}}
 """Files that `verify` may name in a sealed cache: an extension first writes a longer plan, a repair has damage."""
@@ -88,7 +89,7 @@ def test_a_power_cut_at_any_step_leaves_whole_files_and_a_rerun_ends(
     run = Lines(scene, tmp_path, name, Folder(root / "cache"))
     right = [values_of(run.whole.path), values_of(scene / "before")]
     moments = steps_of(run, root, disk_of(tree_of(root)))
-    killed = {key_of(moment.seen()): moment for moment in moments if is_at_stake(moment)}
+    killed = {(key_of(moment.seen()), at_stake(moment)): moment for moment in moments if at_stake(moment)}
     reruns = (steps_of(run, root, moment) for moment in killed.values())
     tried = set()
     for moment in chain(moments, chain.from_iterable(reruns)):

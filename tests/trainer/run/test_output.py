@@ -20,7 +20,7 @@ from cache_store.storage.local import write_file
 from tests.forked import FORKED
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.named import assert_names
-from tests.posix_disk import Disk, is_at_stake, lay_out, recorded, without_scratch
+from tests.posix_disk import Disk, at_stake, lay_out, recorded, without_scratch
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.models import make_latents, make_projector
 from tests.trainer.runs import ForkedTrainer, assert_same_run, command, damages, train_alone
@@ -109,18 +109,17 @@ def test_a_power_cut_leaves_the_newest_checkpoint_or_the_one_before_and_no_broke
     (root := tmp_path / "run").mkdir()
     folder = CheckpointFolder(root / CHECKPOINTS, 2)
     run = save_recorded(root, Saved(Disk(), 0), 5, 10, 15)
-    resumed = [save_recorded(root, killed, 20) for killed in run if is_at_stake(killed.disk)]
-    states = {
-        (moment.step, frozenset(without_scratch(state).items())): state
-        for moment in itertools.chain(run, *resumed)
-        for state in moment.disk.after_a_power_cut()
-    }
-    for (saved, _), state in states.items():
-        lay_out(root, state)
-        found = find_checkpoint(folder, "auto")
-        assert saved <= (found[1].step if found else 0)
-        assert [read_state(folder.path(step)).step for step in folder.steps()] == folder.steps()
-    assert len(states) >= 26
+    resumed = [save_recorded(root, killed, 20) for killed in run if at_stake(killed.disk)]
+    tried = set()
+    for moment in itertools.chain(run, *resumed):
+        for state in moment.disk.after_a_power_cut():
+            if (key := (moment.step, frozenset(without_scratch(state).items()))) not in tried:
+                tried.add(key)
+                lay_out(root, state)
+                found = find_checkpoint(folder, "auto")
+                assert moment.step <= (found[1].step if found else 0)
+                assert [read_state(folder.path(step)).step for step in folder.steps()] == folder.steps()
+    assert len(tried) >= 26
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
