@@ -24,8 +24,8 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/render.py site
-	@echo "open site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "to read it: $(BIN)/python -m http.server --directory site, then open http://localhost:8000"
 
 # Everything that a release consists of, checked; what it uploads lies in dist/.
 CHECK_SCHEMA := $(TOOLS)/bin/check-jsonschema --builtin-schema

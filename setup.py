@@ -8,6 +8,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 HOME = "https://github.com/encode-once/encode-once"
+SITE = "https://encode-once.github.io/encode-once/"
 VERSION = runpy.run_path("cache_store/version.py")["__version__"]
 
 RELATIVE_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|#)([^)]+)\)")
@@ -42,7 +43,7 @@ setup(
     long_description=description(),
     project_urls={
         "Homepage": HOME,
-        "Documentation": f"{HOME}/blob/v{VERSION}/docs/README.md",
+        "Documentation": SITE,
         "Changelog": f"{HOME}/blob/v{VERSION}/CHANGELOG.md",
         "Issues": f"{HOME}/issues",
     },

@@ -66,9 +66,8 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return Parser().parsestr(wheel.read(f"encode_once-{__version__}.dist-info/METADATA").decode())
 
 
-def home_of(metadata: Message) -> str:
-    """Return the project's one address."""
-    return dict(each.split(", ") for each in metadata.get_all("Project-URL", []))["Homepage"]
+def url_of(metadata: Message, name: str) -> str:
+    return dict(each.split(", ") for each in metadata.get_all("Project-URL", []))[name]
 
 
 def files_in(folder: Path, *names: str) -> set[str]:
@@ -95,7 +94,7 @@ def test_without_a_compiler_the_wheel_lacks_the_extensions_alone(wheel, unpacked
 
 
 def test_links_of_the_description_work_without_the_files_beside_it(metadata):
-    home = home_of(metadata)
+    home = url_of(metadata, "Homepage")
     text = str(metadata.get_payload())
     targets = re.findall(r"\]\(([^)]+)\)", text)
     kind = r"(raw(?=/.*\.png)|blob(?!/.*\.png))"
@@ -117,12 +116,12 @@ def test_every_extra_that_is_named_anywhere_exists(metadata):
     assert named <= {*metadata.get_all("Provides-Extra", [])}
 
 
-def test_every_address_of_the_project_is_its_home(metadata, tree):
-    home = home_of(metadata)
+def test_every_address_of_the_project_is_its_home_or_its_site(metadata, tree):
+    ours = (url_of(metadata, "Homepage"), url_of(metadata, "Documentation"))
     texts = [path.read_text() for path in tree.rglob("*") if path.suffix in (".md", ".cff", ".yml", ".yaml")]
-    found = re.findall(r"https://[\w.]+/encode-once\b[\w/-]*", "\n".join(texts))
+    found = re.findall(r"https://[\w.-]+/encode-once\b[\w/-]*", "\n".join(texts))
     assert len(found) >= 4
-    assert all(each.startswith(home) for each in found)
+    assert all(each.startswith(ours) for each in found)
 
 
 def rglob(folder: str) -> list[Path]:

@@ -1,0 +1,30 @@
+"""The notebook runs in a kernel, from its first cell to its last, at toy size."""
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+TOUR = ROOT / "examples/tour.ipynb"
+TOY = "SCENES, TEXT_STEPS, TRAIN_STEPS = 100, 1, 2"
+
+
+def test_the_tour_builds_looks_trains_and_answers(tmp_path):
+    for name in ("configs", "demo"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "examples").mkdir()
+    tour = nbformat.read(TOUR, as_version=4)
+    (parameters,) = (cell for cell in tour.cells if "parameters" in cell.metadata.get("tags", []))
+    parameters.source = TOY
+    NotebookClient(tour, timeout=300, resources={"metadata": {"path": str(tmp_path / "examples")}}).execute()
+    outputs = [output for cell in tour.cells for output in cell.get("outputs", [])]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    for told in ("= 104 cached + 5 rejected", "sound (full)", "trained 2 steps", "prompt     Describe the scene."):
+        assert told in printed
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3  # sheet, losses, the new scene
+
+
+def test_the_tour_is_kept_without_outputs():
+    cells = [cell for cell in nbformat.read(TOUR, as_version=4).cells if cell.cell_type == "code"]
+    assert not [cell for cell in cells if cell.outputs or cell.execution_count]
