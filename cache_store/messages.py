@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from cache_store.errors import StaleError
-from cache_store.format.layout import COMMITS, SEAL_FILE, commit_file
+from cache_store.errors import CacheError, StaleError
+from cache_store.format.layout import BUILD_FILE, COMMITS, SEAL_FILE, commit_file
 from cache_store.format.schema import CommitRecord, Recipe, Seal, Spec
 from cache_store.storage.store import Store
 
@@ -31,6 +31,8 @@ MADE_BY = "`precompute build` or `cache-store copy` that made the cache"
 SEALED_BY = (
     f"{MADE_BY} (if it was built in ranks: `precompute seal`; if samples were being withdrawn: `cache-store withdraw`)"
 )
+
+WITHDRAW_AGAIN = "samples were being withdrawn; to finish it, run the same `cache-store withdraw`, or the build"
 
 BUILD_AGAIN = f"to finish it, rerun the {SEALED_BY}: committed shards are kept"
 
@@ -65,7 +67,15 @@ def refuse_unsealed(store: Store, spec: Spec) -> None:
         differences = [Difference("seal", ABSENT, "needed")]
         if committed != spec.num_shards:
             differences.append(Difference("committed shards", f"{committed:,}", f"{spec.num_shards:,} needed"))
-        refuse(f"{store} is not sealed", differences, [BUILD_AGAIN])
+        refuse(f"{store} is not sealed", differences, [WITHDRAW_AGAIN if is_being_withdrawn(store) else BUILD_AGAIN])
+
+
+def is_being_withdrawn(store: Store) -> bool:
+    """Return whether the build record seems to state a withdrawal that was stopped."""
+    try:
+        return b'"withdrawing":[' in store.read(BUILD_FILE)
+    except (OSError, CacheError):
+        return False
 
 
 def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:

@@ -34,10 +34,11 @@ from cache_store.cache.survey import survey_records
 from cache_store.copy.new_form import CacheAt
 from cache_store.copy.rewrite import rewrite_shard
 from cache_store.errors import CacheError, ConfigError
-from cache_store.format.layout import PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import PlanFile, is_withdrawn, without_samples
 from cache_store.format.schema import BuildRecord, Seal
 from cache_store.format.tables import CACHED
+from cache_store.log import log_info
 from cache_store.messages import BUILD_AGAIN, counted, printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
@@ -180,22 +181,30 @@ class Withdrawal:
             raise CacheError(f"{store} would have no sample left; delete the cache instead. Nothing was changed")
 
     def carry_out(self) -> Withdrawn:
-        """Withdraw the samples; finish first what an earlier withdrawal began."""
-        store, build, samples = self._store, self._build, self.counts.total()
-        if not self._left and not build.withdrawing:
-            return Withdrawn(store=store, samples=samples)
-        if self._left:
-            left = (name for rows in self._left.values() for name in rows["id"].filter(rows["left"]).to_pylist())
+        """Withdraw the samples; finish first what an earlier withdrawal began, whose shards may be half replaced."""
+        store, samples, shards = self._store, self.counts.total(), 0
+        seal = None
+        if self._build.withdrawing:
+            stopped = counted(len(self._build.withdrawing), "sample")
+            log_info(f"{store}: a withdrawal of {stopped} was stopped; finishing it")
+            seal, shards = self._finish(self._build)
+        left = {name for rows in self._left.values() for name in rows["id"].filter(rows["left"]).to_pylist()}
+        if left := left - {*self._build.withdrawing}:
+            build = read_build(store)
             listed = build.listed
             if self._seal and listed and listed.plan_sha256 != self._seal.plan_file.sha256:
                 listed = None
-            withdrawing = tuple(sorted({*build.withdrawing, *left}))
+            withdrawing = tuple(sorted(left))
             write_build(store, build.config, listed, withdrawing)
-            build = msgspec.structs.replace(build, listed=listed, withdrawing=withdrawing)
-        seal, shards = finish_withdrawal(store, build)
-        if seal is None:
-            raise CacheError(f"{store}: a shard without a record may still have the samples; {BUILD_AGAIN}")
+            seal, more = self._finish(msgspec.structs.replace(build, listed=listed, withdrawing=withdrawing))
+            shards += more
         return Withdrawn(store=store, samples=samples, shards=shards, seal=seal)
+
+    def _finish(self, build: BuildRecord) -> tuple[Seal, int]:
+        seal, shards = finish_withdrawal(self._store, build)
+        if seal is None:
+            raise CacheError(f"{self._store}: a shard without a record may still have the samples; {BUILD_AGAIN}")
+        return seal, shards
 
 
 def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, int]:
@@ -203,8 +212,9 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
 
     None in place of the seal if a shard is not committed: only a build can finish such a cache.
     """
+    store.make_durable(BUILD_FILE)  # before anything relies on it: a program that died may have written it
     spec, plan = read_spec(store), withdraw_from_plan(store, build.withdrawing)
-    store.make_durable(PLAN_FILE)  # and all beside it, before anything relies on it
+    store.make_durable(PLAN_FILE)
     digests = plan.digests()
     spec = msgspec.structs.replace(spec, plan_digest=digests.whole)
     for name, data in metadata_of(spec):
