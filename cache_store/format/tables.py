@@ -128,7 +128,8 @@ def samples_schema(array: ArraySpec) -> pa.Schema:
     schema = SAMPLES_OF_BUCKETS if array.image.buckets else SAMPLES_SCHEMA
     if not array.is_quantized:
         return schema
-    each_channel = pa.list_(pa.float32(), array.num_features)
+    # named as Parquet's readers name it, so that a copy of the table has the same bytes
+    each_channel = pa.list_(pa.field("element", pa.float32()), array.num_features)
     return pa.schema([*schema, *((name, each_channel) for name in SCALE_COLUMNS)])
 
 

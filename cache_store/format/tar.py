@@ -91,7 +91,7 @@ class TarFormat:
         if codec not in CODECS:
             return f"tars hold uncompressed samples, for any tar reader; set store.codec none, codec {codec} needs zarr"
         if dtype not in DTYPES:
-            return f"tars hold dtype float16 or float32, as numpy's .npy alone can say them; {dtype} needs format zarr"
+            return f"tars hold dtype float16 or float32, which numpy's .npy has names for; {dtype} needs format zarr"
         return None
 
     def shard_file(self, shard: int) -> str:

@@ -47,7 +47,7 @@ IDENTITIES: dict[Golden, str] = {
     ("webdataset", 1, "float16"): "b4a28c0723d3e4f7de04717e09c8eedc890e6fe5b09609d073e08af6dbe7d5da",
     ("zarr", 2, "float16"): "f88b6ed82e7b8fe334cc22f90076f776f2d228da30c2616cd17f2b8c289019c4",
     ("webdataset", 2, "float16"): "46c67780be4451dff72dae73170fde570fec54bba0729460cdf51618f10667bc",
-    ("zarr", 1, "uint8"): "22e150ef60aa8133e16e7d8db893371b30a93cd327675b2c0d7838056fda2123",
+    ("zarr", 1, "uint8"): "98abe46220fc8060b2bfde2d59dad3809b0be6c2dcc431545756a24e4921a119",
 }
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
 CACHED = [row for row in range(ROWS) if row not in REJECTED]

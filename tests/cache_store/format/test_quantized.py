@@ -64,6 +64,8 @@ def test_a_copy_keeps_values_whatever_its_codec_and_cuts(tmp_path, latents, code
         np.testing.assert_array_equal(open_cache(out).read(everyone), open_cache(path).read(everyone), strict=True)
         assert not verify(out, "deep").findings
     assert main(["copy", str(path), str(tmp_path / "tars"), "--format", "webdataset"]) == 2
+    assert main(["copy", str(tmp_path / "copy0"), str(tmp_path / "back"), "--codec", "none"]) == 0
+    assert open_cache(tmp_path / "back").identity == open_cache(path).identity, "copied back, it has the first bytes"
 
 
 def test_a_scale_that_changed_is_found_though_its_digest_is_right(tmp_path, latents):
