@@ -89,9 +89,12 @@ class VerifyConfig:
                 "subset applies to levels full and deep; level quick checks every shard, so leave subset out"
             )
         if (self.seconds is None) != (self.cursor is None):
-            raise ConfigError("seconds and cursor go together: the file keeps where the next run goes on")
-        if self.seconds is not None and (self.seconds <= 0 or self.level == "quick" or self.subset):
-            raise ConfigError("seconds must be more than 0, for level full or deep, and without a subset")
+            raise ConfigError("--seconds and --cursor go together: the file keeps where the next run goes on")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ConfigError(f"--seconds must be more than 0, got {self.seconds:g}")
+        if self.seconds is not None and (self.level == "quick" or self.subset):
+            other = "--subset" if self.subset else "--level quick"
+            raise ConfigError(f"--seconds is for level full or deep of the whole cache; leave {other} out")
         self.shards  # noqa: B018 (an invalid subset raises ConfigError here)
 
     @property
@@ -207,10 +210,14 @@ class Verification:
     def _verify(self) -> None:
         cache, config, checked = self._cache, self._config, list[CheckedShard]()
         refuse_no_cache(store := open_store(cache))  # first, so that a silent store is waited for only once
-        chosen, seconds = list[int](), None
+        chosen, again, seconds = list[int](), frozenset[int](), None
         with suppress(CacheError, OSError):  # verify reports the problem
             spec = read_spec(store)
-            first = 0 if config.cursor is None else self._rounds.first_shard(str(store), read_seal(store).identity)
+            first = 0
+            if config.cursor is not None:
+                identity = read_seal(store).identity
+                first = self._rounds.first_shard(str(store), identity)
+                again = self._rounds.damaged(str(store), identity)
             chosen = [shard for shard in range(first, spec.num_shards) if not config.shards or shard in config.shards]
             self.report = replace(self.report, cache=str(store), shards=spec.num_shards, first=first)
         if config.seconds is not None:
@@ -223,6 +230,7 @@ class Verification:
                     self.report.level,
                     subset=config.shards,
                     first=self.report.first,
+                    again=again,
                     seconds=seconds,
                     jobs=config.threads(cache),
                     progress=lambda each: self._show(each, checked, bar),
@@ -265,7 +273,7 @@ def show_report(report: Report, report_file: str | None) -> None:
     checked += f", {counted(report.samples, 'sample')}, {report.bytes:,} bytes"
     level = f"{report.level}, subset {report.subset}" if report.subset else report.level
     if report.subset and not report.covered:
-        print(f"{report.subset} of {shards} is no shard: all were checked at level quick")
+        print(f"slice {report.subset} holds none of {shards}: all were checked at level quick")
         level = "quick"
     if len(report.made_by) > 1:
         print(f"shards were made by {len(report.made_by):,} kinds of hardware or libraries:")

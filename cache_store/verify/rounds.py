@@ -12,6 +12,9 @@ from cache_store.errors import ConfigError
 from cache_store.program.output_file import write_output
 from cache_store.verify.findings import Report
 
+MAX_DAMAGED = 10_000
+"""Most damaged shards that are kept of a cache."""
+
 
 class Place(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How far the round of one cache has come."""
@@ -22,8 +25,8 @@ class Place(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The next shard to read."""
     began: str = ""
     """When the round began."""
-    damaged: bool = False
-    """Whether the round has found something."""
+    damaged: tuple[int, ...] = ()
+    """Shards in which something was found; they are read again each time, until they are sound."""
     verified: str = ""
     """When the last whole round without findings began; everything that it read was sound since then."""
 
@@ -43,6 +46,11 @@ class Rounds(msgspec.Struct, kw_only=True):
         place = self.places.get(cache, Place())
         return place.shard if place.identity == identity else 0
 
+    def damaged(self, cache: str, identity: str | None) -> frozenset[int]:
+        """Return the shards in which earlier runs found something."""
+        place = self.places.get(cache, Place())
+        return frozenset(place.damaged if place.identity == identity else ())
+
     def verified(self, cache: str) -> float | None:
         """Return when the last whole round without findings began, in seconds since 1970."""
         verified = self.places.get(cache, Place()).verified
@@ -53,11 +61,14 @@ class Rounds(msgspec.Struct, kw_only=True):
         place = self.places.get(report.cache, Place())
         if report.first == 0 or place.identity != report.identity:
             place = Place(identity=report.identity, began=time, verified=place.verified)
-        place.damaged = place.damaged or bool(report.findings)
+        damaged = {each.shard for each in report.findings if each.shard is not None}
+        if report.error is not None:
+            damaged |= {*place.damaged}  # a run that was stopped may not have come to them
+        place.damaged = tuple(sorted(damaged)[:MAX_DAMAGED])
         place.shard = report.first + report.covered
         if place.shard >= report.shards:
-            verified = place.verified if place.damaged else place.began
-            place = Place(identity=place.identity, verified=verified)
+            verified = place.verified if report.findings else place.began
+            place = Place(identity=place.identity, verified=verified, damaged=place.damaged)
         self.places[report.cache] = place
 
 

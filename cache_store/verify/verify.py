@@ -10,7 +10,7 @@ Threads read in parallel: hashing, which is nearly all of the work, releases the
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
@@ -128,13 +128,15 @@ def verify(
     *,
     subset: Subset | None = None,
     first: int = 0,
+    again: Collection[int] = (),
     seconds: float | None = None,
     jobs: int = 1,
     progress: OnShard = lambda checked: None,
 ) -> Report:
     """Check a cache with `jobs` threads, whose number does not change the report; call `progress` for every shard.
 
-    Shards outside the subset, before the `first` one, or left when the `seconds` are over are checked at level quick.
+    Shards outside the subset, before the `first` one except those to read `again`, or left when the `seconds` are over
+    are checked at level quick.
     Raises CacheError only if there is no cache.
     """
     until = None if seconds is None else time.monotonic() + seconds
@@ -153,11 +155,12 @@ def verify(
     findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec, seal)]
     first = first if first < spec.num_shards else 0
     chosen = [shard >= first and (subset is None or shard in subset) for shard in range(spec.num_shards)]
-    tasks = [ShardTask(shard=shard, level=level if each else "quick") for shard, each in enumerate(chosen)]
+    levels: list[Level] = [level if each or shard in again else "quick" for shard, each in enumerate(chosen)]
+    tasks = [ShardTask(shard=shard, level=each) for shard, each in enumerate(levels)]
     check_plan_task, check_shard = partial(check_plan, store, spec, seal, tasks), ShardVerifier(surveyed, spec)
 
     def check(task: ShardTask) -> CheckedShard:
-        is_late = until is not None and task.shard > first and time.monotonic() > until
+        is_late = until is not None and time.monotonic() > until and task.shard not in (first, *again)
         return check_shard(replace(task, level="quick") if is_late else task)
 
     plan, checked = check_all(check_plan_task, check, tasks, jobs, progress)

@@ -70,7 +70,7 @@ def test_a_subset_is_read_in_full_and_the_rest_quickly(cache, capsys):
     assert "sound (full, subset 1/2): 2 of 4 shards" in capsys.readouterr().out
     assert main(["verify", str(cache), "--subset", "3/20"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "3/20 of 4 shards is no shard: all were checked at level quick"
+    assert first == "slice 3/20 holds none of 4 shards: all were checked at level quick"
     assert second.startswith("sound (quick): 0 of 4 shards, 0 samples")
     flip(cache / halves[0], 700)
     assert {finding.file for finding in verify(cache, "full", subset=parse_subset("1/2")).findings} == {halves[0]}

@@ -61,7 +61,7 @@ def test_an_indexed_job_builds_what_one_process_does(built, bucket, server):
     assert built.files() == expected
     night = read_manifests("verify.yaml")["CronJob verify"]["jobTemplate"]["spec"]
     said = output(start(night, config, CACHE=built.place.address))
-    assert "sound (full, subset" in said or "of 3 shards is no shard: all were checked at level quick" in said
+    assert "sound (full, subset" in said or "holds none of 3 shards: all were checked at level quick" in said
 
 
 def test_the_config_of_the_manifest_is_one_of_a_build(tmp_path):
