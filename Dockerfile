@@ -16,6 +16,7 @@ RUN apt-get update \
 
 ARG TORCH=cpu
 # A layer of its own: torch is nearly all of the image, and changes less often than the rest.
+# hadolint ignore=DL3013
 RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     pip install --no-cache-dir uv \
     && uv pip install --system --no-cache --constraint /constraints.txt --torch-backend "${TORCH}" torch

@@ -28,7 +28,7 @@ EXAMPLES = """\
   cache-store copy data/cc3m data/tars --format webdataset
   cache-store withdraw data/cc3m data/text --ids ids.txt
 """
-WITHDRAWN_FROM = {"cache": "The caches: their folders, or their URLs; all of one plan, so that they still join."}
+WITHDRAWN_FROM = {"cache": "The caches: their folders, or their URLs. Name all of one plan, so that they still join."}
 COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
 
 VERIFIED = {"cache": "The caches: their folders, or their URLs."}

@@ -49,7 +49,7 @@ def unpacked(tree: Path) -> Path:
     """The sdist, unpacked."""
     run_build("build_sdist('../sdist')", tree)
     with tarfile.open(tree.parent / f"sdist/encode_once-{__version__}.tar.gz") as sdist:
-        sdist.extractall(tree.parent, filter="data")
+        sdist.extractall(tree.parent, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return tree.parent / f"encode_once-{__version__}"
 
 
