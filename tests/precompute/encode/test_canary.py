@@ -159,7 +159,7 @@ def test_the_wait_for_the_check_is_not_counted_as_writing(project, monkeypatch):
     monkeypatch.setattr("precompute.encode.canary.load_reference", slow)
     said = re.search(r"the encoder worked \d+% of the time, checking the device took (\d+)%", project.build())
     assert said
-    assert int(said[1]) >= 40
+    assert int(said[1]) >= 15
 
 
 @pytest.mark.parametrize(("side", "compared"), [(8, [1, 2]), (256, [1, 2]), (512, [1])])
