@@ -83,7 +83,7 @@ LEFT: dict[Callable[[Path], None], list[dict[str, bytes | None]]] = {
     linked: [OLD, {**OLD, "c": b"old"}, {**without("a"), "c": b"old"}, without("a")],
     emptied: [OLD, {"a": b"old", "in": None}, {"a": b"old"}],
 }
-"""What a program does, and every state that a power cut after it may leave."""
+"""A program's steps, and every state that a power cut after them may leave."""
 
 
 @pytest.mark.parametrize("program", LEFT, ids=lambda program: program.__name__)

@@ -88,7 +88,7 @@ def read_ids(file: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Withdrawn:
-    """What was done to a cache."""
+    """The result of a withdrawal from one cache."""
 
     store: Store
     samples: int

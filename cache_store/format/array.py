@@ -22,7 +22,7 @@ DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype("<f4"),
     "uint8": np.dtype("u1"),
 }
-"""What is stored of a value: the value itself, or with uint8 its code, as `cache_store.format.quantized` says."""
+"""Dtypes on disk; uint8 stores a code for each value, as `cache_store.format.quantized` says."""
 
 MAX_AXES = 4
 MAX_SIDE = 2**16

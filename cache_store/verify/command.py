@@ -235,9 +235,7 @@ class Verification:
                     jobs=config.threads(cache),
                     progress=lambda each: self._show(each, checked, bar),
                 )
-        except (
-            KeyboardInterrupt
-        ):  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
+        except KeyboardInterrupt:  # SIGTERM too; verification only reads, so it can be left at any instant
             self.report = report_so_far(self.report, chosen, checked)
             more = "" if config.seconds else ", or slices of it with --subset"
             raise Interrupted(f"nothing was changed; run the same command again{more}") from None

@@ -15,7 +15,7 @@ from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 
 Part = Literal["source", "decoding", "encoding", "writing", "checking"]
-"""What a worker does; `checking`: its first commit waits for the check of its device."""
+"""A part of a worker's time; in `checking`, its first commit waits for the check of its device."""
 
 REMEDIES: dict[Part, str] = {
     "source": "faster storage helps, or more threads that wait for it (run.decode_threads)",
