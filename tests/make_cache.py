@@ -15,7 +15,7 @@ from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.format import array, schema
 from cache_store.format.layout import PLAN_FILE
 from cache_store.format.plan import plan_digest
-from cache_store.format.tables import PLAN_SCHEMA
+from cache_store.format.tables import CLIP_START, PLAN_SCHEMA
 from cache_store.storage.local import LocalStore
 
 Conversation = list[dict[str, str]]
@@ -27,6 +27,7 @@ AXES = {
     4: ("view", "layer", "token", "feature"),
 }
 """Names of a sample's axes, by their number."""
+CLIP_AXES = ("channel", "latent_t", "latent_y", "latent_x")
 
 
 def caption(text: str) -> Conversation:
@@ -57,29 +58,32 @@ def make_cache(
     image: Mapping[str, Any] | None = None,
     text: array.TextRecipe | None = None,
     extra: Mapping[str, Any] | None = None,
+    clips: bool = False,
     seal: bool = True,
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
 
     Several `latents` are those of images of several sizes, an array each.
     Samples of three axes are a VAE's, with previews; others have none. `image` overrides fields of the image recipe,
-    `lengths` the number of rows of each shard.
+    `lengths` the number of rows of each shard; those of several sizes are cut alike.
     With a `text` recipe, samples are texts of five tokens each. `extra` holds extra columns of the plan.
+    With `clips`, samples are those of a causal video VAE, of 4 T - 3 frames at 16 fps; they have previews.
     """
     sizes = [latents] if isinstance(latents, np.ndarray) else [*latents]
     plan = make_plan(sum(map(len, sizes)), ids, conversations)
-    for name, values in (extra or {}).items():
+    starts = {CLIP_START: [0.5 * row for row in range(len(plan))]} if clips else {}
+    for name, values in {**starts, **(extra or {})}.items():
         plan = plan.append_column(name, pa.array(values))
-    channels = sizes[0].shape[1] if sizes[0].ndim == 4 else 0
+    channels = sizes[0].shape[1] if sizes[0].ndim == 4 or clips else 0
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels, posterior)
-    arrays = [make_array(each.shape[1:], dtype, codec, encoder, image, text) for each in sizes]
+    arrays = [make_array(each.shape[1:], dtype, codec, encoder, image, text, clips) for each in sizes]
     spec = schema.Spec(
         format_version=1,
         store_format=store_format,
         samples_per_shard=samples_per_shard,
         plan_digest=plan_digest(plan),
-        shards=tuple(schema.shard_runs(lengths)) if lengths else even_shards(sizes, samples_per_shard),
-        array=arrays[0] if len(arrays) == 1 else without_size(arrays[0]),
+        shards=uneven_shards(lengths, len(sizes)) if lengths else even_shards(sizes, samples_per_shard),
+        array=arrays[0] if len(arrays) == 1 else without_size(arrays),
         arrays=sized_arrays(arrays) if len(arrays) > 1 else (),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
@@ -96,8 +100,9 @@ def make_cache(
             for first in range(rows.start, rows.stop, batch_size):
                 batch = slice(first, min(first + batch_size, rows.stop))
                 values = np.stack(samples[batch])
-                rgb_shape = (len(values), *array_spec.shape[1:], 3)
-                rgb = random.random(rgb_shape, np.float32) if array_spec.has_preview else None
+                rgb = None
+                if array_spec.has_preview:
+                    rgb = random.random((len(values), *array_spec.preview_cells, 3), np.float32)
                 builder.append(values, rgb, outcomes[batch])
             if text and shard == 0:
                 builder.add_null_text(np.zeros(array_spec.shape, np.float32))
@@ -105,6 +110,11 @@ def make_cache(
     if seal:
         seal_cache(path, spec)
     return path
+
+
+def uneven_shards(lengths: Sequence[int], num_sizes: int) -> tuple[schema.ShardRun, ...]:
+    pairs = [(rows, number) for number in range(num_sizes) for rows in lengths]
+    return tuple(schema.shard_runs(*zip(*pairs, strict=True)))
 
 
 def even_shards(sizes: Sequence[np.ndarray], samples_per_shard: int) -> tuple[schema.ShardRun, ...]:
@@ -116,15 +126,26 @@ def even_shards(sizes: Sequence[np.ndarray], samples_per_shard: int) -> tuple[sc
     )
 
 
-def without_size(array_spec: array.ArraySpec) -> array.ArraySpec:
-    """Make the recipe of a cache of several sizes from one of its arrays."""
-    image = msgspec.structs.replace(array_spec.images, height=0, width=0)
-    return msgspec.structs.replace(array_spec, shape=(array_spec.shape[0], 0, 0), image=image)
+def without_size(arrays: Sequence[array.ArraySpec]) -> array.ArraySpec:
+    """Make the recipe of a cache of several sizes from its arrays."""
+    image = msgspec.structs.replace(arrays[0].images, height=0, width=0)
+    if image.clip:
+        counts = tuple(sorted({each.images.num_frames for each in arrays}))
+        image = msgspec.structs.replace(image, clip=msgspec.structs.replace(image.clip, frames=0, counts=counts))
+    channels, *sides = arrays[0].shape
+    return msgspec.structs.replace(arrays[0], shape=(channels, *[0] * len(sides)), image=image)
 
 
 def sized_arrays(arrays: Sequence[array.ArraySpec]) -> tuple[schema.SizedArray, ...]:
-    sizes = ((each.images.width, each.images.height, each.shape) for each in arrays)
-    return tuple(schema.SizedArray(width=width, height=height, shape=shape) for width, height, shape in sizes)
+    return tuple(
+        schema.SizedArray(
+            width=each.images.width,
+            height=each.images.height,
+            frames=each.images.num_frames,
+            shape=each.shape,
+        )
+        for each in arrays
+    )
 
 
 def seal_cache(path: Path, spec: schema.Spec) -> None:
@@ -162,13 +183,16 @@ def make_array(
     encoder: array.EncoderIdentity,
     image: Mapping[str, Any] | None = None,
     text: array.TextRecipe | None = None,
+    clips: bool = False,
 ) -> array.ArraySpec:
-    has_preview = len(shape) == 3
-    height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
+    has_preview = len(shape) == 3 or clips
+    height, width = (8 * side for side in shape[-2:]) if has_preview else (32, 40)
     recipe: dict[str, Any] = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
     recipe |= {"decode": "full", "flip": False, **(image or {})}
+    if clips:
+        recipe["clip"] = array.ClipRecipe(frames=4 * shape[1] - 3, fps=16.0)
     return array.ArraySpec(
-        axes=AXES[len(shape)],
+        axes=CLIP_AXES if clips else AXES[len(shape)],
         shape=shape,
         feature_axis="channel" if has_preview else "feature",
         has_preview=has_preview,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from cache_store.errors import ConfigError, SourceError, install
@@ -18,8 +19,10 @@ from cache_store.storage.store import Store
 
 GROUP = "encode_once.images"
 
-ReadImage = Callable[[str, dict[str, Any] | None, ImageRecipe], tuple[Image.Image, str]]
-"""Reads the image at a plan's uri and place, fitted by the recipe, and its file's SHA-256; else raises SourceError."""
+ReadImage = Callable[[str, dict[str, Any] | None, ImageRecipe, float | None], tuple[NDArray[np.uint8], str]]
+"""Reads the image at a plan's uri and place, fitted by the recipe, uint8 RGB [Y, X, 3], and its file's SHA-256; of a
+clip, which begins at the plan's `clip_start`, all frames [T, Y, X, 3]. Else raises SourceError.
+"""
 
 EncodeImages = Callable[[Sequence[Path | str | Image.Image]], np.ndarray]
 """Encodes image files, or images that are fitted already: [N, *shape] in the array's dtype; SourceError, naming the

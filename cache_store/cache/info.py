@@ -99,7 +99,10 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
     for index, array in enumerate(spec.arrays):
         shards = np.flatnonzero(spec.array_indices == index)
         rows = int(np.diff(spec.bounds)[shards].sum())
-        yield f"size {array.name}", f"{rows:,} rows in {counted(len(shards), 'shard')}, {list(array.shape)} a sample"
+        yield (
+            f"size {array.name}",
+            f"{counted(rows, 'row')} in {counted(len(shards), 'shard')}, {list(array.shape)} a sample",
+        )
 
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:

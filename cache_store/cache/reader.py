@@ -184,8 +184,9 @@ class Cache:
         and row, for damage.
         """
         if normalize:
-            refuse_moments(self.spec.array.encoder)
-            return normalized(self.read(numbers, out, check=check), self.spec.array.encoder)
+            array = self.spec.array
+            refuse_moments(array.encoder)
+            return normalized(self.read(numbers, out, check=check), array.encoder, array.channel_axis)
         numbers = valid_numbers(numbers, len(self))
         spec = self.array_of(numbers)
         shape = (len(numbers), *spec.shape)

@@ -84,7 +84,7 @@ class Packer:
         if len(numbers) and scale:
             for column, found in zip(scale, self._source.shards.scale(numbers), strict=True):
                 column[kept] = found
-        rgb = np.zeros((len(rows), *array.shape[1:], 3), np.float32) if array.has_preview else None
+        rgb = np.zeros((len(rows), *array.preview_cells, 3), np.float32) if array.has_preview else None
         return samples, rgb, outcomes, scale
 
     def _outcomes(self, rows: range) -> Iterator[Outcome]:

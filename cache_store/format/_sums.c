@@ -29,7 +29,7 @@ enum { FLOAT16, BFLOAT16, FLOAT32 };
 
 typedef struct {
     Py_ssize_t outer, features, inner; /* a sample is [outer, features, inner] */
-    Py_ssize_t height, width;          /* of its cells, if it has a preview */
+    Py_ssize_t height, width;          /* of its cells, if it has a preview; inner / (height * width) frames */
     int kind;
 } Layout;
 
@@ -195,17 +195,19 @@ static void add_sample(double *totals, const double *sums, Py_ssize_t features)
         totals[at] = (sums[at] > totals[at] ? sums[at] : totals[at]) + 0.0;
 }
 
-/* Sum the products of [features, 1] with [features, 1, R, G, B] over every second cell, cell by cell. */
+/* Sum the products of [features, 1] with [features, 1, R, G, B] over every second cell of the middle frame, cell by
+ * cell; an image is one frame. */
 WIDE static void sum_products(double *restrict products, double *restrict cell, const double *values, const float *rgb,
                               const Layout *layout)
 {
     Py_ssize_t features = layout->features, cells = layout->height * layout->width, all = features + 1 + COLOURS;
+    const double *middle = values + layout->inner / cells / 2 * cells;
     memset(products, 0, (size_t)((features + 1) * all) * sizeof *products);
     for (Py_ssize_t y = 0; y < layout->height; y += STRIDE)
         for (Py_ssize_t x = 0; x < layout->width; x += STRIDE) {
             Py_ssize_t at = y * layout->width + x;
             for (Py_ssize_t feature = 0; feature < features; feature++)
-                cell[feature] = values[feature * cells + at];
+                cell[feature] = middle[feature * layout->inner + at];
             cell[features] = 1.0;
             for (int colour = 0; colour < COLOURS; colour++)
                 cell[features + 1 + colour] = rgb[at * COLOURS + colour];
@@ -346,7 +348,7 @@ static int is_fit(const Batch *batch, const Py_buffer *lent)
     return lent[0].len == batch->number * batch->sample_bytes
         && (!batch->samples || lent[1].len == batch->number * count * (Py_ssize_t)sizeof(float))
         && lent[3].len == 4 * features * (Py_ssize_t)sizeof(double)
-        && (!batch->rgb || (layout->outer == 1 && cells == layout->inner
+        && (!batch->rgb || (layout->outer == 1 && cells > 0 && layout->inner % cells == 0
                             && lent[4].len == batch->number * cells * COLOURS * (Py_ssize_t)sizeof(float)
                             && lent[5].len == (features + 1) * (features + 1) * (Py_ssize_t)sizeof(double)
                             && lent[6].len == (features + 1) * COLOURS * (Py_ssize_t)sizeof(double)))

@@ -77,6 +77,24 @@ class BucketRule(Record, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join([f"buckets {self.preset}", *given])
 
 
+class ClipRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Which frames of a video a sample has; the plan's column `clip_start` says where the first one is."""
+
+    frames: Count
+    """Frames of a clip. In the recipe of a cache of several sizes, 0."""
+    counts: tuple[Side, ...] = ()
+    """The numbers of frames that clips of a cache may have, if there are several, ascending."""
+    fps: float | None = None
+    """Frames per second of the clip; the record omits None, which takes every frame of the file."""
+
+    @property
+    def summary(self) -> str:
+        """Such as `81 frames at 16 fps`."""
+        *most, last = map(str, self.counts or [self.frames])
+        frames = " or ".join(filter(None, [", ".join(most), last]))
+        return f"{frames} frames at {f'{self.fps:g} fps' if self.fps else 'the rate of each file'}"
+
+
 class ImageRecipe(Record, frozen=True, kw_only=True):
     """The steps from an image file to pixels; every field changes the latents."""
 
@@ -97,6 +115,13 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
     colour: str = "rgb, profiles ignored"
     buckets: BucketRule | msgspec.UnsetType = msgspec.UNSET
     """The record omits it if all images have one size."""
+    clip: ClipRecipe | msgspec.UnsetType = msgspec.UNSET
+    """The record omits it if samples are images; else each frame of a clip is fitted as an image is."""
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a sample: 1 for an image."""
+        return self.clip.frames if self.clip else 1
 
     @property
     def summary(self) -> str:
@@ -104,7 +129,8 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
         decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
         size = self.buckets.summary if self.buckets else f"{self.height} x {self.width}, {self.fit}"
-        return f"{size}, {self.resample}, range {self.range}{decode}{flipped}"
+        clip = f"{self.clip.summary}, " if self.clip else ""
+        return f"{clip}{size}, {self.resample}, range {self.range}{decode}{flipped}"
 
 
 class TextRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -217,7 +243,8 @@ class SampleLayout(Record, frozen=True, kw_only=True):
     feature_axis: Axis
     """The axis that has separate statistics for each entry: a VAE's channels, a tower's features."""
     has_preview: bool
-    """Whether a linear map turns a sample into a picture; the axes must then be features, cell rows, cell columns."""
+    """Whether a linear map turns a sample into a picture; the axes must then be features, cell rows, cell columns, with
+    latent frames after the features if samples are clips."""
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
@@ -226,8 +253,8 @@ class SampleLayout(Record, frozen=True, kw_only=True):
             raise ValueError(f"the axes {', '.join(self.axes)} must differ from each other and from {ROW_AXIS}")
         if self.feature_axis not in self.axes:
             raise ValueError(f"feature_axis {self.feature_axis} is not one of the axes {', '.join(self.axes)}")
-        if self.has_preview and (len(self.axes) != 3 or self.feature_place != 0):
-            raise ValueError(f"a preview needs three axes, features first; the axes are {', '.join(self.axes)}")
+        if self.has_preview and (len(self.axes) not in (3, 4) or self.feature_place != 0):
+            raise ValueError(f"a preview needs three or four axes, features first; the axes are {', '.join(self.axes)}")
         if self.has_preview and self.num_features > MAX_PREVIEW_FEATURES:
             raise ValueError(f"a preview can have at most {MAX_PREVIEW_FEATURES:,} features, got {self.num_features:,}")
 
@@ -237,8 +264,18 @@ class SampleLayout(Record, frozen=True, kw_only=True):
         return self.axes.index(self.feature_axis)
 
     @property
+    def channel_axis(self) -> int:
+        """Index of the feature axis counted from the end, as in batches: −3 of images' latents, −4 of clips'."""
+        return self.feature_place - len(self.axes)
+
+    @property
     def num_features(self) -> int:
         return self.shape[self.feature_place]
+
+    @property
+    def preview_cells(self) -> tuple[int, int]:
+        """Rows and columns of a preview; only for an array that has one."""
+        return self.shape[-2], self.shape[-1]
 
     @property
     def named_shape(self) -> str:
@@ -276,8 +313,10 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
         return self.image
 
     @property
-    def made_of(self) -> Literal["image", "text"]:
-        return "image" if self.text is None else "text"
+    def made_of(self) -> Literal["image", "clip", "text"]:
+        if self.image is None:
+            return "text"
+        return "clip" if self.image.clip else "image"
 
     @property
     def has_mask(self) -> bool:

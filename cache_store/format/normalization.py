@@ -14,7 +14,7 @@ all VAEs. The result equals what the pipelines of diffusers compute, each in its
 Functions take numpy arrays and torch tensors, on any device, and return float32 of the same kind.
 """
 
-# Axes: C channels, H W latent cells, P a patch's side; any axes before these.
+# Axes: C channels, T latent frames, H W latent cells, P a patch's side; any axes before these.
 
 from typing import Any, TypeVar
 
@@ -27,37 +27,38 @@ Samples = TypeVar("Samples")
 """A numpy array or a torch tensor."""
 
 
-def normalize(latents_CHW: Samples, by: Normalization) -> Samples:
+def normalize(latents_CHW: Samples, by: Normalization, channel_axis: int = -3) -> Samples:
     """Map latents as a cache holds them to what a diffusion model is trained on.
 
     [..., C, H, W] becomes [..., C·P², H/P, W/P]; without patches, P is 1. `by` is the cache's encoder:
-    `cache.spec.array.encoder`. Raises ConfigError for posterior moments.
+    `cache.spec.array.encoder`. Latents of clips, [..., C, T, H, W], need `channel_axis=-4`. Raises ConfigError for
+    posterior moments, and for another number of channels than the encoder's.
     """
     refuse_moments(by)
-    latents = stack_patches(as_float32(latents_CHW), by.latents_patch)
+    latents = stack_patches(as_float32(latents_CHW), by.latents_patch, channel_axis)
     if by.latents_shift is not None:
         latents = latents - by.latents_shift
     if by.latents_mean:
-        latents = latents - per_channel(by.latents_mean, latents)
+        latents = latents - per_channel(by.latents_mean, latents, channel_axis)
     if by.latents_scale is not None:
         latents = latents * by.latents_scale
     if by.latents_std:
-        latents = latents / per_channel(by.latents_std, latents)
+        latents = latents / per_channel(by.latents_std, latents, channel_axis)
     return latents  # type: ignore[no-any-return]
 
 
-def denormalize(latents_CHW: Samples, by: Normalization) -> Samples:
+def denormalize(latents_CHW: Samples, by: Normalization, channel_axis: int = -3) -> Samples:
     """Map a diffusion model's output back to a VAE decoder's input: the inverse of `normalize`."""
     latents = as_float32(latents_CHW)
     if by.latents_std:
-        latents = latents * per_channel(by.latents_std, latents)
+        latents = latents * per_channel(by.latents_std, latents, channel_axis)
     if by.latents_scale is not None:
         latents = latents / by.latents_scale
     if by.latents_mean:
-        latents = latents + per_channel(by.latents_mean, latents)
+        latents = latents + per_channel(by.latents_mean, latents, channel_axis)
     if by.latents_shift is not None:
         latents = latents + by.latents_shift
-    return unstack_patches(latents, by.latents_patch)  # type: ignore[no-any-return]
+    return unstack_patches(latents, by.latents_patch, channel_axis)  # type: ignore[no-any-return]
 
 
 def refuse_moments(by: Normalization) -> None:
@@ -78,29 +79,41 @@ def as_float32(samples: Any) -> Any:
     return samples.astype(np.float32) if isinstance(samples, np.ndarray) else samples.float()
 
 
-def per_channel(values: tuple[float, ...], like: Any) -> Any:
-    """Make an array [C, 1, 1] of the same kind and on the same device as `like`."""
+def per_channel(values: tuple[float, ...], like: Any, channel_axis: int) -> Any:
+    """Make an array [C, 1, 1], or [C, 1, 1, 1] for clips, of the same kind and on the same device as `like`."""
+    if like.ndim < -channel_axis or like.shape[channel_axis] != len(values):
+        raise ConfigError(
+            f"normalize: the encoder has {len(values)} channels; axis {channel_axis} of {list(like.shape)} has others. "
+            "Latents of clips, [..., channel, latent_t, latent_y, latent_x], need channel_axis=-4"
+        )
     array = np.array(values, np.float32) if isinstance(like, np.ndarray) else like.new_tensor(values)
-    return array.reshape(-1, 1, 1)
+    return array.reshape(-1, *[1] * (-channel_axis - 1))
 
 
-def stack_patches(latents_CHW: Any, patch: int) -> Any:
-    """Turn the cells of each patch into channels, like `torch.pixel_unshuffle`: [..., C·P², H/P, W/P]."""
+def stack_patches(latents: Any, patch: int, channel_axis: int) -> Any:
+    """Turn the cells of each patch into channels, like `torch.pixel_unshuffle`: [..., C·P², H/P, W/P].
+
+    Of a clip, each frame's.
+    """
     if patch == 1:
-        return latents_CHW
+        return latents
+    latents_CHW = latents.swapaxes(channel_axis, -3)
     *before, channels, height, width = latents_CHW.shape
     if height % patch or width % patch:
         raise ConfigError(f"normalize: {height}x{width} cells cannot be divided into patches of {patch}x{patch}")
     cells_CHPWP = latents_CHW.reshape(*before, channels, height // patch, patch, width // patch, patch)
     cells_CPPHW = cells_CHPWP.swapaxes(-4, -3).swapaxes(-3, -1).swapaxes(-2, -1)
-    return cells_CPPHW.reshape(*before, channels * patch**2, height // patch, width // patch)
+    stacked_CHW = cells_CPPHW.reshape(*before, channels * patch**2, height // patch, width // patch)
+    return stacked_CHW.swapaxes(channel_axis, -3)
 
 
-def unstack_patches(latents_CHW: Any, patch: int) -> Any:
+def unstack_patches(latents: Any, patch: int, channel_axis: int) -> Any:
     """Turn each cell's channels into a patch of cells, like `torch.pixel_shuffle`: the inverse of `stack_patches`."""
     if patch == 1:
-        return latents_CHW
+        return latents
+    latents_CHW = latents.swapaxes(channel_axis, -3)
     *before, channels, height, width = latents_CHW.shape
     cells_CPPHW = latents_CHW.reshape(*before, channels // patch**2, patch, patch, height, width)
     cells_CHPWP = cells_CPPHW.swapaxes(-2, -1).swapaxes(-3, -1).swapaxes(-4, -3)
-    return cells_CHPWP.reshape(*before, channels // patch**2, height * patch, width * patch)
+    cells_CHW = cells_CHPWP.reshape(*before, channels // patch**2, height * patch, width * patch)
+    return cells_CHW.swapaxes(channel_axis, -3)

@@ -135,6 +135,8 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
 
     def _sized(self, size: SizedArray) -> ArraySpec:
         image = msgspec.structs.replace(self.array.images, width=size.width, height=size.height)
+        if image.clip:
+            image = msgspec.structs.replace(image, clip=msgspec.structs.replace(image.clip, frames=size.frames))
         return msgspec.structs.replace(self.array, shape=size.shape, image=image)
 
 

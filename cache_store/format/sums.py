@@ -5,13 +5,15 @@ Both give the same bits, since every sum is added in float64 in a fixed order:
 
 - a feature's values in a sample are added in turn to LANES partial sums, which are then added in halves: 4 to 0, 5 to
   1, ..., 2 to 0, 3 to 1, 1 to 0; if the features are the last axis, as in a tower, one partial sum takes all values;
-- the preview's products are added cell by cell, row by row, for every PREVIEW_STRIDE-th cell in both directions;
+- the preview's products are added cell by cell, row by row, for every PREVIEW_STRIDE-th cell in both directions, and of
+  a clip's T latent frames for frame T // 2 alone;
 - the sums of samples are added in order, so that it does not matter in which batch a sample came.
 
 Squares and products are exact in float64, so that a processor's fused multiply-add gives the same result.
 """
 
-# Axes: N samples, C features, O values before the feature axis, I values after it, L lanes, H W cells, 3 RGB.
+# Axes: N samples, C features, O values before the feature axis, I values after it, L lanes, T frames, H W cells,
+# 3 RGB.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +75,8 @@ def add_batch_by_numpy(
         totals[2] = np.minimum(totals[2], values.min((0, 2))) + 0.0  # one zero, not two
         totals[3] = np.maximum(totals[3], values.max((0, 2))) + 0.0
         if rgb is not None and gram is not None and moment is not None:
-            products = preview_products(values.reshape(-1, *cells), rgb[number])
+            frames_CTHW = values.reshape(values.shape[1], -1, *cells)
+            products = preview_products(frames_CTHW[:, frames_CTHW.shape[1] // 2], rgb[number])
             gram += products[:, : len(gram)]
             moment += products[:, len(gram) :]
         if checksums is not None:
@@ -142,7 +145,7 @@ class RunningSums:
         summed = "float32" if self._is_quantized else dtype
         self._kind, self._dtype, self._shape = KINDS.index(summed), DTYPES[summed], shape
         self._layout = math.prod(shape[:place]), features, math.prod(shape[place + 1 :])
-        self._cells = (shape[1], shape[2]) if layout.has_preview else (0, 0)
+        self._cells = layout.preview_cells if layout.has_preview else (0, 0)
         self._totals = np.zeros((4, features))
         self._totals[2], self._totals[3] = np.inf, -np.inf
         self._gram: NDArray[np.float64] | None = None
@@ -161,8 +164,8 @@ class RunningSums:
     ) -> Rounded:
         """Round the samples of a batch, float32 [N, *shape], and add the wanted ones, as they are read back.
 
-        An array with a preview also needs `rgb_NHW3`, the images at the samples' resolution, RGB in [0, 1]. Samples
-        that were quantized before may have a `scale`.
+        An array with a preview also needs `rgb_NHW3`, the images at the samples' resolution, RGB in [0, 1]; of
+        clips, the frames at the middle latent frame. Samples that were quantized before may have a `scale`.
         """
         samples, number = np.ascontiguousarray(samples, np.float32), len(samples)
         checksums = np.zeros(number, np.uint32)

@@ -92,6 +92,9 @@ SCALE_COLUMNS = Scale._fields
 PLAN_COLUMNS = ("row", "id", "uri", "conversations")
 """The plan's columns that its digest covers: the samples, not how their files lie on a disk."""
 
+CLIP_START = "clip_start"
+"""Extra column of the plan of a cache of clips: seconds from the video's first frame to the clip's."""
+
 PLANNED_COLUMNS = ("uri", "conversations", "place")
 """Columns that only the plan has; a reader adds them, and extra columns, to those of the samples table."""
 

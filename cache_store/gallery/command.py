@@ -58,7 +58,7 @@ def print_gallery(gallery: "Gallery") -> None:
     content = gallery.content
     print(f"{len(content.shown):,} {content.kind} rows, {len(content.rejected):,} rejected rows")
     if content.source_problem:
-        print(f"without source images: {content.source_problem}")
+        print(f"without source {content.cache.spec.array.made_of}s: {content.source_problem}")
     if content.no_pictures:
         print(f"without pictures of samples: {content.no_pictures}")
     if content.mean_psnr is not None:

@@ -18,8 +18,18 @@ from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.plan import answers_of, text_of
-from cache_store.format.tables import REJECTED, TOKENS, WITHDRAWN
-from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
+from cache_store.format.tables import CLIP_START, REJECTED, TOKENS, WITHDRAWN
+from cache_store.gallery.pictures import (
+    channel_strip,
+    choose_frames,
+    error_map,
+    frames_shown,
+    middle_frame,
+    preview,
+    psnr,
+    side_by_side,
+    thumbnails,
+)
 from cache_store.program.progress_bar import ProgressBar
 
 # Axes: N samples drawn.
@@ -111,34 +121,36 @@ def batches(cache: Cache, number_N: np.ndarray, size: Callable[[ArraySpec], int]
         yield from (mine[start : start + step] for start in range(0, len(mine), step))
 
 
-# Axes: N samples, Y X pixels, 3 RGB.
+# Axes: N samples, T frames, S frames shown, Y X pixels, 3 RGB.
 
 
 Decode = Callable[[np.ndarray], np.ndarray]
-"""Decodes stored samples [N, *shape] to uint8 [N, Y, X, 3]."""
+"""Decodes stored samples [N, *shape] to uint8 [N, Y, X, 3], of clips [N, T, Y, X, 3]."""
 
 BATCH = 4
-"""Rows in memory at full size."""
+"""Images in memory at full size; a clip is alone."""
 
 EXHIBIT_COLUMNS = ["row", "id", "uri", "place", "content_sha256", "conversations", "reason"]
+MORE_COLUMNS = {"image": ["width", "height"], "clip": ["width", "height", CLIP_START], "text": [TOKENS]}
+"""Further columns, by what samples are made of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """One row; pictures are uint8 RGB, or None."""
+    """One row; pictures are uint8 RGB, or None. Those of a clip have several frames side by side."""
 
     row: int
     id: str
     uri: str
     size: tuple[int, int] | None
-    """Width and height of the original image."""
+    """Width and height of the original image or video."""
     tokens: int | None = None
     """Number of the text's tokens before it was cut; None for an image."""
     caption: str
     reason: str | None = None
     """Why it was rejected."""
     source: np.ndarray | None = None
-    """The image as the encoder saw it."""
+    """The image, or frames of the clip, as the encoder saw it."""
     source_problem: str | None = None
     """Why the source image is missing, or may not be the encoded one."""
     preview: np.ndarray | None = None
@@ -148,6 +160,11 @@ class Exhibit:
     psnr: float | None = None
     array: ArraySpec
     """The array that it is in, or would be."""
+
+    @property
+    def frames(self) -> int:
+        """Number of frames in each picture."""
+        return frames_shown(self.array)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +182,7 @@ class Showcase:
         ordered = np.array(sorted(set(numbers)), np.int64)
         exhibits: dict[int, Exhibit] = {}
         with ProgressBar("rows", len(ordered), "row") as bar:
-            for batch in batches(self.cache, ordered, lambda _: BATCH):
+            for batch in batches(self.cache, ordered, lambda array: 1 if array.made_of == "clip" else BATCH):
                 exhibits.update(zip(batch.tolist(), self._batch(batch), strict=True))
                 bar.update(len(batch))
         return exhibits
@@ -177,33 +194,34 @@ class Showcase:
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored = self.cache.read(numbers)
-        decoded_NYX3 = self.decode(stored) if self.decode else [None] * len(numbers)
-        more = [TOKENS] if self.cache.spec.array.text else ["width", "height"]
+        decoded_N = self.decode(stored) if self.decode else [None] * len(numbers)
+        more = MORE_COLUMNS[self.cache.spec.array.made_of]
         samples = self.cache.samples(numbers, [*EXHIBIT_COLUMNS, *more]).to_pylist()
         array = self.cache.array_of(numbers)
-        for sample, values, decoded_YX3 in zip(samples, stored.astype(np.float32), decoded_NYX3, strict=True):
-            yield self._with_pictures(sample, array, values, decoded_YX3)
+        for sample, values, decoded in zip(samples, stored.astype(np.float32), decoded_N, strict=True):
+            yield self._with_pictures(sample, array, values, decoded)
 
     def _with_pictures(
-        self, sample: dict[str, Any], array: ArraySpec, values: np.ndarray, decoded_YX3: np.ndarray | None
+        self, sample: dict[str, Any], array: ArraySpec, values: np.ndarray, decoded: np.ndarray | None
     ) -> Exhibit:
         summary = self.cache.seal.array
-        exhibit, source_YX3 = self._exhibit(sample, array)
+        exhibit, source_SYX3 = self._exhibit(sample, array)
         pictures: dict[str, Any] = {}
         if array.has_preview:
-            pictures = {"strip": channel_strip(values, summary)}
+            pictures = {"strip": channel_strip(middle_frame(values), summary)}
         if summary.preview is not None:
-            pictures["preview"] = preview(values, summary.preview)
-        if decoded_YX3 is not None:
-            pictures["decoded"] = thumbnail(decoded_YX3)
-            if source_YX3 is not None and exhibit.source_problem is None:
-                pictures["error"] = thumbnail(error_map(source_YX3, decoded_YX3))
-                pictures["psnr"] = psnr(source_YX3, decoded_YX3)
+            pictures["preview"] = side_by_side(choose_frames(preview(values, summary.preview), exhibit.frames))
+        if decoded is not None:
+            decoded_SYX3 = choose_frames(decoded, exhibit.frames)
+            pictures["decoded"] = thumbnails(decoded_SYX3)
+            if source_SYX3 is not None and exhibit.source_problem is None:
+                pictures["error"] = thumbnails(error_map(source_SYX3, decoded_SYX3))
+                pictures["psnr"] = psnr(source_SYX3, decoded_SYX3)
         return Exhibit(**{**vars(exhibit), **pictures})
 
     def _exhibit(self, sample: dict[str, Any], array: ArraySpec) -> tuple[Exhibit, np.ndarray | None]:
-        """Collect what the samples table and the source know; also return the source at full size."""
-        image_YX3, problem = self._source(sample, array)
+        """Collect what the samples table and the source know; also return the source at full size, [S, Y, X, 3]."""
+        source_SYX3, problem = self._source(sample, array)
         width, height = sample.get("width"), sample.get("height")
         answers = answers_of(turns := sample["conversations"])
         if array.text is not None:
@@ -217,23 +235,24 @@ class Showcase:
             tokens=sample.get(TOKENS),
             caption=caption(answers),
             reason=sample["reason"],
-            source=None if image_YX3 is None else thumbnail(image_YX3),
+            source=None if source_SYX3 is None else thumbnails(source_SYX3),
             source_problem=problem,
             array=array,
         )
-        return exhibit, image_YX3
+        return exhibit, source_SYX3
 
     def _source(self, sample: dict[str, Any], array: ArraySpec) -> tuple[np.ndarray | None, str | None]:
-        """Read the source image and say what is wrong with it; an unreadable image does not stop the gallery."""
+        """Read the source, [S, Y, X, 3], and say what is wrong with it; an unreadable one does not stop the gallery."""
         if sample["reason"] == WITHDRAWN:
             return None, WITHDRAWN  # not shown, even if the source still has it
         if self.read_image is None:
             return None, self.source_problem
         try:
-            image, content_sha256 = self.read_image(sample["uri"], sample["place"], array.images)
+            start = sample.get(CLIP_START)
+            picture, content_sha256 = self.read_image(sample["uri"], sample["place"], array.images, start)
         except SourceError as error:
             return None, str(error)
-        return np.asarray(image), difference(sample["content_sha256"], content_sha256)
+        return choose_frames(picture, frames_shown(array)), difference(sample["content_sha256"], content_sha256)
 
 
 def difference(recorded: str | None, found: str) -> str | None:

@@ -220,8 +220,8 @@ class PageContent:
         if array.text is not None:
             return "samples are texts, not images; the page shows texts, distributions and rejected rows"
         return (
-            f"samples of [{array.named_shape}] have no preview; the page shows source images, distributions and "
-            "rejected rows"
+            f"samples of [{array.named_shape}] have no preview; the page shows source {array.made_of}s, distributions "
+            "and rejected rows"
         )
 
     @property
@@ -274,12 +274,14 @@ def render(content: PageContent) -> str:
 
 def strip_width(array: ArraySpec) -> str:
     """Return the strip's width in percent: that of the pictures above it, or less if its line is not full."""
-    columns = strip_columns(*array.shape[1:])
+    columns = strip_columns(*array.preview_cells)
     return f"{100 * min(array.num_features, columns) / columns:.4g}%"
 
 
 def layout(image: ImageRecipe) -> str:
-    """Choose the layout of cards: wide pictures are stacked, tall ones get narrow cards."""
+    """Choose the layout of cards: wide pictures are stacked, as a clip's strips are; tall ones get narrow cards."""
+    if image.clip:
+        return "wide clip" if image.width >= image.height else "wide tall clip"
     if image.width >= FLAT * image.height:
         return "wide"
     return "tall" if image.height >= FLAT * image.width else "square"

@@ -1,19 +1,27 @@
 """Draw latents as pictures, and encode pictures as data URIs."""
 
-# Axes: C channels, H W latent cells, Y X pixels, 3 RGB.
+# Axes: C channels, H W latent cells, T frames, S frames shown, Y X pixels, 3 RGB.
 
 import base64
 import io
 import math
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
 from PIL import Image
 
+from cache_store.format.array import ArraySpec
 from cache_store.format.schema import ArraySummary, PreviewMap
 
 THUMBNAIL = 224
 """Longest side of a photograph on the page, in pixels."""
+FRAME_THUMBNAIL = 160
+"""The same of a clip's frame, of which a strip has several."""
+MOST_FRAMES = 8
+"""Most frames that are shown of a clip."""
+FRAME_GAP = 1 / 80
+"""White between two frames, as a share of a frame's width."""
 
 STRIP_TILES = 8
 """Most channels in one line of a strip; wide maps get fewer, or they would be too thin to see."""
@@ -30,11 +38,40 @@ JPEG_QUALITY = 88
 
 
 def preview(latent_CHW: np.ndarray, to_rgb: PreviewMap) -> np.ndarray:
-    """Map the latent to RGB by the seal's linear map: uint8 [H, W, 3]."""
+    """Map the latent to RGB by the seal's linear map: uint8 [H, W, 3]; of a clip [C, T, H, W], every latent frame."""
     weight_3C, bias_3 = np.array(to_rgb.weight), np.array(to_rgb.bias)
-    rgb_HW3 = np.einsum("rc,chw->hwr", weight_3C, latent_CHW) + bias_3
+    rgb_HW3 = np.einsum("rc,c...->...r", weight_3C, latent_CHW) + bias_3
     preview_HW3: np.ndarray = np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
     return preview_HW3
+
+
+def middle_frame(latent: np.ndarray) -> np.ndarray:
+    """Return the latent frame of a clip, [C, H, W], to which the preview's map was fitted; of an image, the latent."""
+    return latent if latent.ndim == 3 else latent[:, latent.shape[1] // 2]
+
+
+def frames_shown(array: ArraySpec) -> int:
+    """Return the number of frames in a strip: 1 for an image; for a clip no more than latent frames, so that pictures
+    below each other show the same moment.
+    """
+    if array.made_of != "clip":
+        return 1
+    return min(MOST_FRAMES, array.shape[1] if array.has_preview else array.images.num_frames)
+
+
+def choose_frames(picture: np.ndarray, count: int) -> np.ndarray:
+    """Choose frames of a clip [T, Y, X, 3], evenly spread, with the first and the last; an image is the only one."""
+    frames_TYX3 = picture if picture.ndim == 4 else picture[None]
+    frames = len(frames_TYX3)
+    chosen_SYX3: np.ndarray = frames_TYX3[np.linspace(0, frames - 1, min(count, frames)).round().astype(int)]
+    return chosen_SYX3
+
+
+def side_by_side(pictures: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    """Put pictures of one size into one, with white gaps between them."""
+    height, width, _ = pictures[0].shape
+    gap_YX3 = np.full((height, max(1, round(FRAME_GAP * width)), 3), 255, np.uint8)
+    return np.concatenate([part for picture in pictures for part in (picture, gap_YX3)][:-1], axis=1)
 
 
 def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
@@ -77,7 +114,7 @@ def colour_table(name: str, colours: int) -> np.ndarray:
 
 
 def error_map(one_YX3: np.ndarray, other_YX3: np.ndarray) -> np.ndarray:
-    """Draw the mean absolute difference over RGB in false colours: uint8 [Y, X, 3]."""
+    """Draw the mean absolute difference over RGB in false colours: uint8 [..., Y, X, 3]."""
     error_YX = np.abs(one_YX3.astype(np.float32) - other_YX3).mean(-1)
     level_YX = np.rint(np.minimum(error_YX / ERROR_SPAN, 1.0) * 255).astype(np.uint8)
     shown_YX3: np.ndarray = colour_table(ERROR_COLOURS, 256)[level_YX]
@@ -90,10 +127,16 @@ def psnr(one_YX3: np.ndarray, other_YX3: np.ndarray) -> float:
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
-def thumbnail(image_YX3: np.ndarray) -> np.ndarray:
-    """Shrink an image to at most `THUMBNAIL` pixels on its longest side."""
+def thumbnails(frames_SYX3: np.ndarray) -> np.ndarray:
+    """Shrink frames and put them side by side; an image, a single frame, may be larger."""
+    side = THUMBNAIL if len(frames_SYX3) == 1 else FRAME_THUMBNAIL
+    return side_by_side([thumbnail(frame, side) for frame in frames_SYX3])
+
+
+def thumbnail(image_YX3: np.ndarray, side: int) -> np.ndarray:
+    """Shrink an image to at most `side` pixels on its longest side."""
     image = Image.fromarray(image_YX3)
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+    image.thumbnail((side, side), Image.Resampling.BOX)
     return np.asarray(image)
 
 

@@ -13,12 +13,13 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import text_to_path
 from PIL import Image
 
-from cache_store.format.array import ImageRecipe
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.page import shorten_text
 
 TILE = 160
 """Side of a square picture in pixels; other pictures have the same area, but no side longer than twice this."""
+FRAME_TILE = TILE // 2
+"""The same of each frame of a clip."""
 GAP = 4
 GROUND = 235
 """Grey value of a missing picture."""
@@ -36,7 +37,7 @@ UNKNOWN_GLYPH = "\N{WHITE SQUARE}"
 
 def contact_sheet(title: str, exhibits: Sequence[Exhibit]) -> bytes:
     """Draw all exhibits as one PNG: for each, row, id and reason above its pictures, and the channel strip below."""
-    pictures = [compose(exhibit, *fitting_size(exhibit.array.images)) for exhibit in exhibits]
+    pictures = [compose(exhibit, *fitting_size(exhibit)) for exhibit in exhibits]
     width = max(COLUMN, *(picture.shape[1] for picture in pictures))
     labels = [label(exhibit, width) for exhibit in exhibits]
     above, step_x = LABEL_LINE * max(map(len, labels)), width + MARGIN
@@ -95,10 +96,12 @@ def replace_missing_glyphs(text: str) -> str:
 
 
 def compose(exhibit: Exhibit, height: int, width: int) -> np.ndarray:
-    """Compose source, preview, decoded and error side by side, with the strip below at the same width."""
+    """Compose source, preview, decoded and error side by side, of a clip below each other, with the channels' strip
+    below at the same width.
+    """
     drawn = (exhibit.preview, exhibit.decoded, exhibit.error)
     pictures = [exhibit.source, *(each for each in drawn if each is not None)]
-    top = concatenate([resize(picture, height, width) for picture in pictures], axis=1)
+    top = concatenate([resize(picture, height, width) for picture in pictures], axis=0 if exhibit.frames > 1 else 1)
     if exhibit.strip is None:
         return top
     strip = np.asarray(exhibit.strip.convert("RGBA").convert("RGB"))
@@ -114,10 +117,11 @@ def concatenate(pictures: Sequence[np.ndarray], axis: int) -> np.ndarray:
     return np.concatenate([part for picture in pictures for part in (picture, gap)][:-1], axis=axis)
 
 
-def fitting_size(image: ImageRecipe) -> tuple[int, int]:
+def fitting_size(exhibit: Exhibit) -> tuple[int, int]:
     """Return height and width of a picture on the sheet."""
-    scale = min(TILE / math.sqrt(image.height * image.width), 2 * TILE / max(image.height, image.width))
-    return max(1, round(image.height * scale)), max(1, round(image.width * scale))
+    image, tile = exhibit.array.images, TILE if exhibit.frames == 1 else FRAME_TILE
+    scale = min(tile / math.sqrt(image.height * image.width), 2 * tile / max(image.height, image.width))
+    return max(1, round(image.height * scale)), max(1, round(image.width * scale)) * exhibit.frames
 
 
 def resize(picture_YX3: np.ndarray | None, height: int, width: int) -> np.ndarray:

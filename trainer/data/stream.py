@@ -188,7 +188,7 @@ class LatentStream(BatchStream):
             if self.draw and array.encoder.posterior == "moments":
                 latents[name] = sample_posterior(latents[name], self.order.seed, positions, tower)
             if self.normalize:
-                latents[name] = normalize(latents[name], drawn_normalization(array.encoder))
+                latents[name] = normalize(latents[name], drawn_normalization(array.encoder), array.channel_axis)
         return latents
 
     def _read(self, numbers: Int64Array, positions: Int64Array) -> Samples:

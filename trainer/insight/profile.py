@@ -51,7 +51,7 @@ class LiveEncoder:
     def _encode(self, name: str, planned: list[dict[str, Any]]) -> np.ndarray:
         with phase("image decoding"):
             read, recipe = self._images[name], self._cache.caches[name].spec.array.images
-            images: list[Image.Image] = [read(each["uri"], each["place"], recipe)[0] for each in planned]
+            images = [Image.fromarray(read(each["uri"], each["place"], recipe, None)[0]) for each in planned]
         with phase("live encoder"):
             return self._encoders[name](images)
 

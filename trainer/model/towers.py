@@ -110,8 +110,9 @@ def layout_of(config: ModelConfig, name: str, array: ArraySpec, where: str) -> s
         return "token"
     if (axes, feature) != (3, 0):
         raise ConfigError(
-            f"cache: {where} holds [{array.named_shape}] for each image; a projector reads latents of a VAE, "
-            "[channel, latent_y, latent_x], or tokens, [token, feature]"
+            f"cache: {where} holds [{array.named_shape}] for each {array.made_of}; a projector reads latents of a VAE, "
+            "[channel, latent_y, latent_x], or tokens, [token, feature]; other samples are for a training loop of your "
+            "own: trainer.LatentStream"
         )
     layout: str = config.form(name).layout
     refuse_sizes(config, name, array, layout, where)

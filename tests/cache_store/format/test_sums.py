@@ -15,14 +15,21 @@ from cache_store.format.sums import LANES, PREVIEW_STRIDE, RunningSums, add_batc
 
 WAYS = sorted({sums.add_batch, add_batch_by_numpy}, key=lambda way: way.__name__)
 """Only numpy's if there was no compiler."""
-LAYOUTS = [
-    SampleLayout(axes=("channel", "y", "x"), shape=shape, feature_axis="channel", has_preview=True)
-    for shape in ((16, 28, 28), (3, 1, 1), (5, 7, 3), (1, 2, 9))
-] + [
-    SampleLayout(axes=("token", "feature"), shape=(9, 21), feature_axis="feature", has_preview=False),
-    SampleLayout(axes=("y", "feature", "x"), shape=(4, 3, 11), feature_axis="feature", has_preview=False),
-    SampleLayout(axes=("feature",), shape=(1,), feature_axis="feature", has_preview=False),
-]
+LAYOUTS = (
+    [
+        SampleLayout(axes=("channel", "y", "x"), shape=shape, feature_axis="channel", has_preview=True)
+        for shape in ((16, 28, 28), (3, 1, 1), (5, 7, 3), (1, 2, 9))
+    ]
+    + [
+        SampleLayout(axes=("channel", "t", "y", "x"), shape=shape, feature_axis="channel", has_preview=True)
+        for shape in ((16, 5, 8, 13), (3, 1, 7, 3), (2, 4, 1, 5))
+    ]
+    + [
+        SampleLayout(axes=("token", "feature"), shape=(9, 21), feature_axis="feature", has_preview=False),
+        SampleLayout(axes=("y", "feature", "x"), shape=(4, 3, 11), feature_axis="feature", has_preview=False),
+        SampleLayout(axes=("feature",), shape=(1,), feature_axis="feature", has_preview=False),
+    ]
+)
 
 
 def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
@@ -36,6 +43,12 @@ def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
     for place, value in ((1, np.nan), (2, 1e9), (3, -np.inf)):
         samples[place].flat[-1] = value
     return samples
+
+
+def random_rgb(layout: SampleLayout, number: int) -> np.ndarray | None:
+    if not layout.has_preview:
+        return None
+    return np.random.default_rng(1).random((number, *layout.preview_cells, 3)).astype(np.float32)
 
 
 def summed(way, layout, dtype, samples, rgb, batches):
@@ -56,7 +69,7 @@ def test_c_and_numpy_give_the_same_bits_in_any_batches(layout, dtype):
     if dtype == "uint8" and not layout.can_be_quantized:
         pytest.skip("a token or a number has no scale")
     samples = random_samples(layout, 12)
-    rgb = np.random.default_rng(1).random((12, *layout.shape[1:], 3)).astype(np.float32) if layout.has_preview else None
+    rgb = random_rgb(layout, 12)
     first, *others = (
         summed(way, layout, dtype, samples, rgb, batches) for way in WAYS for batches in ([12], [1] * 12, [5, 7])
     )
@@ -79,7 +92,7 @@ def test_sums_are_added_in_the_order_that_is_written_down(way, layout):
     """The sums equal those of a loop over Python's floats."""
     rng = np.random.default_rng(0)
     samples = rng.standard_normal((3, *layout.shape)).astype(np.float32)
-    rgb = rng.random((3, *layout.shape[1:], 3)).astype(np.float32) if layout.has_preview else None
+    rgb = random_rgb(layout, 3)
     running, *_ = summed(way, layout, "float32", samples, rgb, [3])
     place, statistics = layout.feature_place, running.statistics()
     outer, inner = math.prod(layout.shape[:place]), math.prod(layout.shape[place + 1 :])
@@ -96,8 +109,9 @@ def test_sums_are_added_in_the_order_that_is_written_down(way, layout):
         product = 0.0
         for sample, colours in zip(samples.astype(float), rgb.astype(float), strict=True):
             of_sample = 0.0
-            for y, x in itertools.product(*(range(0, side, PREVIEW_STRIDE) for side in layout.shape[1:])):
-                of_sample += float(sample[0, y, x]) * float(colours[y, x, 2])
+            middle = sample[0, layout.shape[1] // 2] if sample.ndim == 4 else sample[0]
+            for y, x in itertools.product(*(range(0, side, PREVIEW_STRIDE) for side in layout.preview_cells)):
+                of_sample += float(middle[y, x]) * float(colours[y, x, 2])
             product += of_sample
         assert running.preview().moment[0][2] == product
 
@@ -124,6 +138,8 @@ def test_arrays_of_other_samples_are_refused():
         (0, (1, 3, 2), (0, 0), stored, np.zeros(11, np.float32), kept, totals, None, None, None, None),
         (0, (1, 3, 2), (0, 0), stored, None, kept, totals[:3], None, None, None, None),
         (0, (1, 3, 2), (1, 2), stored, None, kept, totals, np.zeros(12, np.float32), np.zeros((4, 4)), None, None),
+        (0, (1, 3, 2), (1, 3), stored, None, kept, totals, np.zeros(18, np.float32), np.eye(4), np.ones((4, 3)), None),
+        (0, (1, 3, 2), (0, 0), stored, None, kept, totals, np.zeros(0, np.float32), np.eye(4), np.ones((4, 3)), None),
         (0, (1, 3, 2), (0, 0), stored, None, kept, totals, None, None, None, np.zeros(1, np.uint32)),
         (0, (2**40, 2**40, 2**40), (0, 0), stored, None, kept, totals, None, None, None, None),
     ):

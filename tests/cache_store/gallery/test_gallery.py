@@ -242,6 +242,66 @@ def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
     assert content.histograms.count_FB.sum() == sum(np.prod(exhibit.array.shape) for exhibit in content.shown)
 
 
+def clips_cache(path: Path) -> Path:
+    """Write clips of 17 frames and of 33, 16 x 24 pixels each; row 1 is rejected."""
+    random = np.random.default_rng(3)
+    latents = [random.standard_normal((3, 4, frames, 2, 3), np.float32) for frames in (5, 9)]
+    return make_cache(path, latents, clips=True, rejected=[1])
+
+
+def clip_of(start: float, frames: int) -> np.ndarray:
+    """Return frames [T, Y, X, 3] whose red is the frame's number, green the clip's start in halves of a second."""
+    red_T = np.arange(frames)[:, None, None, None] * np.array([1, 0, 0])
+    return (np.zeros((frames, 16, 24, 3)) + red_T + np.array([0, 2 * start, 0])).astype(np.uint8)
+
+
+def showcase_of_clips(cache: Path) -> exhibits.Showcase:
+    def read_clip(uri, place, recipe, clip_start):
+        return clip_of(clip_start, recipe.clip.frames), f"{int(2 * clip_start):064x}"
+
+    def decode(stored):
+        return np.stack([clip_of(0.0, 4 * stored.shape[2] - 3)] * len(stored))
+
+    return exhibits.Showcase(cache=open_cache(cache), read_image=read_clip, decode=decode)
+
+
+def frames_in(strip: np.ndarray, count: int) -> list[list[int]]:
+    """Return the colour in the middle of each frame of a strip."""
+    return [strip[8, round((place + 0.5) * strip.shape[1] / count)].tolist() for place in range(count)]
+
+
+def test_a_clip_is_a_strip_of_its_frames_from_the_first_to_the_last(tmp_path):
+    """Source, preview and decoded frames are in step; PSNR is over all frames shown."""
+    showcase = showcase_of_clips(clips_cache(tmp_path / "cache"))
+    shown = [exhibit for _, exhibit in sorted(showcase.cached(range(5)).items())]
+    assert [(each.row, each.frames, each.source_problem) for each in shown] == [
+        (row, 5 if row < 3 else 8, None) for row in (0, 2, 3, 4, 5)
+    ]
+    assert frames_in(shown[1].source, 5) == [[frame, 2, 0] for frame in (0, 4, 8, 12, 16)]
+    assert frames_in(shown[4].source, 8) == [[frame, 5, 0] for frame in (0, 5, 9, 14, 18, 23, 27, 32)]
+    assert frames_in(shown[4].decoded, 8) == [[frame, 0, 0] for frame in (0, 5, 9, 14, 18, 23, 27, 32)]
+    assert [each.psnr for each in shown[:2]] == [math.inf, pytest.approx(10 * math.log10(255**2 * 3 / 2**2))]
+    latent, to_rgb = open_cache(tmp_path / "cache").read(np.array([4]))[0], showcase.cache.seal.array.preview
+    expected = [pictures.preview(latent[:, frame].astype(np.float32), to_rgb) for frame in (0, 1, 2, 3, 5, 6, 7, 8)]
+    np.testing.assert_array_equal(shown[4].preview, pictures.side_by_side(expected))
+    summary = showcase.cache.seal.array
+    middle = pictures.channel_strip(latent[:, 4].astype(np.float32), summary)
+    assert shown[4].strip.tobytes() == middle.tobytes()
+
+
+def test_the_page_and_the_sheet_of_clips_say_frames_and_show_strips(tmp_path):
+    config = GalleryConfig(output=str(tmp_path / "a.html"))
+    content = make_gallery(clips_cache(tmp_path / "cache"), config).content
+    page = config.page.read_text()
+    for told in ("17 frames, 16 high × 24 wide: 4 × 5 × 2 × 3", "33 frames, 16 high", "No source clips"):
+        assert told in text_of(page)
+    assert Image.open(io.BytesIO(images_of(page, "latent preview of row 5")[0])).size == (8 * 3 + 7, 2)
+    heights = [sheets.compose(each, *sheets.fitting_size(each)).shape[0] for each in content.shown]
+    assert min(heights) > 2 * sheets.fitting_size(content.shown[0])[0], "strips are below each other"
+    one_size = make_cache(tmp_path / "one", np.zeros((2, 4, 21, 2, 3), np.float32), clips=True)
+    assert "clip, height × width: 81 frames at 16 fps" in text_of(page_of(one_size, tmp_path / "one.html"))
+
+
 def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
     config = GalleryConfig(output=str(tmp_path / "a.html"), rows=2)
     made = make_gallery(cache, config)

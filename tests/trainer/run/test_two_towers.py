@@ -11,7 +11,7 @@ from cache_store import open_cache
 from tests.make_cache import make_cache, text_recipe
 from tests.named import assert_names
 from tests.trainer.answers import export_and_ask, reported
-from tests.trainer.conftest import MakeConfig, describe
+from tests.trainer.conftest import MakeConfig, describe, described_cache
 from tests.trainer.runs import (
     Caches,
     assert_near_run,
@@ -193,6 +193,12 @@ def test_caches_of_different_plans_are_no_towers_of_one_run(configured, caches, 
     other = str(tower_cache(tmp_path / "tower", ROWS - 1, ()))
     refusal(1, configured(cache={**caches, "siglip": other}), names=f"{other} {caches['world']}")
     assert not (tmp_path / "run").exists()
+
+
+def test_clips_are_no_tower_and_the_message_names_the_stream(configured, refusal, tmp_path):
+    clips = described_cache(tmp_path / "clips", 12, latents=np.ones((12, 4, 5, 2, 3), np.float32), clips=True)
+    error = refusal(2, configured(cache=clips), names=f"{clips} latent_t 5 clip trainer.LatentStream")
+    assert error.count("\n") == 1
 
 
 def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, refusal):
