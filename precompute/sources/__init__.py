@@ -22,9 +22,11 @@ from precompute.sources.folder import FolderSource
 from precompute.sources.image_store import ImageFolder, Images, holds_files, open_images
 from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
+from precompute.sources.media import IMAGES, Media
 from precompute.sources.parquet import SUFFIX as PARQUET
 from precompute.sources.parquet import ParquetSource
 from precompute.sources.source_files import find_files
+from precompute.sources.table import TableSource
 from precompute.sources.webdataset import SUFFIX as TAR
 from precompute.sources.webdataset import WebDatasetSource
 
@@ -33,19 +35,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """The source of images and their texts."""
+    """The source of images, or with `clip` of videos, and their texts."""
 
-    kind: Literal["llava", "folder", "webdataset", "parquet", "cache"]
+    kind: Literal["llava", "folder", "table", "webdataset", "parquet", "cache"]
     """llava: a chat.json of id, image and conversations, or JSON Lines of such records. folder: a tree of images, with
-    captions in name.txt beside them. webdataset: img2dataset's tars, with a .txt or .json per image. parquet: rows of
-    images and texts, as Hugging Face datasets writes them. cache: the samples of another cache, in the same rows, so
-    that both can be read together."""
+    captions in name.txt beside them. table: a CSV, or JSON Lines, of file names and captions. webdataset: img2dataset's
+    tars, with a .txt or .json per image. parquet: rows of images and texts, as Hugging Face datasets writes. cache: the
+    samples of another cache, in the same rows, so that both can be read together."""
     path: str
-    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file, a
-    folder of files, or a pattern: 'shards/{00000..00099}.tar', 'data/train-*.parquet'. cache: the other cache. URLs are
-    read in place: s3://BUCKET/…, gs://…, az://…, hf://datasets/OWNER/NAME/…"""
+    """llava, table: the list. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file,
+    a folder of files, or a pattern: 'shards/{00000..00099}.tar', 'data/train-*.parquet'. cache: the other cache. URLs
+    are read in place: s3://BUCKET/…, gs://…, az://…, hf://datasets/OWNER/NAME/…"""
     images: str | None = None
-    """llava: a folder, or a zip or uncompressed tar that is read in place; or such a URL. Default: the chat.json's
+    """llava, table: a folder, or a zip or uncompressed tar that is read in place; or such a URL. Default: the list's
     folder."""
 
     text: Literal["caption"] | None = None
@@ -98,22 +100,24 @@ class Source(Images, Protocol):
         """
 
 
-def open_source(config: SourceConfig) -> Source:
+def open_source(config: SourceConfig, media: Media = IMAGES) -> Source:
     """Open the source that a config names; raise MissingPathError, SourceError or CacheError if it is not there."""
-    return SOURCES[config.kind].open(config)
+    return SOURCES[config.kind].open(config, media)
 
 
-def open_llava(config: SourceConfig) -> Source:
+def open_listed(kind: type[LlavaSource | TableSource], config: SourceConfig, media: Media) -> Source:
     images = open_images(config.images, "images") if config.images else None
     if is_url(config.path):
         folder, name = split_url(config.path)
         store = open_store(folder)
     else:
         if (path := require_path(config.path)).is_dir():
-            raise ConfigError(f"source.path: {path} is a folder; kind llava reads a list, kind folder a tree of images")
+            raise ConfigError(
+                f"source.path: {path} is a folder; kind {config.kind} reads a list, kind folder a tree of {media.name}s"
+            )
         store, name = LocalStore(path.parent), path.name
     open_list(store, name)  # report a missing list before a model is loaded
-    return LlavaSource(partial(open_list, store, name), images or ImageFolder(store), config.fields)
+    return kind(partial(open_list, store, name), images or ImageFolder(store), config.fields, media)
 
 
 def open_list(store: Store, name: str) -> File:
@@ -128,19 +132,19 @@ def open_list(store: Store, name: str) -> File:
         raise SourceError(f"source.path: {store.where(name)}: {error.strerror}") from None
 
 
-def open_tree(config: SourceConfig) -> Source:
-    return FolderSource(open_images(config.path, "path"), is_remote=is_url(config.path))
+def open_tree(config: SourceConfig, media: Media) -> Source:
+    return FolderSource(open_images(config.path, "path"), is_remote=is_url(config.path), media=media)
 
 
-def open_webdataset(config: SourceConfig) -> Source:
-    return WebDatasetSource(find_files(config.path, TAR), config.fields)
+def open_webdataset(config: SourceConfig, media: Media) -> Source:
+    return WebDatasetSource(find_files(config.path, TAR), config.fields, media)
 
 
-def open_parquet(config: SourceConfig) -> Source:
-    return ParquetSource(find_files(config.path, PARQUET), config.fields)
+def open_parquet(config: SourceConfig, media: Media) -> Source:
+    return ParquetSource(find_files(config.path, PARQUET), config.fields, media)
 
 
-def open_cache_source(config: SourceConfig) -> Source:
+def open_cache_source(config: SourceConfig, media: Media) -> Source:
     refuse_no_cache(store := open_store(config.path if is_url(config.path) else require_path(config.path)))
     recorded = recorded_section(store, "source", SourceConfig)
     if (column := config.fields.image) is not None:
@@ -149,14 +153,14 @@ def open_cache_source(config: SourceConfig) -> Source:
                 f"source.fields.image: {store} was made from kind {recorded.kind}; only parquet has others"
             )
         recorded = replace(recorded, fields=replace(recorded.fields, image=column))
-    return CacheSource(store, open_source(recorded))
+    return CacheSource(store, open_source(recorded, media))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
     """How a kind of source is opened, and what errors say of it."""
 
-    open: Callable[[SourceConfig], Source]
+    open: Callable[[SourceConfig, Media], Source]
     images_are: str = ""
     """Where its images are; empty if `source.images` says it."""
     add_texts: str
@@ -167,9 +171,14 @@ class SourceKind:
 
 SOURCES = {
     "llava": SourceKind(
-        open=open_llava,
+        open=partial(open_listed, LlavaSource),
         add_texts="Give each record an answer in its conversations",
         fields=frozenset({"extra"}),
+    ),
+    "table": SourceKind(
+        open=partial(open_listed, TableSource),
+        add_texts="Name the column with source.fields.caption",
+        fields=frozenset({"image", "id", "caption", "extra"}),
     ),
     "folder": SourceKind(
         open=open_tree,
@@ -201,8 +210,8 @@ def recorded_section(store: Store, section: str, kind: type[T]) -> T:
     """Read a section of a cache's build.json; raise CacheError for fields, types or values unknown to this version."""
     config = read_build(store).config
     try:
-        made = msgspec.convert(config[section], kind, strict=True)
-        problem = ", ".join(sorted(config[section].keys() - kind.__annotations__.keys()))
+        made = msgspec.convert(config.get(section, {}), kind, strict=True)
+        problem = ", ".join(sorted(config.get(section, {}).keys() - kind.__annotations__.keys()))
     except (KeyError, msgspec.ValidationError, ConfigError) as error:
         problem = describe_mismatch(error) if isinstance(error, msgspec.ValidationError) else str(error)
     if problem:

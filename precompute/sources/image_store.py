@@ -7,8 +7,9 @@ import errno
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
@@ -21,6 +22,7 @@ from precompute.images.not_images import COMPRESSED, name_by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
+from precompute.sources.file_part import PartStream
 from precompute.sources.listing import Listing, as_posix, is_mac_metadata, is_utf8
 from precompute.sources.place import (
     HEADER_BYTES,
@@ -46,6 +48,8 @@ MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EAC
 """A local disk's errors that mean a missing file. Other errors, of a failing disk or mount, are not the sample's fault:
 they stop the build, and a rerun resumes it.
 """
+
+T = TypeVar("T")
 
 Expect = Callable[[Iterable[str]], None]
 """Receives the names that will be read, once each and roughly in this order."""
@@ -83,6 +87,12 @@ def head_reader(images: Images) -> Callable[[str, Place | None], bytes]:
     return read
 
 
+def stream_opener(images: Images) -> Callable[[str, Place | None], BinaryIO]:
+    """Return what opens a file as a stream that can seek: in place where that is possible, else read whole first."""
+    opener: Callable[[str, Place | None], BinaryIO] | None = getattr(images, "open", None)
+    return opener or (lambda uri, place: BytesIO(images.read(uri, place)))
+
+
 def prefetch_of(images: object) -> Expect:
     """Return the `expect` of images; images on this machine, or read in blocks, have none and are not prefetched."""
     expect: Expect = getattr(images, "expect", skip_prefetch)
@@ -111,6 +121,10 @@ class ImageFolder:
 
     def read_head(self, name: str, place: Place | None = None) -> bytes:
         return self._reading(name, lambda there: self._store.open(there).part(0, HEADER_BYTES))
+
+    def open(self, name: str, place: Place | None = None) -> BinaryIO:
+        file = self._reading(name, self._store.open)
+        return PartStream(file, 0, file.version.size)
 
     def listing(self) -> Listing:
         """List all files except those of caches, which may lie in the folder of their images."""
@@ -159,7 +173,7 @@ class ImageFolder:
     def _read(self, name: str) -> bytes:
         return self._reading(name, lambda there: self._store.read(there, MAX_FILE_BYTES))
 
-    def _reading(self, name: str, read: Callable[[str], bytes]) -> bytes:
+    def _reading(self, name: str, read: Callable[[str], T]) -> T:
         if is_unsafe(name):
             raise Rejected(MISSING, f"{name!r} is not a name inside the image folder")
         try:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from cache_store.messages import counted, printable
+from precompute.clips.opened import SUFFIXES as VIDEO_SUFFIXES
 
 NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
 """Matches a name that is not in normal form; this test takes a fifth of the time of parsing the name."""
@@ -78,6 +79,8 @@ class Samples:
     """Whether the samples come in the order of the planned rows; otherwise their order has no meaning."""
     extra: Sequence[str] = ()
     """Names of the extra fields; a sample without any needs no `extra`."""
+    media: str = "image"
+    """What the samples are, in messages."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)
@@ -88,21 +91,24 @@ class Samples:
 
         Some sources know them only after all samples are listed.
         """
-        bare = counted(self.uncaptioned, "image")
+        bare = counted(self.uncaptioned, self.media)
         uncaptioned = f"planned without a caption, though others have one: {bare}" if self.uncaptioned else ""
-        return "; ".join(filter(None, (format_skipped(self.listing, self.others), uncaptioned)))
+        return "; ".join(filter(None, (format_skipped(self.listing, self.others, self.media), uncaptioned)))
 
 
-def format_skipped(listing: Listing, suffixes: Counter[str]) -> str:
+def format_skipped(listing: Listing, suffixes: Counter[str], media: str = "image") -> str:
     hidden, images = suffixes[HIDDEN], suffixes[OTHER_IMAGE]
+    has_heic = media == "image" and {*HEIC} & {*suffixes}
+    has_videos = media == "image" and VIDEO_SUFFIXES & {*suffixes}
     parts = [
-        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images})),
+        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images}), media),
         f"{counted(hidden, 'hidden file')} (names that begin with a dot)" if hidden else "",
-        f"{counted(images, 'image')} with another extension than source.fields.image" if images else "",
+        f"{counted(images, media)} with another extension than source.fields.image" if images else "",
         names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
         names_line(listing.linked_folders, "linked folder", "linked folders"),
         names_line(listing.caches, "folder that is a cache", "folders that are caches"),
-        "convert HEIC to JPEG or PNG, for example with the package pillow-heif" if {*HEIC} & {*suffixes} else "",
+        "convert HEIC to JPEG or PNG, for example with the package pillow-heif" if has_heic else "",
+        "to encode videos, set clip.frames" if has_videos else "",
     ]
     return f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
 
@@ -121,7 +127,7 @@ def counted_suffix(name: str) -> str:
     return suffix if suffix[1:].isalnum() and suffix.isprintable() and len(suffix) <= MAX_SUFFIX else OTHER_SUFFIX
 
 
-def suffixes_line(suffixes: Counter[str]) -> str:
+def suffixes_line(suffixes: Counter[str], media: str = "image") -> str:
     """Format as `3 files without an image suffix (.txt 2, .eps 1)`."""
     if not (total := suffixes.total()):
         return ""
@@ -130,7 +136,8 @@ def suffixes_line(suffixes: Counter[str]) -> str:
     without = suffixes[NO_SUFFIX]
     others = total - without + sum(count for count, _ in named)
     shown += [f"{count:,} {kind}" for count, kind in ((without, NO_SUFFIX), (others, OTHER_SUFFIX)) if count]
-    return f"{counted(total, 'file')} without an image suffix ({', '.join(shown)})"
+    article = "an" if media == "image" else "a"
+    return f"{counted(total, 'file')} without {article} {media} suffix ({', '.join(shown)})"
 
 
 def names_line(names: list[str], one: str, several: str) -> str:

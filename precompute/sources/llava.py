@@ -6,8 +6,9 @@ A file that begins with `{` is JSON Lines, one record per line. Only a few recor
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -16,8 +17,16 @@ from cache_store.format.record import describe_mismatch
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import FieldNames, Turn, extra_of, with_extra
-from precompute.sources.image_store import HEAD_BYTES, ImageStore, head_reader, prefetch_of
+from precompute.sources.image_store import (
+    HEAD_BYTES,
+    ImageStore,
+    head_reader,
+    prefetch_of,
+    skip_prefetch,
+    stream_opener,
+)
 from precompute.sources.listing import Samples
+from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import Place
 
 T = TypeVar("T")
@@ -47,43 +56,48 @@ class ChatRecord(msgspec.Struct):
     id: str | int
     conversations: list[Turn]
     image: str | None = None
+    video: str | None = None
 
 
-class LlavaSource:
-    """Samples of a chat.json, which is opened at each listing, with images in a folder, a zip or a tar."""
+class ListedImages:
+    """Images, or videos, that a list names, in a folder, a zip or a tar; the list is opened at each listing."""
 
-    def __init__(self, open_list: Callable[[], File], images: ImageStore, fields: FieldNames) -> None:
-        self._open_list, self._images = open_list, images
+    def __init__(self, open_list: Callable[[], File], images: ImageStore, fields: FieldNames, media: Media) -> None:
+        self._open_list, self._images, self._media = open_list, images, media
         self._extra = fields.extra or []
-        self._kind = with_extra(ChatRecord, self._extra)
-        self.locate, self._expect = images.locate, prefetch_of(images)
+        self.locate, prefetch = images.locate, prefetch_of(images)
+        self.expect = skip_prefetch if prefetch is skip_prefetch else (lambda uris: prefetch(filter(None, uris)))
 
     def version(self) -> str | None:
         images = self._images.version()
         return images and f"{self._open_list().version.stamp} {images}"
 
-    def samples(self) -> Samples:
-        file = self._open_list()
-        is_lines = begins_with_record(file)
-        records = read_lines(file, self._kind) if is_lines else read_list(file, self._kind)
-        return Samples(map(self._sample, records), in_rows=is_lines, extra=self._extra)
-
-    def _sample(self, record: ChatRecord) -> dict[str, object]:
-        uri = record.image or ""
-        turns = msgspec.to_builtins(record.conversations)
-        extra = extra_of(record, self._extra)
-        return {"id": str(record.id), "uri": uri, "conversations": turns, "extra": extra, **self.locate(uri).columns()}
-
-    def expect(self, uris: Iterable[str]) -> None:
-        self._expect(filter(None, uris))
+    def open(self, uri: str, place: Place | None = None) -> BinaryIO:
+        return stream_opener(self._images)(uri, place) if uri else BytesIO(self.read(uri))
 
     def read_head(self, uri: str, place: Place | None = None) -> bytes:
         return head_reader(self._images)(uri, place) if uri else self.read(uri)
 
     def read(self, uri: str, place: Place | None = None) -> bytes:
         if not uri:
-            raise Rejected(TEXT_ONLY, "the record names no image")
+            raise Rejected(TEXT_ONLY, f"the record names no {self._media.name}")
         return self._images.read(uri, place)
+
+
+class LlavaSource(ListedImages):
+    """Samples of a chat.json."""
+
+    def samples(self) -> Samples:
+        file = self._open_list()
+        is_lines, kind = begins_with_record(file), with_extra(ChatRecord, self._extra)
+        records = read_lines(file, kind) if is_lines else read_list(file, kind)
+        return Samples(map(self._sample, records), in_rows=is_lines, extra=self._extra)
+
+    def _sample(self, record: ChatRecord) -> dict[str, object]:
+        uri = (record.image if self._media is IMAGES else record.video) or ""
+        turns = msgspec.to_builtins(record.conversations)
+        extra = extra_of(record, self._extra)
+        return {"id": str(record.id), "uri": uri, "conversations": turns, "extra": extra, **self.locate(uri).columns()}
 
 
 def begins_with_record(file: File) -> bool:
@@ -134,19 +148,19 @@ def record_texts(file: File, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
         raise ValueError("the list's end is missing, or not at the file's end")
 
 
-def read_lines(file: File, kind: type[ChatRecord]) -> Iterator[ChatRecord]:
+def read_lines(file: File, kind: type[T], expected: str = EXPECTED) -> Iterator[T]:
     """Yield the record of each line that is not blank."""
     with file.reopen() as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
             where = f"source.path: {file}: line {number}"
             if len(line) > MAX_LINE_BYTES:
-                raise SourceError(f"{where} has more than {MAX_LINE_BYTES:,} bytes; {EXPECTED}")
+                raise SourceError(f"{where} has more than {MAX_LINE_BYTES:,} bytes; {expected}")
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if text.strip():
-                yield decode_json(text, kind, where)
+                yield decode_json(text, kind, where, expected)
 
 
-def decode_json(data: bytes, kind: type[T], where: str) -> T:
+def decode_json(data: bytes, kind: type[T], where: str, expected: str = EXPECTED) -> T:
     """Decode JSON as `kind`; raise SourceError, naming the record of a list, if it is invalid or of another kind."""
     try:
         return msgspec.json.decode(data, type=kind)
@@ -160,7 +174,7 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
             if data.strip()
             else "is empty"
         )
-    raise SourceError(f"{where}: {problem}; {EXPECTED}")
+    raise SourceError(f"{where}: {problem}; {expected}")
 
 
 def describe_bad_utf8(data: bytes) -> str:

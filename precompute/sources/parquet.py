@@ -8,7 +8,7 @@ the plan lie in one row group.
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -22,18 +22,18 @@ from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import Conversation, FieldNames, Turn, captions_of, conversation_of
 from precompute.sources.listing import Samples
+from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
 
 SUFFIX = ".parquet"
 
 USUAL_NAMES = {
-    "image": ("image", "img", "jpg", "jpeg", "png", "webp"),
     "id": ("id", "key", "__key__"),
     "caption": ("caption", "text", "txt"),
     "conversations": ("conversations",),
 }
-"""Usual column names; the first one in the file is used."""
+"""Usual column names besides those of the media; the first one in the file is used."""
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 64, 2**28
 """Rows that are read at a time; fewer if their values might take more than these bytes together."""
@@ -53,12 +53,12 @@ memory, and a page of it while they are read.
 class ImageTable:
     """A Parquet file of images; raises SourceError if it is not one or lacks the columns."""
 
-    def __init__(self, file: File, fields: FieldNames) -> None:
-        self._where = str(file)
+    def __init__(self, file: File, fields: FieldNames, media: Media = IMAGES) -> None:
+        self._where, usual = str(file), {"image": media.columns, **USUAL_NAMES}
         self._file = as_source_error(lambda: TableFile(file.reopen, str(file)))
-        self._columns = {name: self._column(name, getattr(fields, name)) for name in USUAL_NAMES}
+        self._columns = {name: self._column(name, getattr(fields, name), usual[name]) for name in usual}
         if self._columns["image"] is None:
-            self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")
+            self._refuse("image", f"has no column {' or '.join(media.columns)}")
         self._image = str(self._columns["image"])
         self._captions, self._extra = fields.captions or [], fields.extra or []
         for field, names in (("captions", self._captions), ("extra", self._extra)):
@@ -74,10 +74,10 @@ class ImageTable:
         self.located = Located(str(file.version))
         """The version of the whole file, because rows have no checksums of their own."""
 
-    def _column(self, field: str, configured: str | None) -> str | None:
+    def _column(self, field: str, configured: str | None, usual: Sequence[str]) -> str | None:
         """Return the column's name; None if the file has none of the usual names."""
         names = self._file.schema.names
-        name = configured or next((name for name in USUAL_NAMES[field] if name in names), None)
+        name = configured or next((name for name in usual if name in names), None)
         if name is not None and (count := names.count(name)) != 1:
             self._refuse(field, f"has {count} columns {name}" if count else f"has no column {name}")
         return name
@@ -197,8 +197,8 @@ TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 class ParquetSource:
     """Rows of Parquet files; a uri is the file's name and the row's number in it, from 0."""
 
-    def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
-        self._files, self._names, self._fields = files, frozenset(files.names), fields
+    def __init__(self, files: SourceFiles, fields: FieldNames, media: Media = IMAGES) -> None:
+        self._files, self._names, self._fields, self._media = files, frozenset(files.names), fields, media
         self._extra = fields.extra or []
         self.version = files.version
         self._lock = threading.Lock()
@@ -248,7 +248,7 @@ class ParquetSource:
         return (name, int(row)) if name in self._names and is_row else ("", 0)
 
     def _open_table(self, name: str) -> ImageTable:
-        return ImageTable(self._files.open(name), self._fields)
+        return ImageTable(self._files.open(name), self._fields, self._media)
 
     def _images(self, name: str, group: int) -> list[bytes | None]:
         if problem := self._refused.get((name, group)):

@@ -17,6 +17,10 @@ DAMAGED = "damaged archive member"
 """Kind of reject for a member that is not what its archive says."""
 
 
+TOO_LARGE = "too large"
+"""Kind of reject for a file that is not read whole."""
+
+
 class Place(NamedTuple):
     """A member of the archive that the image's uri names; the fields are those of the plan's column `place`."""
 
@@ -56,4 +60,4 @@ def planned_place(column: dict[str, Any] | None) -> Place | None:
 
 def refuse_large(name: str, size: int, max_bytes: int = MAX_FILE_BYTES) -> None:
     if size > max_bytes:
-        raise Rejected("too large", f"{name} is {size:,} bytes, more than {max_bytes:,}")
+        raise Rejected(TOO_LARGE, f"{name} is {size:,} bytes, more than {max_bytes:,}")

@@ -8,11 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from io import BytesIO
+from typing import BinaryIO
 
 import msgspec
 
 from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
+from cache_store.messages import counted
 from cache_store.storage.daemon_threads import start_thread
 from cache_store.storage.prefetch import SharedResults
 from precompute.images.rejected import Rejected
@@ -29,9 +32,9 @@ from precompute.sources.fields import (
     read_text,
     with_extra,
 )
-from precompute.sources.folder import is_image
 from precompute.sources.image_store import open_archive
 from precompute.sources.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix
+from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
 
@@ -64,8 +67,8 @@ class TextRecord(msgspec.Struct):
 class WebDatasetSource:
     """Samples of tars; a uri is the tar's name and the member's name."""
 
-    def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
-        self._files, self._names = files, frozenset(files.names)
+    def __init__(self, files: SourceFiles, fields: FieldNames, media: Media = IMAGES) -> None:
+        self._files, self._names, self._media = files, frozenset(files.names), media
         self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._captions, self._extra = fields.captions or [], fields.extra or []
@@ -78,7 +81,9 @@ class WebDatasetSource:
         """List the samples in the order of the tars."""
         others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
         listing = self._files.listing._replace(not_utf8=not_utf8)
-        return Samples(self._samples(others, not_utf8), listing, others, in_rows=True, extra=self._extra)
+        return Samples(
+            self._samples(others, not_utf8), listing, others, in_rows=True, extra=self._extra, media=self._media.name
+        )
 
     def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
         for name, tar, index in self._indexed():
@@ -89,7 +94,8 @@ class WebDatasetSource:
                     others.update(map(self._unused, members.values()))
                     continue
                 unused = {*members} - {image, CAPTION_EXTENSION, RECORD_EXTENSION}
-                others.update(counted_suffix(members[each]) for each in unused if not is_image(members[each]))
+                names = (members[each] for each in unused)
+                others.update(counted_suffix(each) for each in names if not self._media.includes(each))
                 record = read_record(name, tar, members, self._kind)
                 found = extra_of(record, self._named)
                 captions = captions_of(f"{name}/{key}.json", {each: found[each] for each in self._captions})
@@ -110,20 +116,20 @@ class WebDatasetSource:
             yield name, *tars.get(name)
 
     def _image(self, sample: str, extensions: Iterable[str]) -> str | None:
-        """Return the image's extension, None if there is no image; raise SourceError if there are several."""
+        """Return the extension of the sample's image, None if it has none; raise SourceError if it has several."""
         if self._extension is not None:
             return self._extension if self._extension in extensions else None
-        images = [each for each in extensions if is_image(f"image.{each}")]
+        images = [each for each in extensions if self._media.includes(f"name.{each}")]
         if len(images) > 1:
             raise SourceError(
-                f"{self._files.where(sample)} has {len(images)} images ({', '.join(images)}); name the one to encode, "
-                f"as with --source.fields.image {images[0]}"
+                f"{self._files.where(sample)} has {counted(len(images), self._media.name)} ({', '.join(images)}); name "
+                f"the one to encode, as with --source.fields.image {images[0]}"
             )
         return images[0] if images else None
 
     def _unused(self, member: str) -> str:
         """Return the kind under which to count a member of a sample without an image to encode."""
-        return OTHER_IMAGE if self._extension is not None and is_image(member) else counted_suffix(member)
+        return OTHER_IMAGE if self._extension is not None and self._media.includes(member) else counted_suffix(member)
 
     def locate(self, uri: str) -> Located:
         """Find an image in the tar that its uri names; it reads all headers of that tar."""
@@ -138,6 +144,10 @@ class WebDatasetSource:
     def read_head(self, uri: str, place: Place | None) -> bytes:
         name = self._tar_of(uri)
         return self.read(uri, place) if name is None else self._tar(name).read_head(uri[len(name) + 1 :], place)
+
+    def open(self, uri: str, place: Place | None) -> BinaryIO:
+        name = self._tar_of(uri)
+        return BytesIO(self.read(uri, place)) if name is None else self._tar(name).open(uri[len(name) + 1 :], place)
 
     def _tar_of(self, uri: str) -> str | None:
         slashes = (place for place, letter in enumerate(uri) if letter == "/")

@@ -5,16 +5,18 @@ bounded and its results checked. Headers of plain files, nearly all of them, are
 of tarfile's time. Small texts are read on the way, because they lie between headers.
 """
 
+import io
 import os
 import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import IO, NamedTuple, cast
+from typing import IO, BinaryIO, NamedTuple, cast
 
 from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.sources.archives.archive import Archive, Index, damaged, unreadable
+from precompute.sources.file_part import PartStream
 from precompute.sources.listing import as_posix
 from precompute.sources.place import DAMAGED, HEADER_BYTES, Place, refuse_large
 
@@ -211,6 +213,14 @@ class ImageTar(Archive):
         if zlib.crc32(data[: tarfile.BLOCKSIZE]) != place.crc32 or len(data) != tarfile.BLOCKSIZE + place.size:
             raise damaged(name, f"its header is not at byte {place.offset:,}")
         return data[tarfile.BLOCKSIZE :]
+
+    def open(self, name: str, place: Place | None) -> BinaryIO:
+        """Open a member as a stream, in place; raise Rejected if it is not where it was planned."""
+        if place is None or place.problem:
+            return io.BytesIO(self.read(name, place))  # raises what the index says of it
+        if zlib.crc32(self._file.part(place.offset, tarfile.BLOCKSIZE)) != place.crc32:
+            return io.BytesIO(self.read(name, place))  # the tar was written again
+        return PartStream(self._file, place.offset + tarfile.BLOCKSIZE, place.size)
 
     def _head_at(self, name: str, place: Place) -> bytes:
         return self._file.part(place.offset + tarfile.BLOCKSIZE, min(place.size, HEADER_BYTES))

@@ -165,7 +165,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "source is a folder; .*, kind folder a tree of images": {"kind": "llava", "path": "source"},
     "source.path: .*nowhere does not exist": {"kind": "cache", "path": "nowhere"},
     "source.images: .*nowhere does not exist": {"kind": "llava", "path": "source/chat.json", "images": "nowhere"},
-    "source.images is for kind llava; .* source.path is the image tree": {"kind": "folder", "images": "source"},
+    "source.images is for kind llava or table; .* the image tree": {"kind": "folder", "images": "source"},
     "source holds no cache": {"kind": "cache", "path": "source"},
     "is the cache itself": {"kind": "cache", "path": "cache"},
     "the other cache remembers its images": {"kind": "cache", "path": "source", "images": "source"},
