@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Decoder = tuple[Callable[[Tensor], Tensor], str]
     """Maps latents to RGB in [-1, 1]; with the SHA-256 of the encode path in the same checkpoint."""
 
-# Axes: N images, Y X pixels.
+# Axes: N images or clips, T frames, Y X pixels.
 
 
 PixelRange = Literal["signed", "theworld", "clip", "imagenet", "unit"]
@@ -48,6 +48,17 @@ class Encoder(Protocol):
 
     def encode(self, image_NYX3: Tensor) -> Tensor:
         """Map uint8 RGB, on any device, to [N, *shape], float32, on the encoder's device."""
+
+
+@runtime_checkable
+class ClipEncoder(Encoder, Protocol):
+    """An encoder that also maps clips to samples; its `encode` then takes uint8 RGB [N, T, Y, X, 3]."""
+
+    def clip_layout(self, frames: int, height: int, width: int) -> SampleLayout:
+        """Describe the sample made from a clip; raise ConfigError for a number of frames, or a size, to be cut."""
+
+    def clip_prefix(self, frames: int) -> tuple[int, int]:
+        """Return how many frames of a clip to encode alone, and how many latent frames are then those of the clip."""
 
 
 NO_TOKEN = -1
@@ -111,6 +122,20 @@ PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {
 }
 
 
+def clip_pixels(
+    clip_TYX3: Tensor, to_range: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Convert uint8 RGB to a model's range: [1, 3, T, Y, X] in `dtype`, on `device`.
+
+    One frame at a time is float32: a whole clip of 81 x 480 x 832 would take 388 MB.
+    """
+    shape = (1, 3, *clip_TYX3.shape[:3])
+    pixels_13TYX = clip_TYX3.new_empty(shape, dtype=dtype, device=device)
+    for number, frame_YX3 in enumerate(clip_TYX3.to(device, non_blocking=True)):
+        pixels_13TYX[0, :, number] = to_range(frame_YX3.permute(2, 0, 1).float())
+    return pixels_13TYX
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Checks and loads models of some classes."""
@@ -121,6 +146,8 @@ class Family:
     takes: tuple[str, ...] = ()
     """Fields in `FAMILY_FIELDS` that this family uses."""
     load_decoder: Callable[[ModelFiles, torch.device], Decoder] | None = None
+    load_clips: Callable[[ModelFiles, EncoderConfig, PixelRange], ClipEncoder] | None = None
+    """Loads a model to encode clips; raises ConfigError for a class that encodes images alone."""
 
 
 def accept_any_size(config: Mapping[str, Any], height: int, width: int) -> None:
@@ -133,6 +160,18 @@ def refuse_cropping(height: int, width: int, factor: int) -> None:
         nearest = "x".join(str(max(1, round(side / factor)) * factor) for side in (height, width))
         got = f"got {height}x{width}; the nearest is {nearest}"
         raise ConfigError(f"image.height and image.width must be multiples of {factor}, {got}")
+
+
+NO_CLIPS = {"AutoencoderKLCosmos": " here, because the normalisation of its latents differs by frame"}
+"""Classes that could encode clips, and the reason why they do not."""
+
+
+def images_alone(class_name: str) -> ConfigError:
+    """Make the error for a model that cannot encode clips."""
+    reason = NO_CLIPS.get(class_name, "")
+    return ConfigError(
+        f"encoder.model: {class_name} encodes images alone{reason}; leave clip out, or take a video model's VAE"
+    )
 
 
 def refuse_other_size(height: int, width: int, side: int) -> None:

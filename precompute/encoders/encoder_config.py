@@ -25,6 +25,9 @@ TEXT_FIELDS = ("max_tokens", "output", "clean", "template", "drop", "padding")
 FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
 """Fields that only some families use."""
 
+STILL_FIELDS = ("fold", "compile")
+"""Fields without effect on clips, which diffusers' own encoder of a model encodes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
@@ -68,11 +71,13 @@ class EncoderConfig:
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of weights and activations while encoding; normalisation is float32 in either."""
     batch_size: int = 32
-    """Images, or texts, per planned batch; part of the cache's identity, since batch composition can change bits."""
+    """Images, or texts, per planned batch; part of the cache's identity, since batch composition can change bits. Clips
+    are encoded one at a time."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     fold: bool = True
-    """Fold the 3-D encoder of a VAE into a 2-D one, exact for still images; false keeps diffusers' own path."""
+    """Fold the 3-D encoder of a VAE into a 2-D one, exact for still images; false keeps diffusers' own path, which
+    clips always take."""
     compile: bool | Literal["auto"] = "auto"
     """Run the blocks of a VAE's folded encoder through torch.compile, which needs a C++ compiler on a CPU, Triton on a
     GPU; auto does so only on a GPU with Triton."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.array import SampleLayout
-from precompute.encoders.encoder import PIXEL_RANGES, Family, PixelRange, accept_any_size
+from cache_store.format.array import MAX_SIDE, SampleLayout
+from precompute.encoders.encoder import PIXEL_RANGES, ClipEncoder, Family, PixelRange, accept_any_size, clip_pixels
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, one_line
 from precompute.encoders.weights import native_identity
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from precompute.encoders.encoder import Decoder
 
-# Axes: N images, Y X pixels.
+# Axes: N images or clips, T frames, Y X pixels.
 
 NEEDED = ("identity", "layout", "encode")
 
@@ -32,6 +33,9 @@ class OwnEncoder(Protocol):
     """The protocol of a user's class; each process makes one, as `MyEncoder(device, dtype)`.
 
     A `decode` is optional: for galleries, it maps samples to RGB in [-1, 1], [N, 3, Y, X].
+
+    An encoder of clips has `layout(height, width, frames)`, and its `encode` takes one clip at a time, [1, 3, T, Y, X];
+    its `decode` gives [N, 3, T, Y, X].
     """
 
     identity: str
@@ -40,7 +44,8 @@ class OwnEncoder(Protocol):
     def layout(self, height: int, width: int) -> Mapping[str, int]:
         """Return names and lengths of a sample's one to four axes; raise ValueError for an unsuitable image size.
 
-        Three axes, the first named `channel`, are latents with a preview; otherwise the last axis is the features.
+        Three axes, the first named `channel`, are latents with a preview, and so are four of a clip, the second of them
+        time; otherwise the last axis is the features.
         """
 
     def encode(self, image_N3YX: Tensor) -> Tensor:
@@ -62,10 +67,14 @@ class OwnFamilyEncoder:
 
     def layout(self, height: int, width: int) -> SampleLayout:
         """Ask the user's class; raise ConfigError for an unsuitable size, or a layout that no cache can have."""
+        return self._layout(3, height, width)
+
+    def _layout(self, latent_axes: int, *sizes: int) -> SampleLayout:
+        """Ask for the layout of these sizes; so many axes, the first named `channel`, are latents with a preview."""
         try:
-            sides = dict(self._own.layout(height, width))
+            sides = dict(self._own.layout(*sizes))
             axes = tuple(sides)
-            is_latent = len(axes) == 3 and axes[0] == "channel"
+            is_latent = len(axes) == latent_axes and axes[0] == "channel"
             feature = axes[0 if is_latent else -1]
             return SampleLayout(axes=axes, shape=tuple(sides.values()), feature_axis=feature, has_preview=is_latent)
         except (IndexError, TypeError, ValueError) as error:
@@ -78,11 +87,40 @@ class OwnFamilyEncoder:
         with torch.inference_mode():
             pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
             samples = self._own.encode(pixels_N3YX.to(self._dtype).contiguous())
-        expected = (len(image_NYX3), *self.layout(*image_NYX3.shape[1:3]).shape)
+        return self._checked(samples, (len(image_NYX3), *self.layout(*image_NYX3.shape[1:3]).shape))
+
+    def _checked(self, samples: object, expected: tuple[int, ...]) -> Tensor:
+        """Return samples in float32; raise ModelError unless their shape is the layout's."""
+        import torch
+
         if not isinstance(samples, torch.Tensor) or samples.shape != expected:
             found = tuple(samples.shape) if isinstance(samples, torch.Tensor) else type(samples).__name__
             raise ModelError(f"encoder.model {self._path}: encode gave {found}, and its layout says {expected}")
         return samples.float().contiguous()
+
+
+class OwnClipEncoder(OwnFamilyEncoder):
+    """Maps uint8 RGB clips to samples, with the user's encoder."""
+
+    def clip_layout(self, frames: int, height: int, width: int) -> SampleLayout:
+        """Ask the user's class; raise ConfigError for unsuitable clips, or a layout that no cache can have."""
+        return self._layout(4, height, width, frames)
+
+    def clip_prefix(self, frames: int) -> tuple[int, int]:
+        """Return the whole clip and its whole sample: nothing is known of the user's encoder."""
+        return frames, MAX_SIDE
+
+    def encode(self, clip_NTYX3: Tensor) -> Tensor:
+        """Map uint8 RGB, on any device, to samples in float32, on the encoder's device; one clip at a time."""
+        import torch
+
+        expected = (1, *self.clip_layout(*clip_NTYX3.shape[1:4]).shape)
+        samples = []
+        with torch.inference_mode():
+            for clip_TYX3 in clip_NTYX3:
+                pixels_13TYX = clip_pixels(clip_TYX3, self._to_range, self._dtype, self.device)
+                samples.append(self._checked(self._own.encode(pixels_13TYX), expected))
+        return torch.cat(samples)
 
 
 def digest_of(own: OwnEncoder) -> str:
@@ -116,6 +154,18 @@ def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> O
     return OwnFamilyEncoder(make_own(files.model, config), files.model, config, pixel_range)
 
 
+def load_clips(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> ClipEncoder:
+    own = make_own(files.model, config)
+    try:
+        inspect.signature(own.layout).bind(0, 0, 0)
+    except TypeError as error:
+        raise ConfigError(
+            f"encoder.model {files.model} encodes images alone; leave clip out, or give its class "
+            "layout(self, height, width, frames)"
+        ) from error
+    return OwnClipEncoder(own, files.model, config, pixel_range)
+
+
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
     own = make_own(files.model, EncoderConfig(model=files.model, device=str(device), compute_dtype="float32"))
     if not hasattr(own, "decode"):
@@ -123,4 +173,4 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
     return own.decode, digest_of(own)
 
 
-FAMILY = Family(load=load, refuse_size=accept_any_size, load_decoder=load_decoder)
+FAMILY = Family(load=load, refuse_size=accept_any_size, load_decoder=load_decoder, load_clips=load_clips)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
-from precompute.encoders.encoder import Encoder, Family, PixelRange
-from precompute.encoders.encoder_config import EncoderConfig
+from precompute.encoders.encoder import Encoder, Family, PixelRange, images_alone
+from precompute.encoders.encoder_config import STILL_FIELDS, EncoderConfig
 
 if TYPE_CHECKING:
     from precompute.encoders.encoder import Decoder
@@ -229,18 +229,31 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
         return  # loading the model reports the problem
 
 
-def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-    """Load the frozen encoder that `config` names, on its device; it feeds the model pixels in `pixel_range`."""
+def load_encoder(config: EncoderConfig, pixel_range: PixelRange, *, clips: bool = False) -> Encoder:
+    """Load the frozen encoder that `config` names, on its device; it feeds the model pixels in `pixel_range`.
+
+    For `clips` it is a `ClipEncoder`, which is never folded: the folded network has no time. Raises ConfigError for a
+    model that encodes images alone.
+    """
     family, files = find_family(config)
-    config.refuse_unused_fields(family.takes, files.class_name)
-    return family.load(files, config, pixel_range)
+    if not clips:
+        config.refuse_unused_fields(family.takes, files.class_name)
+        return family.load(files, config, pixel_range)
+    if family.load_clips is None:
+        raise images_alone(files.class_name)
+    config.refuse_unused_fields(set(family.takes).difference(STILL_FIELDS), f"clips of {files.class_name}")
+    return family.load_clips(files, config, pixel_range)
 
 
-def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str = "cpu") -> Encoder:
+def load_reference(
+    config: EncoderConfig, pixel_range: PixelRange, device: str = "cpu", *, clips: bool = False
+) -> Encoder:
     """Load the same weights in float32, as diffusers or transformers itself runs them, for the canary."""
     family, _ = find_family(config)
     config = replace(config, compute_dtype="float32", device=device)
-    native: dict[str, Any] = {name: False for name in ("fold", "compile") if name in family.takes}
+    if clips:
+        return load_encoder(config, pixel_range, clips=True)
+    native: dict[str, Any] = {name: False for name in STILL_FIELDS if name in family.takes}
     try:
         return load_encoder(replace(config, **native), pixel_range)
     except ConfigError:

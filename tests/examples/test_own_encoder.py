@@ -11,6 +11,7 @@ from cache_store import open_cache
 from cache_store.errors import EncodeOnceError
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from precompute.encoders.encoder import ClipEncoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_encoder
 from tests.precompute.conftest import GOOD, run_build, write_source
@@ -53,6 +54,13 @@ class Row(NoLayout):
 class Pixels(Wrong):
     def layout(self, height, width): return {"channel": 3, "latent_y": height, "latent_x": width}
     def decode(self, samples): return samples
+class Clip(NoLayout):
+    def layout(self, height, width, frames):
+        if frames % 2: raise ValueError(f"clip.frames must be even, got {frames}")
+        return {"channel": 3, "latent_t": frames // 2, "latent_y": height, "latent_x": width}
+    def encode(self, clip): return clip[:, :, ::2]
+class ClipTokens(Clip):
+    def layout(self, height, width, frames=1): return {"token": frames, "feature": 3}
 """
 
 
@@ -87,3 +95,33 @@ def test_an_encoders_own_decoder_is_used():
     assert torch.equal(decode(pixels), torch.ones(1, 3, 8, 8))
     with pytest.raises(EncodeOnceError, match="has no decoder: its class has no decode"):
         load_decoder(EncoderConfig(model=PATH, device="cpu"))
+
+
+def load_clips(path):
+    return load_encoder(EncoderConfig(model=path, device="cpu", compute_dtype="float32"), "unit", clips=True)
+
+
+def test_an_encoder_of_clips_takes_one_clip_at_a_time():
+    encoder = load_clips("mine:Clip")
+    assert isinstance(encoder, ClipEncoder)
+    layout = encoder.clip_layout(4, 8, 16)
+    assert layout.shape == (3, 2, 8, 16)
+    assert layout.has_preview
+    assert not load_clips("mine:ClipTokens").clip_layout(4, 8, 16).has_preview
+    assert encoder.clip_prefix(4)[0] == 4
+    clips = torch.arange(2 * 4 * 8 * 16 * 3).remainder(256).to(torch.uint8).view(2, 4, 8, 16, 3)
+    torch.testing.assert_close(encoder.encode(clips), clips[:, ::2].permute(0, 4, 1, 2, 3) / 255)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (PATH, rf"encoder.model {PATH} encodes images alone; .* layout\(self, height, width, frames\)"),
+        ("mine:Clip", "encoder.model mine:Clip: clip.frames must be even, got 5"),
+        ("mine:ClipTokens", r"encode gave \(1, 3, 3, 8, 8\), and its layout says \(1, 5, 3\)"),
+    ],
+)
+def test_a_mistake_in_an_encoder_of_clips_is_one_line(path, message):
+    with pytest.raises(EncodeOnceError, match=message) as caught:
+        load_clips(path).encode(torch.zeros(1, 5, 8, 8, 3, dtype=torch.uint8))
+    assert "\n" not in str(caught.value)

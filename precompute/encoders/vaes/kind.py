@@ -42,6 +42,28 @@ def rgb_channels(config: Config) -> int:
     return 3
 
 
+Prefix = tuple[int, int]
+"""Frames of a clip's beginning, and how many latent frames they have in common with the whole clip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipRule:
+    """How a VAE encodes clips."""
+
+    factor: int
+    """Frames of a latent frame, but for the first latent frame, which has one."""
+    step: int
+    """A clip has one frame more than a multiple of this."""
+    prefix_of: Callable[[int], Prefix] | None = None
+    """Returns the prefix of a clip with so many frames; by default the shortest clip of several frames."""
+
+    def prefix(self, frames: int) -> Prefix:
+        """Return the shortest beginning that has at least two latent frames, if the clip has, and equals the clip's."""
+        if frames == 1:
+            return 1, 1
+        return self.prefix_of(frames) if self.prefix_of else (1 + self.step, 1 + self.step // self.factor)
+
+
 @dataclass(frozen=True, kw_only=True)
 class VaeKind:
     """A class of diffusers' VAEs."""
@@ -66,6 +88,10 @@ class VaeKind:
     has_posterior: bool = True
     takes_frames: bool = False
     """Whether an image enters as a video of one frame."""
+    clips: Callable[[Config], ClipRule] | None = None
+    """Reads how clips are encoded, from the config with all defaults; None for a class that encodes images alone."""
+    clip_normalization: Callable[[Config, Config], Normalization] | None = None
+    """The normalisation of clips, if it is not that of images."""
     float32_until: str = ""
     """The part of the encoder that takes pixels in float32, whatever the dtype, because it amplifies rounding."""
     pixel_channels: Callable[[Config], int] = rgb_channels

@@ -14,6 +14,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.array import EncoderIdentity, Normalization, SampleLayout
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_cropping
 from precompute.encoders.encoder_config import EncoderConfig
+from precompute.encoders.vaes.kind import ClipRule
 
 LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
 """Bounds of a posterior's log-variance, as in diffusers' `DiagonalGaussianDistribution`."""
@@ -29,7 +30,8 @@ the full-size one, and at 224x224 two are slower than one.
 """
 
 Network = Callable[[Tensor], Tensor]
-"""Maps [N, 3, Y, X] to [N, 2C, H, W], the posterior's mean and log-variance; without a posterior, to [N, C, H, W]."""
+"""Maps [N, 3, Y, X] to [N, 2C, H, W], the posterior's mean and log-variance; without a posterior, to [N, C, H, W].
+Maps clips likewise, with an axis of frames after the channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class FrozenVae:
     """Whether the network takes pixels in float32 and rounds later."""
     is_folded: bool = False
     is_compilable: bool = False
+    clips: ClipRule | None = None
+    """How clips are encoded; None if the network takes images alone."""
 
 
 class VaeEncoder:
@@ -96,13 +100,13 @@ class VaeEncoder:
 
 
 def split_batches(network: Network) -> Network:
-    """Make a network that takes a batch in parts, for a CPU.
+    """Make a network that takes a batch of images in parts, for a CPU.
 
     The parts depend only on the images' size, so that the bits do not depend on the machine's load.
     """
 
     def in_parts(image_N3YX: Tensor) -> Tensor:
-        height, width = image_N3YX.shape[2:]
+        height, width = image_N3YX.shape[-2:]
         parts: Sequence[Tensor] = torch.split(image_N3YX, max(1, VAE_CPU_PIXELS // (height * width)))
         return torch.cat([network(part_N3YX) for part_N3YX in parts])
 

@@ -1,11 +1,12 @@
-"""VAEs of other video models, each image a video of one frame: folded, or as diffusers runs them."""
+"""VAEs of other video models: of clips, or each image a video of one frame; folded, or as diffusers runs them."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from cache_store.format.array import Normalization
-from precompute.encoders.encoder import Encoder, PixelRange
+from precompute.encoders.encoder import ClipEncoder, Encoder, PixelRange
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.image_vaes import native_family
@@ -13,7 +14,9 @@ from precompute.encoders.vaes.kind import (
     DECODER,
     ENCODER,
     MEANS,
+    ClipRule,
     Config,
+    Prefix,
     VaeKind,
     config_normalization,
     factor_of_levels,
@@ -56,6 +59,54 @@ def mochi_factor(config: Config) -> int:
     return factor
 
 
+def ltx_clips(config: Config) -> ClipRule:
+    """Encode the whole clip at once; layers are causal, and normalise each cell by itself."""
+    scaling, kinds = config["spatio_temporal_scaling"], config["downsample_type"]
+    halved = sum(halving and kind != "spatial" for halving, kind in zip(scaling, kinds, strict=False))
+    factor = config["temporal_compression_ratio"] or config["patch_size_t"] * 2**halved
+    if config["encoder_causal"]:
+        return ClipRule(factor=factor, step=factor)
+    return ClipRule(factor=factor, step=factor, prefix_of=lambda frames: (frames, 1 + (frames - 1) // factor))
+
+
+def mochi_clips(config: Config) -> ClipRule:
+    """Encode the whole clip at once; layers and attention are causal, and each frame is normalised by itself."""
+    factor = prod(config["temporal_expansions"])
+    return ClipRule(factor=factor, step=factor)
+
+
+COGVIDEOX_BATCH = 8
+"""Frames that diffusers' CogVideoX encodes at a time; the first time, one more."""
+
+
+def cogvideox_clips(config: Config) -> ClipRule:
+    """Encode nine frames, then eight at a time with the features of the last ones.
+
+    Each batch is normalised as a whole, so that the first latent frame is not that of a still image. The decoder gives
+    an even number of latent frames too many frames, so that a clip has 8k + 1.
+    """
+    return ClipRule(factor=config["temporal_compression_ratio"], step=COGVIDEOX_BATCH)
+
+
+HUNYUAN_TILE, HUNYUAN_STRIDE = 16, 12
+"""Frames of a tile in time without its first one, and from tile to tile; diffusers' defaults, which no config says."""
+
+
+def hunyuan_clips(config: Config) -> ClipRule:
+    """Encode tiles of 17 frames, the next one 12 frames on, and blend the latent frames that two tiles have in common.
+
+    A tile is normalised as a whole, so that even the first latent frame is not that of a still image.
+    """
+    factor: int = config["temporal_compression_ratio"]
+
+    def prefix_of(frames: int) -> Prefix:
+        if frames <= HUNYUAN_TILE + 1:
+            return frames, 1 + (frames - 1) // factor
+        return HUNYUAN_TILE + 1, 1 + HUNYUAN_STRIDE // factor
+
+    return ClipRule(factor=factor, step=factor, prefix_of=prefix_of)
+
+
 def ltx_normalization(config: Config, weights: Config) -> Normalization:
     """Normalise as diffusers' `LTXImageToVideoPipeline._normalize_latents`, with means stored as weights."""
     means = {name: tuple(weights[name].tolist()) for name in MEANS}
@@ -63,9 +114,17 @@ def ltx_normalization(config: Config, weights: Config) -> Normalization:
 
 
 def cogvideox_normalization(config: Config, weights: Config) -> Normalization:
-    """Normalise as diffusers' `CogVideoXImageToVideoPipeline.prepare_latents`, which uses no means."""
+    """Normalise images as diffusers' `CogVideoXImageToVideoPipeline.prepare_latents`, which uses no means.
+
+    CogVideoX 1.5 divides the image that a video begins with by the scale (`invert_scale_latents`).
+    """
     scale = config["scaling_factor"]
     return config_normalization({"scaling_factor": 1 / scale if config["invert_scale_latents"] else scale}, weights)
+
+
+def cogvideox_clip_normalization(config: Config, weights: Config) -> Normalization:
+    """Normalise clips as diffusers' `CogVideoXVideoToVideoPipeline.prepare_latents`: CogVideoX 1.5 too multiplies."""
+    return config_normalization({"scaling_factor": config["scaling_factor"]}, weights)
 
 
 def video_kind(factor: Callable[[Config], int], config: tuple[str, ...], **more: Any) -> VaeKind:
@@ -74,24 +133,27 @@ def video_kind(factor: Callable[[Config], int], config: tuple[str, ...], **more:
 
 KINDS = {
     "AutoencoderKLHunyuanVideo": video_kind(
-        stated_factor, (*HUNYUAN, "down_block_types", "act_fn", "norm_num_groups", "mid_block_add_attention")
+        stated_factor, (*HUNYUAN, "down_block_types", "act_fn", "norm_num_groups", "mid_block_add_attention"),
+        clips=hunyuan_clips,
     ),
     "AutoencoderKLLTXVideo": video_kind(
         ltx_factor, LTX, encode_weights=ENCODER, decode_weights=DECODER, further_weights=MEANS,
-        normalization=ltx_normalization,
+        normalization=ltx_normalization, clips=ltx_clips,
     ),
     "AutoencoderKLLTX2Video": video_kind(
         ltx_2_factor, (*LTX, "encoder_spatial_padding_mode"), encode_weights=ENCODER, decode_weights=DECODER,
-        further_weights=MEANS, normalization=ltx_normalization,
+        further_weights=MEANS, normalization=ltx_normalization, clips=ltx_clips,
     ),
     "AutoencoderKLMochi": video_kind(
         mochi_factor, (*MOCHI, "temporal_expansions", "spatial_expansions", "add_attention_block"),
         encode_weights=ENCODER, decode_weights=DECODER, float32_until="fourier_features",
+        clips=mochi_clips,
     ),
     "AutoencoderKLCogVideoX": video_kind(
         factor_of_levels("block_out_channels", (128, 256, 256, 512)),
         (*BLOCKS, "down_block_types", "act_fn", "norm_eps", "norm_num_groups", "use_quant_conv"),
-        normalization=cogvideox_normalization,
+        normalization=cogvideox_normalization, clips=cogvideox_clips,
+        clip_normalization=cogvideox_clip_normalization,
     ),
 }  # fmt: skip
 
@@ -105,4 +167,10 @@ def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> E
     return VaeEncoder(frozen, config, pixel_range)
 
 
-FAMILY = replace(native_family(KINDS), load=load, takes=("posterior", "fold"))
+def load_clips(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> ClipEncoder:
+    from precompute.encoders.vaes import clip_vae
+
+    return clip_vae.load_clips(files, KINDS[files.class_name], config, pixel_range)
+
+
+FAMILY = replace(native_family(KINDS), load=load, takes=("posterior", "fold"), load_clips=load_clips)

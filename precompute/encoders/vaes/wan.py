@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
+from precompute.encoders.encoder import ClipEncoder, Encoder, Family, PixelRange, refuse_cropping
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.vaes.kind import Config, VaeKind, factor_of_levels, one_cell, two_cells
+from precompute.encoders.vaes.kind import ClipRule, Config, VaeKind, factor_of_levels, one_cell, two_cells
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from precompute.encoders.vaes.vae import FrozenVae
 
 
-def wan_kind(levels: tuple[int, ...], *further: str, cells: Callable[[Config], int] = one_cell) -> VaeKind:
+def wan_clips(config: Config) -> ClipRule:
+    """Encode one frame, then four at a time with the features of the last ones; the prefix of a clip is exact."""
+    return ClipRule(factor=2 ** sum(config["temperal_downsample"]), step=4)
+
+
+def wan_kind(
+    levels: tuple[int, ...],
+    *further: str,
+    cells: Callable[[Config], int] = one_cell,
+    clips: Callable[[Config], ClipRule] | None = None,
+) -> VaeKind:
     """Describe a class whose `dim_mult` is by default `levels`; `further` are config values of this class alone."""
     halved = factor_of_levels("dim_mult", levels)
 
@@ -38,6 +48,7 @@ def wan_kind(levels: tuple[int, ...], *further: str, cells: Callable[[Config], i
         channels="z_dim",
         needs_means=True,
         takes_frames=True,
+        clips=clips,
         pixel_channels=pixel_channels,
     )
 
@@ -51,7 +62,7 @@ COMMON_CONFIG = ("base_dim", "z_dim", "dim_mult", "num_res_blocks", "attn_scales
 RESIDUAL_CONFIG = ("is_residual", "in_channels", "patch_size")
 
 KINDS = {
-    "AutoencoderKLWan": wan_kind((1, 2, 4, 4), *RESIDUAL_CONFIG),
+    "AutoencoderKLWan": wan_kind((1, 2, 4, 4), *RESIDUAL_CONFIG, clips=wan_clips),
     "AutoencoderKLQwenImage": wan_kind((1, 2, 4, 4), "input_channels", cells=two_cells),
     "AutoencoderKLQwenImage21": wan_kind((1, 2, 4, 8, 8), *RESIDUAL_CONFIG, cells=two_cells),
 }
@@ -77,9 +88,21 @@ def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
 def load_unfolded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
     from precompute.encoders.vaes import diffusers_vae
 
-    if files.config.get("attn_scales"):
-        raise ConfigError("encoder.fold: false cannot run a model with attn_scales, diffusers' encode fails on them")
+    refuse_attention(files, "encoder.fold: false")
     return diffusers_vae.load_native(files, KINDS[files.class_name], config)
+
+
+def load_clips(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> ClipEncoder:
+    from precompute.encoders.vaes import clip_vae
+
+    refuse_attention(files, "clip")
+    return clip_vae.load_clips(files, KINDS[files.class_name], config, pixel_range)
+
+
+def refuse_attention(files: ModelFiles, setting: str) -> None:
+    """Raise ConfigError for a model that only the folded path runs."""
+    if files.config.get("attn_scales"):
+        raise ConfigError(f"{setting} cannot run a model with attn_scales, diffusers' encode fails on them")
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
@@ -88,4 +111,10 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
     return diffusers_vae.load_decoder(files, KINDS[files.class_name], device)
 
 
-FAMILY = Family(load=load, refuse_size=refuse_size, takes=("posterior", "fold", "compile"), load_decoder=load_decoder)
+FAMILY = Family(
+    load=load,
+    refuse_size=refuse_size,
+    takes=("posterior", "fold", "compile"),
+    load_decoder=load_decoder,
+    load_clips=load_clips,
+)

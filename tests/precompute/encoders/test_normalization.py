@@ -18,6 +18,7 @@ from diffusers import (
 
 from cache_store import denormalize, normalize
 from cache_store.errors import ConfigError
+from cache_store.format.array import Normalization
 from tests.precompute.encoders.loading import load, photos
 
 BLOCKS = {
@@ -78,6 +79,27 @@ def test_normalised_latents_are_the_pipelines(pipeline, make, tmp_path):
     by_numpy = normalize(latents.numpy(), encoder.identity)
     np.testing.assert_allclose(by_numpy, expected.numpy(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(denormalize(expected, encoder.identity), latents, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.array], ids=["torch", "numpy"])
+@pytest.mark.parametrize("patch", [1, 2])
+def test_each_frame_of_a_clip_is_normalised_as_an_image(patch, kind):
+    """With as many frames as channels, too."""
+    channels = 4 * patch**2
+    values = {name: tuple(each) for name, each in statistics(channels).items()}
+    by = Normalization(**values, latents_shift=0.5, latents_scale=2.0, latents_patch=patch)
+    clips = np.random.default_rng(0).standard_normal((2, 4, 4, 6, 8), np.float32)
+    found = normalize(kind(clips), by, channel_axis=-4)
+    expected = np.stack([normalize(clips[:, :, frame], by) for frame in range(4)], axis=2)
+    np.testing.assert_array_equal(np.asarray(found), expected)
+    back = np.asarray(denormalize(found, by, channel_axis=-4))
+    np.testing.assert_allclose(back, clips, rtol=1e-5, atol=1e-6)
+
+
+def test_another_number_of_channels_is_refused_in_one_line():
+    by = Normalization(latents_mean=(0.0,) * 16, latents_std=(1.0,) * 16)
+    with pytest.raises(ConfigError, match=r"16 channels; axis -3 of \[2, 16, 5, 4, 4\] .* channel_axis=-4"):
+        normalize(np.zeros((2, 16, 5, 4, 4), np.float32), by)
 
 
 def test_moments_are_not_normalised(tmp_path):
