@@ -1,0 +1,160 @@
+"""Clips of video files: which frames a clip has, by their timestamps, as fitted RGB images.
+
+Frame j of a clip is the one shown at `start + j / fps` seconds after the video's first frame. A frame counts as begun
+1 ms before its timestamp, and the last one lasts for its duration. Times are exact fractions.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from fractions import Fraction
+from itertools import chain, islice
+from math import ceil
+from typing import BinaryIO, NamedTuple
+
+from PIL import Image
+
+from cache_store.format.array import ClipRecipe, ImageRecipe
+from precompute.clips.opened import DAMAGED
+from precompute.clips.upright import Upright
+from precompute.clips.video_file import TOLERANCE, Shown, VideoFile
+from precompute.images.buckets import Size
+from precompute.images.fit import RESAMPLING, fit_image, unreduced
+from precompute.images.rejected import Rejected
+
+MAX_SECONDS = 360_000
+"""Of a video, 100 hours; a damaged timestamp would make a plan of millions of clips."""
+
+MAX_RATE = 1_000
+"""Frames per second that a video can have, as timestamps of Matroska tell them."""
+
+MAX_DENOMINATOR = 1_000_000
+"""Of a number of seconds or a rate, such as 30000/1001, as the fraction that a float stands for."""
+
+
+class Video(NamedTuple):
+    """What planning must know of a video file."""
+
+    width: int
+    """Of the upright video, in square pixels, as `height`."""
+    height: int
+    seconds: float
+    """From the first frame's timestamp to the end of the last frame."""
+    frames: int
+    """Exact in MP4, QuickTime and AVI, else by the average rate."""
+    rate: float
+    """Average frames per second."""
+
+    def num_frames(self, fps: float | None) -> int:
+        """Return how many frames a clip of the whole video has at this rate; with None, all of them."""
+        if fps is None:
+            return self.frames
+        return max(ceil((exact(self.seconds) - TOLERANCE) * exact(fps)), 0)
+
+
+class Clip(NamedTuple):
+    """A clip's frames while they are decoded."""
+
+    size: Size
+    """Of the upright video, before its frames are fitted."""
+    images: Iterator[Image.Image]
+    """Exactly as many as the recipe says, of its size; Rejected is raised in the place of one that is missing."""
+
+
+def exact(value: float) -> Fraction:
+    return Fraction(value).limit_denominator(MAX_DENOMINATOR)
+
+
+def probe_video(file: BinaryIO, max_pixels: int) -> Video:
+    """Read a video's size and length; raise Rejected if it cannot be read.
+
+    Decodes the first frame, and reads the beginning of the file and what follows its last keyframe; all of it, if it
+    has no index.
+    """
+    with VideoFile(file, max_pixels) as video:
+        first, _ = first_of(video.frames())
+        width, height = Upright(first.frame, video.stream.sample_aspect_ratio, max_pixels).size
+        seconds = max(video.end(), first.end) - first.begin
+        if seconds > MAX_SECONDS:
+            raise Rejected("too long", f"more than {MAX_SECONDS:,} s by its timestamps")
+        stated = video.stream.average_rate or 0
+        by_rate = round(seconds * stated)
+        frames = min(video.stream.frames or by_rate, by_rate)  # an edit list may hide some, a variable rate be guessed
+    frames = min(max(frames, 1), ceil(seconds * MAX_RATE) or 1)
+    rate = stated if frames == by_rate else frames / seconds if seconds else 0  # Matroska rounds the seconds
+    return Video(width, height, float(seconds), frames, float(rate))
+
+
+def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe) -> Clip:
+    """Decode the clip that begins `start` seconds after the video's first frame.
+
+    Raises Rejected here or while the images are taken; so does the file's own reader with its errors.
+    """
+    assert recipe.clip, "a recipe of images"
+    with ExitStack() as stack:
+        video = stack.enter_context(VideoFile(file, recipe.max_pixels))
+        first, frames = first_of(video.frames())
+        upright = Upright(first.frame, video.stream.sample_aspect_ratio, recipe.max_pixels)
+        begin = first.begin + exact(start)
+        if begin >= first.end:
+            frames = video.frames_from(begin)
+        images = fitted(shown_in(recipe.clip, begin, frames), upright, start, recipe, stack.pop_all())
+        return Clip(upright.size, images)
+
+
+def shown_in(clip: ClipRecipe, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:
+    """Choose a clip's frames from those of the video, from the one shown at `begin` or earlier; fewer if it ends."""
+    if clip.fps is None:
+        return islice((each for each in frames if each.begin >= begin - TOLERANCE), clip.frames)
+    rate = exact(clip.fps)
+    return shown_at((begin + j / rate for j in range(clip.frames)), frames)
+
+
+def first_of(frames: Iterator[Shown]) -> tuple[Shown, Iterator[Shown]]:
+    """Return the first frame, and all of them."""
+    first = next(frames, None)
+    if first is None:
+        raise Rejected(DAMAGED, "no frame can be decoded")
+    return first, chain([first], frames)
+
+
+def shown_at(times: Iterator[Fraction], frames: Iterator[Shown]) -> Iterator[Shown]:
+    """Yield for each time the frame that is shown then; end where the video does."""
+    current, following = next(frames), next(frames, None)
+    for time in times:
+        while following is not None and following.begin - TOLERANCE <= time:
+            current, following = following, next(frames, None)
+        if following is None and time >= current.end - TOLERANCE:
+            return
+        yield current
+
+
+def fitted(
+    shown: Iterator[Shown], upright: Upright, start: float, recipe: ImageRecipe, video: ExitStack
+) -> Iterator[Image.Image]:
+    """Fit frames to the recipe, then close the video; a frame that is shown twice is fitted once."""
+    with video:
+        count, before, image = 0, None, None
+        for each in shown:
+            if image is None or each is not before:
+                rgb = upright.image(each.frame, RESAMPLING[recipe.resample])
+                image, before = fit_image(unreduced(rgb), recipe), each
+            count += 1
+            yield image
+    assert recipe.clip
+    if count < recipe.clip.frames:
+        raise too_short(count, recipe.clip.frames, recipe.clip.fps, start)
+
+
+def too_short(found: int, wanted: int, fps: float | None, start: float) -> Rejected:
+    rate = f" at {fps:g} fps" if fps else ""
+    return Rejected("too short", f"has {found} of {wanted} frames{rate} from {start:g} s")
+
+
+def refuse_without_bucket(file: BinaryIO, start: float, recipe: ImageRecipe) -> None:
+    """Raise Rejected if a clip is too short for every bucket; planning puts it into its neighbour's."""
+    assert recipe.clip, "a recipe of images"
+    assert recipe.clip.counts, "a cache without buckets"
+    video = probe_video(file, recipe.max_pixels)
+    left = video.num_frames(recipe.clip.fps) - round(start * (recipe.clip.fps or video.rate))
+    if left < (least := recipe.clip.counts[0]):
+        raise too_short(left, least, recipe.clip.fps, start)

@@ -1,0 +1,313 @@
+"""Hostile and damaged video files: rejected with a reason, at a bounded cost, and nothing else is opened for them."""
+
+import io
+import random
+import resource
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import av
+import msgspec
+import pytest
+
+from cache_store.format.array import ClipRecipe
+from precompute.clips.sample_tables import MAX_SAMPLES, MAX_TABLES
+from precompute.clips.video import decode_clip, probe_video
+from precompute.images.decode import ImageConfig
+from precompute.images.rejected import Rejected
+from tests.videos import add_silence, make_video
+
+FRAMES = 24
+NAMES = ("h264.mp4", "h264.mkv", "hevc.mp4", "vp8.webm", "vp9.webm", "av1.webm", "mpeg4.avi")
+RECIPE = msgspec.structs.replace(ImageConfig(width=64, height=48).recipe, clip=ClipRecipe(frames=FRAMES, fps=24.0))
+MAX_PIXELS = 10**8
+MORE_BYTES = 200 * 2**20
+"""Memory that a hostile file may take beyond an honest one."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("videos")
+    made = {name: make_video(folder / name, codec=name.split(".")[0], frames=FRAMES).read_bytes() for name in NAMES}
+    fragments = {"movflags": "frag_keyframe+empty_moov"}
+    made["fragments"] = make_video(folder / "a.mp4", frames=FRAMES, container_options=fragments).read_bytes()
+    return made
+
+
+def count_frames(data: bytes) -> int:
+    return len(list(decode_clip(io.BytesIO(data), 0.0, RECIPE).images))
+
+
+def reasons(data: bytes) -> tuple[str, str]:
+    """Return why neither planning nor decoding takes a file."""
+    with pytest.raises(Rejected) as by_probe:
+        probe_video(io.BytesIO(data), MAX_PIXELS)
+    with pytest.raises(Rejected) as by_clip:
+        count_frames(data)
+    return by_probe.value.reason, by_clip.value.reason
+
+
+TEXT = "cannot decode: is text, not a video"
+NO_VIDEO = "cannot decode: is in no video format that is read here: MP4, QuickTime, Matroska, WebM, AVI"
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "ffconcat version 1.0\nfile {secret}\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1.0,\nfile://{secret}\n#EXT-X-ENDLIST\n",
+        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>{secret}</BaseURL></MPD>\n',
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\nc=IN IP4 127.0.0.1\n",
+    ],
+    ids=["concat", "hls", "dash", "sdp"],
+)
+def test_a_script_opens_no_other_file(made, tmp_path, script, is_named):
+    (tmp_path / "secret.mp4").write_bytes(made["h264.mp4"])
+    path = tmp_path / "a.mp4"
+    path.write_text(script.format(secret=tmp_path / "secret.mp4"))
+    if script.startswith("ffconcat"):
+        with av.open(str(path), options={"safe": "0"}) as opened:  # which FFmpeg would
+            assert len(list(opened.decode(video=0))) == FRAMES
+    with path.open("rb") if is_named else io.BytesIO(path.read_bytes()) as file:
+        with pytest.raises(Rejected) as caught:
+            probe_video(file, MAX_PIXELS)
+        assert caught.value.reason == TEXT
+
+
+def alias(target: Path) -> bytes:
+    """Make QuickTime's reference to samples in another file, by its absolute path."""
+    path = str(target).encode()
+    fixed = bytes(10) + bytes([1]) + b"v".ljust(27, b"\0") + bytes(12) + bytes([1]) + b"f".ljust(63, b"\0") + bytes(16)
+    levels = struct.pack(">HH", 1, 1) + bytes(16)
+    places = struct.pack(">hH", 2, len(path)) + path + bytes(len(path) % 2) + struct.pack(">hH", -1, 0)
+    body = bytes(4) + fixed + levels + places
+    return struct.pack(">II", 0, 1) + struct.pack(">I4s", len(body) + 8, b"alis") + body
+
+
+def test_samples_in_another_file_are_not_read(made, tmp_path):
+    """The reference lies in the movie that a copy without samples keeps."""
+    whole = make_video(tmp_path / "secret.mov", frames=FRAMES)
+    data = rebuilt(whole.read_bytes(), lambda name, body: alias(whole) if name == b"dref" else body)
+    (tmp_path / "a.mov").write_bytes(data := rebuilt(data, lambda name, body: b"" if name == b"mdat" else body))
+    with av.open(str(tmp_path / "a.mov"), options={"enable_drefs": "1", "use_absolute_path": "1"}) as opened:
+        assert len(list(opened.decode(video=0))) == FRAMES
+    assert set(reasons(data)) == {"damaged video: no frame can be decoded"}
+
+
+INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"dinf", b"moof", b"traf"}
+"""Boxes that hold boxes."""
+
+
+def rebuilt(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
+    """Replace the content of boxes, at all levels."""
+    made, place = b"", 0
+    while place + 8 <= len(data):
+        size, name = struct.unpack_from(">I4s", data, place)
+        body = data[place + 8 : place + size]
+        body = change(name, rebuilt(body, change) if name in INSIDE else body)
+        made += struct.pack(">I4s", len(body) + 8, name) + body
+        place += size
+    return made
+
+
+CLAIMED = 80_000_000
+CLAIMS = {
+    "samples of one size": ("h264.mp4", {b"stsz": (0, 1, CLAIMED), b"stsc": (0, 1, 1, CLAIMED, 1)}),
+    "sizes that are absent": ("h264.mp4", {b"stsz": (0, 0, CLAIMED)}),
+    "a run in a fragment": ("fragments", {b"trun": (1, CLAIMED, 100)}),
+    "some, just allowed": ("h264.mp4", {b"stsz": (0, 1, MAX_SAMPLES), b"stsc": (0, 1, 1, MAX_SAMPLES, 1)}),
+    "durations": ("h264.mp4", {b"stts": (0, 1, CLAIMED, 512)}),
+    "offsets of time": ("h264.mp4", {b"ctts": (0, 1, CLAIMED, 0)}),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_claims_of_many_samples_take_little_memory(made, claim):
+    name, tables = CLAIMS[claim]
+    data = rebuilt(
+        made[name], lambda name, body: struct.pack(f">{len(tables[name])}I", *tables[name]) if name in tables else body
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = reasons_or_frames(data)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MORE_BYTES
+    if tables.keys() & {b"stsz", b"trun"} and CLAIMED in next(iter(tables.values())):
+        assert found == "too many parts: the file's tables claim more than 2,000,000 samples"
+
+
+def reasons_or_frames(data: bytes) -> str | int:
+    try:
+        probe_video(io.BytesIO(data), MAX_PIXELS)
+        return count_frames(data)
+    except Rejected as rejected:
+        return rejected.reason
+
+
+def test_a_box_longer_than_any_file_is_no_crash(made, tmp_path):
+    box = struct.pack(">I4sQ", 1, b"skip", 2**64 - 1)
+    (tmp_path / "a.mp4").write_bytes(made["h264.mp4"] + box)
+    with (tmp_path / "a.mp4").open("rb") as file:
+        assert probe_video(file, MAX_PIXELS).frames == FRAMES
+
+
+def test_uncompressed_sound_has_any_number_of_samples(made):
+    """Cameras write it beside H.264; an hour has 172,800,000 samples."""
+    sound = (
+        (b"hdlr", bytes(8) + b"soun"),
+        (b"stts", struct.pack(">4I", 0, 1, 1, 1)),
+        (b"stsz", struct.pack(">3I", 0, 2, CLAIMED)),
+    )
+    track = b"".join(struct.pack(">I4s", len(body) + 8, name) + body for name, body in sound)
+    trak = struct.pack(">I4s", len(track) + 8, b"trak") + track
+    data = rebuilt(made["h264.mp4"], lambda name, body: body + trak if name == b"moov" else body)
+    assert count_frames(data) == FRAMES
+
+
+def test_streams_after_the_first_hundred_are_not_looked_at(tmp_path):
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        for _ in range(100):
+            container.add_stream("pcm_s16le", rate=8_000)
+        stream = container.add_stream("mpeg4", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame(16, 16, "yuv420p")))
+        container.mux(stream.encode())
+    assert reasons((tmp_path / "a.mkv").read_bytes())[0].startswith("no video stream: ")
+
+
+def test_a_large_video_is_refused_before_it_is_decoded(made):
+    for name in NAMES:
+        with pytest.raises(Rejected, match="too large: 64 x 48 pixels, more than 3,000, or than 1,000,000 a side"):
+            probe_video(io.BytesIO(made[name]), 3_000)
+
+
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [
+        ((128, 96), "size changes: from 64 x 48 to 128 x 96 pixels"),
+        ((2048, 1024), "damaged video: a frame cannot be decoded"),  # by FFmpeg, which is told the most pixels
+    ],
+)
+def test_frames_that_grow_are_refused(tmp_path, size, found):
+    small = make_video(tmp_path / "small.webm", codec="vp9", frames=4)
+    large = make_video(tmp_path / "large.webm", codec="vp9", frames=4, size=size)
+    with av.open(str(small)) as first, av.open(str(large)) as second, av.open(str(tmp_path / "a.webm"), "w") as joined:
+        stream = joined.add_stream_from_template(first.streams.video[0])
+        packets = [packet for file in (first, second) for packet in file.demux(video=0) if packet.dts is not None]
+        for number, packet in enumerate(packets):
+            packet.pts, packet.dts, packet.stream = number * 42, number * 42, stream
+            joined.mux(packet)
+    data = (tmp_path / "a.webm").read_bytes()
+    recipe = msgspec.structs.replace(RECIPE, max_pixels=128 * 96)
+    with pytest.raises(Rejected, match=found):
+        list(decode_clip(io.BytesIO(data), 0.0, recipe).images)
+
+
+def test_files_without_video_say_what_they_are(made, tmp_path):
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        add_silence(container, 0.5)
+    assert set(reasons((tmp_path / "a.mp4").read_bytes())) == {
+        "no video stream: the file has none, or only pictures as its cover"
+    }
+    with av.open(str(tmp_path / "a.avi"), "w") as container:
+        stream = container.add_stream("mjpeg", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuvj420p"
+        container.mux(stream.encode(av.VideoFrame(32, 32, "yuvj420p")))
+        container.mux(stream.encode())
+    codec = "cannot decode: the codec is none of H.264, HEVC, VP8, VP9, AV1, MPEG-4"
+    assert set(reasons((tmp_path / "a.avi").read_bytes())) == {codec}
+    for data, text in {
+        make_video(tmp_path / "a.ts", frames=3).read_bytes(): NO_VIDEO.partition(": ")[2],
+        b"": "is empty",
+        b"version https://git-lfs": "is a Git LFS pointer; fetch the file itself with git lfs pull",
+        made["h264.mp4"][:2_000]: "begins as MP4 or QuickTime, but is damaged or cut short",
+        made["mpeg4.avi"][:100]: "begins as AVI, but is damaged or cut short",
+        bytes(5_000): (zeros := "begins with zero bytes, as an unfinished download may"),
+        bytes(MAX_TABLES + 1): zeros,
+        b"<!DOCTYPE html><title>404</title>\n": "is text, not a video",
+    }.items():
+        assert set(reasons(data)) == {f"cannot decode: {text}"}
+
+
+def frames_until_reject(data: bytes) -> list[bytes]:
+    """Return the frames of a whole clip that were given before it was rejected, if it was."""
+    frames = []
+    with suppress(Rejected):
+        frames.extend(image.tobytes() for image in decode_clip(io.BytesIO(data), 0.0, RECIPE).images)
+    return frames
+
+
+@pytest.mark.parametrize("name", [*NAMES, "fragments"])
+def test_a_truncated_file_gives_whole_frames_then_a_reject(made, name):
+    data, whole = made[name], frames_until_reject(made[name])
+    for place in range(len(data) // 20, len(data) - 400, len(data) // 250):
+        frames = frames_until_reject(data[:place])
+        assert len(frames) < FRAMES
+        assert set(frames) <= set(whole)
+        assert str(reasons_or_frames(data[:place])).startswith(
+            ("too short: ", "damaged video: ", "cannot decode: ", "no video stream: ")
+        )
+
+
+def test_damaged_frames_of_h264_are_rejected_not_concealed(made):
+    """Some flipped bits decode to other pixels without any sign of it; concealed, 9 in 10 would."""
+    data, whole = made["h264.mkv"], frames_until_reject(made["h264.mkv"])
+    dice, concealed = random.Random(0), 0
+    for _ in range(40):
+        damaged = bytearray(data)
+        damaged[dice.randrange(len(data) // 3, len(data) * 3 // 4)] ^= 1 << dice.randrange(8)
+        frames = frames_until_reject(bytes(damaged))
+        concealed += frames != whole[: len(frames)]
+    assert concealed <= 20
+
+
+def remuxed(data: bytes, path: Path, change: Callable[[int, av.Packet], av.Packet | None]) -> bytes:
+    """Copy packets, each changed or, if that gives None, left out."""
+    with av.open(io.BytesIO(data)) as old, av.open(str(path), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for number, packet in enumerate(each for each in old.demux(video=0) if each.dts is not None):
+            if (changed := change(number, packet)) is not None:
+                changed.stream = stream
+                new.mux(changed)
+    return path.read_bytes()
+
+
+def test_frames_of_hevc_that_refer_to_a_lost_one_are_rejected(made, tmp_path):
+    data = remuxed(made["hevc.mp4"], tmp_path / "a.mp4", lambda number, packet: packet if number != 13 else None)
+    with pytest.raises(Rejected, match="damaged video: a frame cannot be decoded"):
+        count_frames(data)
+
+
+def test_an_empty_packet_shows_the_frame_before_for_longer(tmp_path):
+    """So AVI says that a camera was too slow."""
+
+    def emptied(number: int, packet: av.Packet) -> av.Packet:
+        if number != 13:
+            return packet
+        empty = av.Packet(b"")
+        empty.pts, empty.dts, empty.time_base = packet.pts, packet.dts, packet.time_base
+        return empty
+
+    whole = make_video(tmp_path / "whole.avi", codec="mpeg4", frames=FRAMES, bframes=0).read_bytes()
+    frames = frames_until_reject(remuxed(whole, tmp_path / "a.avi", emptied))
+    assert len(frames) == FRAMES
+    assert [number for number in range(1, FRAMES) if frames[number] == frames[number - 1]] == [13]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "fragments"])
+def test_random_damage_never_gets_past_a_reject(made, name, capfd):
+    dice, before = random.Random(name), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(30):
+        data = bytearray(made[name])
+        for _ in range(dice.randrange(1, 6)):
+            data[dice.randrange(len(data) if dice.random() < 0.5 else 700)] = dice.choice(
+                (0, 127, 255, dice.randrange(256))
+            )
+        begin = time.monotonic()
+        found = reasons_or_frames(bytes(data))
+        assert found == FRAMES or isinstance(found, str)
+        assert time.monotonic() - begin < 5
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MORE_BYTES
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,310 @@
+"""Clips of video files: the frames that a clip shows, the same bits however they are reached, upright and in colour."""
+
+import io
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from cache_store.format.array import ClipRecipe, ImageRecipe
+from precompute.clips import video_file
+from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
+from precompute.images.decode import ImageConfig
+from precompute.images.rejected import Rejected
+from tests.videos import make_video, number_of, scene
+
+FRAMES, RATE = 50, 24
+SIZE = (64, 48)
+NO_SCENECUT = "keyint=12:min-keyint=12:scenecut=0"
+X265 = f"log-level=none:pools=none:frame-threads=1:crf=12:bframes=4:{NO_SCENECUT}"
+MADE: dict[str, dict[str, object]] = {
+    "h264.mp4": {},
+    "h264.mkv": {},
+    "h264.avi": {},
+    "hevc.mp4": {},
+    "vp8.webm": {},
+    "vp9.webm": {},
+    "av1.mp4": {},
+    "mpeg4.avi": {},
+    "h264 fragments.mp4": {"container_options": {"movflags": "frag_keyframe+empty_moov"}},
+    "h264 sound.mov": {"audio": 4.0, "container_options": {"movflags": "faststart"}},
+    "h264 one gop.mp4": {"gop": 1000},
+    "h264 open gop.mp4": {"options": {"bf": "3", "x264-params": f"open-gop=1:{NO_SCENECUT}"}},
+    "h264 refresh.mkv": {"options": {"bf": "3", "x264-params": "intra-refresh=1:keyint=12"}},
+    "hevc open gop.mkv": {"options": {"preset": "medium", "x265-params": f"{X265}:open-gop=1"}},
+    "vp9 hidden frames.webm": {"options": {"deadline": "good", "cpu-used": "5", "lag-in-frames": "16"}},
+    "av1 open gop.webm": {"options": {"svtav1-params": "lp=1:irefresh-type=1:hierarchical-levels=3"}},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Files of FRAMES frames at RATE frames per second."""
+    folder = tmp_path_factory.mktemp("videos")
+    return {
+        name: make_video(
+            folder / name, codec=name.split(".")[0].split()[0], frames=FRAMES, fps=RATE, **options
+        ).read_bytes()
+        for name, options in MADE.items()
+    }
+
+
+def recipe_of(frames: int, fps: float | None = RATE, size: tuple[int, int] = SIZE, **fields: object) -> ImageRecipe:
+    image = ImageConfig(width=size[0], height=size[1], **fields).recipe
+    return msgspec.structs.replace(image, clip=ClipRecipe(frames=frames, fps=fps))
+
+
+def clip_of(data: bytes, start: float, frames: int, fps: float | None = RATE, **fields: object) -> Clip:
+    return decode_clip(io.BytesIO(data), start, recipe_of(frames, fps, **fields))
+
+
+def numbers(data: bytes, start: float, frames: int, fps: float | None = RATE, **fields: object) -> list[int]:
+    return [number_of(image) for image in clip_of(data, start, frames, fps, **fields).images]
+
+
+def probe(data: bytes, max_pixels: int = 10**8) -> Video:
+    return probe_video(io.BytesIO(data), max_pixels)
+
+
+def reason(data: bytes, start: float = 0.0, frames: int = 2, **fields: object) -> str:
+    """Return why a clip is rejected."""
+    with pytest.raises(Rejected) as caught:
+        list(clip_of(data, start, frames, **fields).images)
+    return caught.value.reason
+
+
+def first_image(path: Path, **fields: object) -> Image.Image:
+    (image,) = clip_of(path.read_bytes(), 0.0, 1, **fields).images
+    return image
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_clip_shows_the_frame_of_each_of_its_times(made, name):
+    assert numbers(made[name], 0.25, 8, 16) == [6, 7, 9, 10, 12, 13, 15, 16]
+    assert numbers(made[name], 1.0, 6, 48) == [24, 24, 25, 25, 26, 26]
+    assert numbers(made[name], 0.51, 3, None) == [13, 14, 15]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_clip_has_the_same_bits_wherever_decoding_begins(made, name):
+    whole = [image.tobytes() for image in clip_of(made[name], 0.0, FRAMES).images]
+    for number in range(1, FRAMES - 2):
+        clip = [image.tobytes() for image in clip_of(made[name], number / RATE, 2).images]
+        assert clip == whole[number : number + 2], number
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_video_is_as_long_as_its_frames_are_shown(made, name):
+    video = probe(made[name])
+    assert (video.width, video.height, video.frames) == (*SIZE, FRAMES)
+    assert video.seconds == pytest.approx(FRAMES / RATE, abs=0.0015)
+    assert video.rate == pytest.approx(RATE, rel=0.001)
+    assert [video.num_frames(fps) for fps in (RATE, 16, 48, None)] == [FRAMES, 34, 2 * FRAMES, FRAMES]
+    assert numbers(made[name], 0.0, 34, 16)[-1] == 49
+    assert reason(made[name], frames=35, fps=16) == "too short: has 34 of 35 frames at 16 fps from 0 s"
+
+
+def test_a_frame_counts_as_begun_a_millisecond_early():
+    assert [Video(8, 8, seconds, 99, 30.0).num_frames(10) for seconds in (0.2, 0.201, 0.2011, 0.0)] == [2, 2, 3, 0]
+    assert Video(8, 8, 1001 / 30, 1000, 30000 / 1001).num_frames(30000 / 1001) == 1000
+
+
+def test_frames_of_a_variable_rate_are_shown_by_their_timestamps(tmp_path):
+    times = [0, 0.1, 0.15, 0.5, 0.9, 1.0]
+    data = make_video(tmp_path / "a.mp4", frames=6, timestamps=times).read_bytes()
+    assert numbers(data, 0.0, 10, 10) == [0, 1, 2, 2, 2, 3, 3, 3, 3, 4]
+    assert numbers(data, 0.2, 3, None) == [3, 4, 5]
+    assert (probe(data).frames, probe(data).seconds) == (6, pytest.approx(1.25))  # the muxer's idea of the last one
+
+
+def test_times_are_counted_from_the_first_frame_that_is_shown(made, tmp_path):
+    late = remuxed(made["h264.mp4"], tmp_path / "late.mkv", first=30)
+    cut = remuxed(made["h264.mp4"], tmp_path / "cut.mp4", first=-5, avoid_negative_ts="disabled")
+    assert (numbers(late, 1.0, 2), numbers(cut, 1.0, 2)) == ([24, 25], [29, 30])  # an edit list hides five frames
+    assert probe(late).seconds == pytest.approx(FRAMES / RATE, abs=0.0015)
+    assert probe(cut)[2:] == ((FRAMES - 5) / RATE, FRAMES - 5, RATE)
+
+
+def remuxed(data: bytes, path: Path, first: int, since: int = 0, **options: str) -> bytes:
+    """Copy packets, from the one shown as frame `since` on, so that frame 0 has the number `first`."""
+    with av.open(io.BytesIO(data)) as old, av.open(str(path), "w", container_options=options) as new:
+        video = old.streams.video[0]
+        ticks, stream = round(1 / video.time_base / RATE), new.add_stream_from_template(video)
+        packets = [packet for packet in old.demux(video) if packet.dts is not None]
+        begin = next(
+            place for place, packet in enumerate(packets) if packet.is_keyframe and packet.pts >= since * ticks
+        )
+        for packet in packets[begin:]:
+            packet.pts, packet.dts, packet.stream = packet.pts + first * ticks, packet.dts + first * ticks, stream
+            new.mux(packet)
+    return path.read_bytes()
+
+
+def test_a_file_that_was_cut_without_encoding_begins_at_its_first_whole_frame(made, tmp_path):
+    data = remuxed(made["h264 open gop.mp4"], tmp_path / "cut.mkv", first=0, since=24)
+    assert numbers(data, 0.0, 3) == [24, 25, 26]
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+def test_frames_are_upright(tmp_path, rotation, mirrored):
+    size = (64, 96)
+    data = make_video(tmp_path / "a.mp4", frames=3, size=size, rotation=rotation, mirrored=mirrored).read_bytes()
+    clip = clip_of(data, 0.0, 3, size=size)
+    images = list(clip.images)
+    assert (clip.size, probe(data)[:2], [*map(number_of, images)]) == (size, size, [0, 1, 2])
+    assert np.abs(np.asarray(images[2], int) - scene(2, size))[:40].mean() < 12
+
+
+@pytest.mark.parametrize("rotation", [0, 90])
+def test_pixels_become_square(tmp_path, rotation):
+    """The aspect is that of stored pixels, before they are turned."""
+    path = make_video(tmp_path / "a.mp4", frames=2, rotation=rotation, aspect=Fraction(3, 2))
+    square = (96, 48) if rotation == 0 else (64, 72)
+    clip = clip_of(path.read_bytes(), 0.0, 2, size=square)
+    assert (clip.size, probe(path.read_bytes())[:2], [*map(number_of, clip.images)]) == (square, square, [0, 1])
+
+
+@pytest.mark.parametrize("codec", ["vp9", "av1"])
+def test_odd_sides_are_kept(tmp_path, codec):
+    path = make_video(tmp_path / "a.webm", codec=codec, frames=2, size=(65, 49))
+    image = first_image(path, size=(65, 49))
+    assert np.abs(np.asarray(image, int) - scene(0, (65, 49)))[:20].mean() < 12
+
+
+BARS = [
+    (255, 0, 0),
+    (0, 255, 0),
+    (0, 0, 255),
+    (255, 255, 255),
+    (0, 0, 0),
+    (128, 128, 128),
+    (200, 60, 30),
+    (30, 90, 200),
+]
+
+
+def bars(_: int, size: tuple[int, int]) -> np.ndarray:
+    return np.repeat(np.array([BARS], np.uint8), size[0] // len(BARS), axis=1).repeat(size[1], axis=0)
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv420p10le", "yuv444p"])
+@pytest.mark.parametrize(
+    "colour",
+    [{}, *({"colorspace": matrix, "color_range": range_} for matrix in (1, 6, 9) for range_ in (1, 2))],
+    ids=["untagged", "709", "709 full", "601", "601 full", "2020", "2020 full"],
+)
+def test_colours_are_those_that_the_tags_say(tmp_path, colour, pix_fmt):
+    path = make_video(
+        tmp_path / "a.mkv", frames=1, size=(128, 48), draw=bars, colour=colour, pix_fmt=pix_fmt, options={"crf": "2"}
+    )
+    image = np.asarray(first_image(path, size=(128, 48)), int)
+    assert np.abs(image[24, 8::16] - BARS).max() <= 3
+
+
+def test_colours_that_would_come_out_wrong_are_rejected(tmp_path):
+    hdr = make_video(tmp_path / "hdr.mkv", codec="hevc", frames=2, pix_fmt="yuv420p10le", colour={"color_trc": 16})
+    assert reason(hdr.read_bytes()) == "hdr: the transfer function is PQ; convert it to SDR first"
+    hlg = make_video(tmp_path / "hlg.mp4", codec="vp9", frames=2, colour={"color_trc": 18})
+    assert reason(hlg.read_bytes()) == "hdr: the transfer function is HLG; convert it to SDR first"
+    other = make_video(tmp_path / "other.mkv", frames=2, colour={"colorspace": 8})
+    assert reason(other.read_bytes()) == "cannot decode: the colour matrix is number 8 of H.273, which is not read"
+
+
+def test_a_frame_is_fitted_as_an_image_is(made):
+    from precompute.images.fit import fit_image, unreduced
+
+    (stored,) = clip_of(made["h264.mp4"], 0.5, 1).images
+    recipe = recipe_of(1, size=(32, 40), fit="crop", resample="lanczos")
+    (fitted,) = decode_clip(io.BytesIO(made["h264.mp4"]), 0.5, recipe).images
+    assert fitted.tobytes() == fit_image(unreduced(stored), recipe).tobytes()
+
+
+def test_a_cover_picture_is_no_video(tmp_path):
+    data = make_video(tmp_path / "a.mp4", frames=3, cover=True).read_bytes()
+    assert numbers(data, 0.0, 3) == [0, 1, 2]
+
+
+def test_a_clip_reads_little_of_a_long_file(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (60, 320, 480, 3), np.uint8)
+    data = make_video(
+        tmp_path / "a.mp4",
+        frames=60,
+        gop=6,
+        bframes=0,
+        size=(480, 320),
+        draw=lambda number, _: noise[number],
+        container_options={"movflags": "faststart"},
+        options={"crf": "1"},
+        audio=3.0,
+    ).read_bytes()
+    for use in (lambda file: probe_video(file, 10**8), lambda file: list(decode_clip(file, 1.5, recipe_of(2)).images)):
+        file = CountedFile(data)
+        use(file)
+        assert file.num_bytes < 4 * 2**20 < len(data) / 1.5
+        assert file.num_reads <= 10
+
+
+class CountedFile(io.BytesIO):
+    num_bytes = num_reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.num_bytes, self.num_reads = self.num_bytes + len(data), self.num_reads + 1
+        return data
+
+
+class Broken(io.BytesIO):
+    """A file whose reads fail from the given one on."""
+
+    reads_left = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise ConnectionError("the store is away")
+        return super().read(size)
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "vp9.webm", "mpeg4.avi"])
+def test_the_error_of_a_store_is_no_reject(made, name):
+    counted = CountedFile(made[name])
+    probe_video(counted, 10**8)
+    for reads in range(counted.num_reads - 1):  # a failure to read beyond the end is an end all the same
+        file = Broken(made[name])
+        file.reads_left = reads
+        with pytest.raises(ConnectionError, match="the store is away"):
+            probe_video(file, 10**8)
+
+
+def test_without_pyav_the_extra_is_named():
+    code = """
+import io, sys
+sys.modules["av"] = None
+from cache_store.errors import ConfigError
+from precompute.clips.video import probe_video
+try:
+    probe_video(io.BytesIO(), 1)
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "videos need PyAV, which is not installed; run `pip install 'encode-once[video]'`\n"
+
+
+def test_timestamps_far_apart_are_no_long_video(tmp_path):
+    data = make_video(tmp_path / "a.mkv", frames=2, timestamps=[0, MAX_SECONDS + 10]).read_bytes()
+    with pytest.raises(Rejected, match="too long: more than 360,000 s by its timestamps"):
+        probe(data)
+
+
+def test_pixels_decoded_for_one_clip_are_limited(made, monkeypatch):
+    monkeypatch.setattr(video_file, "MAX_DECODED", 20 * video_file.LEAST_PIXELS)
+    assert numbers(made["h264.mp4"], 1.0, 2) == [24, 25]
+    assert reason(made["h264 one gop.mp4"], 1.0).startswith("too costly: more than 327,680 pixels")
