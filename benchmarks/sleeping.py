@@ -2,7 +2,7 @@
 
 `encoder.model: benchmarks.sleeping:Sleeping` imports this module in every worker. All processes share one device, which
 works on one batch at a time. As on a GPU, work is started at once and waited for later, so a build uses the streams and
-slots of a GPU. A stubbed decoder returns one prepared image.
+slots of a GPU. A stubbed decoder returns one prepared image. It also encodes clips, as no own encoder can.
 """
 
 import fcntl
@@ -24,14 +24,15 @@ from torch import Tensor
 from cache_store.format.array import ArraySpec
 from precompute.encode import batches, pipeline
 from precompute.encode.device_feed import StreamedFeed
+from precompute.encoders import own
 from precompute.encoders.encoder import Encoder
 from precompute.images.fit import unreduced
 
-# Axes: N images of a batch, Y X pixels, 3 RGB.
+# Axes: N images or clips of a batch, T frames, Y X pixels, 3 RGB.
 
 MODEL = "benchmarks.sleeping:Sleeping"
-FACTOR, CHANNELS = 8, 16
-"""Spatial factor and channels of the latents, as of the Wan 2.1 VAE."""
+FACTOR, FRAMES_FACTOR, CHANNELS = 8, 4, 16
+"""Factors of space and time, and channels of the latents, as of the Wan 2.1 VAE."""
 DEVICE, ENCODER_MS, STUBBED = "SLEEPING_DEVICE", "SLEEPING_ENCODER_MS", "SLEEPING_IS_STUBBED"
 """Environment variables, by which every process learns of the stand-in."""
 FREE_AT = struct.Struct("d")
@@ -41,7 +42,7 @@ FREE_AT = struct.Struct("d")
 def standing_in(folder: Path, encoder_ms: float, *, is_stubbed: bool) -> Iterator[None]:
     """Use the stand-in in this process and those that it starts."""
     os.environ |= {DEVICE: str(folder / "device"), ENCODER_MS: str(encoder_ms), STUBBED: "1" if is_stubbed else ""}
-    places = {batches: ("decode_image", "fit_image"), pipeline: ("feed_of",)}
+    places = {batches: ("decode_image", "fit_image"), pipeline: ("feed_of",), own: ("OwnClipEncoder",)}
     before = {module: {name: vars(module)[name] for name in names} for module, names in places.items()}
     install()
     try:
@@ -55,6 +56,7 @@ def standing_in(folder: Path, encoder_ms: float, *, is_stubbed: bool) -> Iterato
 
 def install() -> None:
     vars(pipeline)["feed_of"] = feed_of
+    vars(own)["OwnClipEncoder"] = SleepingClipEncoder
     if os.environ[STUBBED]:
         vars(batches).update(
             decode_image=lambda data, recipe: unreduced(stub(recipe.height, recipe.width)),
@@ -72,6 +74,7 @@ class SleepingFeed(StreamedFeed):
     def _prepare(self, array: ArraySpec) -> None:
         self._sleeping.samples = noise(array.encoder.batch_size, *array.shape)
         super()._prepare(array)
+        self._run, self._output = self._capture()  # of clips too, which a GPU would not capture
 
 
 def feed_of(encoder: Encoder) -> StreamedFeed:
@@ -123,13 +126,22 @@ class Sleeping:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = Device()
 
-    def layout(self, height: int, width: int) -> dict[str, int]:
-        return {"channel": CHANNELS, "latent_y": height // FACTOR, "latent_x": width // FACTOR}
+    def layout(self, height: int, width: int, frames: int | None = None) -> dict[str, int]:
+        time = {} if frames is None else {"latent_t": 1 + (frames - 1) // FRAMES_FACTOR}
+        return {"channel": CHANNELS, **time, "latent_y": height // FACTOR, "latent_x": width // FACTOR}
 
     def encode(self, image_N3YX: Tensor) -> Tensor:
         """Encode and wait for the samples, as a plain loop does."""
         sleep_until(self._device.run(0.0))
         return noise(len(image_N3YX), *self.layout(*image_N3YX.shape[2:]).values())
+
+
+class SleepingClipEncoder(own.OwnClipEncoder):
+    """The own encoder of clips as the build sees it, which leaves the pixels as they are."""
+
+    def encode(self, clip_NTYX3: Tensor) -> Tensor:
+        sleep_until(Device().run(0.0))
+        return noise(len(clip_NTYX3), *self.clip_layout(*clip_NTYX3.shape[1:4]).shape)
 
 
 class Stream:

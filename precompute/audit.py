@@ -25,7 +25,7 @@ from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import CacheError
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import CommitRun
-from cache_store.format.tables import CACHED
+from cache_store.format.tables import CACHED, CLIP_START
 from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import stop_on_signals
@@ -60,8 +60,9 @@ def audit(address: Address, config: AuditConfig) -> AuditReport:
         raise CacheError(f"{cache.store} holds no cached sample; there is nothing to audit")
     built = BuildConfig.of_cache(cache.store)
     with advising_on_moved_paths(cache.store):
-        source = open_source(built.source)
-        encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
+        source = open_source(built.source, built.media)
+        wanted = replace(built.encoder, device=config.device or built.encoder.device)
+        encoder = load_encoder(wanted, built.image.range, clips=built.clip.is_on)
     refuse_changed_encoder(cache, built, encoder)
     torch.set_num_threads(ENCODER_THREADS)
     with Decoders(built.run.threads(1)) as pool, stop_on_signals() as stop:
@@ -96,7 +97,7 @@ class Auditor:
 
     def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: Decoders) -> None:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
-        self._array, self._make_batch = cache.spec.array, batches_for(encoder)
+        self._array, self._make_batch = cache.spec.array, batches_for(encoder, cache.spec.array)
         self._units = sample_units(self._array, cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
@@ -140,7 +141,9 @@ class Auditor:
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
         """Read a shard's planned samples, and their sample numbers, -1 for rejected ones."""
         shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
-        table = shards.table(shard, ["row", "id", "uri", "conversations", "place", "content_sha256", "status"])
+        start = [CLIP_START] if self._array.made_of == "clip" else []
+        names = ["row", "id", "uri", "conversations", "place", "content_sha256", "status", *start]
+        table = shards.table(shard, names)
         cached = np.array(table["status"].to_pylist()) == CACHED
         if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
             raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.store))}`")

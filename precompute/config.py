@@ -10,17 +10,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import msgspec
+
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError, install
-from cache_store.format.array import CodecName, StoreDtype
+from cache_store.format.array import CodecName, ImageRecipe, StoreDtype
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, StoreFormat
 from cache_store.gallery.command import GalleryConfig
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import Address, is_url, open_store
+from precompute.clips.config import ClipConfig
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, recorded_section
+from precompute.sources.media import IMAGES, VIDEOS, Media
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +85,26 @@ class RunConfig:
         return max(1, usable_cores() // workers)
 
 
-SECTIONS = {"source": SourceConfig, "encoder": EncoderConfig, "image": ImageConfig, "store": StoreConfig}
+SECTIONS = {
+    "source": SourceConfig,
+    "encoder": EncoderConfig,
+    "image": ImageConfig,
+    "clip": ClipConfig,
+    "store": StoreConfig,
+}
 """Config sections that a cache records about its build."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
-    """Encode every image of a source once, into a sealed cache; run again to resume."""
+    """Encode every image, or clip of video, of a source once, into a sealed cache; run again to resume."""
 
     cache: str
     """The cache's folder, created if needed, or its URL: s3://BUCKET/FOLDER, gs://…, az://…"""
     source: SourceConfig
     encoder: EncoderConfig
     image: ImageConfig = field(default_factory=ImageConfig)
+    clip: ClipConfig = field(default_factory=ClipConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -101,6 +112,8 @@ class BuildConfig:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
         self._refuse_other_inputs()
+        if self.clip.is_on:
+            self._refuse_unfit_clips()
         folder = self._folder  # refuses a URL of another kind, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
@@ -119,15 +132,51 @@ class BuildConfig:
         changed = [name for name, value in vars(ImageConfig()).items() if getattr(self.image, name) != value]
         if self.encoder.reads_text and changed:
             raise ConfigError(f"image.{changed[0]} has no effect on a text encoder; leave image: out")
+        if self.encoder.reads_text and self.clip.is_on:
+            raise ConfigError("clip.frames has no effect on a text encoder; leave clip: out")
+
+    def _refuse_unfit_clips(self) -> None:
+        """Raise ConfigError unless the fields of clips suit those of images and the encoder."""
+        if find_spec("av") is None:
+            raise ConfigError(f"clip: PyAV, which decodes videos, is not installed; run {install('video')}")
+        if len(self.clip.counts) > 1 and not self.image.has_buckets:
+            raise ConfigError(
+                f"clip.frames: {self.clip.frames}: several numbers need image.buckets; for one size, set "
+                f"image.buckets.preset: ours and image.buckets.sizes: [{self.image.width}x{self.image.height}]"
+            )
+        if self.image.from_model:
+            raise ConfigError("image.from_model is for vision towers, which encode images alone; leave it out")
+        if self.encoder.compile is True:
+            raise ConfigError(
+                "encoder.compile has no effect on clips, which the model's own library encodes; leave it out"
+            )
 
     def prepared(self) -> Self:
-        """Return the config with `image:` filled from the model's files if it asks for that; may download them."""
+        """Return the config with `image:` filled from the model's files if it asks for that; may download them.
+
+        Clips are encoded one at a time, so that a batch is one clip.
+        """
+        if self.clip.is_on:
+            return replace(self, encoder=replace(self.encoder, batch_size=1))
         if not self.image.from_model:
             return self
         from precompute.encoders.preprocessing import recipe_of_model  # needs huggingface_hub, as `--help` does not
 
         chosen = replace(self.image, from_model=False)
         return replace(self, image=replace(chosen, **recipe_of_model(self.encoder.model)))
+
+    @property
+    def media(self) -> Media:
+        """What the source is searched for."""
+        return VIDEOS if self.clip.is_on else IMAGES
+
+    @property
+    def image_recipe(self) -> ImageRecipe:
+        """The recipe of images or clips; if they have several sizes, its sides and frames are 0."""
+        recipe = self.image.recipe
+        if not self.clip.is_on:
+            return recipe
+        return msgspec.structs.replace(recipe, clip=self.clip.recipe(has_buckets=self.image.has_buckets))
 
     @property
     def planning_encoder(self) -> EncoderConfig:

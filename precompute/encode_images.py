@@ -60,6 +60,8 @@ def image_config(array: ArraySpec) -> ImageConfig:
     """Return the config of the array's image recipe; raise ConfigError if this version does not know the recipe."""
     if array.image is None:
         raise ConfigError("the cache was made from texts, so no image can be encoded as its samples were")
+    if array.image.clip:
+        raise ConfigError("the cache holds clips of videos, so no image can be encoded as its samples were")
     if array.image.buckets:
         raise ConfigError("the cache holds images of several sizes; a single image is encoded only for caches of one")
     known = {name: getattr(array.image, name) for name in RECIPE_FIELDS}

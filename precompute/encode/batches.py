@@ -1,16 +1,17 @@
-"""Planned batches of images or texts, decoded ahead of the encoder.
+"""Planned batches of images, clips or texts, decoded ahead of the encoder.
 
 A sample's bits depend on its batch, so the plan fixes the batches: the rows of a shard in order, cut every
 `batch_size`; grey takes the place of a rejected image. A text's tokens take the place of pixels.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import compress, count
-from typing import Any, NamedTuple, Protocol, Self
+from itertools import chain, compress, count, repeat
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,28 +23,36 @@ from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.plan import is_withdrawn, text_of
 from cache_store.format.schema import Spec
-from cache_store.format.tables import PLACEMENT, reason_kind
+from cache_store.format.tables import CLIP_START, reason_kind
 from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import Store
 from precompute.encode.job import BusyTimes
 from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
+from precompute.images.buckets import Size
 from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image, placement_of
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import Images, prefetch_of
 from precompute.sources.place import MISSING, Place, planned_place
+from precompute.sources.videos import Videos
 
-# Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB, T tokens of a text.
+# Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB, T tokens of a text or frames.
 
 
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder. With those being encoded and written, they bound memory."""
 
+AHEAD_BYTES = 2**30
+"""Most bytes of decoded batches that wait, unless one batch is larger: a clip of 81 x 480 x 832 takes 97 MB."""
+
 PIECE_IMAGES = 4
 """Most images that a thread gets at a time: handing a piece over takes a fortieth of a small photograph's decoding,
 and an interrupted build waits for the pieces already handed over.
 """
+
+
+T = TypeVar("T")
 
 
 class Decoders(ThreadPoolExecutor):
@@ -59,21 +68,22 @@ class Decoders(ThreadPoolExecutor):
 
 
 class TimedReading:
-    """Reads images for one thread, and counts the seconds that it takes."""
+    """A source for one thread, and the seconds that reading takes."""
 
     def __init__(self, source: Images) -> None:
-        self._source, self.seconds = source, 0.0
+        self.source, self.seconds = source, 0.0
 
-    def read(self, uri: str, place: Place | None) -> bytes:
+    def timed(self, read: Callable[[], T]) -> T:
         started = time.monotonic()
         try:
-            return self._source.read(uri, place)
+            return read()
         finally:
             self.seconds += time.monotonic() - started
 
 
 Room = np.ndarray
-"""Memory for the input of a full batch: pixels, uint8 [B, Y, X, 3], or tokens, int32 [B, T]."""
+"""Memory for the input of a full batch: pixels, uint8 [B, Y, X, 3], of clips [B, T, Y, X, 3], or tokens, int32 [B, T].
+"""
 
 
 class InputLayout(NamedTuple):
@@ -89,8 +99,18 @@ def inputs_of(array: ArraySpec) -> InputLayout:
     """Return the input of the array's encoder: pixels of images, or tokens of texts."""
     if array.text is not None:
         return InputLayout((array.encoder.batch_size, array.text.drop + array.text.max_tokens), np.int32, NO_TOKEN)
-    image = array.images
-    return InputLayout((array.encoder.batch_size, image.height, image.width, 3), np.uint8, MID_GREY)
+    image, frames = array.images, (array.images.clip.frames,) if array.images.clip else ()
+    return InputLayout((array.encoder.batch_size, *frames, image.height, image.width, 3), np.uint8, MID_GREY)
+
+
+def batches_ahead(array: ArraySpec, threads: int) -> int:
+    """Return how many batches are decoded ahead; of clips, two for each thread, as far as memory allows."""
+    if array.made_of != "clip":
+        return BATCHES_AHEAD
+    shape, kind, _ = inputs_of(array)
+    batch_bytes = math.prod(shape) * np.dtype(kind).itemsize
+    wanted = max(BATCHES_AHEAD, math.ceil(2 * threads / array.encoder.batch_size))
+    return max(1, min(wanted, AHEAD_BYTES // batch_bytes))
 
 
 class Rooms:
@@ -122,8 +142,17 @@ def make_room(array: ArraySpec) -> Room:
     return np.empty(shape, dtype)
 
 
-Planned = tuple[int, str | None, Place | None]
-"""An image's number in its batch, its uri, None if it is withdrawn, and where planning found it."""
+class Planned(NamedTuple):
+    """A sample of a batch."""
+
+    number: int
+    """Its place in the batch."""
+    uri: str | None
+    """None if it is withdrawn."""
+    place: Place | None
+    """Where planning found its file."""
+    clip_start: float | None
+    """Seconds; None for an image."""
 
 
 class Batch:
@@ -142,7 +171,7 @@ class Batch:
 
     def _prepare(self) -> None:
         self.recipe, self.pixels_NYX3 = self.array.images, self.inputs
-        shape = len(self.inputs), *self.array.shape[1:], 3
+        shape = len(self.inputs), *self.array.preview_cells, 3
         self.rgb_Nhw3 = np.empty(shape, np.uint8) if self.array.has_preview else None
 
     @property
@@ -151,42 +180,51 @@ class Batch:
 
     def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
         """Start decoding."""
-        uris, places = (self.samples[name].to_pylist() for name in ("uri", "place"))
-        wanted = [None if is_gone else uri for uri, is_gone in zip(uris, is_withdrawn(self.samples), strict=True)]
-        prefetch_of(source)(uri for uri in wanted if uri is not None)
-        images = list(zip(count(), wanted, map(planned_place, places)))
+        samples = self.samples
+        uris, places = (samples[name].to_pylist() for name in ("uri", "place"))
+        starts = samples[CLIP_START].to_pylist() if CLIP_START in samples.column_names else repeat(None)
+        wanted = [None if is_gone else uri for uri, is_gone in zip(uris, is_withdrawn(samples), strict=True)]
+        self._prefetch(source, (uri for uri in wanted if uri is not None))
+        images = list(map(Planned, count(), wanted, map(planned_place, places), starts))
         size = pool.piece_images(len(images))
         for start in range(0, len(images), size):
             self._pieces.append(pool.submit(self._decode_piece, source, images[start : start + size], busy))
         return self
 
+    def _prefetch(self, source: Images, uris: Iterable[str]) -> None:
+        prefetch_of(source)(uris)
+
     def _decode_piece(self, source: Images, images: Iterable[Planned], busy: BusyTimes | None) -> list[Outcome]:
         reading, started = TimedReading(source), time.monotonic()
         outcomes = [
-            self._withdrawn(number) if uri is None else self._decode_one(number, partial(reading.read, uri, place))
-            for number, uri, place in images
+            self._withdrawn(each.number) if each.uri is None else self._decode_one(each, each.uri, reading)
+            for each in images
         ]
         if busy:
             busy.add("source", reading.seconds)
             busy.add("decoding", time.monotonic() - started - reading.seconds)
         return outcomes
 
-    def _decode_one(self, number: int, read: Callable[[], bytes]) -> Outcome:
-        digest = width = height = reason = None
-        exif_is_readable, placed = True, dict[str, Any]()
+    def _decode_one(self, planned: Planned, uri: str, reading: TimedReading) -> Outcome:
+        outcome = Outcome(content_sha256=None)
         try:
-            data = read()
-            digest = content_sha256(data)
+            data = reading.timed(lambda: reading.source.read(uri, planned.place))
+            outcome = outcome._replace(content_sha256=content_sha256(data))
             image = decode_image(data, self.recipe)
-            width, height = image.size
-            exif_is_readable = image.exif_is_readable
-            if placement := placement_of(image.size, self.recipe):
-                placed = dict(zip(PLACEMENT, (*placement.resized, *placement.crop), strict=True))
-            self.put(number, fit_image(image, self.recipe))
+            outcome = self._placed(outcome._replace(exif_is_readable=image.exif_is_readable), image.size)
+            self.put(planned.number, fit_image(image, self.recipe))
         except Rejected as rejected:
-            reason = rejected.reason
-            self._put_grey(number)
-        return Outcome(digest, width, height, reason, exif_is_readable, **placed)
+            outcome = outcome._replace(reason=rejected.reason)
+            self._put_grey(planned.number)
+        return outcome
+
+    def _placed(self, outcome: Outcome, size: Size) -> Outcome:
+        """Add an image's size, and how it was placed; raise Rejected if the image belongs elsewhere."""
+        outcome = outcome._replace(width=size[0], height=size[1])
+        if (placement := placement_of(size, self.recipe)) is None:
+            return outcome
+        (width, height), (left, top) = placement.resized, placement.crop
+        return outcome._replace(resized_width=width, resized_height=height, crop_left=left, crop_top=top)
 
     def _withdrawn(self, number: int) -> Outcome:
         self._put_grey(number)
@@ -226,8 +264,48 @@ class Batch:
                 )
 
 
+class ClipBatch(Batch):
+    """A planned batch of clips; the preview is of each one's middle frame."""
+
+    def __init__(
+        self, videos: Videos, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None
+    ) -> None:
+        super().__init__(spec, planned, shard, start, room)
+        self._videos = videos
+
+    def _prefetch(self, source: Images, uris: Iterable[str]) -> None:
+        """Prefetch nothing: threads share the videos that they read."""
+
+    def _decode_one(self, planned: Planned, uri: str, reading: TimedReading) -> Outcome:
+        outcome = Outcome(content_sha256=None)
+        try:
+            with reading.timed(lambda: self._videos.open(reading.source, uri, planned.place)) as stream:
+                outcome = outcome._replace(content_sha256=reading.timed(lambda: self._videos.sha256(uri, stream)))
+                outcome = self._put_clip(outcome, planned, stream)
+        except Rejected as rejected:
+            outcome = outcome._replace(reason=rejected.reason)
+            self._put_grey(planned.number)
+        return outcome
+
+    def _put_clip(self, outcome: Outcome, planned: Planned, stream: BinaryIO) -> Outcome:
+        """Fill the pixels of a clip, and its preview's; return the outcome with its size."""
+        from precompute.clips.video import decode_clip, refuse_without_bucket  # needs PyAV
+
+        pixels_TYX3, start = self.pixels_NYX3[planned.number], planned.clip_start or 0.0
+        rgb_hw3 = None if self.rgb_Nhw3 is None else self.rgb_Nhw3[planned.number]
+        size, frames = decode_clip(stream, start, self.recipe)
+        try:
+            outcome = self._placed(outcome, size)
+        except Rejected:
+            refuse_without_bucket(stream, start, self.recipe)
+            raise
+        for place, frame in enumerate(frames):
+            write_pixels(frame, pixels_TYX3[place], rgb_hw3 if place == len(pixels_TYX3) // 2 else None)
+        return outcome
+
+
 class MakeBatch(Protocol):
-    """Makes a batch of images or of texts."""
+    """Makes a batch of images, clips or texts."""
 
     def __call__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> Batch:
         """Make the batch that starts at row `start` of a shard; `planned` has the shard's rows."""
@@ -251,8 +329,11 @@ def planned_batches(
 def decoded_batches(
     batches: Iterator[Batch], pool: Decoders, source: Images, busy: BusyTimes | None = None
 ) -> Iterator[Batch]:
-    """Return the same batches; start to decode each one BATCHES_AHEAD batches earlier. Add the seconds to `busy`."""
-    return begun_ahead((batch.decode(pool, source, busy) for batch in batches), BATCHES_AHEAD)
+    """Return the same batches; start to decode each one some batches earlier. Add the seconds to `busy`."""
+    if (first := next(batches, None)) is None:
+        return iter(())
+    ahead = batches_ahead(first.array, pool.num_threads)
+    return begun_ahead((batch.decode(pool, source, busy) for batch in chain([first], batches)), ahead)
 
 
 NO_TEXT = Rejected("no text", "the sample has no caption")
@@ -300,6 +381,8 @@ class TextBatch(Batch):
         """Do nothing: texts cannot vanish from the plan."""
 
 
-def batches_for(encoder: Encoder) -> MakeBatch:
-    """Return what makes batches for the encoder: of texts if it reads texts, else of images."""
-    return partial(TextBatch, encoder) if isinstance(encoder, TextEncoder) else Batch
+def batches_for(encoder: Encoder, array: ArraySpec) -> MakeBatch:
+    """Return what makes batches for the encoder: of texts, clips or images."""
+    if isinstance(encoder, TextEncoder):
+        return partial(TextBatch, encoder)
+    return partial(ClipBatch, Videos()) if array.made_of == "clip" else Batch

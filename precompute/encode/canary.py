@@ -3,10 +3,10 @@
 A few images of the first batch are encoded again, with weights read anew, in float32 on a CPU, by the model's own
 library; the device's samples may differ only by the rounding of its dtype. A thread does this while the device goes
 on, and the first commit waits for it. 2 photographs of 224 x 224 take 5 s with the full-size VAE, whose weights take
-0.5 GB meanwhile.
+0.5 GB meanwhile. Of one clip, the beginning is encoded again: of Wan, five frames, which make two latent frames.
 """
 
-# Axes: N images, Y X pixels.
+# Axes: N images or clips, Y X pixels.
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.array import SampleLayout
 from cache_store.storage.daemon_threads import POLL_S, STOP_REQUEST
 from precompute.encode.tolerance import LIMITS, Difference, device_class, feature_units
-from precompute.encoders.encoder import PixelRange
+from precompute.encoders.encoder import ClipEncoder, PixelRange
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import hardware_of
 from precompute.encoders.registry import load_reference
@@ -32,10 +32,10 @@ IMAGES, PIXELS = 2, 2 * 256**2
 class Canary:
     """Compares the encoder's first samples with those of its reference; close it."""
 
-    def __init__(self, config: EncoderConfig, pixel_range: PixelRange) -> None:
-        self._config = config
+    def __init__(self, config: EncoderConfig, pixel_range: PixelRange, *, clips: bool = False) -> None:
+        self._config, self._has_clips = config, clips
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="canary")
-        self._loading = [self._pool.submit(load_reference, config, pixel_range)]
+        self._loading = [self._pool.submit(load_reference, config, pixel_range, clips=clips)]
         """The reference, beside the first batches; it is taken out when it is used, so that its memory is freed."""
         self._compared: Future[Difference] | None = None
 
@@ -50,12 +50,17 @@ class Canary:
         return self._compared is None
 
     def begin(self, inputs: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
-        """Start to compare the samples (float32) of the first `good` images or texts in a batch, if there are any."""
-        if places := choose_places(good, inputs.shape):
+        """Start to compare the samples (float32) of the first `good` inputs of a batch, if there are any."""
+        if places := [*good][:1] if self._has_clips else choose_places(good, inputs.shape):
             self._compared = self._pool.submit(self._compare, inputs[places], encoded[places], layout)
 
     def _compare(self, inputs: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
         reference = self._loading.pop().result()
+        if self._has_clips:
+            assert isinstance(reference, ClipEncoder)
+            frames, latents = reference.clip_prefix(inputs.shape[1])
+            inputs, encoded = inputs[:, :frames], encoded[:, :, :latents]
+            return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy()[:, :, :latents], layout)
         return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
 
     def wait(self) -> None:
@@ -78,7 +83,7 @@ class Canary:
         if limits.admit(found):
             return
         hardware = ", ".join(" ".join(each) for each in hardware_of(device).items())
-        slower = ["encoder.compile: false"] if self._config.compiles else []
+        slower = ["encoder.compile: false"] if self._config.compiles and not self._has_clips else []
         slower += ["encoder.compute_dtype: float32"] if kind[0] != "float32" else []
         raise DeviceError(
             f"encoder.device {device} ({hardware}) does not reproduce the samples of the same weights in float32 on a "

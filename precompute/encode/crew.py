@@ -76,7 +76,7 @@ def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
         workers = min(config.run.workers, most)
         return Crew(workers, workers)
     used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
-    if config.encoder.reads_text:  # nothing is decoded, and the weights are large: one worker keeps a GPU busy
+    if config.encoder.reads_text or config.clip.is_on:  # one worker keeps a GPU busy, and takes much of its memory
         return Crew(min(used, most), machine.gpus)
     batch_pixels = config.encoder.batch_size * config.image.most_pixels
     a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")

@@ -27,7 +27,7 @@ from precompute.sources import Source
 WRITES_BEHIND = 2
 """Most encoded batches that wait to be written."""
 
-VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow", "ftfy")
+VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow", "ftfy", "av")
 
 
 class ShardSink:
@@ -118,8 +118,9 @@ class ShardSink:
 
 @cache
 def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that a sample's bits may depend on."""
-    return {name: importlib.metadata.version(name) for name in VERSIONED}
+    """Return the versions of the libraries that a sample's bits may depend on, as far as they are installed."""
+    installed = (name for name in VERSIONED if any(importlib.metadata.distributions(name=name)))
+    return {name: importlib.metadata.version(name) for name in installed}
 
 
 def encode_shards(
@@ -149,7 +150,7 @@ def encode_shards(
 
     def writes(shards: Iterable[int]) -> Iterator[Future[None]]:
         """Give each batch to the encoder, and then to the writer."""
-        planned = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder))
+        planned = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder, job.spec.array))
         begun: Future[None] | None = None
         for batch in decoded_batches(planned, decoders, source, busy):
             batch.wait()

@@ -39,7 +39,7 @@ def run_worker(
 ) -> None:
     """Build runs of shards; raise Interrupted once a stop is requested."""
     torch.set_num_threads(ENCODER_THREADS)
-    with Canary(job.config.encoder, job.config.image.range) as canary:
+    with Canary(job.config.encoder, job.config.image.range, clips=job.config.clip.is_on) as canary:
         encode_shards(job, source, encoder, runs, decode_threads=decode_threads, on_progress=report, canary=canary)
 
 
@@ -72,9 +72,9 @@ def start_worker(
     set_up_log("precompute")
     torch.set_num_threads(ENCODER_THREADS)
     silence_decoders()
-    encoder = load_encoder(job.config.encoder, job.config.image.range)
+    encoder = load_encoder(job.config.encoder, job.config.image.range, clips=job.config.clip.is_on)
     refuse_mismatched_encoder(encoder, job.spec)
-    source = open_source(job.config.source)
+    source = open_source(job.config.source, job.config.media)
     ready()
     run_worker(job, source, encoder, inbox.runs(), decode_threads, report)
 

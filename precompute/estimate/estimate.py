@@ -17,7 +17,7 @@ from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.errors import SourceError
 from cache_store.format.array import CodecName
 from cache_store.format.schema import ShardRun, Spec, even_shards
-from cache_store.format.tables import PLAN_SCHEMA
+from cache_store.format.tables import CLIP_START, PLAN_SCHEMA
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import open_store
 from precompute.encode.crew import crew_of
@@ -32,6 +32,7 @@ from precompute.images.decode import silence_decoders
 from precompute.rerun.decide import checked_spec
 from precompute.rerun.facts import make_arranger, recipe_of
 from precompute.rerun.rows import rows_in_scratch, slices_of
+from precompute.rerun.source_plan import samples_of
 from precompute.sources import Source, open_source
 
 RUN_SAMPLES = 256
@@ -81,7 +82,7 @@ def runs_of(samples: Iterable[Mapping[str, Any]], length: int) -> Iterator[list[
         yield run
 
 
-UNMEASURED_STEPS_S = (0.1, 0.3, 1.0)
+UNMEASURED_STEPS_S, UNMEASURED_CLIP_STEPS_S = (0.1, 0.3, 1.0), (1.0, 3.0, 10.0)
 """Step times shown if the config gives none."""
 
 NO_PLAN = "0" * 64
@@ -116,16 +117,16 @@ class Estimate:
 def estimate(config: EstimateConfig, started: float | None = None) -> Estimate:
     """Measure and estimate a build; the program was `started` at this time of `time.monotonic`, by default now.
 
-    Raises SourceError if no drawn image can be read, ConfigError if no such cache is possible. As in `build`, a place
-    where no cache can be is refused before anything is loaded.
+    Raises SourceError if every drawn sample is rejected, ConfigError if no such cache is possible. As in `build`, a
+    place where no cache can be is refused before anything is loaded.
     """
     started = time.monotonic() if started is None else started
     silence_decoders()
     config = config.prepared()
     refuse_foreign_place(store := open_store(config.cache), "cache")
     step = read_step(config.training_run) if config.training_run is not None else None
-    source = open_source(config.source)
-    encoder = load_encoder(config.encoder, config.image.range)
+    source = open_source(config.source, config.media)
+    encoder = load_encoder(config.encoder, config.image.range, clips=config.clip.is_on)
     drawn = draw_samples(source, config)
     recipe = recipe_of(config, encoder)
     if config.image.has_buckets:
@@ -176,7 +177,7 @@ def batches_of_sizes(
 
 
 def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
-    samples = source.samples()
+    samples = samples_of(source, config)
     with ProgressBar("list", None, "sample") as bar:
 
         def counted() -> Any:
@@ -193,7 +194,9 @@ def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
 
 
 def plan_table(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist([{"row": row, **sample} for row, sample in enumerate(batch)], schema=PLAN_SCHEMA)
+    starts = [{CLIP_START: (sample.get("extra") or {}).get(CLIP_START)} for sample in batch]
+    rows = [{"row": row, **sample, **start} for row, (sample, start) in enumerate(zip(batch, starts, strict=True))]
+    return pa.Table.from_pylist(rows, schema=PLAN_SCHEMA.append(pa.field(CLIP_START, pa.float64())))
 
 
 def trainings_of(
@@ -201,7 +204,8 @@ def trainings_of(
 ) -> list[Training]:
     """Make one `Training` for each possible step time."""
     measured_s = config.step_seconds or (step and step.step_s)
-    batch_size = config.batch_size or (step.batch_size if step else BATCH_SIZE)
+    usual, steps_s = (1, UNMEASURED_CLIP_STEPS_S) if probe.made_of == "clip" else (BATCH_SIZE, UNMEASURED_STEPS_S)
+    batch_size = config.batch_size or (step.batch_size if step else usual)
     return [
         Training(
             images=images,
@@ -214,7 +218,7 @@ def trainings_of(
             sample_bytes=size.sample_bytes,
             read_bytes_per_s=config.read_mb_per_s * 1e6,
         )
-        for step_s in ([measured_s] if measured_s else UNMEASURED_STEPS_S)
+        for step_s in ([measured_s] if measured_s else steps_s)
     ]
 
 

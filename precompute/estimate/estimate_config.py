@@ -7,7 +7,7 @@ from cache_store.errors import ConfigError
 from precompute.config import BuildConfig
 
 BATCH_SIZE = 64
-"""Default training batch size, as in `configs/train_llava_cc3m.yaml`."""
+"""Default training batch size for images and texts, as in `configs/train_llava_cc3m.yaml`."""
 
 
 def option(typed: str, default: Any = None) -> Any:
@@ -22,7 +22,7 @@ class EstimateConfig(BuildConfig):
     seconds: float = 60.0
     """Seconds to measure, without the time to list the samples and load the encoder."""
     batch_size: int | None = option("--batch-size N")
-    """Samples per training step; default: as in --run, else 64."""
+    """Samples per training step; default: as in --run, else 64, and 1 for clips."""
     step_seconds: float | None = option("--step-seconds NUMBER")
     """Seconds per training step without encoding; default: as in --run, else several values are shown."""
     training_run: str | None = option("--run RUN")

@@ -41,20 +41,20 @@ class Probe:
 
     device: str
     made_of: str
-    """`image` or `text`."""
+    """`image`, `clip` or `text`."""
     decode_threads: int
     decode_per_s: float
-    """Images or texts per second, for all these threads together."""
+    """Samples per second, for all these threads together."""
     encode_per_s: float
     both_per_s: float
-    """Images per second while decoding and encoding run at the same time."""
+    """Samples per second while decoding and encoding run at the same time."""
     waiting_share: float
     """Share of the time that the encoder then waits."""
     seconds: float
     images: int
-    """Number of different images decoded."""
+    """Number of different samples decoded."""
     rejected: Counter[str]
-    """Number of rejected images, by reason."""
+    """Number of rejected samples, by reason."""
     samples: np.ndarray
     """Encoded samples of the first batch's size: [N, *shape], float32."""
 
@@ -73,7 +73,7 @@ class Prober:
 
     def __init__(self, spec: Spec, planned: list[pa.Table], source: Source, encoder: Encoder, threads: int) -> None:
         self._spec, self._planned, self._source, self._encoder = spec, planned, source, encoder
-        self._threads, self._feed, self._make_batch = threads, feed_of(encoder), batches_for(encoder)
+        self._threads, self._feed, self._make_batch = threads, feed_of(encoder), batches_for(encoder, spec.array)
         self._reasons: dict[int, list[str | None]] = {}
         """Reason of each sample's rejection, or None, by the batch's number."""
 
@@ -88,12 +88,12 @@ class Prober:
             kept = deque[Batch](maxlen=KEPT_BATCHES)
             with self._decoded() as batches:
                 decode_per_s, _ = measure_pace(self._decode(batches, kept), seconds / 3, show)
+            rejected = self._rejections()
             ready = cycle([(batch, 0.0) for batch in kept])
             encode_per_s, _ = measure_pace(self._encode(ready, []), seconds / 3, show)
             with self._decoded() as batches:
                 waited_for = with_waiting(batches, self._encoder.device)
                 both_per_s, waited = measure_pace(self._encode(waited_for, samples), seconds / 3, show)
-        rejected = self._rejections()
         return Probe(
             device=str(self._encoder.device),
             made_of=self._spec.array.made_of,
@@ -141,7 +141,7 @@ class Prober:
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]
         if len(rejected) == len(reasons):
-            raise SourceError(f"all {len(reasons):,} samples drawn are unreadable, such as: {rejected[0]}")
+            raise SourceError(f"all {len(reasons):,} samples drawn would be rejected, such as: {rejected[0]}")
         return rejected
 
 

@@ -62,7 +62,7 @@ def measure_size(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSiz
     stream, outcomes = io.BytesIO(), [make_up_outcome(name, spec.array) for name in planned["id"].to_pylist()]
     writer = shard_format(spec).writer(stream, 0, planned)
     sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
-    grey = np.full((len(samples), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None
+    grey = np.full((len(samples), *spec.array.preview_cells, 3), 1 / 3) if spec.array.has_preview else None
     rounded = sums.round_and_add(samples, everyone, grey)
     outcomes = scaled(outcomes, rounded)
     places = writer.append(encoded_rows(spec.array, rounded, outcomes))

@@ -193,7 +193,7 @@ RECIPE_FIELDS = tuple(each.name for each in fields(ImageConfig) if each.name not
 """Fields that an image's recipe has as they are in the config, unless images have several sizes."""
 
 
-def content_sha256(data: bytes) -> str:
+def content_sha256(data: bytes | memoryview) -> str:
     """Compute the SHA-256 of an image file's bytes, as caches record it."""
     return hashlib.sha256(data).hexdigest()
 

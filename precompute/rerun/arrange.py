@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.array import BucketRule
 from cache_store.format.schema import SizedArray
-from precompute.images.buckets import BucketSize, Size, place
+from precompute.images.buckets import BucketSize, place
 from precompute.images.rejected import Rejected
 from precompute.rerun.image_sizes import ImageSizes
 from precompute.rerun.match_rows import ROWS_HELD, reorder
@@ -60,25 +60,25 @@ class Arranger:
 
     def _arranged(self, found: Rows, first: int, before: tuple[SizedArray, ...]) -> tuple[NDArray[np.int64], Added]:
         """Return the order of all rows, of which those from `first` on change places, and how these are cut."""
-        size_N2 = self._sizes.of(found, first)
-        buckets, bucket_N = self._buckets(size_N2)
+        size_NK = self._sizes.of(found, first)
+        buckets, bucket_N = self._buckets(size_NK)
         known = [BucketSize(each.frames, each.height, each.width) for each in before]
         new = sorted({*buckets} - {*known})
         arrays = (*before, *map(self._array, new))
         if not arrays:
-            unread = int((size_N2 == 0).any(1).sum())
+            unread = int((size_NK == 0).any(1).sum())
             raise SourceError(
-                f"image.buckets: none of {len(size_N2):,} images has a bucket: {unread:,} cannot be read, and "
-                f"{self._rule.preset} leaves out {len(size_N2) - unread:,} for their size; check source.path, and "
+                f"image.buckets: none of {len(size_NK):,} images has a bucket: {unread:,} cannot be read, and "
+                f"{self._rule.preset} leaves out {len(size_NK) - unread:,} for their size; check source.path, and "
                 "image.buckets.step and no_upscale"
             )
         places = {bucket: index for index, bucket in enumerate([*known, *new])}
         array_of_bucket = np.array([*(places[each] for each in buckets), NO_BUCKET], np.int64)
         array_N = beside_neighbours(array_of_bucket[bucket_N])
-        order = self._order(array_N, size_N2)
+        order = self._order(array_N, size_NK)
         return np.concatenate([np.arange(first), first + order]), self._cut(array_N[order], arrays)
 
-    def _order(self, array_N: NDArray[np.int64], size_N2: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _order(self, array_N: NDArray[np.int64], size_NK: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return places in the order of their rows: by array, then blocks as the source has them, then aspect.
 
         A cache of another resolution over the same plan then changes its bucket rarely, and gets few short shards.
@@ -88,7 +88,7 @@ class Arranger:
             return places
         if self._order_of == "source":
             return np.argsort(array_N, kind="stable")
-        aspect_N = size_N2[:, 0] / np.maximum(size_N2[:, 1], 1)
+        aspect_N = size_NK[:, 0] / np.maximum(size_NK[:, 1], 1)
         return np.lexsort((aspect_N, places // ASPECT_ROWS, array_N))
 
     def _cut(self, array_N: NDArray[np.int64], arrays: tuple[SizedArray, ...]) -> Added:
@@ -99,18 +99,18 @@ class Arranger:
         indices = np.repeat(array_N[[0, *borders]], [len(each) for each in cuts])
         return Added(lengths=np.concatenate(cuts), indices=indices, arrays=arrays)
 
-    def _buckets(self, size_N2: NDArray[np.int32]) -> tuple[list[BucketSize], NDArray[np.int64]]:
+    def _buckets(self, size_NK: NDArray[np.int32]) -> tuple[list[BucketSize], NDArray[np.int64]]:
         """Return the buckets of images of these sizes, and the index of each one's bucket, NO_BUCKET without one."""
-        sizes, size_N = np.unique(size_N2, axis=0, return_inverse=True)
-        found = [self._bucket((int(width), int(height))) for width, height in sizes]
+        sizes, size_N = np.unique(size_NK, axis=0, return_inverse=True)
+        found = [self._bucket(*size) for size in sizes.tolist()]
         buckets = sorted({each for each in found if each is not None})
         places = {bucket: index for index, bucket in enumerate(buckets)}
         indices = [NO_BUCKET if each is None else places[each] for each in found]
         return buckets, np.array(indices, np.int64)[size_N.reshape(-1)]
 
-    def _bucket(self, size: Size) -> BucketSize | None:
+    def _bucket(self, width: int, height: int, frames: int = 1) -> BucketSize | None:
         try:
-            return place(self._rule, size).bucket if all(size) else None
+            return place(self._rule, (width, height)).bucket._replace(frames=frames) if width and height else None
         except Rejected:
             return None
 

@@ -16,9 +16,10 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.array import ImageRecipe
 from cache_store.format.layout import samples_file
 from cache_store.format.schema import CommitRecord, Spec
-from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
+from cache_store.format.tables import CLIP_START, MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
 from cache_store.messages import ABSENT, Difference, align_rows, counted, printable
 from cache_store.program.progress_bar import ProgressBar
+from cache_store.storage.prefetch import SharedResults
 from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
 from precompute.images.decode import content_sha256, decode_image
@@ -29,10 +30,16 @@ from precompute.rerun.refusals import refuse_changed_images, refuse_changed_reje
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import Rows, abridge
 from precompute.sources import Source
-from precompute.sources.image_store import read_planned
+from precompute.sources.image_store import read_planned, stream_opener
+from precompute.sources.place import TOO_LARGE, Place, planned_place
+from precompute.sources.videos import DIGESTS_HELD, Videos
 
 LATENT_REASON = "latent "
 """Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
+
+
+Digests = SharedResults[tuple[str, Place | None], str]
+"""SHA-256 by uri and place. A video's clips are neighbours, so that it is read once for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +69,7 @@ def compare_images(survey: Survey, work: Work, source: Source, request: BuildReq
     It reads images whose fingerprint (a file's size and time, a zip member's CRC) differs from the planned one, and all
     images of shards that are rebuilt, because a new latent would hide a changed image.
     """
-    compared, changes, unknown = 0, list[ImageChange](), list[int]()
+    compared, changes, unknown, digests = 0, list[ImageChange](), list[int](), make_digests(source)
     rows = {shard: len(work.spec.shard_rows(shard)) for shard in shards_to_check(survey, work)}
     before = None if request.check_sources else work.trusted
     with (
@@ -74,7 +81,7 @@ def compare_images(survey: Survey, work: Work, source: Source, request: BuildReq
             if suspects is None:
                 unknown.append(shard)
             else:
-                changes += filter(None, pool.map(partial(compare_image, source, shard), suspects))
+                changes += filter(None, pool.map(partial(compare_image, digests, shard), suspects))
                 compared += len(suspects)
             bar.update(count)
     return ImageFacts(num_compared=compared, changes=tuple(changes), unknown=tuple(unknown))
@@ -132,11 +139,26 @@ def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> 
     return None
 
 
-def compare_image(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange | None:
+def make_digests(source: Source) -> Digests:
+    return SharedResults(lambda file: hash_file(source, *file), DIGESTS_HELD)
+
+
+def hash_file(source: Source, uri: str, place: Place | None) -> str:
+    """Hash an image or video; raise Rejected if it cannot be read."""
+    try:
+        return content_sha256(source.read(uri, place))
+    except Rejected as rejected:
+        if rejected.kind != TOO_LARGE:
+            raise
+    with stream_opener(source)(uri, place) as stream:  # a long video
+        return Videos().sha256(uri, stream)
+
+
+def compare_image(digests: Digests, shard: int, sample: dict[str, Any]) -> ImageChange | None:
     """Compare a sample's image with the encoded one; return None if it is unchanged."""
     before = sample["content_sha256"]
     try:
-        now, readable = content_sha256(read_planned(source, sample)), True
+        now, readable = digests.get((sample["uri"], planned_place(sample["place"]))), True
     except Rejected as rejected:
         now, readable = reason_kind(rejected.reason), False
     if now == before or (before is None and not readable):
@@ -194,10 +216,11 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
             samples = recorded_samples(store, work.kept[shard], ["status", "reason"])
             if samples is None:
                 continue  # damaged; `cache-store verify` reports it
-            planned = work.source_rows(shard, ["uri", "place"])
+            recipe = work.spec.array_of(shard).images
+            planned = work.source_rows(shard, ["uri", "place", *([CLIP_START] if recipe.clip else [])])
             is_tried = pc.and_(pc.equal(samples["status"], REJECTED), pc.not_equal(samples["reason"], WITHDRAWN))
             rejected = planned.filter(is_tried).to_pylist()
-            outcomes = list(pool.map(partial(is_decodable, source, work.spec.array_of(shard).images), rejected))
+            outcomes = list(pool.map(partial(is_decodable, source, recipe), rejected))
             tried += len(outcomes)
             if any(outcomes):
                 again[shard] = contents[shard].rejected
@@ -207,7 +230,14 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
 
 def is_decodable(source: Source, recipe: ImageRecipe, sample: dict[str, Any]) -> bool:
     try:
-        fit_image(decode_image(read_planned(source, sample), recipe), recipe)
+        if recipe.clip:
+            from precompute.clips.video import decode_clip  # needs PyAV
+
+            with stream_opener(source)(sample["uri"], planned_place(sample["place"])) as stream:
+                for _ in decode_clip(stream, sample[CLIP_START], recipe).images:
+                    pass
+        else:
+            fit_image(decode_image(read_planned(source, sample), recipe), recipe)
     except Rejected:
         return False
     return True

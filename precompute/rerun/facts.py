@@ -19,7 +19,6 @@ from cache_store.format.schema import BuildRecord, Recipe, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.images.buckets import BucketSize
-from precompute.images.decode import ImageConfig
 from precompute.rerun.arrange import Arranger, Order
 from precompute.rerun.image_sizes import ImageSizes
 from precompute.rerun.match_rows import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
@@ -83,7 +82,7 @@ class Facts:
 def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
     from precompute.encoders.encoder import TextEncoder  # with torch, which no decision needs
 
-    layout = layout_of(config.image, encoder)
+    layout = layout_of(config, encoder)
     if config.store.dtype == "uint8" and not layout.can_be_quantized:
         raise ConfigError(
             f"store.dtype uint8: it is for channels of many values each, but a sample of {config.encoder.model} is "
@@ -93,7 +92,7 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
         **msgspec.structs.asdict(layout),
         dtype=config.store.dtype,
         codec=config.store.codec,
-        image=None if isinstance(encoder, TextEncoder) else config.image.recipe,
+        image=None if isinstance(encoder, TextEncoder) else config.image_recipe,
         text=config.source.recipe(encoder.recipe) if isinstance(encoder, TextEncoder) else None,
         encoder=encoder.identity,
     )
@@ -105,29 +104,50 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
     )
 
 
-def layout_of(image: ImageConfig, encoder: "Encoder") -> SampleLayout:
+def layout_of(config: BuildConfig, encoder: "Encoder") -> SampleLayout:
     """Describe a sample; if images have several sizes, the sides that vary are 0."""
+    image, counts = config.image, config.clip.counts or [1]
     if not image.has_buckets:
-        return encoder.layout(image.height, image.width)
-    layouts = [encoder.layout(*size) for size in image.buckets.example_sizes]
+        return sized_layout(config, encoder, BucketSize(counts[0], image.height, image.width))
+    sizes = [BucketSize(frames, *size) for frames in counts for size in image.buckets.example_sizes]
+    layouts = [sized_layout(config, encoder, each) for each in sizes]
     each_side = zip(*(each.shape for each in layouts), strict=True)
     shape = tuple(sides[0] if len({*sides}) == 1 else 0 for sides in each_side)
     return msgspec.structs.replace(layouts[0], shape=shape)
+
+
+def sized_layout(config: BuildConfig, encoder: "Encoder", size: BucketSize) -> SampleLayout:
+    """Describe a sample of an image or clip of this size."""
+    from precompute.encoders.encoder import ClipEncoder  # with torch, which no decision needs
+
+    if not config.clip.is_on:
+        return encoder.layout(size.height, size.width)
+    if not isinstance(encoder, ClipEncoder):
+        raise ConfigError(f"encoder.model {config.encoder.model} encodes no clips of video; leave clip out")
+    return encoder.clip_layout(*size)
 
 
 def make_arranger(config: BuildConfig, source: Source, encoder: "Encoder", store: Store | None = None) -> Arranger:
     """Make what sorts images into buckets; sizes that are read are kept in the store, if one is given."""
 
     def shape_of(bucket: BucketSize) -> tuple[int, ...]:
-        return encoder.layout(bucket.height, bucket.width).shape
+        return sized_layout(config, encoder, bucket).shape
 
     return Arranger(
         config.image.buckets.rule,
-        ImageSizes(source, store, config.image.max_pixels, config.run.threads(1)),
+        make_sizes(config, source, store),
         shape_of,
         config.store.samples_per_shard,
         ORDERS.get(config.source.kind, "aspect"),
     )
+
+
+def make_sizes(config: BuildConfig, source: Source, store: Store | None) -> ImageSizes:
+    if not config.clip.is_on:
+        return ImageSizes(source, store, config.image.max_pixels, config.run.threads(1))
+    from precompute.rerun.clips import ClipSizes  # needs PyAV
+
+    return ClipSizes(source, store, config.image.max_pixels, config.clip)
 
 
 def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
@@ -142,7 +162,9 @@ def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
         facts = compare_lists(surveyed, inputs.recipe, rows)
     else:
         held = surveyed.plan.value
-        listed = list_source(inputs.source, config, held.plan if held else None)
+        recorded = build.value.config.get("clip") if build.value else None
+        has_same_clips = config.clip.is_on and recorded == config.recorded()["clip"]
+        listed = list_source(inputs.source, config, held.plan if held else None, has_same_clips=has_same_clips)
         has_buckets, grows = config.image.has_buckets, inputs.request.new_samples == "append"
         arranger = make_arranger(config, inputs.source, inputs.encoder, store) if has_buckets else None
         facts = compare_lists(surveyed, inputs.recipe, listed.rows, arranger, grows=grows)

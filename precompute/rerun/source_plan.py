@@ -60,18 +60,34 @@ class SourceList:
     """Note on the source's other files and missing captions; may be empty."""
 
 
-def list_source(source: Source, config: BuildConfig, planned: PlanFile | None = None) -> SourceList:
+def list_source(
+    source: Source, config: BuildConfig, planned: PlanFile | None = None, *, has_same_clips: bool = False
+) -> SourceList:
     """List the source as a plan for this config; samples that were withdrawn from `planned` stay withdrawn.
 
-    Raises SourceError if too many images, or texts, are missing.
+    `has_same_clips` tells that `planned` was made with the same `clip:`, so that its videos need no second look. Raises
+    SourceError if too many images, or texts, are missing.
     """
-    samples = source.samples()
+    samples = samples_of(source, config, planned if has_same_clips else None)
     rows = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
     if planned is not None:
         rows = with_withdrawn(rows, planned)
-    refuse_missing = refuse_missing_texts if config.source.text else refuse_missing_images
-    num_missing = refuse_missing(rows, config.source, config.run.max_reject_fraction)
+    allowed = config.run.max_reject_fraction
+    if config.source.text:
+        num_missing = refuse_missing_texts(rows, config.source, allowed)
+    else:
+        num_missing = refuse_missing_images(rows, config.source, allowed, config.media.name)
     return SourceList(rows=rows, num_missing=num_missing, note=samples.note)
+
+
+def samples_of(source: Source, config: BuildConfig, planned: PlanFile | None = None) -> Samples:
+    """List the images or texts of a source, or the clips of its videos."""
+    samples = source.samples()
+    if not config.clip.is_on:
+        return samples
+    from precompute.rerun.clips import with_clips  # needs PyAV
+
+    return with_clips(samples, source, config.clip, config.image.max_pixels, planned)
 
 
 def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
@@ -89,9 +105,10 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
             hashes.append(hashes_of(shard["id"].to_pylist()))
             yield shard
 
-    plan = extra.typed(rows_in_scratch(number_rows(hashed())))
-    if not len(plan):
+    listed = rows_in_scratch(number_rows(hashed()))
+    if not len(listed):
         raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.note])))
+    plan = extra.typed(listed)
     refuse_duplicates(plan, np.concatenate(hashes), source)
     return plan
 
@@ -147,14 +164,14 @@ def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:
         )
 
 
-def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> int:
+def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float, media: str) -> int:
     """Raise SourceError if too many images are missing, before an hour of encoding; return how many are missing."""
     tables = found.shards(["id", "uri", "fingerprint"])
     missing = pa.concat_tables([table.filter(pc.equal(table["fingerprint"], MISSING)) for table in tables])
     if missing.num_rows > allowed * len(found):
         reasons, advice = zip(*why_missing(missing, source), strict=True)
         raise SourceError(
-            f"{missing.num_rows} of {len(found)} samples without an image: {'; '.join(reasons)}. That is more "
+            f"{missing.num_rows} of {len(found)} samples without their {media}: {'; '.join(reasons)}. That is more "
             f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
         )
     return int(missing.num_rows)

@@ -12,6 +12,8 @@ from pathlib import Path
 from cache_store.cache.metadata import read_seal, read_spec, refuse_foreign_place, refuse_no_cache
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.layout import SPEC_FILE
+from cache_store.format.schema import Spec
+from cache_store.log import log_warning
 from cache_store.messages import counted, shell_word
 from cache_store.storage.store import Address, Store, is_url, open_store, with_listing
 from cache_store.verify.findings import SHOWN, as_text
@@ -37,6 +39,9 @@ from precompute.rerun.rank import Rank
 from precompute.rerun.refusals import refuse_little_space, refuse_mending, refuse_missing_shards
 from precompute.rerun.request import BuildRequest, damaged_shards, read_report
 from precompute.sources import open_source
+
+LARGE_SHARD_BYTES = 2**32
+"""A shard of 4,096 float16 latents of 1024 x 1024 images takes half as much."""
 
 
 def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
@@ -96,8 +101,8 @@ def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs
     config = config.prepared()
     store = open_store(config.cache)
     refuse_foreign_place(store, "cache")
-    source = open_source(config.source)
-    encoder = load_encoder(config.planning_encoder, config.image.range)
+    source = open_source(config.source, config.media)
+    encoder = load_encoder(config.planning_encoder, config.image.range, clips=config.clip.is_on)
     return BuildInputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
@@ -112,9 +117,21 @@ def decide_all(inputs: BuildInputs, facts: Facts) -> Work:
         if request.retry_rejected:
             work = retry_rejected(store, work, source, threads)
         work = judge_images(store, work, compare_images(facts.survey, work, source, request, threads), request)
+    if work.to_build:
+        warn_of_large_shards(work.spec)
     if config.run.check_space:
         refuse_little_space(store, certain_bytes(work, config.run.max_reject_fraction), facts.free_bytes)
     return work
+
+
+def warn_of_large_shards(spec: Spec) -> None:
+    """Log a warning if a stopped build would lose a shard that takes long."""
+    largest = max(run.rows * spec.sized_arrays[run.array].sample_bytes for run in spec.shards)
+    if largest > LARGE_SHARD_BYTES:
+        log_warning(
+            f"a shard takes {largest / 1e9:,.1f} GB, and a stopped build loses the one in hand; a smaller "
+            "store.samples_per_shard, such as 64 for clips, loses less"
+        )
 
 
 def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:

@@ -109,12 +109,12 @@ def test_source_images_are_upright_and_fitted(tmp_path):
     picture.save(tmp_path / "turned.png", exif=exif)
     write_build(tmp_path / "cache", recorded(tmp_path))
     read = open_source_images(tmp_path / "cache")
-    image, _ = read("turned.png", None, RECIPE)
-    assert image.size == (8, 8)
-    assert [image.getpixel((4, y)) for y in (1, 6)] == [(0, 0, 255), (255, 0, 0)]
+    image_YX3, _ = read("turned.png", None, RECIPE, None)
+    assert image_YX3.shape == (8, 8, 3)
+    assert [image_YX3[y, 4].tolist() for y in (1, 6)] == [[0, 0, 255], [255, 0, 0]]
     for name in ("other.png", "../turned.png"):
         with pytest.raises(SourceError, match=re.escape(name)):
-            read(name, None, RECIPE)
+            read(name, None, RECIPE, None)
 
 
 OTHER_VERSIONS = {

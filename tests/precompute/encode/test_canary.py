@@ -61,8 +61,8 @@ def break_the_dtype(encoder) -> None:
 
 @pytest.mark.parametrize("break_it", [break_a_weight, break_a_convolution, break_the_dtype])
 def test_a_device_that_computes_something_else_commits_nothing(project, monkeypatch, break_it):
-    def load_broken(config, pixel_range):
-        encoder = load_encoder(config, pixel_range)
+    def load_broken(config, pixel_range, **clips):
+        encoder = load_encoder(config, pixel_range, **clips)
         break_it(encoder)
         return encoder
 
@@ -77,8 +77,8 @@ def test_a_device_that_computes_something_else_commits_nothing(project, monkeypa
 
 
 def test_bfloat16_does_not_hide_a_broken_layer(project, monkeypatch):
-    def load_broken(config, pixel_range):
-        encoder = load_encoder(config, pixel_range)
+    def load_broken(config, pixel_range, **clips):
+        encoder = load_encoder(config, pixel_range, **clips)
         convolutions_of(encoder)[3].weight.data.zero_()
         return encoder
 
@@ -152,9 +152,9 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
 
 
 def test_the_wait_for_the_check_is_not_counted_as_writing(project, monkeypatch):
-    def slow(*arguments: object) -> Encoder:
+    def slow(*arguments: Any, **clips: bool) -> Encoder:
         time.sleep(2)
-        return load_reference(*arguments)
+        return load_reference(*arguments, **clips)
 
     monkeypatch.setattr("precompute.encode.canary.load_reference", slow)
     said = re.search(r"the encoder worked \d+% of the time, checking the device took (\d+)%", project.build())
@@ -175,7 +175,7 @@ def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(
     record = load(commit := project.cache / "commits/000001.json")
     record["run"]["hardware"] = {"gpu": "NVIDIA H100", "driver": "570.86.15", "cuda": "12.8", "cudnn": "9.10.2"}
     save_signed(commit, record)
-    other = "1 shard: NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, diffusers "
+    other = "1 shard: NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, av "
     assert other in project.run(cache_store, "info", project.cache)
     for level in ("quick", "full"):
         said = project.run(cache_store, "verify", project.cache, "--level", level)

@@ -11,6 +11,7 @@ from precompute.cli import main
 from precompute.estimate.costs import WARM_UP_STEPS, read_step
 from precompute.estimate.estimate import KEPT_RUNS, RUN_SAMPLES, draw
 from tests.precompute.conftest import GOOD, SAMPLES
+from tests.videos import make_video
 from trainer.insight.log import MetricsLog
 from trainer.run import folder as trainer_run
 
@@ -87,6 +88,29 @@ def test_the_step_time_comes_from_a_run(project):
     assert re.search(r"^none \(chosen\)", said, re.MULTILINE)
     assert "zstd" not in said, "tars know no codec"
     assert said.endswith(": give --epochs N\n"), "for money"
+
+
+def test_an_estimate_of_clips_speaks_of_clips_and_counts_those_of_every_video(vae_path, tmp_path, capsys):
+    (tmp_path / "videos").mkdir()
+    for name, frames in (("a", 4), ("b", 24)):
+        make_video(tmp_path / "videos" / f"{name}.mp4", frames=frames, fps=16)
+    clip = ["--clip.frames", 5, "--clip.fps", 16, "--clip.pick", "chunk", "--image.height", 32, "--image.width", 40]
+    source = ["--source.kind", "folder", "--source.path", tmp_path / "videos", "--cache", tmp_path / "cache"]
+    model = ["--encoder.model", vae_path, "--encoder.device", "cpu", "--encoder.batch_size", 1]
+    asked = [*clip, *source, *model, "--seconds", 0.01, "--dollars-per-gpu-hour", 2]
+    assert main(["estimate", *map(str, asked)]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        r"5 samples; \d drawn at random",
+        "rejected among these: 1 too short",
+        "decode alone .* clips/s",
+        "a worker .* clips/s",
+        r"a million clips at \$2 a GPU-hour: \$",
+        f"none .* {16 * 2 * 4 * 5 * 2 + 4:,} ",
+        r"training, batches of 1: encoding adds .*\n.*\n1 s .*\n3 s .*\n10 s ",
+    ):
+        assert re.search(line, said), said
+    assert "image" not in said
 
 
 def test_a_source_without_a_readable_image_is_refused(project):

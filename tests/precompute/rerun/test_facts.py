@@ -70,9 +70,9 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     seen = list[None]()
     list_source = module.list_source
 
-    def counted(source: Source, config: BuildConfig, planned: PlanFile | None) -> SourceList:
+    def counted(source: Source, config: BuildConfig, planned: PlanFile | None, **more: bool) -> SourceList:
         seen.append(None)
-        return list_source(source, config, planned)
+        return list_source(source, config, planned, **more)
 
     monkeypatch.setattr(module, "list_source", counted)
     return seen

@@ -20,6 +20,7 @@ from precompute.rerun.decide import decide
 from precompute.rerun.facts import read_facts
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.steps import open_build_inputs
+from tests.named import assert_names
 from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, places, sample_name, timeless_files
 from tests.precompute.sources.pictures import write_pictures
 
@@ -178,3 +179,11 @@ def test_the_log_of_ranks_and_builds_says_who_does_what(built, logging_as_before
     assert build["images"] > 0
     progress = [each["progress"] for each in records if "progress" in each]
     assert progress[-1].keys() >= {"per_s", "seconds_left", "rejected"}
+
+
+def test_a_shard_that_takes_long_is_warned_of(built, monkeypatch):
+    built.lose("commits/000000.json")
+    assert "samples_per_shard" not in built.build()
+    monkeypatch.setattr("precompute.rerun.steps.LARGE_SHARD_BYTES", 1_000)
+    built.lose("commits/000000.json")
+    assert_names(built.build(), "a shard takes GB store.samples_per_shard")

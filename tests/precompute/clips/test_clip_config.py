@@ -1,0 +1,85 @@
+"""The `clip:` section: where the clips of a video begin, and what is refused."""
+
+import re
+
+import pytest
+
+from cache_store.errors import ConfigError
+from cache_store.format.array import ClipRecipe
+from precompute.clips.config import ClipConfig
+
+TABLE: list[tuple[dict[str, object], dict[int, list[int]]]] = [
+    ({"pick": "head"}, {0: [0], 16: [0], 17: [0], 500: [0]}),
+    ({"pick": "middle"}, {16: [0], 17: [0], 18: [0], 19: [1], 50: [16]}),
+    ({"pick": "chunk"}, {0: [0], 16: [0], 17: [0], 33: [0], 34: [0, 17], 50: [0, 17], 51: [0, 17, 34]}),
+    ({"pick": "slide", "stride": 8}, {16: [0], 24: [0], 25: [0, 8], 33: [0, 8, 16]}),
+    ({"pick": "slide", "stride": 100}, {117: [0, 100]}),
+    ({"pick": "chunk", "frames": [9, 17]}, {8: [0], 9: [0], 16: [0], 17: [0], 33: [0], 34: [0, 17]}),
+    ({"pick": "middle", "frames": [9, 17]}, {8: [0], 13: [2], 17: [0], 21: [2]}),
+    ({"pick": "slide", "stride": 4, "frames": [9, 17]}, {13: [0, 4], 21: [0, 4]}),
+    ({"pick": "chunk", "frames": 1}, {0: [0], 3: [0, 1, 2]}),
+]
+"""Fields, and the first frame of each clip by the number of frames that a video has."""
+
+
+@pytest.mark.parametrize(("fields", "firsts"), TABLE, ids=lambda each: str(each) if "pick" in each else "")
+def test_clips_begin_where_the_pick_says(fields, firsts):
+    """A video that is too short has one clip all the same, which is rejected with its reason."""
+    config = ClipConfig(**{"frames": 17, "fps": 16, **fields})
+    assert {available: [*config.first_frames(available)] for available in firsts} == firsts
+    for available in range(max(config.counts), 120):
+        length, starts = max(config.counts), [*config.first_frames(available)]
+        assert starts[-1] + length <= available
+        if config.pick in ("chunk", "slide"):
+            assert starts[-1] + length + (config.stride or length) > available, "another one would fit"
+
+
+@pytest.mark.parametrize(
+    ("fields", "recipe", "with_buckets"),
+    [
+        ({"fps": 16}, ClipRecipe(frames=17, fps=16.0), ClipRecipe(frames=0, counts=(17,), fps=16.0)),
+        ({"fps": "source"}, ClipRecipe(frames=17), ClipRecipe(frames=0, counts=(17,))),
+        ({"fps": 24, "frames": [9, 17]}, None, ClipRecipe(frames=0, counts=(9, 17), fps=24.0)),
+    ],
+)
+def test_a_recipe_says_frames_and_rate(fields, recipe, with_buckets):
+    """Several numbers need buckets; then each array says its own."""
+    config = ClipConfig(**{"frames": 17, **fields})
+    assert config.recipe(has_buckets=True) == with_buckets
+    assert recipe is None or config.recipe(has_buckets=False) == recipe
+
+
+def test_without_frames_samples_are_images():
+    assert not ClipConfig().is_on
+    assert not ClipConfig().counts
+    assert ClipConfig(frames=17, fps=16).is_on
+
+
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"fps": 16}, r"clip.fps needs clip.frames"),
+    ({"pick": "chunk"}, r"clip.pick needs clip.frames"),
+    ({"stride": 3}, r"clip.stride needs clip.frames"),
+    ({"frames": 0, "fps": 16}, r"clip.frames must be in \[1, .*got 0"),
+    ({"frames": [17, -3], "fps": 16}, r"clip.frames must be in \[1, .*got -3"),
+    ({"frames": 10**9, "fps": 16}, r"clip.frames must be in \[1, .*got 1,000,000,000"),
+    ({"frames": [], "fps": 16}, r"clip.frames must be .* ascending order, got \[\]"),
+    ({"frames": [17, 9], "fps": 16}, r"clip.frames must be .* ascending order, got \[17, 9\]"),
+    ({"frames": [9, 9], "fps": 16}, r"clip.frames must be .* ascending order, got \[9, 9\]"),
+    ({"frames": 17}, r"clip.fps is missing: 16 for Wan 2.1"),
+    ({"frames": 17, "fps": 0}, r"clip.fps must be above 0 .*got 0"),
+    ({"frames": 17, "fps": -1}, r"clip.fps must be above 0 .*got -1"),
+    ({"frames": 17, "fps": 1001}, r"at most 1,000, or source, got 1001"),
+    ({"frames": 17, "fps": float("nan")}, r"clip.fps must be above 0 .*got nan"),
+    ({"frames": 17, "fps": 16, "pick": "slide"}, r"clip.stride is missing"),
+    ({"frames": 17, "fps": 16, "stride": 4}, r"clip.stride has no effect without clip.pick: slide"),
+    ({"frames": 17, "fps": 16, "pick": "slide", "stride": 0}, r"clip.stride must be at least 1, got 0"),
+    ({"frames": 17, "fps": 16, "stride": 0}, r"clip.stride has no effect without clip.pick: slide"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=str)
+def test_a_section_that_cannot_be_is_refused_in_one_line(fields, message):
+    with pytest.raises(ConfigError) as raised:
+        ClipConfig(**fields)
+    assert re.search(message, str(raised.value)), str(raised.value)
+    assert "\n" not in str(raised.value)
