@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -32,12 +32,13 @@ from cache_store.program.running import usable_cores
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
 from precompute.config import BuildConfig
-from precompute.encode.batches import Decoders, decoded_batches, planned_batches
+from precompute.encode.batches import Batch, Decoders, MakeBatch, Room, decoded_batches, make_room, planned_batches
 from precompute.encode.device_feed import SLOTS, DeviceFeed, Encoding
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.launchers import run_workers
 from precompute.encode.progress import BuildProgress
 from precompute.encode.worker import ENCODER_THREADS
+from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.steps import plan_for_ranks
@@ -73,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
         write_images(folder / "images", options, options.count)
         parts = Parts(config_in(folder, "images", options))
         parts.build()
-        pixels_NYX3, encoder = parts.decode(1), load_encoder(parts.config.encoder, parts.config.image.range)
+        pixels_NYX3, encoder = parts.decode(1), parts.encoder()
 
         def encode() -> None:
             torch.set_num_threads(ENCODER_THREADS)
@@ -155,12 +156,16 @@ class Parts:
         """The spec of the cache that was built last."""
         return read_spec(open_store(self.config.cache))
 
+    def encoder(self) -> Encoder:
+        """Load the encoder."""
+        return load_encoder(self.config.encoder, self.config.image.range, clips=self.config.clip.is_on)
+
     def build(self) -> Built:
         """Plan, load the encoder, and build every shard, on this machine."""
         config = self.config
         shutil.rmtree(config.cache, ignore_errors=True)
         plan_for_ranks(config, BuildRequest())
-        store, encoder = open_store(config.cache), load_encoder(config.encoder, config.image.range)
+        store, encoder = open_store(config.cache), self.encoder()
         spec = read_spec(store)
         job = EncodeJob(config=config, store=store, spec=spec, shards=range(spec.num_shards))
         with closing(BuildProgress(spec.rows, [], 1.0)) as progress:
@@ -170,7 +175,7 @@ class Parts:
                 progress(one)
                 steps.append((time.monotonic(), progress.images))
 
-            run_workers(job, open_source(config.source), encoder, on_progress)
+            run_workers(job, open_source(config.source, config.media), encoder, on_progress)
         return Built(
             images_per_s=round(steady_rate(steps, 0), 1),
             steady_images_per_s=round(steady_rate(steps), 1),
@@ -181,15 +186,29 @@ class Parts:
 
     def decode(self, threads: int) -> list[np.ndarray]:
         """Read, hash, decode and fit all images of the cache that was built last; return the batches."""
-        store, spec, source = open_store(self.config.cache), self.spec, open_source(self.config.source)
+        return [batch.pixels_NYX3 for batch in self.decoded(threads)]
+
+    def decoded(
+        self, threads: int, rooms: Callable[[ArraySpec], Room] = make_room, make_batch: MakeBatch = Batch
+    ) -> Iterator[Batch]:
+        """Yield the same batches one by one, decoded a few ahead in these rooms."""
+        config, spec = self.config, self.spec
+        store, source = open_store(config.cache), open_source(config.source, config.media)
         with Decoders(threads) as pool:
-            batches = decoded_batches(planned_batches(store, spec, range(spec.num_shards)), pool, source)
-            return [batch.pixels_NYX3 for batch in batches if batch.wait()]
+            planned = planned_batches(store, spec, range(spec.num_shards), rooms, make_batch)
+            for batch in decoded_batches(planned, pool, source):
+                batch.wait()
+                yield batch
 
 
 def steady_rate(steps: Steps, steady: float = STEADY) -> float:
-    """Return images per second from the first step that has this share of the images to the last step."""
+    """Return images per second from the first step that has this share of the images to the first that has all.
+
+    A share of 0 gives the rate of the whole, to the last step.
+    """
     last_s, images = steps[-1]
+    if steady:
+        last_s = next(at_s for at_s, done in steps if done == images)
     first_s, done = next(step for step in steps if step[1] >= steady * images)
     return (images - done) / max(last_s - first_s, 1e-9)
 

@@ -1,8 +1,9 @@
-"""Measure images per second of a whole build around an encoder that only sleeps, and of a DataLoader in its place.
+"""Measure images or clips per second of a whole build around an encoder that only sleeps.
 
 Pipeline and writer are a build's; the encoder takes `--encoder-ms` a batch and no core, and serves one worker at a
-time. The rates of both are those after their start. The torch DataLoader has as many processes as there are cores, and
-saves one file a batch with np.save; it checks, hashes and sums nothing.
+time. All rates are those after the start. The rivals are decoding alone in as many threads, the encoder alone, and, for
+images, a torch DataLoader in the build's place: it has as many processes as there are cores, and saves one file a batch
+with np.save; it checks, hashes and sums nothing.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,12 +29,13 @@ from benchmarks.photographs import write_images
 from cache_store.program.command_line import parse_config
 from cache_store.program.running import usable_cores
 from precompute.config import BuildConfig
-from precompute.encoders.registry import load_encoder
+from precompute.encode.batches import Rooms, batches_for, make_room
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
 
 PACKAGES = ("torch", "numpy", "pillow", "encode-once")
 OURS, ENCODER, DECODING, PEER = "build", "encoder alone", "decoding alone", "DataLoader"
+SLOWER = "the slower alone"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -45,10 +48,11 @@ def run(argv: Sequence[str]) -> int:
         parts = Parts(config_of(Path(name), options))
         works: dict[str, Callable[[], float]] = {
             OURS: lambda: parts.build().steady_images_per_s,
-            PEER: partial(by_data_loader, parts.config, options),
         }
+        if options.decode != "video":
+            works[PEER] = partial(by_data_loader, parts.config, options)
         if options.encoder_ms:
-            works[ENCODER] = partial(sleeping_alone, parts)
+            works[ENCODER] = partial(sleeping_alone, parts, max(1, min(60, options.samples // options.batch_size)))
         if not is_stubbed:
             works[DECODING] = partial(decoding_alone, parts)
         speeds: dict[str, list[float]] = {work: [] for work in works}
@@ -56,7 +60,10 @@ def run(argv: Sequence[str]) -> int:
             for work, measure in works.items():
                 speeds[work].append(measure())
     over = {f"{OURS} over {work}": ratios(speeds[OURS], each) for work, each in speeds.items() if work != OURS}
-    report(options, PACKAGES, "images_per_s", speeds, over)
+    if ENCODER in works and DECODING in works:
+        slower = [min(both) for both in zip(speeds[ENCODER], speeds[DECODING], strict=True)]
+        over[f"{OURS} over {SLOWER}"] = ratios(speeds[OURS], slower)
+    report(options, PACKAGES, "clips_per_s" if options.decode == "video" else "images_per_s", speeds, over)
     return 0
 
 
@@ -64,25 +71,18 @@ def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, "images", "mosaic", "height", "width", "folder", count=196, batch_size=32, repeats=3)
     parser.add_argument("--samples", type=positive_int, default=5_888, help="number of rows; images are repeated")
     parser.add_argument("--encoder-ms", type=float, default=11.7, help="time for a batch; 11.7 is a compiled H100's")
-    parser.add_argument("--decode", choices=("stub", "real"), default="real")
+    parser.add_argument("--decode", choices=("stub", "real", "video"), default="real")
+    parser.add_argument("--frames", type=positive_int, default=33, help="frames of a clip, with --decode video")
     parser.add_argument("--workers", default="auto", help="run.workers of the build: a number, or auto")
     parser.add_argument("--samples-per-shard", type=positive_int, default=1_024)
     return parser
 
 
 def config_of(folder: Path, options: argparse.Namespace) -> BuildConfig:
-    """Write images and list, and return the config of a build of them; rows share image files."""
-    write_images(folder / "images", options, options.count)
-    rows = [
-        {"id": f"{row}", "image": f"{row % options.count:06d}.jpg", "conversations": []}
-        for row in range(options.samples)
-    ]
-    (folder / "chat.json").write_bytes(msgspec.json.encode(rows))
-    values = {
+    """Write images and list, or videos, and return the config of a build of them; rows share files."""
+    values = (source_of_videos if options.decode == "video" else source_of_images)(folder, options)
+    values |= {
         "cache": folder / "cache",
-        "source.kind": "llava",
-        "source.path": folder / "chat.json",
-        "source.images": folder / "images",
         "image.height": options.height,
         "image.width": options.width,
         "encoder.model": sleeping.MODEL,
@@ -94,16 +94,35 @@ def config_of(folder: Path, options: argparse.Namespace) -> BuildConfig:
     return parse_config(BuildConfig, [f"--{name}={value}" for name, value in values.items()])
 
 
-def sleeping_alone(parts: Parts) -> float:
-    encoder = load_encoder(parts.config.encoder, parts.config.image.range)
-    return encoder_alone(sleeping.feed_of(encoder), parts.spec.array)
+def source_of_images(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    write_images(folder / "images", options, options.count)
+    rows = [
+        {"id": f"{row}", "image": f"{row % options.count:06d}.jpg", "conversations": []}
+        for row in range(options.samples)
+    ]
+    (folder / "chat.json").write_bytes(msgspec.json.encode(rows))
+    return {"source.kind": "llava", "source.path": folder / "chat.json", "source.images": folder / "images"}
+
+
+def source_of_videos(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.videos import CLIP_FPS, write_videos  # needs PyAV
+
+    write_videos(folder / "videos", options, options.samples)
+    clip = {"clip.frames": options.frames, "clip.fps": CLIP_FPS}
+    return {"source.kind": "folder", "source.path": folder / "videos", **clip}
+
+
+def sleeping_alone(parts: Parts, batches: int) -> float:
+    return encoder_alone(sleeping.feed_of(parts.encoder()), parts.spec.array, batches)
 
 
 def decoding_alone(parts: Parts) -> float:
-    """Return images per second read, hashed, decoded and fitted, in as many threads as there are cores."""
-    started = time.monotonic()
-    parts.decode(usable_cores())
-    return parts.spec.rows / (time.monotonic() - started)
+    """Return images or clips per second read, hashed, decoded and fitted, in as many threads as there are cores."""
+    rooms, spec, steps = Rooms(make_room), parts.spec, [(time.monotonic(), 0)]
+    for batch in parts.decoded(usable_cores(), rooms.take, batches_for(parts.encoder(), spec.array)):
+        rooms.give_back(batch.room)
+        steps.append((time.monotonic(), steps[-1][1] + len(batch.inputs)))
+    return steady_rate(steps)
 
 
 class Images(Dataset[np.ndarray]):

@@ -72,7 +72,7 @@ def test_cache_store_and_what_a_rerun_decides_never_import_torch():
 DECLARED_AS = {"PIL": "pillow", "yaml": "pyyaml"}
 """Distributions that have another name than their module."""
 
-NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub", "completion"]}
+NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub", "completion"], "precompute": ["video"]}
 """Other extras that a program's errors name."""
 
 

@@ -100,7 +100,7 @@ def test_help_fits_the_terminal_without_python_types_or_repeats(program, command
             "build",
             [
                 "precompute build [--config FILE] [options]",
-                "--source.kind {llava,folder,webdataset,parquet,cache}",
+                "--source.kind {llava,folder,table,webdataset,parquet,cache}",
                 "--store.codec {none,lz4,zstd}",
                 "--encoder.fold {true,false}",
                 "(default: true)",

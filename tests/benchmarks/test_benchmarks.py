@@ -63,6 +63,7 @@ TOY: list[tuple[Any, list[str], str, int]] = [
     (verify, ["--samples=12", "--samples-per-shard=4", "--quick-shards=3", "--repeats=1"], "gb_per_s", 21),
     (feed, [*FEED, "--decode=stub", "--workers=1"], "images_per_s", 3),
     (feed, [*FEED, "--decode=real", "--workers=2"], "images_per_s", 4),
+    (feed, [*FEED, "--decode=video", "--frames=5"], "clips_per_s", 3),
     (scale, ["--samples", "4096", "5000"], "results", 2),
     (buckets, ["--samples=5000", "--headers=20", "--count=5"], "results", 4),
     (train_step, [*TRAIN, "--widths=16", "--repeats=8"], "widths", 1),

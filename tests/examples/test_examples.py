@@ -28,6 +28,7 @@ NEEDS = {
     "lightning_loop": "lightning",
     "transformers_trainer": "accelerate",
     "diffusers_lora": "peft",
+    "wan_lora": "peft",
 }
 STEPS, SAVE_EVERY = 150, 25
 BATCH = 8
@@ -151,7 +152,7 @@ def test_a_stream_that_accelerate_would_divide_again_is_refused(cache, dispatch_
     assert len(list(prepare(DataLoader(LatentStream(cache, BATCH), batch_size=None), num_processes=1))) == 8
 
 
-@pytest.mark.parametrize("script", [each for each in NEEDS if each != "diffusers_lora"])
+@pytest.mark.parametrize("script", [each for each in NEEDS if not each.endswith("_lora")])
 def test_an_example_explains_itself_and_its_errors(cache, tmp_path, script, capsys):
     assert {path.stem for path in EXAMPLES.glob("*.py")} == NEEDS.keys() | {"own_encoder"}  # tested beside this
     with pytest.raises(SystemExit, match="0"):

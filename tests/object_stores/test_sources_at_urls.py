@@ -228,8 +228,8 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
     assert "equal bits  8 of 8" in project.run(main, "audit", second, "--samples", 8)
     cache = open_cache(second)
     (shown,) = cache.samples(np.array([2]), ["uri", "place"]).to_pylist()
-    picture, _ = open_source_images(second)(shown["uri"], shown["place"], cache.spec.array.images)
-    assert picture.size == (40, 16)
+    picture_YX3, _ = open_source_images(second)(shown["uri"], shown["place"], cache.spec.array.images, None)
+    assert picture_YX3.shape == (16, 40, 3)
 
 
 def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):

@@ -1,0 +1,149 @@
+"""Every command and config of the guide for video models, as typed, on small models and videos."""
+
+import re
+import shlex
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from cache_store import open_cache, open_joined
+from cache_store.cli import main as cache_store
+from cache_store.errors import ConfigError
+from precompute.cli import PROGRAM
+from precompute.cli import main as precompute
+from precompute.encoders.encoder_config import EncoderConfig
+from precompute.encoders.registry import load_encoder
+from tests.examples.test_examples import run, steps_in
+from tests.examples.wan_model import save_transformer
+from tests.precompute.encoders.test_vaes import (
+    COGVIDEO,
+    NARROW_LTX,
+    NARROW_MOCHI,
+    NARROW_VIDEO,
+    NARROW_WAN,
+    PATCHED_WAN,
+)
+from tests.precompute.encoders.text_models import FEATURES, save_text_encoder
+from tests.videos import make_video
+
+GUIDE = (Path(__file__).parents[2] / "docs/guide/video.md").read_text()
+MODEL = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+CHANNELS = 16
+SMALL_SIZE = ["--image.height", "48", "--image.width", "64"]
+SMALL = {
+    "estimate": [*SMALL_SIZE, "--clip.frames", "17", "--encoder.compute_dtype", "float32", "--seconds", "1"],
+    "build": [*SMALL_SIZE, "--clip.frames", "17", "--encoder.compute_dtype", "float32"],
+    "texts": ["--compute_dtype", "float32"],
+}
+"""Options that make the builds of each command small."""
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Wan 2.1": ("AutoencoderKLWan", NARROW_WAN),
+    "Wan 2.2 5B": ("AutoencoderKLWan", PATCHED_WAN),
+    "Cosmos-Predict 2.5": ("AutoencoderKLWan", NARROW_WAN),
+    "HunyuanVideo": ("AutoencoderKLHunyuanVideo", NARROW_VIDEO),
+    "LTX-Video": ("AutoencoderKLLTXVideo", NARROW_LTX),
+    "CogVideoX": ("AutoencoderKLCogVideoX", COGVIDEO),
+    "Mochi": ("AutoencoderKLMochi", NARROW_MOCHI),
+}
+
+pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def save_models(folder: Path) -> None:
+    torch.manual_seed(0)
+    diffusers.AutoencoderKLWan(**NARROW_WAN).save_pretrained(folder / "vae")
+    save_text_encoder("UMT5EncoderModel", folder)
+    save_transformer(folder, CHANNELS, FEATURES)
+
+
+def write_videos(folder: Path) -> None:
+    """Write `a`, which a table cuts, and others of several lengths and aspects, with captions."""
+    folder.mkdir()
+    sizes = {"a": (96, (64, 48)), "b": (60, (48, 64)), "c": (40, (64, 48)), "d": (60, (64, 48))}
+    for name, (frames, size) in sizes.items():
+        make_video(folder / f"{name}.mp4", frames=frames, size=size)
+        (folder / f"{name}.txt").write_text(f"A scene of {frames} frames.")
+
+
+def small(words: list[str]) -> list[str]:
+    if "buckets.yaml" not in words:
+        return SMALL.get(words[0], [])
+    rule = {"pixels": 3072, "min": 32, "max": 96, "step": 16}
+    sizes = [option for name, value in rule.items() for option in (f"--image.buckets.{name}", str(value))]
+    return [*sizes, "--clip.frames", "[1, 17, 33]", "--encoder.compute_dtype", "float32"]
+
+
+def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_videos(Path("videos"))
+    save_models(tmp_path / MODEL)
+    clips, _, buckets = blocks("yaml")
+    for name, text in (("clips.yaml", clips), ("buckets.yaml", buckets), ("scenes.csv", *blocks("csv"))):
+        Path(name).write_text(text)
+    said = {}
+    for command in "".join(blocks("bash")).splitlines():
+        program, *words = shlex.split(command)
+        if program == "python":
+            said[command] = run(Path(words[0]).stem, *words[1:])
+            continue
+        main = {"precompute": precompute, "cache-store": cache_store}[program]
+        assert main([*words, *small(words)]) == 0, command
+    first, resumed = map(steps_in, said.values())
+    assert (max(first), min(resumed), max(resumed)) == (50, 51, 100)
+    assert len(open_joined({"clips": "data/clips", "text": "data/text/umt5"})) == 4
+    assert Path("data/clips.html").stat().st_size > 10_000
+    scenes = open_cache("data/scenes").samples(np.arange(2), ["id", "clip_start"])
+    assert scenes.to_pylist() == [{"id": "a-1", "clip_start": 0.0}, {"id": "a-2", "clip_start": 2.5}]
+    assert {each.frames for each in open_cache("data/buckets").spec.arrays} == {17, 33}
+
+
+def test_each_config_is_one_that_its_model_takes(tmp_path):
+    clips, others, buckets = blocks("yaml")
+    whole = yaml.safe_load(clips)
+    families = re.findall(r"^# (.*)$", others, re.MULTILINE)
+    configs = {"Wan 2.1": whole, **dict(zip(families, yaml.safe_load_all(others), strict=True))}
+    sizes = {}
+    for model, changed in {**configs, "buckets": yaml.safe_load(buckets)}.items():
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({**whole, **changed}))
+        config = PROGRAM.parse(["build", "--config", str(tmp_path / "config.yaml")]).config
+        sizes[model] = (config.clip.frames, config.image.height, config.image.width)
+    table = sizes_in_the_table()
+    assert {model: sizes[model] for model in configs} == {model: table[model][0] for model in configs}
+
+
+Size = tuple[int, ...]
+
+
+def sizes_in_the_table() -> dict[str, tuple[Size, Size, str, float, float]]:
+    """Return, by model, frames, height and width, the latent's shape, its rule, megabytes, and terabytes of 100,000."""
+    found = {}
+    for model in MODELS:
+        (line,) = re.findall(rf"^\| {re.escape(model)} \| (.*) \|$", GUIDE, re.MULTILINE)
+        rule, clip, latent, clip_mb, all_tb = line.split(" | ")
+        numbers = (tuple(map(int, each.split(" × "))) for each in (clip, latent))
+        found[model] = (*numbers, rule, float(clip_mb.split()[0]), float(all_tb.split()[0]))
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_guide_says_how_large_the_latents_of_a_model_are(model, tmp_path):
+    torch.manual_seed(0)
+    kind, config = MODELS[model]
+    getattr(diffusers, kind)(**config).save_pretrained(tmp_path)
+    encoder = load_encoder(EncoderConfig(model=str(tmp_path), batch_size=1), "signed", clips=True)
+    clip, latent, rule, clip_mb, all_tb = sizes_in_the_table()[model]
+    assert encoder.clip_layout(*clip).shape[1:] == latent[1:]
+    with pytest.raises(ConfigError, match=f"must be {re.escape(rule)} for"):
+        encoder.clip_layout(clip[0] + 1, *clip[1:])
+    assert round(2 * prod(latent) / 1e6, 1) == clip_mb
+    assert round(100_000 * 2 * prod(latent) / 1e12, 2) == all_tb
