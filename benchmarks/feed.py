@@ -29,7 +29,8 @@ from benchmarks.photographs import write_images
 from cache_store.program.command_line import parse_config
 from cache_store.program.running import usable_cores
 from precompute.config import BuildConfig
-from precompute.encode.batches import Rooms, batches_for, make_room
+from precompute.encode.batch_kinds import batches_for
+from precompute.encode.batches import Rooms, make_room
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
 

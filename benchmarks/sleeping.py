@@ -2,7 +2,7 @@
 
 `encoder.model: benchmarks.sleeping:Sleeping` imports this module in every worker. All processes share one device, which
 works on one batch at a time. As on a GPU, work is started at once and waited for later, so a build uses the streams and
-slots of a GPU. A stubbed decoder returns one prepared image. It also encodes clips, as no own encoder can.
+slots of a GPU. A stubbed decoder returns one prepared image. It encodes clips too.
 """
 
 import fcntl

@@ -32,7 +32,8 @@ from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Address
 from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
-from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches
+from precompute.encode.batch_kinds import batches_for
+from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.pipeline import library_versions
 from precompute.encode.tolerance import LIMITS, Limits, device_class, root_mean_square, sample_units
 from precompute.encode.worker import ENCODER_THREADS

@@ -146,10 +146,6 @@ class BuildConfig:
             )
         if self.image.from_model:
             raise ConfigError("image.from_model is for vision towers, which encode images alone; leave it out")
-        if self.encoder.compile is True:
-            raise ConfigError(
-                "encoder.compile has no effect on clips, which the model's own library encodes; leave it out"
-            )
 
     def prepared(self) -> Self:
         """Return the config with `image:` filled from the model's files if it asks for that; may download them.
@@ -167,7 +163,7 @@ class BuildConfig:
 
     @property
     def media(self) -> Media:
-        """What the source is searched for."""
+        """The kind of files that the source is searched for."""
         return VIDEOS if self.clip.is_on else IMAGES
 
     @property

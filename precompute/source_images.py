@@ -33,11 +33,12 @@ def open_source_images(cache: Address) -> ReadImage:
     def read(
         uri: str, place: dict[str, Any] | None, recipe: ImageRecipe, clip_start: float | None
     ) -> tuple[NDArray[np.uint8], str]:
+        found = planned_place(place)
         try:
             if recipe.clip:
-                with videos.open(source, uri, planned_place(place)) as stream:
-                    return frames_of(stream, clip_start or 0.0, recipe), videos.sha256(uri, stream)
-            data = source.read(uri, planned_place(place))
+                with videos.open(source, uri, found) as stream:
+                    return frames_of(stream, clip_start or 0.0, recipe), videos.sha256(source, uri, found, stream)
+            data = source.read(uri, found)
             return np.asarray(fit_image(decode_image(data, recipe), recipe)), content_sha256(data)
         except Rejected as rejected:
             raise SourceError(rejected.reason) from None
@@ -48,9 +49,7 @@ def open_source_images(cache: Address) -> ReadImage:
 
 
 def frames_of(stream: BinaryIO, clip_start: float, recipe: ImageRecipe) -> NDArray[np.uint8]:
-    """Decode and fit the frames of a clip: [T, Y, X, 3]; then rewind the stream."""
+    """Decode and fit the frames of a clip: [T, Y, X, 3]."""
     from precompute.clips.video import decode_clip  # needs PyAV
 
-    frames = np.stack([np.asarray(frame) for frame in decode_clip(stream, clip_start, recipe).images])
-    stream.seek(0)
-    return frames
+    return np.stack([np.asarray(frame) for frame in decode_clip(stream, clip_start, recipe).images])

@@ -13,7 +13,7 @@ from precompute.images.rejected import Rejected
 KIND = "too many parts"
 
 MAX_SAMPLES = 2_000_000
-"""Of all tracks: 9 hours of video at 60 frames per second. FFmpeg takes up to 70 bytes for each."""
+"""Most samples of all tracks: 9 hours of video at 60 frames per second. FFmpeg takes up to 70 bytes for each."""
 MAX_TABLES = 64 * 2**20
 """Bytes of all boxes besides the samples themselves."""
 MAX_BOXES = 100_000

@@ -22,20 +22,20 @@ from precompute.images.fit import RESAMPLING, fit_image, unreduced
 from precompute.images.rejected import Rejected
 
 MAX_SECONDS = 360_000
-"""Of a video, 100 hours; a damaged timestamp would make a plan of millions of clips."""
+"""The longest video, 100 hours; a damaged timestamp would make a plan of millions of clips."""
 
 MAX_RATE = 1_000
 """Frames per second that a video can have, as timestamps of Matroska tell them."""
 
 MAX_DENOMINATOR = 1_000_000
-"""Of a number of seconds or a rate, such as 30000/1001, as the fraction that a float stands for."""
+"""Largest denominator of the fraction that a float stands for, such as 30000/1001, of seconds or frames a second."""
 
 
 class Video(NamedTuple):
     """What planning must know of a video file."""
 
     width: int
-    """Of the upright video, in square pixels, as `height`."""
+    """Pixels of the upright video, made square; likewise `height`."""
     height: int
     seconds: float
     """From the first frame's timestamp to the end of the last frame."""
@@ -55,7 +55,7 @@ class Clip(NamedTuple):
     """A clip's frames while they are decoded."""
 
     size: Size
-    """Of the upright video, before its frames are fitted."""
+    """Size of the upright video, before its frames are fitted."""
     images: Iterator[Image.Image]
     """Exactly as many as the recipe says, of its size; Rejected is raised in the place of one that is missing."""
 

@@ -9,9 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from itertools import chain, compress, count, repeat
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +20,13 @@ from cache_store.cache.metadata import open_plan
 from cache_store.cache.writer import WITHDRAWN_SAMPLE, Outcome
 from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
-from cache_store.format.plan import is_withdrawn, text_of
+from cache_store.format.plan import is_withdrawn
 from cache_store.format.schema import Spec
 from cache_store.format.tables import CLIP_START, reason_kind
 from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import Store
 from precompute.encode.job import BusyTimes
-from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
+from precompute.encoders.encoder import NO_TOKEN
 from precompute.images.buckets import Size
 from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image, placement_of
@@ -35,7 +34,6 @@ from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import Images, prefetch_of
 from precompute.sources.place import MISSING, Place, planned_place
-from precompute.sources.videos import Videos
 
 # Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB, T tokens of a text or frames.
 
@@ -103,14 +101,12 @@ def inputs_of(array: ArraySpec) -> InputLayout:
     return InputLayout((array.encoder.batch_size, *frames, image.height, image.width, 3), np.uint8, MID_GREY)
 
 
-def batches_ahead(array: ArraySpec, threads: int) -> int:
+def batches_ahead(spec: Spec, threads: int) -> int:
     """Return how many batches are decoded ahead; of clips, two for each thread, as far as memory allows."""
-    if array.made_of != "clip":
+    if spec.array.made_of != "clip":
         return BATCHES_AHEAD
-    shape, kind, _ = inputs_of(array)
-    batch_bytes = math.prod(shape) * np.dtype(kind).itemsize
-    wanted = max(BATCHES_AHEAD, math.ceil(2 * threads / array.encoder.batch_size))
-    return max(1, min(wanted, AHEAD_BYTES // batch_bytes))
+    largest = max(math.prod(inputs_of(array).shape) for array in spec.sized_arrays)  # bytes, since pixels are uint8
+    return max(1, min(max(BATCHES_AHEAD, 2 * threads), AHEAD_BYTES // largest))
 
 
 class Rooms:
@@ -159,7 +155,8 @@ class Batch:
     """A planned batch of images. Threads decode into it, each image into its own place."""
 
     def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> None:
-        self.shard, self.planned, self.start, self.array = shard, planned, start, spec.array_of(shard)
+        self.spec, self.shard, self.planned, self.start = spec, shard, planned, start
+        self.array = spec.array_of(shard)
         self.stop = min(start + spec.array.encoder.batch_size, planned.num_rows)
         self.room = make_room(self.array) if room is None else room
         self.inputs = self.room[: self.stop - start]
@@ -264,46 +261,6 @@ class Batch:
                 )
 
 
-class ClipBatch(Batch):
-    """A planned batch of clips; the preview is of each one's middle frame."""
-
-    def __init__(
-        self, videos: Videos, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None
-    ) -> None:
-        super().__init__(spec, planned, shard, start, room)
-        self._videos = videos
-
-    def _prefetch(self, source: Images, uris: Iterable[str]) -> None:
-        """Prefetch nothing: threads share the videos that they read."""
-
-    def _decode_one(self, planned: Planned, uri: str, reading: TimedReading) -> Outcome:
-        outcome = Outcome(content_sha256=None)
-        try:
-            with reading.timed(lambda: self._videos.open(reading.source, uri, planned.place)) as stream:
-                outcome = outcome._replace(content_sha256=reading.timed(lambda: self._videos.sha256(uri, stream)))
-                outcome = self._put_clip(outcome, planned, stream)
-        except Rejected as rejected:
-            outcome = outcome._replace(reason=rejected.reason)
-            self._put_grey(planned.number)
-        return outcome
-
-    def _put_clip(self, outcome: Outcome, planned: Planned, stream: BinaryIO) -> Outcome:
-        """Fill the pixels of a clip, and its preview's; return the outcome with its size."""
-        from precompute.clips.video import decode_clip, refuse_without_bucket  # needs PyAV
-
-        pixels_TYX3, start = self.pixels_NYX3[planned.number], planned.clip_start or 0.0
-        rgb_hw3 = None if self.rgb_Nhw3 is None else self.rgb_Nhw3[planned.number]
-        size, frames = decode_clip(stream, start, self.recipe)
-        try:
-            outcome = self._placed(outcome, size)
-        except Rejected:
-            refuse_without_bucket(stream, start, self.recipe)
-            raise
-        for place, frame in enumerate(frames):
-            write_pixels(frame, pixels_TYX3[place], rgb_hw3 if place == len(pixels_TYX3) // 2 else None)
-        return outcome
-
-
 class MakeBatch(Protocol):
     """Makes a batch of images, clips or texts."""
 
@@ -332,57 +289,5 @@ def decoded_batches(
     """Return the same batches; start to decode each one some batches earlier. Add the seconds to `busy`."""
     if (first := next(batches, None)) is None:
         return iter(())
-    ahead = batches_ahead(first.array, pool.num_threads)
+    ahead = batches_ahead(first.spec, pool.num_threads)
     return begun_ahead((batch.decode(pool, source, busy) for batch in chain([first], batches)), ahead)
-
-
-NO_TEXT = Rejected("no text", "the sample has no caption")
-
-
-class TextBatch(Batch):
-    """A planned batch of texts, which stand in the plan; the place of a sample without text is all padding."""
-
-    def __init__(
-        self, encoder: TextEncoder, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None
-    ) -> None:
-        super().__init__(spec, planned, shard, start, room)
-        self._encoder = encoder
-
-    def _prepare(self) -> None:
-        self.inputs[:] = NO_TOKEN
-        self.rgb_Nhw3 = None
-
-    def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
-        """Start to make tokens; the source is not read."""
-        self._pieces.append(pool.submit(self._tokenize, busy))
-        return self
-
-    def _tokenize(self, busy: BusyTimes | None) -> list[Outcome]:
-        started = time.monotonic()
-        assert self.array.text is not None
-        samples = zip(*(self.samples[name].to_pylist() for name in ("id", "conversations")), strict=True)
-        texts = [text_of(self.array.text, *sample) for sample in samples]
-        is_gone = is_withdrawn(self.samples).tolist()
-        made = iter(self._encoder.tokens([text for text in texts if text is not None]))
-        outcomes = []
-        for place, text in enumerate(texts):
-            if text is None:
-                without = Outcome(content_sha256=None, reason=NO_TEXT.reason)
-                outcomes.append(WITHDRAWN_SAMPLE if is_gone[place] else without)
-                continue
-            tokens = next(made)
-            self.inputs[place, : len(tokens.ids)] = tokens.ids
-            outcomes.append(Outcome(content_sha256=content_sha256(text.encode()), tokens=tokens.whole))
-        if busy:
-            busy.add("decoding", time.monotonic() - started)
-        return outcomes
-
-    def refuse_vanished(self) -> None:
-        """Do nothing: texts cannot vanish from the plan."""
-
-
-def batches_for(encoder: Encoder, array: ArraySpec) -> MakeBatch:
-    """Return what makes batches for the encoder: of texts, clips or images."""
-    if isinstance(encoder, TextEncoder):
-        return partial(TextBatch, encoder)
-    return partial(ClipBatch, Videos()) if array.made_of == "clip" else Batch

@@ -16,7 +16,8 @@ from cache_store.format.array import ArraySpec
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.prefetch import begun_ahead
-from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches
+from precompute.encode.batch_kinds import batches_for
+from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, DoneEncoding, Encoding, feed_of
 from precompute.encode.job import BusyTimes, EncodeJob, MismatchedShard, Progress

@@ -194,8 +194,7 @@ def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
 
 
 def plan_table(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
-    starts = [{CLIP_START: (sample.get("extra") or {}).get(CLIP_START)} for sample in batch]
-    rows = [{"row": row, **sample, **start} for row, (sample, start) in enumerate(zip(batch, starts, strict=True))]
+    rows = [{"row": row, **sample, **(sample.get("extra") or {})} for row, sample in enumerate(batch)]
     return pa.Table.from_pylist(rows, schema=PLAN_SCHEMA.append(pa.field(CLIP_START, pa.float64())))
 
 

@@ -20,7 +20,8 @@ from cache_store.errors import SourceError
 from cache_store.format.schema import Spec
 from cache_store.format.tables import reason_kind
 from cache_store.program.progress_bar import ProgressBar
-from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, batches_for, decoded_batches
+from precompute.encode.batch_kinds import batches_for
+from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
 from precompute.encode.device_feed import Encoding, feed_of
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source

@@ -32,7 +32,7 @@ from precompute.rerun.rows import Rows, abridge
 from precompute.sources import Source
 from precompute.sources.image_store import read_planned, stream_opener
 from precompute.sources.place import TOO_LARGE, Place, planned_place
-from precompute.sources.videos import DIGESTS_HELD, Videos
+from precompute.sources.videos import DIGESTS_HELD, hash_in_place
 
 LATENT_REASON = "latent "
 """Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
@@ -150,8 +150,7 @@ def hash_file(source: Source, uri: str, place: Place | None) -> str:
     except Rejected as rejected:
         if rejected.kind != TOO_LARGE:
             raise
-    with stream_opener(source)(uri, place) as stream:  # a long video
-        return Videos().sha256(uri, stream)
+    return hash_in_place(source, uri, place)
 
 
 def compare_image(digests: Digests, shard: int, sample: dict[str, Any]) -> ImageChange | None:

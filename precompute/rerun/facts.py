@@ -122,8 +122,7 @@ def sized_layout(config: BuildConfig, encoder: "Encoder", size: BucketSize) -> S
 
     if not config.clip.is_on:
         return encoder.layout(size.height, size.width)
-    if not isinstance(encoder, ClipEncoder):
-        raise ConfigError(f"encoder.model {config.encoder.model} encodes no clips of video; leave clip out")
+    assert isinstance(encoder, ClipEncoder), "as it was loaded for clips"
     return encoder.clip_layout(*size)
 
 

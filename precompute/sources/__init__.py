@@ -208,11 +208,11 @@ SOURCES = {
 
 def recorded_section(store: Store, section: str, kind: type[T]) -> T:
     """Read a section of a cache's build.json; raise CacheError for fields, types or values unknown to this version."""
-    config = read_build(store).config
+    values = read_build(store).config.get(section, {})
     try:
-        made = msgspec.convert(config.get(section, {}), kind, strict=True)
-        problem = ", ".join(sorted(config.get(section, {}).keys() - kind.__annotations__.keys()))
-    except (KeyError, msgspec.ValidationError, ConfigError) as error:
+        made = msgspec.convert(values, kind, strict=True)
+        problem = ", ".join(sorted(values.keys() - kind.__annotations__.keys()))
+    except (msgspec.ValidationError, ConfigError) as error:
         problem = describe_mismatch(error) if isinstance(error, msgspec.ValidationError) else str(error)
     if problem:
         raise CacheError(f"{store.where(BUILD_FILE)} cannot be read by this version: {section}: {problem}")

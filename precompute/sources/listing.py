@@ -80,7 +80,7 @@ class Samples:
     extra: Sequence[str] = ()
     """Names of the extra fields; a sample without any needs no `extra`."""
     media: str = "image"
-    """What the samples are, in messages."""
+    """The name of one sample, in messages."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)

@@ -1,4 +1,7 @@
-"""What a source lists: images, or videos. The suffix only selects files; their content decides how they are read."""
+"""The kinds of files that a source lists: images, or videos.
+
+The suffix only selects files; their content decides how they are read.
+"""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Open the videos of a source, and hash each once, however many clips it gives."""
 
 import hashlib
-import threading
-from collections import OrderedDict
 from io import BytesIO
 from typing import BinaryIO
 
@@ -19,16 +17,22 @@ DIGESTS_HELD = 1_024
 VIDEOS_HELD = 16
 """Most whole videos in memory: about one a thread, because clips of a video are neighbours in the plan."""
 
+Where = tuple[Images, str, Place | None]
+"""A source, and the uri and place of one of its files."""
+
+
+def hash_in_place(source: Images, uri: str, place: Place | None) -> str:
+    """Return the SHA-256 of a file that is too large to be read whole."""
+    with stream_opener(source)(uri, place) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
+
 
 class Videos:
     """Opens videos and hashes them, for several threads: each one once while its clips are decoded."""
 
     def __init__(self) -> None:
-        self._whole = SharedResults[tuple[Images, str, Place | None], bytes](
-            lambda key: key[0].read(key[1], key[2]), VIDEOS_HELD
-        )
-        self._lock = threading.Lock()
-        self._held = OrderedDict[tuple[str, str], tuple[threading.Lock, list[str]]]()
+        self._whole = SharedResults[Where, bytes](lambda where: where[0].read(*where[1:]), VIDEOS_HELD)
+        self._digests = SharedResults[tuple[Where, str], str](lambda key: hash_in_place(*key[0]), DIGESTS_HELD)
 
     def open(self, source: Images, uri: str, place: Place | None) -> BinaryIO:
         """Open a video as a stream: in place, or in memory if it comes from a network and is not too large."""
@@ -40,18 +44,9 @@ class Videos:
                     raise
         return stream_opener(source)(uri, place)
 
-    def sha256(self, uri: str, stream: BinaryIO) -> str:
-        """Return the SHA-256 of a whole opened video, whose stream is then at its beginning."""
+    def sha256(self, source: Images, uri: str, place: Place | None, stream: BinaryIO) -> str:
+        """Return the SHA-256 of a whole video that is open as `stream`; the stream stays where it is."""
         if isinstance(stream, BytesIO):
             return content_sha256(stream.getbuffer())
         assert isinstance(stream, PartStream)
-        with self._lock:
-            lock, known = self._held.setdefault((uri, stream.version), (threading.Lock(), []))
-            self._held.move_to_end((uri, stream.version))
-            while len(self._held) > DIGESTS_HELD:
-                self._held.popitem(last=False)
-        with lock:
-            if not known:
-                known.append(hashlib.file_digest(stream, "sha256").hexdigest())
-                stream.seek(0)
-            return known[0]
+        return self._digests.get(((source, uri, place), stream.version))
