@@ -67,6 +67,10 @@ class OlderFormatError(CacheError):
     """A cache whose spec lacks a field that every cache of this program has."""
 
 
+DAMAGE = (CacheError, FileNotFoundError, NotADirectoryError)
+"""Errors that show that a cache's file is damaged or gone; any other OSError says only that it was not read."""
+
+
 class StaleError(CacheError):
     """A cache or a run was made from inputs that differ from the ones given now."""
 

@@ -236,7 +236,7 @@ class RepairConfig:
     """Rebuild damaged shards to the same bytes, and reseal."""
 
     report: str | None = None
-    """A report of `cache-store verify --report`; every shard that it names is rebuilt."""
+    """A report of `cache-store verify --report`; every shard that it names is read again, and rebuilt unless sound."""
     shards: int | list[int] | None = None
     """Shards to rebuild, by number, with or without a report: 17, or [3, 17]."""
 

@@ -1,4 +1,4 @@
-"""Stores that fail, kill their program or count calls: `faulty://PATH`, `deadly://PATH`, `counting://PATH`."""
+"""Stores that fail, kill their program, count calls or do not read: `faulty://`, `deadly://`, `counting://`, `unread://`."""
 
 import errno
 import io
@@ -113,3 +113,30 @@ class CountingStore(LocalStore):
     def map(self, name: str) -> memoryview:
         self.opened[name] += 1
         return super().map(name)
+
+
+@dataclass(frozen=True)
+class UnreadStore(LocalStore):
+    """Does not read one of its files, whose name and size it tells: `unread://PATH`."""
+
+    unread: str
+    error: int
+
+    def __str__(self) -> str:
+        return f"unread://{self.root}"
+
+    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        self._fail(name)
+        return super().read(name, at_most)
+
+    def open(self, name: str, version: Version | None = None) -> LocalFile:
+        self._fail(name)
+        return super().open(name, version)
+
+    def map(self, name: str) -> memoryview:
+        self._fail(name)
+        return super().map(name)
+
+    def _fail(self, name: str) -> None:
+        if name == self.unread:
+            raise OSError(self.error, os.strerror(self.error), self.where(name))

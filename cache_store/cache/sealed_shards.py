@@ -88,8 +88,8 @@ class SealedShards:
         file = self._format.shard_file(shard)
         try:
             data = self.store.map(file)
-        except OSError as error:
-            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._broken(f"{file} is missing") from None
         found = len(data), self._record_sha256(shard)
         if self._checked_versions.get(shard) != found:  # if unchanged, mapping again takes 0.06 ms instead of 1.8
             self._place(shard, file, len(data))
@@ -220,8 +220,8 @@ class SealedShards:
             raise self._broken(f"{file} is not named by its shard's record")
         try:
             data = self.store.read(file, min(sealed.bytes, MAX_ROW_GROUP_BYTES))
-        except OSError as error:
-            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._broken(f"{file} is missing") from None
         except CacheError as error:
             raise self._broken(str(error)) from None
         if (digest := hashlib.sha256(data).hexdigest()) != sealed.sha256:

@@ -1,7 +1,7 @@
 """Read a cache's records once; builds, repairs and verifications decide from the result.
 
-Nothing here decides: a file gives its contents or the reason why it cannot be read. Shard files and samples tables
-are checked for their size only.
+Nothing here decides: a file gives its contents or says what is wrong with it; OSError if it exists but was not read.
+Shard files and samples tables are checked for their size only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """The parsed contents of a file, or the error that reading it gave; both None if there is no file."""
+    """The parsed contents of a file, or what is wrong with it; both None if there is no file."""
 
     value: T | None = None
-    problem: CacheError | OSError | None = None
+    problem: CacheError | None = None
 
     @property
     def is_absent(self) -> bool:
@@ -49,7 +49,7 @@ class ShardOnDisk:
     """A commit record, and the files that it names whose sizes are wrong."""
 
     record: Reading[CommitRecord]
-    file_problems: Mapping[str, CacheError | OSError] = field(default_factory=dict)
+    file_problems: Mapping[str, CacheError] = field(default_factory=dict)
     """Problem of each such file, by its name."""
 
 
@@ -74,13 +74,6 @@ class Survey:
     def records(self) -> dict[int, CommitRecord]:
         """Commit records that can be read, by shard."""
         return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
-
-    def raise_unreadable(self) -> None:
-        """Raise the OSError of a file that exists but cannot be read: its contents may be right."""
-        problems = [self.spec.problem, self.seal.problem, self.build.problem, self.plan.problem]
-        for problem in (*problems, *(each.record.problem for each in self.shards.values())):
-            if isinstance(problem, OSError):
-                raise problem
 
 
 def survey(
@@ -165,9 +158,9 @@ def held_recipe(survey: Survey) -> Recipe | None:
 def try_read(parse: Callable[[], T]) -> Reading[T]:
     try:
         return Reading(parse())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Reading()
-    except (CacheError, OSError) as error:
+    except CacheError as error:
         return Reading(problem=error)
 
 
@@ -179,7 +172,7 @@ def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | No
 
 def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
     """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or known."""
-    plan, file = open_recorded_plan(found.store)  # a file that cannot be read gives its OSError, not CacheError
+    plan, file = open_recorded_plan(found.store)
     digests = sealed_digests(found, file) or known_plans.get(file.sha256) or plan.digests()
     return PlanOnDisk(plan=plan, file=file, digests=digests)
 
@@ -242,13 +235,13 @@ def names_in(store: Store, folder: str) -> list[str]:
         return []
 
 
-def size_problem(store: Store, file: FileRecord) -> CacheError | OSError | None:
-    """Return the error of a file that is missing, unreadable or not of its recorded size; else None."""
+def size_problem(store: Store, file: FileRecord) -> CacheError | None:
+    """Return the error of a file that is missing or not of its recorded size; else None."""
     where = store.where(file.path)
     try:
         size = store.size(file.path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return CacheError(f"{where} is missing")
-    except (CacheError, OSError) as error:
+    except CacheError as error:
         return error
     return None if size == file.bytes else CacheError(f"{where} is {size} bytes, expected {file.bytes}")

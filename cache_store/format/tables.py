@@ -1,5 +1,6 @@
 """The Parquet files of a cache: their columns, and how they are read; a broken file always gives a CacheError."""
 
+import errno
 import hashlib
 import os
 import struct
@@ -168,7 +169,7 @@ PARQUET_ERRORS = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)
 MAX_FOOTER_BYTES = 64 * 2**20
 """Largest footer; it has about 100 bytes per column and row group, and takes a few MB in Hugging Face datasets."""
 MAX_PLAN_FOOTER_BYTES = MAX_SHARDS * 2**10
-"""Largest footer of a plan, which takes 700 bytes per shard."""
+"""Largest footer of a plan, which takes 915 bytes per shard without extra columns."""
 
 MAGIC = b"PAR1"
 
@@ -258,13 +259,13 @@ class TableFile:
         table.validate(full=True)
         return table
 
-    def _broken(self, error: Exception) -> CacheError:
-        if isinstance(error, FileNotFoundError):
+    def _broken(self, error: Exception) -> CacheError | OSError:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
             return CacheError(f"{self.where} is missing")
         if isinstance(error, MemoryError):
             return CacheError(f"{self.where} cannot be read: there is not enough memory")
-        if isinstance(error, OSError) and error.strerror:
-            return CacheError(f"{self.where} cannot be read: {error.strerror}")
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a wrong offset is damage
+            return error
         return CacheError(f"{self.where} is damaged: it is not a complete Parquet file")
 
 
@@ -276,7 +277,10 @@ def refuse_large_footer(stream: BinaryIO | pa.NativeFile, where: str, at_most: i
     if magic != MAGIC:
         raise CacheError(f"{where} is damaged: it is not a complete Parquet file")
     if length > at_most:
-        raise CacheError(f"{where} cannot be read: its footer claims {length:,} bytes, at most {at_most:,} can be")
+        raise CacheError(
+            f"{where} cannot be read: its footer claims {length:,} bytes, at most {at_most:,} can be; it grows with "
+            "the columns and the row groups, of which a plan has one a shard"
+        )
     stream.seek(0)
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from cache_store.errors import ConfigError
 from cache_store.storage.claim import CLAIM_FILE, claim_folder
@@ -231,7 +231,7 @@ class LocalFile(File):
         if version is not None and version != found:
             raise changed_error(path)
         self._path = path
-        super().__init__(io.FileIO(path), str(path), found)
+        super().__init__(NamedFile(path), str(path), found)
 
     def reopen(self) -> Self:
         return type(self)(self._path, self.version)
@@ -246,6 +246,18 @@ class LocalFile(File):
     def refuse_changed(self) -> None:
         if version_of_status(self._path.stat()) != self.version:
             raise changed_error(self._path)
+
+
+class NamedFile(io.FileIO):
+    """A file whose errors name it: those of Python's own say only what failed."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        with name_in_errors(str(self.name)):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with name_in_errors(str(self.name)):
+            return super().readall()
 
 
 @contextmanager

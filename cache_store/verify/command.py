@@ -235,6 +235,9 @@ class Verification:
                     jobs=config.threads(cache),
                     progress=lambda each: self._show(each, checked, bar),
                 )
+        except OSError:  # what was not read is no damage
+            self.report = report_so_far(self.report, chosen, checked)
+            raise
         except KeyboardInterrupt:  # SIGTERM too; verification only reads, so it can be left at any instant
             self.report = report_so_far(self.report, chosen, checked)
             more = "" if config.seconds else ", or slices of it with --subset"

@@ -88,14 +88,10 @@ def empty_report(cache: str, level: Level, subset: str | None, error: str | None
     )
 
 
-def unreadable_finding(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
-    """Make a finding from the error that reading a file gave; the file's name is removed from the text."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        problem = "is missing"
-    elif isinstance(error, OSError):
-        problem = f"cannot be read: {error.strerror}"
-    else:
-        problem = str(error).removeprefix(f"{store.where(file)} ")
+def damage_finding(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
+    """Make a finding from an error of `DAMAGE`; the file's name is removed from the text."""
+    is_missing = isinstance(error, OSError)
+    problem = "is missing" if is_missing else str(error).removeprefix(f"{store.where(file)} ")
     kind: Kind = "replaced" if isinstance(error, NotAFileError) else "damaged"
     return Finding(shard=shard, file=file, problem=problem, kind=kind)
 
@@ -143,9 +139,9 @@ class Report:
             )
 
     def as_dict(self, report_file: str) -> dict[str, object]:
-        """Return the report for the JSON file `report_file`; its `next` lists the commands to run."""
+        """Return the report for the JSON file `report_file`; its `next` lists what to run if it ended."""
         findings = [asdict(replace(finding, file=as_text(finding.file))) for finding in self.findings]
-        steps = self.next_steps(report_file, "the report")
+        steps = [] if self.error else self.next_steps(report_file, "the report")
         return {"sound": self.sound, **asdict(self), "findings": findings, "next": list(steps)}
 
     def next_steps(self, report_file: str, listed_by: str) -> Iterator[str]:

@@ -10,12 +10,12 @@ import msgspec
 from cache_store.cache.commit import cache_identity, make_seal
 from cache_store.cache.metadata import metadata_of, open_plan
 from cache_store.cache.survey import Survey, held_recipe
-from cache_store.errors import CacheError, StaleError
+from cache_store.errors import DAMAGE, CacheError, StaleError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, unreadable_finding
+from cache_store.verify.findings import Finding, damage_finding
 from cache_store.verify.record import file_finding
 from cache_store.verify.shard import CheckedShard, ShardTask
 
@@ -48,11 +48,11 @@ def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
         try:
             if survey.store.read(name) != expected:
                 yield Finding(file=name, problem="is not what the spec says it should be")
-        except (CacheError, OSError) as error:
-            yield unreadable_finding(error, survey.store, name)
+        except DAMAGE as error:
+            yield damage_finding(error, survey.store, name)
     for name, reading in ((SEAL_FILE, survey.seal), (BUILD_FILE, survey.build)):
         if reading.problem or (name == BUILD_FILE and reading.is_absent):
-            yield unreadable_finding(reading.problem or FileNotFoundError(), survey.store, name)
+            yield damage_finding(reading.problem or FileNotFoundError(), survey.store, name)
         elif reading.is_absent:
             is_stopped = survey.build.value is not None and survey.build.value.withdrawing
             why = "a withdrawal has not finished" if is_stopped else "the cache is not sealed"
@@ -93,8 +93,8 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
         if len(shards) < len(tasks):
             return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, plan.digested)) for shard in shards})
         digests = plan.digests()
-    except (CacheError, OSError) as error:
-        return CheckedPlan(findings=(unreadable_finding(error, store, PLAN_FILE),))
+    except DAMAGE as error:
+        return CheckedPlan(findings=(damage_finding(error, store, PLAN_FILE),))
     if plan.is_cut_as(spec) and digests.whole == spec.plan_digest:
         return CheckedPlan(digests=dict(enumerate(digests.shards)))
     return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from cache_store.cache.metadata import stored_sha256
 from cache_store.cache.survey import ShardOnDisk
-from cache_store.errors import CacheError
+from cache_store.errors import DAMAGE
 from cache_store.format.array import ArraySpec
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import PLAN_FILE, Location, ShardSamples, commit_file, samples_file
@@ -28,15 +28,15 @@ from cache_store.format.tables import (
 )
 from cache_store.messages import recipe_differences
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, unreadable_finding
+from cache_store.verify.findings import Finding, damage_finding
 
 
 def file_finding(store: Store, file: FileRecord, shard: int | None = None) -> Finding | None:
     """Compare a file's SHA-256 with its record; return a finding or None."""
     try:
         found = stored_sha256(store, file.path)
-    except (CacheError, OSError) as error:
-        return unreadable_finding(error, store, file.path, shard)
+    except DAMAGE as error:
+        return damage_finding(error, store, file.path, shard)
     if found == file.sha256:
         return None
     problem = f"sha256 is {found[:12]}…, expected {file.sha256[:12]}…"

@@ -67,7 +67,7 @@ class Rounds(msgspec.Struct, kw_only=True):
         place.damaged = tuple(sorted(damaged)[:MAX_DAMAGED])
         place.shard = report.first + report.covered
         if place.shard >= report.shards:
-            verified = place.verified if report.findings else place.began
+            verified = place.began if report.sound else place.verified
             place = Place(identity=place.identity, verified=verified, damaged=place.damaged)
         self.places[report.cache] = place
 

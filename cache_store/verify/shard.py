@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from cache_store.cache.metadata import open_plan, read_samples
 from cache_store.cache.survey import Survey
-from cache_store.errors import CacheError
+from cache_store.errors import DAMAGE, CacheError
 from cache_store.format.array import ArraySpec
 from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.formats import files_of_shard, shard_format
@@ -26,7 +26,7 @@ from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.sums import RunningSums
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, Level, unreadable_finding
+from cache_store.verify.findings import Finding, Level, damage_finding
 from cache_store.verify.record import (
     content_findings,
     file_finding,
@@ -170,7 +170,7 @@ class ShardVerifier:
         shard, name = task.shard, commit_file(task.shard)
         if on_disk := self._survey.shards.get(shard):
             record, problem = on_disk.record.value, on_disk.record.problem
-            return record or unreadable_finding(problem or FileNotFoundError(), self._store, name, shard)
+            return record or damage_finding(problem or FileNotFoundError(), self._store, name, shard)
         if not self._survey.seal.is_absent:
             return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
         return Finding(shard=shard, file=name, problem="is missing: the shard is not committed", kind="uncommitted")
@@ -192,7 +192,7 @@ class ShardVerifier:
     def _file_finding(self, task: ShardTask, file: FileRecord) -> Finding | None:
         """Check a file's size, which the survey has read, and at levels above quick its SHA-256."""
         if problem := self._survey.shards[task.shard].file_problems.get(file.path):
-            return unreadable_finding(problem, self._store, file.path, task.shard)
+            return damage_finding(problem, self._store, file.path, task.shard)
         return None if task.level == "quick" else file_finding(self._store, file, task.shard)
 
     def _sample_findings(
@@ -240,7 +240,7 @@ class ShardVerifier:
             table, planned = read_samples(self._store, task.shard), self._planned_rows(task.shard, content)
             samples = ShardSamples(self._spec, task.shard, table, planned)
         except CacheError as error:
-            return None, [unreadable_finding(error, self._store, name, task.shard)]
+            return None, [damage_finding(error, self._store, name, task.shard)]
         if problem := table_problem(samples):
             return None, [Finding(shard=task.shard, file=name, problem=problem)]
         return samples, []
@@ -273,8 +273,8 @@ class ShardVerifier:
         try:
             with self._store.open(name) as stream:
                 problems = scan_shard(stream, samples.array, samples.locations, samples.scale, sums)
-        except (CacheError, OSError) as error:
-            yield unreadable_finding(error, self._store, name, shard)
+        except DAMAGE as error:
+            yield damage_finding(error, self._store, name, shard)
             return
         file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")
         rows = self._spec.shard_rows(shard)
@@ -289,9 +289,9 @@ class ShardVerifier:
 
 
 def missing_finding(store: Store, file: str, shard: int | None) -> Finding | None:
-    """Return a finding if the file is missing or unreadable, else None."""
+    """Return a finding if the file is missing or something else is in its place, else None."""
     try:
         store.size(file)
-    except (CacheError, OSError) as error:
-        return unreadable_finding(error, store, file, shard)
+    except DAMAGE as error:
+        return damage_finding(error, store, file, shard)
     return None

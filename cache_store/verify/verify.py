@@ -29,9 +29,9 @@ from cache_store.verify.findings import (
     Level,
     Report,
     Subset,
+    damage_finding,
     empty_report,
     in_reading_order,
-    unreadable_finding,
 )
 from cache_store.verify.metadata import (
     CheckedPlan,
@@ -137,7 +137,7 @@ def verify(
 
     Shards outside the subset, before the `first` one except those to read `again`, or left when the `seconds` are over
     are checked at level quick.
-    Raises CacheError only if there is no cache.
+    Raises CacheError only if there is no cache, OSError if a file exists but was not read.
     """
     until = None if seconds is None else time.monotonic() + seconds
     store = open_store(path)
@@ -148,7 +148,7 @@ def verify(
     spec, seal = surveyed.spec.value, surveyed.seal.value
     if spec is None:
         problem = surveyed.spec.problem or FileNotFoundError()
-        return replace(nothing, findings=(unreadable_finding(problem, store, SPEC_FILE),))
+        return replace(nothing, findings=(damage_finding(problem, store, SPEC_FILE),))
     if is_contradicted(surveyed, spec):
         text = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))

@@ -135,7 +135,6 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
         spec = make_spec(facts.recipe, found)
         tasks = dict.fromkeys(range(spec.num_shards), Task("build"))
         return Work(spec=spec, plan=found, source_version=facts.source_version, tasks=tasks)
-    survey.raise_unreadable()
     refuse_other_report(survey, request.report)
     recipe = held_recipe(survey)
     if recipe is None:
@@ -169,7 +168,6 @@ def decide_planned(facts: Facts, request: BuildRequest) -> Work:
     Raises CacheError if planning has not finished, or if a single-process build has to mend shards first.
     """
     survey = facts.survey
-    survey.raise_unreadable()
     if survey.build.value and survey.build.value.withdrawing:
         refuse_unfinished_plan(survey.store, CacheError("a withdrawal was stopped"), request)
     if facts.found is None:

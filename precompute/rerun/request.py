@@ -73,9 +73,7 @@ def read_report(path: Path) -> Report:
     except (OSError, CacheError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
     if report.error is not None:
-        raise ConfigError(
-            f"--report {path} names no damage, since that verification failed: {report.error}; verify again"
-        )
+        raise ConfigError(f"--report {path}: that verification did not end: {report.error}; verify again")
     return report
 
 

@@ -13,11 +13,12 @@ from cache_store.cache.metadata import read_seal, read_spec, refuse_foreign_plac
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.layout import SPEC_FILE
 from cache_store.format.schema import Spec
-from cache_store.log import log_warning
+from cache_store.log import log_info, log_warning
 from cache_store.messages import counted, shell_word
+from cache_store.program.running import usable_cores
 from cache_store.storage.store import Address, Store, is_url, open_store, with_listing
-from cache_store.verify.findings import SHOWN, as_text
-from cache_store.verify.verify import stray_findings
+from cache_store.verify.findings import SHOWN, Level, Report, as_text
+from cache_store.verify.verify import stray_findings, verify
 from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
 from precompute.encode.launchers import encoder_of_worker, refuse_unreachable_workers
 from precompute.encode.pipeline import library_versions
@@ -153,10 +154,23 @@ def repair(cache: Address, config: RepairConfig) -> Summary:
     """
     refuse_no_cache(open_store(cache))
     report = read_report(Path(config.report).expanduser()) if config.report else None
-    rebuild = {*config.shard_numbers, *(damaged_shards(report) if report else ())}
+    rebuild = {*config.shard_numbers, *(still_damaged(cache, report) if report else ())}
     build_config = BuildConfig.of_cache(cache)
     with advising_on_moved_paths(cache):
         return build(build_config, BuildRequest(rebuild=rebuild, new_samples="leave out", report=report))
+
+
+def still_damaged(cache: Address, report: Report) -> set[int]:
+    """Read the shards that a report names again; return those that are not sound now."""
+    if not (named := damaged_shards(report)):
+        return named
+    level: Level = "deep" if report.level == "deep" else "full"
+    now = verify(cache, level, first=min(named), seconds=0.0, again=named, jobs=usable_cores())
+    if now.shards and (sound := sorted(named - damaged_shards(now))):  # without a spec, no shard was read
+        numbers = ", ".join(map(str, sound[:SHOWN])) + (", …" if len(sound) > SHOWN else "")
+        log_info(f"{counted(len(sound), 'shard')} of the report found sound now, and kept: {numbers}")
+        named -= {*sound}
+    return named
 
 
 def refuse_strays(cache: Address, config: RepairConfig) -> None:

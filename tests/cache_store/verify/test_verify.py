@@ -1,5 +1,6 @@
 """Levels, messages and exit codes of verification; `test_findings.py` shows that it finds all damage."""
 
+import errno
 import itertools
 import json
 import os
@@ -18,10 +19,13 @@ from cache_store.cli import main
 from cache_store.messages import printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
+from cache_store.storage.store import STORES
 from cache_store.verify.findings import LEFTOVER, parse_subset
+from cache_store.verify.rounds import Place, read_rounds
 from cache_store.verify.verify import STRAY, clear_leftovers, verify
 from tests.cache_store.conftest import flip, samples_of, shard_name
 from tests.cache_store.signing import edited_spec, load, save_signed
+from tests.faulty_store import UnreadStore
 from tests.make_cache import make_cache
 from tests.named import assert_names
 
@@ -234,6 +238,35 @@ def test_files_that_only_the_seal_knows_are_no_strays(tmp_path):
     report = verify(cache, "full")
     assert "seal.json" in {finding.file for finding in report.findings}
     assert {finding.kind for finding in report.findings} == {"damaged"}
+
+
+NOT_READ = [errno.EACCES, errno.ENODATA, errno.EIO, errno.ESTALE]
+"""Refused or expired credentials, answers that are cut, a failing disk, a lost mount."""
+FILES_READ = ["zarr.json", "build.json", "seal.json", "plan.parquet", RECORD, "samples/000002.parquet", "data"]
+
+
+@pytest.mark.parametrize("name", FILES_READ)
+@pytest.mark.parametrize("error", NOT_READ)
+def test_what_was_not_read_is_no_damage(cache, tmp_path, capsys, monkeypatch, error, name):
+    """Every command that judges stops with a line that names the file; what was found until then is kept."""
+    name = shard_name(cache, 2) if name == "data" else name
+    monkeypatch.setitem(STORES, "unread", lambda path: UnreadStore(Path(path), name, error))
+    cursor, report = tmp_path / "night.json", tmp_path / "report.json"
+    there = f"unread://{cache}"
+    nightly = ["--seconds", "60", "--cursor", str(cursor), "--jobs", "1", "--report", str(report)]
+    for options in (["copy", there, str(tmp_path / "copy")], ["verify", there, *nightly]):
+        assert main(options) == 1
+        said = capsys.readouterr()
+        assert said.err.endswith(f" {os.strerror(error)}: {cache / name}\n")
+        assert "repair" not in said.out
+        flip(cache / shard_name(cache, 1), 700)
+    found = json.loads(report.read_text())
+    assert (found["sound"], os.strerror(error) in found["error"], found["next"]) == (False, True, [])
+    assert {each["shard"] for each in found["findings"]} <= {1}
+    place = read_rounds(cursor).places.get(there, Place())
+    assert not place.verified
+    if name in (FILES_READ[-2], shard_name(cache, 2)):
+        assert (found["covered"], len(found["findings"]), place.shard) == (2, 2, 2), "where it goes on"
 
 
 # What dead builds left is told from what is a user's own, and cleared.

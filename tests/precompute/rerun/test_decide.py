@@ -149,7 +149,7 @@ OTHER_PLAN = replace(
     WHOLE, spec=Reading(RECIPE.spec("0", schema.even_shards(12, PER_SHARD))), metadata={SPEC_FILE: b"of another plan"}
 )
 NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problems={"f": CacheError("C/f is missing")})
-NO_RECORD, UNREADABLE = ShardOnDisk(record=DAMAGED), ShardOnDisk(record=Reading(problem=OSError("no such device")))
+NO_RECORD = ShardOnDisk(record=DAMAGED)
 NO_SEAL = without("seal")
 SPEC_DAMAGED = replace(WHOLE, spec=DAMAGED, metadata={SPEC_FILE: b"damaged"})
 NO_ARRAY = replace(WHOLE, metadata={**WHOLE.metadata, "latents/zarr.json": None})
@@ -240,7 +240,6 @@ REFUSED: dict[str, tuple[Case, type[Exception], list[str]]] = {
     "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, ["plan.parquet"]),
     "another's report": (Case(request=reported(FOREIGN)), StaleError, ["C", "cache-store verify C"]),
     "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, ["2"]),
-    "an unreadable record": (Case(shard_1(UNREADABLE)), OSError, ["no such device"]),
 }
 
 

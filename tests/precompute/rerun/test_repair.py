@@ -41,6 +41,19 @@ def test_metadata_that_has_become_terabytes_is_found_unread_and_mended(built, na
         built.build() if mend == "build" else built.repair("--report", report)
 
 
+def test_a_repair_reads_the_shards_of_its_report_again_and_keeps_what_is_sound_now(built):
+    others = "latents/c/0/0/0/0", "latents/c/2/0/0/0"
+    with built.same_in_the_end():
+        for name in (SHARD, *others):
+            flip(built.cache / name)
+        report = built.report()
+        for name in others:
+            flip(built.cache / name)
+        kept = [(built.cache / name).stat().st_mtime_ns for name in others]
+        assert "2 shards of the report found sound now, and kept: 0, 2\n" in built.repair("--report", report)
+        assert [(built.cache / name).stat().st_mtime_ns for name in others] == kept
+
+
 def test_a_repair_fails_while_a_stray_of_its_report_is_there(built):
     """Otherwise a job that verifies and repairs would repeat forever; a repair itself deletes what dead builds left."""
     stray = built.cache / os.fsdecode(b"commits/my\n \xff notes")
