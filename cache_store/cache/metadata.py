@@ -234,10 +234,11 @@ def open_recorded_plan(store: Store) -> tuple[PlanFile, FileRecord]:
 
 
 def write_plan(store: Store, spec: Spec, shards: Iterable[pa.Table]) -> None:
-    """Write the plan of a cache, whose rows `shards` has, cut as the spec says."""
+    """Write the plan of a cache, whose rows `shards` has, cut as the spec says; CacheError if it is too large."""
     with store.draft(PLAN_FILE) as draft:
         encode_plan(draft.stream, shards, PlanCut(shards=spec.shards, arrays=spec.arrays) if spec.arrays else None)
         draft.finish()
+        TableFile(partial(draft.scratch.open, "rb"), store.where(PLAN_FILE), MAX_PLAN_FOOTER_BYTES)
         draft.publish()
 
 

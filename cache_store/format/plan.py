@@ -134,11 +134,14 @@ def without_samples(rows: pa.Table, withdrawn: NDArray[np.bool_]) -> pa.Table:
 def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table], cut: PlanCut | None = None) -> None:
     """Write a plan, one row group per table; `cut` says in which array each shard is, if there are several.
 
-    All tables have the same columns; extra ones follow those of every plan.
+    All tables have the same columns; extra ones follow those of every plan. Texts have no statistics: the least and the
+    greatest caption of each row group would make a large plan's footer larger than any reader takes.
     """
     each = iter(shards)
     first = [*islice(each, 1)]
-    with pq.ParquetWriter(stream, first[0].schema if first else PLAN_SCHEMA, compression="zstd") as writer:
+    schema = first[0].schema if first else PLAN_SCHEMA
+    numbers = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.string()]
+    with pq.ParquetWriter(stream, schema, compression="zstd", write_statistics=numbers) as writer:
         if cut is not None:
             writer.add_key_value_metadata({CUT: canonical_json(cut).decode()})
         for shard in chain(first, each):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cache_store.errors import SourceError
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, ShardRun, SizedArray, Spec, shard_arrays, shard_runs
-from cache_store.format.tables import PLAN_SCHEMA, TableFile
+from cache_store.format.tables import MAX_PLAN_FOOTER_BYTES, PLAN_SCHEMA, TableFile
 from cache_store.storage.publish import name_scratch_in_errors
 
 CHUNK = 8_192
@@ -212,7 +212,7 @@ def plan_in_scratch(tables: Iterable[pa.Table]) -> PlanFile:
     file = ScratchFile()
     with name_scratch_in_errors(), file.stream() as stream:  # closing it writes the last bytes
         encode_plan(stream, tables)
-    return PlanFile(TableFile(file.stream, "the list of samples"))
+    return PlanFile(TableFile(file.stream, "the list of samples", MAX_PLAN_FOOTER_BYTES))
 
 
 def number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

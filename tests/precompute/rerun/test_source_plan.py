@@ -7,10 +7,14 @@ from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from cache_store.errors import SourceError
-from cache_store.format.schema import Recipe
+from cache_store.cache.metadata import write_plan
+from cache_store.errors import CacheError, SourceError
+from cache_store.format.schema import MAX_SHARDS, Recipe
+from cache_store.format.tables import MAX_PLAN_FOOTER_BYTES
+from cache_store.storage.local import LocalStore
 from precompute.rerun.match_rows import ROWS_HELD, compare_plans, reorder_by_ids
 from precompute.rerun.rows import Rows, number_rows, rows_in_scratch
 from precompute.rerun.source_plan import make_plan, refuse_duplicates, sorted_by_id
@@ -57,6 +61,24 @@ def test_ten_times_as_many_samples_take_no_more_memory():
     few, many = held_at_most(20 * PER_SHARD), held_at_most(200 * PER_SHARD)
     assert many[0] == few[0] <= 2 * PER_SHARD
     assert many[1] < 1.5 * few[1] + 2**20
+
+
+def test_a_plan_takes_a_kilobyte_of_footer_a_shard_however_long_its_captions(tmp_path, monkeypatch):
+    """The list of samples may be as large as a plan; one that no reader would take is not published."""
+    captioned = (sample(number) | {"conversations": caption(chr(97 + number) * 3_000)} for number in range(20))
+    rows = make_plan(Samples(captioned, in_rows=True), 1)
+    spec, store = rows.spec(RECIPE), LocalStore(tmp_path)
+    write_plan(store, spec, rows.shards())
+    footer: int = pq.read_metadata(tmp_path / "plan.parquet").serialized_size
+    assert footer < 20 * MAX_PLAN_FOOTER_BYTES / MAX_SHARDS
+    for place in ("cache_store.cache.metadata", "precompute.rerun.rows"):
+        monkeypatch.setattr(f"{place}.MAX_PLAN_FOOTER_BYTES", footer - 1)
+    (tmp_path / "plan.parquet").unlink()
+    with pytest.raises(CacheError, match=r"plan\.parquet.*footer"):
+        write_plan(store, spec, rows.shards())
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(CacheError, match="the list of samples"):
+        rows_in_scratch(rows.shards())
 
 
 def test_ids_of_one_hash_are_no_duplicates():
