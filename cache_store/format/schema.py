@@ -277,13 +277,13 @@ class CommitRecord(Record, frozen=True, kw_only=True):
 
 
 class Listed(Record, frozen=True, kw_only=True):
-    """The source's version when it was listed, and the plan of everything in it.
+    """The digests of the plan's rows, and the source's version when it was listed.
 
-    A resumed build that finds both unchanged need not list the source again.
+    A resumed build that finds both unchanged need not list the source again; a seal need not hash the rows again.
     """
 
-    source: str
-    """Digest over names, sizes, times and ETags of the source's files."""
+    source: str | None
+    """Digest over names, sizes, times and ETags of the source's files; None if every build must list the source."""
     plan_sha256: str
     """SHA-256 of the plan's file."""
     plan_digest: str

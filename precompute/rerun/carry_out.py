@@ -104,8 +104,8 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
 
 
 def listing_record(work: Work, plan_file: FileRecord) -> Listed | None:
-    """Make the record of the listing, once its plan is on disk; None if every build must list the source."""
-    if work.source_version is None or work.plan is None:
+    """Make the record of the listing, once its plan is on disk."""
+    if work.plan is None:
         return None
     digests = work.plan.digests
     return Listed(

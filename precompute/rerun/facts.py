@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cache_store.cache.survey import PlanOnDisk, Reading, Survey, survey, survey_without_reading_plan
+from cache_store.cache.survey import (
+    PlanOnDisk,
+    Reading,
+    Survey,
+    survey,
+    survey_build,
+    survey_without_reading_plan,
+)
 from cache_store.errors import ConfigError
 from cache_store.format.array import ArraySpec, SampleLayout
 from cache_store.format.plan import PlanDigests
@@ -177,7 +184,10 @@ def read_planned_facts(inputs: BuildInputs, *, as_stated: bool = False) -> Facts
 
     A rank takes the plan's rows `as_stated` by the records, and reads only those of its own shards.
     """
-    return planned_facts((survey_without_reading_plan if as_stated else survey)(inputs.store), inputs.recipe)
+    if as_stated:
+        return planned_facts(survey_without_reading_plan(inputs.store), inputs.recipe)
+    build = survey_build(inputs.store)
+    return planned_facts(survey(inputs.store, known_plans(build.value), build), inputs.recipe)
 
 
 def planned_facts(surveyed: Survey, recipe: Recipe) -> Facts:
@@ -190,7 +200,8 @@ def planned_facts(surveyed: Survey, recipe: Recipe) -> Facts:
 def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_version: str | None) -> bool:
     """Return whether the cache was planned with this config and no source file was written, added or removed since."""
     listed = build and build.listed
-    return bool(build and listed and listed.source == source_version and build.config == config.recorded())
+    is_same = build and listed and listed.source == source_version and build.config == config.recorded()
+    return source_version is not None and bool(is_same)
 
 
 def known_plans(build: BuildRecord | None) -> dict[str, PlanDigests]:

@@ -109,7 +109,7 @@ def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, buck
     assert "nothing to encode" in project.build(name="there", source=source_of(name, f"{bucket}/in"))
     kind, _, images = SOURCES[name]
     is_without_loose_images = kind in ("webdataset", "parquet") or images in ("images.zip", "images.tar")
-    assert (read_build(LocalStore(there)).listed is not None) == is_without_loose_images
+    assert (read_build(LocalStore(there)).listed.source is not None) == is_without_loose_images
 
 
 @pytest.mark.parametrize("name", SOURCES)

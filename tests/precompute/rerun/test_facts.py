@@ -164,7 +164,7 @@ def test_a_folder_of_images_is_looked_at_each_time(built, listings):
     built.build()
     built.build()
     assert len(listings) == 2
-    assert read_build(built.cache).listed is None
+    assert read_build(built.cache).listed.source is None
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from cache_store.cache.metadata import read_seal
 from cache_store.cache.survey import survey_build
 from cache_store.format.formats import files_of_shard
+from cache_store.format.plan import PlanFile
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from precompute.config import BuildConfig, RunConfig
@@ -96,6 +97,15 @@ def test_the_list_is_read_for_the_plan_alone(project):
         step(project, "build", *rank(index, 2))
     step(project, "seal")
     assert project.files() == timeless_files(project.folder / "alone")
+
+
+def test_a_seal_does_not_hash_the_plan_again(project, monkeypatch):
+    """A folder of images too, which every plan lists."""
+    project.unpack()
+    step(project, "plan")
+    step(project, "build")
+    monkeypatch.setattr(PlanFile, "digests", None)
+    step(project, "seal")
 
 
 def test_a_damaged_plan_is_not_sealed(project):
