@@ -196,11 +196,21 @@ def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT
 
 
 def write_build(
-    cache: Address, config: dict[str, Any], listed: Listed | None = None, withdrawing: Iterable[str] = ()
+    cache: Address,
+    config: dict[str, Any],
+    listed: Listed | None = None,
+    withdrawing: Iterable[str] = (),
+    *,
+    spec_digest: str = "",
 ) -> None:
     """Write what the cache was built from, so that later programs find sources and encoder without being told."""
     record = BuildRecord(
-        format_version=FORMAT_VERSION, config=config, listed=listed, withdrawing=tuple(withdrawing), sha256=""
+        format_version=FORMAT_VERSION,
+        config=config,
+        spec_digest=spec_digest,
+        listed=listed,
+        withdrawing=tuple(withdrawing),
+        sha256="",
     )
     open_store(cache).put_whole(BUILD_FILE, canonical_json(sign(record)))
 

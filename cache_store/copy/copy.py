@@ -198,7 +198,8 @@ def build_of_copy(source: CacheAt, target: CacheAt) -> bytes:
         form = {"format": target.spec.store_format, "codec": target.spec.array.codec}
         config["store"] = {**config["store"], **form}
     listed = record.listed if target.spec.shards == source.spec.shards else None
-    return canonical_json(sign(msgspec.structs.replace(record, config=config, listed=listed)))
+    digest = record.spec_digest and target.spec.digest
+    return canonical_json(sign(msgspec.structs.replace(record, config=config, spec_digest=digest, listed=listed)))
 
 
 def copy_shards(

@@ -299,6 +299,8 @@ class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     format_version: int
     config: dict[str, Any]
+    spec_digest: str = ""
+    """The digest of the cache's spec, which shows the record of another cache."""
     listed: Listed | None = None
     withdrawing: tuple[str, ...] = ()
     """Ids of samples that are being withdrawn; the record omits them once no other file has these samples."""

@@ -57,6 +57,9 @@ def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
             is_stopped = survey.build.value is not None and survey.build.value.withdrawing
             why = "a withdrawal has not finished" if is_stopped else "the cache is not sealed"
             yield Finding(file=name, problem=f"is missing: {why}", kind="unsealed")
+    build, seal = survey.build.value, survey.seal.value
+    if build and seal and not build.withdrawing and build.spec_digest not in ("", seal.spec.digest):
+        yield Finding(file=BUILD_FILE, problem="is another cache's: it has the digest of another spec")
 
 
 @dataclass(frozen=True, kw_only=True)

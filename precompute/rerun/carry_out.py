@@ -78,9 +78,8 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     records of shards to replace.
     """
     survey, store, config = facts.survey, inputs.store, inputs.config
-    overlap = None if survey.has_cache else config.overlap_warning
     sizes = "" if work.plan_file else sizes_note(work.spec)
-    for note in filter(None, (*work.notes, facts.note, sizes, overlap)):
+    for note in filter(None, (*work.notes, facts.note, sizes)):
         log_info(printable(note))
     if work.plan_file is None:
         write_plan(store, work.spec, map(work.plan_rows, range(work.spec.num_shards)))
@@ -92,9 +91,9 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     for shard in replaced:
         retract(store, shard)
     listed = listing_record(work, plan_file)
-    build = survey.build.value
-    if build is None or (build.config, build.listed) != (config.recorded(), listed):
-        write_build(store, config.recorded(), listed)
+    build, digest = survey.build.value, work.spec.digest
+    if build is None or (build.config, build.listed, build.spec_digest) != (config.recorded(), listed, digest):
+        write_build(store, config.recorded(), listed, spec_digest=digest)
     for name, data in metadata_of(work.spec):
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)

@@ -231,7 +231,8 @@ def built(project: Project, built_once: Path) -> Project:
     config, listed = build.config, build.listed
     config["source"] |= {"path": str(project.source / "chat.json"), "images": str(project.images)}
     source = open_source(msgspec.convert(config["source"], SourceConfig))
-    write_build(project.place.address, config, listed and msgspec.structs.replace(listed, source=source.version()))
+    listed = listed and msgspec.structs.replace(listed, source=source.version())
+    write_build(project.place.address, config, listed, spec_digest=build.spec_digest)
     return project
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
+from cache_store.cache.metadata import write_build
 from cache_store.cli import main
 from cache_store.messages import printable
 from cache_store.program.progress_bar import ProgressBar
@@ -188,6 +189,11 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
         lambda cache: [os.truncate(cache / name, 1) for name in ("build.json", "plan.parquet")],
         {"damaged": ["build.json", "plan.parquet"]},
         [f"{RERUN} build.json", REPAIR],
+    ),
+    (
+        lambda cache: write_build(cache, {}, spec_digest="0" * 64),
+        {"damaged": ["build.json"]},
+        [f"{RERUN} build.json"],
     ),
     (
         lambda cache: [(cache / "build.json").unlink(), (cache / "build.json").mkdir()],

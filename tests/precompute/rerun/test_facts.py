@@ -144,6 +144,7 @@ DOUBTS = {
     "plan damaged": flipped("plan.parquet"),
     "spec lost": lost("zarr.json"),
     "build record lost": lost("build.json"),
+    "build record of another cache": copied("images", "build.json"),
     "seal of another plan": copied("texts", "seal.json"),
     "config": lambda project: project.settings.update(image__resample="bicubic"),
     "flag": lambda project: project.build("--check-sources"),
