@@ -114,7 +114,7 @@ class BuildConfig:
         self._refuse_other_inputs()
         if self.clip.is_on:
             self._refuse_unfit_clips()
-        folder = self._folder  # refuses a URL of another kind, whatever the source
+        folder = Path(str(open_store(self.cache))).resolve()  # refuses a URL of another kind, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
         if self.run.engine == "ray" and self.encoder.device not in ("auto", "cpu", "cuda"):
@@ -178,19 +178,6 @@ class BuildConfig:
     def planning_encoder(self) -> EncoderConfig:
         """The planning process's encoder config; with Ray it uses the CPU, because all GPUs may be elsewhere."""
         return replace(self.encoder, device="cpu") if self.run.engine == "ray" else self.encoder
-
-    @property
-    def _folder(self) -> Path:
-        return Path(str(open_store(self.cache))).resolve()
-
-    @property
-    def overlap_warning(self) -> str | None:
-        """A warning if the cache lies in its own image folder; None otherwise."""
-        images = Path(self.source.images or self.source.path).expanduser()
-        inside = self._folder.is_relative_to(images.resolve())
-        if self.source.kind == "cache" or is_url(self.cache) or not (inside and images.is_dir()):
-            return None
-        return f"the cache lies in its source's folder {images}, and every build will list it too; put it outside"
 
     @classmethod
     def of_cache(cls, cache: Address) -> Self:

@@ -1,19 +1,20 @@
 """Make a cache's gallery: draw rows, look them up, lay them out, write the page."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cache_store.cache.entry_points import ReadImage, find_source_images
-from cache_store.cache.metadata import read_commit
+from cache_store.cache.metadata import read_build, read_commit
 from cache_store.cache.reader import Cache, open_cache
-from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.errors import CacheError, ConfigError, EncodeOnceError
 from cache_store.format.schema import CommitRecord
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase, choose_samples, draw_rejects, random_numbers
 from cache_store.gallery.histograms import count_values
 from cache_store.gallery.page import Gallery, PageContent, render
 from cache_store.gallery.sheets import contact_sheet
-from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.output_file import refuse_inside, refuse_output, write_output
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
 from cache_store.storage.store import Address, Store
@@ -31,9 +32,18 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
     cache = open_cache(address)
     refuse_output("--output", config.page, cache.root)
     refuse_output("--sheets", config.sheet("rejected"), cache.root)
+    refuse_among_images(config.sheet("rejected"), cache.store)
     content = collect(cache, config, decode)
     write_output(config.page, render(content).encode())
     return Gallery(page=config.page, sheets=tuple(write_sheets(content, config)), content=content)
+
+
+def refuse_among_images(sheet: Path, store: Store) -> None:
+    """Raise ConfigError if the next build of the cache would take a sheet for a new sample."""
+    with suppress(CacheError):  # the page says that its source is unknown
+        source = read_build(store).config.get("source")
+        if isinstance(source, dict) and source.get("kind") == "folder":
+            refuse_inside("--sheets", sheet, str(source.get("path")), "folder of images")
 
 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:

@@ -341,7 +341,7 @@ def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path, capsys, name)
     ("option", "value"),
     [
         *(("--output", path) for path in ("nowhere/page.html", ".", "CACHE/zarr.json", "s3://bucket/page.html")),
-        *(("--sheets", path) for path in ("https://host/sheets", "nowhere", "CACHE")),
+        *(("--sheets", path) for path in ("https://host/sheets", "nowhere", "CACHE", "CACHE/../images")),
         *(("--rows", rows) for rows in ("0", "257")),
         ("--seed", "-1"),
     ],
