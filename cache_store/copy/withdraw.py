@@ -8,7 +8,7 @@ Every step can be done again, so the same command, or a build of the cache, fini
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class WithdrawConfig:
     """Take samples out of sealed caches."""
 
     ids: str = field(metadata={"option": "--ids FILE"})
-    """A text file with the ids of the samples, one a line, as the plan has them."""
+    """A text file with the ids of the samples as the plan has them, one a line; one with a line break as JSON text."""
 
 
 def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:
@@ -73,17 +73,27 @@ def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:
 
 
 def read_ids(file: str) -> list[str]:
-    """Read ids, one a line, each once; ConfigError if there are none or the file cannot be read."""
+    """Read ids, one a line, each once; ConfigError if there are none or the file cannot be read.
+
+    An id with a line break is a JSON string; any other line is an id as it stands, also one that looks like JSON.
+    """
     path = local_path("--ids", file)
     try:
         text = LocalStore(path.parent).read(path.name).decode("utf-8-sig")
     except (OSError, CacheError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"--ids {path}: {reason}; expected a text file with an id a line") from None
-    ids = [*dict.fromkeys(line.removesuffix("\r") for line in text.split("\n") if line.strip())]
+    ids = [*dict.fromkeys(parsed_id(line.removesuffix("\r")) for line in text.split("\n") if line.strip())]
     if not ids:
         raise ConfigError(f"--ids {path} holds no id; expected one a line")
     return ids
+
+
+def parsed_id(line: str) -> str:
+    with suppress(msgspec.DecodeError):
+        found = msgspec.json.decode(line, type=str)
+        return found if {"\n", "\r"} & {*found} else line
+    return line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +110,9 @@ class Withdrawn:
 
 
 def withdraw(caches: Sequence[str | Path | Store], ids: Collection[str]) -> Iterator[Withdrawn]:
-    """Withdraw samples from each cache that has them, one cache after the other.
+    """Withdraw samples from each cache, one cache after the other.
 
-    Before anything is written, raises ConfigError for an id that no cache has, CacheError for one that a cache has
+    Before anything is written, raises ConfigError for an id that a cache does not have, CacheError for one that it has
     twice, for a damaged cache and for one that would have no sample left, StaleError for an unfinished cache.
     """
     stores = [open_store(cache) for cache in caches]
@@ -121,11 +131,14 @@ def withdraw(caches: Sequence[str | Path | Store], ids: Collection[str]) -> Iter
 
 
 def refuse_unknown(stores: Sequence[Store], ids: Collection[str], counts: Sequence[Counter[str]]) -> None:
-    """Raise ConfigError for ids that no plan has, CacheError for ids that one has more than once."""
-    if unknown := [name for name in ids if not any(name in each for each in counts)]:
-        where = "no plan of these caches has" if len(stores) > 1 else f"the plan of {stores[0]} does not have"
-        raise ConfigError(f"{where} {counted(len(unknown), 'id')}: {abridged(unknown)}; nothing was changed")
+    """Raise ConfigError for ids that a plan does not have, CacheError for ids that one has more than once."""
     for store, found in zip(stores, counts, strict=True):
+        if unknown := [name for name in ids if name not in found]:
+            apart = "; withdraw from caches of another plan by themselves" if len(stores) > 1 else ""
+            raise ConfigError(
+                f"the plan of {store} does not have {counted(len(unknown), 'id')}: {abridged(unknown)}; nothing was "
+                f"changed{apart}"
+            )
         if repeated := [name for name, count in found.items() if count > 1]:
             raise CacheError(
                 f"the plan of {store} has {counted(len(repeated), 'id')} more than once: {abridged(repeated)}; nothing "
@@ -195,7 +208,7 @@ class Withdrawal:
             if self._seal and listed and listed.plan_sha256 != self._seal.plan_file.sha256:
                 listed = None
             withdrawing = tuple(sorted(left))
-            write_build(store, build.config, listed, withdrawing)
+            write_build(store, build.config, listed, withdrawing, spec_digest=build.spec_digest)
             seal, more = self._finish(msgspec.structs.replace(build, listed=listed, withdrawing=withdrawing))
             shards += more
         return Withdrawn(store=store, samples=samples, shards=shards, seal=seal)
@@ -238,7 +251,7 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     listed = build.listed and msgspec.structs.replace(
         build.listed, plan_sha256=plan_file.sha256, plan_digest=digests.whole, shard_digests=digests.shards
     )
-    write_build(store, build.config, listed)
+    write_build(store, build.config, listed, spec_digest=build.spec_digest and spec.digest)
     return seal, len(others)
 
 

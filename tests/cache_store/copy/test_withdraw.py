@@ -209,6 +209,16 @@ def test_what_cannot_be_withdrawn_is_refused_and_touches_nothing(make, tmp_path,
     assert named in error
 
 
+def test_each_cache_must_know_every_id_and_one_of_two_lines_is_a_json_string(make, gone, tmp_path, capsys):
+    odd, cache = make_cache(tmp_path / "odd", samples_of((4, 6, 5)), ["two\nlines", '"quoted"', *IDS[2:]]), make()
+    (tmp_path / "odd.txt").write_text('"two\\nlines"\r\n"quoted"\n')
+    with Folder(cache).untouched(), Folder(odd).untouched():
+        assert main(["withdraw", str(odd), str(cache), "--ids", str(tmp_path / "odd.txt")]) == 2
+    assert f'the plan of {cache} does not have 2 ids: two\\nlines, "quoted";' in capsys.readouterr().err
+    assert main(["withdraw", str(odd), "--ids", str(tmp_path / "odd.txt")]) == 0
+    assert open_cache(odd).seal.reasons["withdrawn"] == 2
+
+
 def test_an_unfinished_or_damaged_cache_is_refused(make, gone, tmp_path, capsys):
     unsealed, twice, damaged, sound = make("unsealed", seal=False), tmp_path / "twice", make("damaged"), make("sound")
     make_cache(twice, samples_of((4, 6, 5)), [*IDS[:-1], IDS[5]])
