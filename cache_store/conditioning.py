@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from cache_store.errors import ConfigError
 
+COLUMNS = ("width", "height", "crop_left", "crop_top")
+
 
 def time_ids(
     samples: pa.Table | Mapping[str, ArrayLike],
@@ -21,9 +23,11 @@ def time_ids(
 
     `samples` has the columns `width`, `height`, `crop_left` and `crop_top`; `bucket` is (height, width), of all samples
     or [N, 2]. diffusers records the crop in the scaled image. sd-scripts records the border that the whole image would
-    have inside the bucket, `letterbox`. ConfigError for another `crops`.
+    have inside the bucket, `letterbox`. ConfigError for anything else.
     """
     width, height = column(samples, "width"), column(samples, "height")
+    if np.shape(bucket) not in ((2,), (len(width), 2)):
+        raise ConfigError(f"time_ids: expected a bucket (height, width), or [{len(width)}, 2], got {bucket!r}")
     target_N2 = np.broadcast_to(np.asarray(bucket, np.int64), (len(width), 2))
     if crops == "sd-scripts":
         left, top, _, _ = letterbox(width, height, target_N2).T
@@ -48,4 +52,9 @@ def letterbox(width: ArrayLike, height: ArrayLike, bucket: ArrayLike) -> NDArray
 
 
 def column(samples: pa.Table | Mapping[str, Any], name: str) -> NDArray[np.int64]:
-    return np.asarray(samples[name], np.int64)
+    try:
+        return np.asarray(samples[name], np.int64)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"time_ids: expected whole numbers in columns {', '.join(COLUMNS)}; {name} has none"
+        ) from None

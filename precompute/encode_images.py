@@ -32,6 +32,8 @@ from precompute.images.rejected import Rejected
 
 def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "auto") -> np.ndarray:
     """Encode image files as the build of `cache` did: [N, *shape], as the cache would give them."""
+    if not isinstance(cache, Cache):
+        raise ConfigError(f"encode_images: expected a cache, as open_cache gives it, got {cache!r}")
     return open_encoder(cache.spec.array, BuildConfig.of_cache(cache.store).encoder.model, device)(images)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.cache.reader import Cache, captions_of, open_cache, valid_numbers
-from cache_store.cache.where import numbers_where
+from cache_store.cache.where import numbers_where, refuse_unknown_columns
 from cache_store.errors import ConfigError
 from cache_store.format.tables import PLAN_COLUMNS, WITHDRAWN
 from cache_store.messages import differences_between, refuse
@@ -141,6 +141,7 @@ class JoinedCache:
         Row, id, uri and conversations are the same in all; width and height are in caches of images, tokens in those of
         texts.
         """
+        refuse_unknown_columns("samples", columns, self.columns)
         rows, owners = self.rows(numbers), {column: self._owner(column) for column in columns}
         tables = {
             name: self.caches[name].samples(
@@ -164,11 +165,8 @@ class JoinedCache:
         return numbers_where(self, expression)
 
     def _owner(self, column: str) -> str:
-        """Return the first cache that has a column; ValueError if none has."""
-        for name, each in self.caches.items():
-            if column in each.columns:
-                return name
-        raise ValueError(f"no joined cache has a column {column!r}; columns are {', '.join(self.columns)}")
+        """Return the first cache that has a column."""
+        return next(name for name, each in self.caches.items() if column in each.columns)
 
     def _numbers(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return a cache's own sample numbers for rows that it holds."""

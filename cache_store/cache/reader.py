@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cache_store.cache.gather import ReadAhead, copy_rows
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards, fetch_samples
-from cache_store.cache.where import numbers_where
+from cache_store.cache.where import numbers_where, refuse_unknown_columns
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.array import ArraySpec, TextRecipe
 from cache_store.format.codec import crc32c, decode_sample
@@ -108,6 +108,9 @@ def slices_of(target: NDArray[np.uint8]) -> Iterator[slice]:
 
 def captions_of(samples: pa.Table, numbers: np.ndarray, seed: int | None, epoch: int) -> list[str | None]:
     """Return a caption of each of these samples, which have these numbers [N], as `Cache.captions` says."""
+    for name, value in (("seed", 0 if seed is None else seed), ("epoch", epoch)):
+        if not isinstance(value, int | np.integer):
+            raise ConfigError(f"captions: {name} must be a whole number, got {value!r}")
     turns = samples["conversations"].to_pylist()
     if seed is None:
         return [caption_of(each) for each in turns]
@@ -192,7 +195,8 @@ class Cache:
         shape = (len(numbers), *spec.shape)
         if out is None:
             out = np.empty(shape, spec.read_dtype)
-        if out.shape != shape or out.dtype != spec.read_dtype or not (out.flags.c_contiguous and out.flags.writeable):
+        fits = isinstance(out, np.ndarray) and out.shape == shape and out.dtype == spec.read_dtype
+        if not fits or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out must be a writable C-contiguous {spec.read_dtype} array of shape {shape}")
         if not spec.is_quantized:
             self._read_stored(numbers, out.view(np.uint8).reshape(len(numbers), spec.sample_bytes), check)
@@ -270,7 +274,9 @@ class Cache:
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """Read columns of the plan and the samples tables by sample number, in the order of `numbers`."""
         numbers = valid_numbers(numbers, len(self))
-        columns = self.columns if columns is None else columns
+        if columns is None:
+            columns = self.columns
+        refuse_unknown_columns("samples", columns, self.columns)
         is_planned = not set(samples_schema(self.spec.array).names).issuperset(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):

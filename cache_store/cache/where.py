@@ -62,11 +62,22 @@ def numbers_where(cache: Samples, expression: str) -> NDArray[np.int64]:
     return np.concatenate(chosen)
 
 
+def refuse_unknown_columns(call: str, names: object, known: list[str]) -> None:
+    """Raise ConfigError, with the columns that there are, unless the names are a list of some of these."""
+    if not isinstance(names, list | tuple):
+        raise ConfigError(f"{call}: expected a list of columns, got {names!r}; columns are {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{call}: there is no column {name}; columns are {', '.join(known)}")
+
+
 class Condition:
     """An expression that is true, false or unknown of each row of a table."""
 
     def __init__(self, text: str, known: list[str]) -> None:
         """Parse the text; ConfigError names an unknown column, or the place of what cannot be read."""
+        if not isinstance(text, str):
+            raise ConfigError(f"where: {EXAMPLE}, got {text!r}")
         self._text = text = text.strip()
         if len(text) > MAX_CHARACTERS:
             raise ConfigError(
@@ -78,9 +89,7 @@ class Condition:
         except PARSE_ERRORS as error:
             line, offset = getattr(error, "lineno", None), getattr(error, "offset", None)
             raise self._unreadable(self._before(line or 1) + offset if offset else len(text) + 1) from None
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"where: there is no column {name}; columns are {', '.join(known)}")
+        refuse_unknown_columns("where", names, known)
         self.columns = [*dict.fromkeys(names)]
         if not self.columns:
             raise self._unreadable(1)

@@ -34,6 +34,7 @@ def normalize(latents_CHW: Samples, by: Normalization, channel_axis: int = -3) -
     `cache.spec.array.encoder`. Latents of clips, [..., C, T, H, W], need `channel_axis=-4`. Raises ConfigError for
     posterior moments, and for another number of channels than the encoder's.
     """
+    refuse_other_types(latents_CHW, by, channel_axis)
     refuse_moments(by)
     latents = stack_patches(as_float32(latents_CHW), by.latents_patch, channel_axis)
     if by.latents_shift is not None:
@@ -49,6 +50,7 @@ def normalize(latents_CHW: Samples, by: Normalization, channel_axis: int = -3) -
 
 def denormalize(latents_CHW: Samples, by: Normalization, channel_axis: int = -3) -> Samples:
     """Map a diffusion model's output back to a VAE decoder's input: the inverse of `normalize`."""
+    refuse_other_types(latents_CHW, by, channel_axis)
     latents = as_float32(latents_CHW)
     if by.latents_std:
         latents = latents * per_channel(by.latents_std, latents, channel_axis)
@@ -59,6 +61,15 @@ def denormalize(latents_CHW: Samples, by: Normalization, channel_axis: int = -3)
     if by.latents_shift is not None:
         latents = latents + by.latents_shift
     return unstack_patches(latents, by.latents_patch, channel_axis)  # type: ignore[no-any-return]
+
+
+def refuse_other_types(latents: object, by: object, channel_axis: object) -> None:
+    if not isinstance(latents, np.ndarray) and not hasattr(latents, "new_tensor"):
+        raise ConfigError(f"normalize: expected latents as an array or a tensor, got {type(latents).__name__}")
+    if not isinstance(by, Normalization):
+        raise ConfigError(f"normalize: expected `by` of a cache, cache.spec.array.encoder, got {type(by).__name__}")
+    if not isinstance(channel_axis, int) or channel_axis >= 0:
+        raise ConfigError(f"normalize: channel_axis is counted from the end: -3, or -4 for clips; got {channel_axis!r}")
 
 
 def refuse_moments(by: Normalization) -> None:

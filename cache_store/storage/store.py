@@ -36,6 +36,8 @@ STORES[HUB] = partial(HubStore.in_bucket, HUB)
 def open_store(address: Address) -> Store:
     """Open a store, which may be empty; ConfigError for an address of an unknown kind."""
     if not isinstance(address, str | Path):
+        if not hasattr(address, "put_whole"):
+            raise ConfigError(f"expected the folder or the URL of a cache, got {address!r}")
         return address
     scheme, is_url, place = str(address).partition("://")
     if not is_url:
@@ -77,6 +79,8 @@ def split_url(url: str) -> tuple[str, str]:
 
 def local_path(option: str, given: str | Path) -> Path:
     """Return a path on this machine with `~` expanded; ConfigError, naming the option, for a URL."""
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"{option}: expected a path, got {given!r}")
     if URL.match(str(given)):
         raise ConfigError(f"{option}: {given} is a URL; name a path on this machine")
     return Path(given).expanduser()

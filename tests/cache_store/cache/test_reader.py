@@ -222,7 +222,7 @@ def test_a_column_comes_from_the_first_joined_cache_that_has_it(caches, tmp_path
         places = [alone.rows(np.arange(len(alone))).tolist().index(row) for row in rows]
         assert found[column].to_pylist() == alone.samples(np.array(places), [column])[column].to_pylist()
     assert joined.samples(np.array([], np.int64), ["width", "id"]).num_rows == 0
-    with pytest.raises(ValueError, match="'size'.* row, id, "):
+    with pytest.raises(ConfigError, match="size; columns are row, id, "):
         joined.samples(numbers, ["size"])
 
 
