@@ -36,6 +36,7 @@ from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json, sign
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec, StoreFormat
+from cache_store.log import log_about, log_result
 from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Address, Store, open_store, with_listing
@@ -73,6 +74,7 @@ class Copied:
 
 
 def run_copy(cache: str, out: str, config: CopyConfig, *, reshard: bool) -> int:
+    log_about(cache=cache)
     shards = spec_of_copy(read_spec(cache), config, reshard=reshard).num_shards
     with ProgressBar("copy", shards, "shard") as bar:
         done = copy(cache, out, config, bar.update, reshard=reshard)
@@ -82,6 +84,8 @@ def run_copy(cache: str, out: str, config: CopyConfig, *, reshard: bool) -> int:
     size = f"{counted(done.seal.cached, 'sample')}, {done.seal.array.bytes:,} bytes"
     print(f"sealed {out}: {size}, cache identity {done.seal.identity}")
     print(f"next: cache-store verify {shlex.quote(out)} --level full")
+    copied = {"out": out, "identity": done.seal.identity, "shards": done.shards, "kept": done.kept}
+    log_result(f"copied {counted(done.shards, 'shard')} to {out}", copy=copied)
     return 0
 
 

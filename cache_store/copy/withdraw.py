@@ -38,7 +38,7 @@ from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_f
 from cache_store.format.plan import PlanFile, is_withdrawn, without_samples
 from cache_store.format.schema import BuildRecord, Seal
 from cache_store.format.tables import CACHED
-from cache_store.log import log_info
+from cache_store.log import log_info, log_result
 from cache_store.messages import BUILD_AGAIN, counted, printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
@@ -62,10 +62,11 @@ def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:
     ids = read_ids(config.ids)
     for done in withdraw([*dict.fromkeys(caches)], ids):
         if done.seal is None:
-            held = "withdrawn already" if done.samples else "in this cache"
-            print(f"{done.store}: nothing was changed; {counted(done.samples, 'sample')} {held}")
+            print(f"{done.store}: nothing was changed; {counted(done.samples, 'sample')} withdrawn already")
             continue
         print(f"{done.store}: withdrawn {counted(done.samples, 'sample')}, rewritten {counted(done.shards, 'shard')}")
+        withdrawn = {"cache": str(done.store), "samples": done.samples, "identity": done.seal.identity}
+        log_result(f"withdrawn from {done.store}", withdraw=withdrawn)
         size = f"{counted(done.seal.cached, 'sample')}, {done.seal.array.bytes:,} bytes"
         print(f"sealed {done.store}: {size}, cache identity {done.seal.identity}")
         print(f"next: cache-store verify {shlex.quote(str(done.store))} --level full")

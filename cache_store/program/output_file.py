@@ -70,6 +70,14 @@ def write_output(path: Path, data: bytes) -> None:
         write_file(path, data)
 
 
+def write_result(option: str, path: Path, data: bytes) -> None:
+    """Write the file; ConfigError if it cannot be written, whose exit code tells that from damage."""
+    try:
+        write_output(path, data)
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
+
+
 def is_written_through(path: Path) -> bool:
     return path.is_symlink() or (path.exists() and not path.is_file())
 
@@ -120,10 +128,7 @@ class ReportFile:
         return msgspec.json.format(msgspec.json.encode(head | dict(fields)), indent=1).decode() + "\n"
 
     def _write(self, path: Path, fields: Fields) -> None:
-        try:
-            write_output(path, self.document(fields).encode())
-        except OSError as error:
-            raise ConfigError(f"report: {path} cannot be written: {error.strerror}") from None
+        write_result("report", path, self.document(fields).encode())
 
 
 def error_text(error: BaseException | None) -> str:

@@ -74,7 +74,7 @@ class VerifyConfig:
     """Threads that read; auto: one per core, but at least eight for a URL."""
     report: str | None = None
     """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end. A
-    folder: to NAME.json in it, for each cache.
+    folder: to NAME.json in it, for each cache; to FOLDER-NAME.json if several have one name.
     """
     metrics: str | None = None
     """Also write the result to this file as Prometheus' textfile collector reads it: NAME.prom."""
@@ -113,11 +113,16 @@ class VerifyConfig:
 
 
 def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
-    """Verify caches, print and report the results, and return the exit code: 1 if one is not sound."""
+    """Verify caches, print and report the results, and return the exit code.
+
+    It is 1 if one is not sound, else 2 if one is not there.
+    """
     reports = report_files(caches, config.report)
     metrics = output_path("metrics", config.metrics, caches)
     cursor = output_path("cursor", config.cursor, caches)
-    rounds, measured = read_rounds(cursor) if cursor else Rounds(), list[Measured]()
+    if metrics and metrics.suffix not in ("", ".prom"):
+        log_warning(f"metrics: {metrics}: node exporter's textfile collector reads only files named NAME.prom")
+    rounds, measured, codes = read_rounds(cursor) if cursor else Rounds(), list[Measured](), {0}
     until = time.monotonic() + (config.seconds or 0.0)
     for cache in rounds.in_turn([*caches]):
         if len(caches) > 1 and not config.json:
@@ -130,15 +135,17 @@ def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
             if len(caches) == 1 or isinstance(error, Interrupted):
                 raise
             log_error(error_text(error))
+            codes.add(getattr(error, "exit_code", 1))
         finally:
             if cursor and run.report.shards:
                 rounds.read(run.report, run.time)
                 rounds.last = cache
                 write_rounds(cursor, rounds)
+        codes.add(int(bool(run.report.findings)))
         measured.append(run.measured)
         if metrics:
             write_metrics(metrics, measured)
-    return 0 if all(each.report.sound for each in measured) else 1
+    return 1 if 1 in codes else max(codes)
 
 
 def report_files(caches: Sequence[str], report: str | None) -> dict[str, str | None]:
@@ -147,14 +154,18 @@ def report_files(caches: Sequence[str], report: str | None) -> dict[str, str | N
         if report is not None and len(caches) > 1:
             raise ConfigError(f"report: {report} is no folder; for several caches, name a folder that exists")
         return dict.fromkeys(caches, report)
-    files: dict[str, str | None] = {cache: str(Path(report) / f"{base_name(cache)}.json") for cache in caches}
-    if len({*files.values()}) < len(files):
-        raise ConfigError(f"report: two caches have one name, so both would be written to one file in {report}")
+    names = [place_of(cache).strip("/").split("/") for cache in caches]
+    files = dict[str, str | None]()
+    for cache, name in zip(caches, names, strict=True):
+        alone = [end for end in range(1, len(name) + 1) if [each[-end:] for each in names].count(name[-end:]) == 1]
+        files[cache] = str(Path(report) / f"{'-'.join(name[-alone[0] :] if alone else name)}.json")
+    if len({*files.values()}) < len(caches):
+        raise ConfigError(f"report: two caches would be written to one file in {report}; verify each alone")
     return files
 
 
-def base_name(cache: str) -> str:
-    return cache.rstrip("/").rpartition("/")[2] if is_url(cache) else Path(cache).expanduser().resolve().name
+def place_of(cache: str) -> str:
+    return cache if is_url(cache) else str(Path(cache).expanduser().resolve())
 
 
 def output_path(option: str, path: str | None, caches: Sequence[str]) -> Path | None:

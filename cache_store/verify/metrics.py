@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from cache_store.program.output_file import write_output
+from cache_store.program.output_file import write_result
 from cache_store.verify.findings import Kind, Report
 
 
@@ -50,7 +50,7 @@ def write_metrics(path: Path, measured: Sequence[Measured]) -> None:
         else each
         for each in measured
     ]
-    write_output(path, metrics_text(known).encode())
+    write_result("metrics", path, metrics_text(known).encode())
 
 
 def metrics_text(measured: Sequence[Measured]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from cache_store.errors import ConfigError
-from cache_store.program.output_file import write_output
+from cache_store.program.output_file import write_result
 from cache_store.verify.findings import Report
 
 MAX_DAMAGED = 10_000
@@ -83,4 +83,4 @@ def read_rounds(path: Path) -> Rounds:
 
 
 def write_rounds(path: Path, rounds: Rounds) -> None:
-    write_output(path, msgspec.json.format(msgspec.json.encode(rounds), indent=1) + b"\n")
+    write_result("cursor", path, msgspec.json.format(msgspec.json.encode(rounds), indent=1) + b"\n")

@@ -22,8 +22,8 @@ PAGE = (Path(__file__).parents[2] / "docs/guide/team.md").read_text()
 def caches(tmp_path: Path) -> Path:
     """Caches of a data set, made by a user whose group may write."""
     before = os.umask(0o002)
-    for name in ("vae", "siglip"):
-        make_cache(tmp_path / "cc3m" / name, np.ones((6, 2, 3, 4), np.float32), samples_per_shard=2)
+    for name in ("cc3m/vae", "cc3m/siglip", "laion/vae"):
+        make_cache(tmp_path / name, np.ones((6, 2, 3, 4), np.float32), samples_per_shard=2)
     os.umask(before)
     return tmp_path
 
@@ -46,7 +46,7 @@ def test_every_command_of_the_page_runs(caches, tmp_path, monkeypatch, capsys):
         typed = [each for word in words for each in expanded(word)]
         assert program == "cache-store"
         assert main(typed) == 0, line
-    assert sorted(path.name for path in Path("reports").iterdir()) == ["siglip.json", "vae.json"]
+    assert sorted(path.name for path in Path("reports").iterdir()) == ["cc3m-vae.json", "laion-vae.json", "siglip.json"]
     assert open_cache(caches / "cc3m-vae").identity == open_cache(caches / "cc3m/vae").identity
     (alerts,) = map(yaml.safe_load, blocks("yaml"))
     metrics = Path("caches.prom").read_text()

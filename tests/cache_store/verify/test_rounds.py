@@ -77,16 +77,23 @@ def test_several_caches_take_turns_and_each_has_its_report(caches, tmp_path, cap
     assert sound == {"a": False, "b": True}
     assert main(["verify", *map(str, caches), "--report", str(tmp_path / "one.json")]) == 2
     assert "name a folder" in capsys.readouterr().err
+    assert main(["verify", *map(str, caches), str(caches[0]), *both[3:]]) == 2
+    assert "one file" in capsys.readouterr().err
+    assert main(["verify", *map(str, caches), "--metrics", "/dev/full"]) == 2, "1 would say that there is damage"
+    assert "metrics: /dev/full" in capsys.readouterr().err
 
 
 def test_a_cache_that_is_not_there_does_not_keep_others_from_being_verified(caches, tmp_path, capsys):
     metrics = tmp_path / "caches.prom"
-    assert main(["verify", str(tmp_path / "gone"), str(caches[0]), "--metrics", str(metrics)]) == 1
+    assert main(["verify", str(tmp_path / "gone"), str(caches[0]), "--metrics", str(metrics)]) == 2
     said = capsys.readouterr()
     assert "sound (quick)" in said.out
     assert f"{tmp_path / 'gone'} holds no cache" in said.err
     assert f'encode_once_cache_sound{{cache="{tmp_path / "gone"}",level="quick"}} 0\n' in metrics.read_text()
     assert f'encode_once_cache_sound{{cache="{caches[0]}",level="quick"}} 1\n' in metrics.read_text()
+    (caches[0] / "seal.json").unlink()
+    assert main(["verify", *map(str, caches), str(tmp_path / "gone"), "--metrics", str(tmp_path / "a.txt")]) == 1
+    assert "only files named NAME.prom" in capsys.readouterr().err
 
 
 def test_metrics_tell_findings_by_kind_and_when_all_was_last_read_and_sound(caches, tmp_path):
