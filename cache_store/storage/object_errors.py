@@ -109,9 +109,13 @@ def explain(error: Exception, where: str) -> OSError:
         causes = f"an expired token, or a wrong region or bucket {bucket!r}"
         why = f"the store answers {status}: {causes}: check {CREDENTIALS[scheme]}, and {REGION[scheme]}"
         return PermissionError(errno.EACCES, why, where)
+    if status.startswith("501"):
+        advice = "build in a folder, and `cache-store copy` it there; such a copy is read and verified as any other"
+        return OSError(errno.ENOTSUP, f"the store has no conditional writes (it answers {status}): {advice}", where)
     if STATUS.search(text):
         number = errno.ENODATA if status.startswith("416") else errno.EIO  # the range is beyond the end of the file
-        return OSError(number, f"the store answers {status}, also when asked again: {first_line(error)}", where)
+        again = ", also when asked again" if BUSY.search(text) or code in TRANSIENT_CODES else ""
+        return OSError(number, f"the store answers {status}{again}: {first_line(error)}", where)
     return OSError(errno.EIO, f"no whole answer: check the network and the endpoint ({first_line(error)})", where)
 
 

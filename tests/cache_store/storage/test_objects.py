@@ -14,6 +14,7 @@ from cache_store.cache.survey import survey_records
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError
 from cache_store.storage.object_errors import explain, has_status
+from cache_store.storage.objects import ObjectStore
 from cache_store.storage.store import open_store
 from cache_store.verify.verify import clear_leftovers, verify
 from tests.full_disk import mounted_disk
@@ -85,6 +86,7 @@ NO_DELETION += "authorized to perform this operation. (code: 403)"
         (S3_ERROR.format(403, "InvalidAccessKeyId"), "credentials"),
         (S3_ERROR.format(301, "PermanentRedirect"), "region"),
         (S3_ERROR.format(503, "SlowDown"), "again"),
+        (S3_ERROR.format(501, "NotImplemented"), "501 conditional cache-store copy"),
         (NO_DELETION, "credentials (403): AWS_"),
     ],
 )
@@ -98,6 +100,14 @@ def test_an_error_of_a_store_is_one_line_with_what_to_check(answer, said):
     assert "\n" not in str(explained)
     assert explained.errno != errno.ENOENT  # which would say that there is no such file
     assert has_status(error)
+
+
+def test_a_copy_needs_no_conditional_write(bucket, monkeypatch, tmp_path, latents):
+    """As the message about a store without them says."""
+    cache = make_cache(tmp_path / "cache", latents)
+    monkeypatch.setattr(ObjectStore, "put_if_absent", None)
+    assert cache_store(["copy", str(cache), f"{bucket}/copy"]) == 0
+    assert verify(f"{bucket}/copy", "full").findings == ()
 
 
 def test_what_no_store_takes_in_one_request_is_refused_before_it_is_sent(store, proxy, monkeypatch):
