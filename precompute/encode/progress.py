@@ -124,7 +124,7 @@ class BuildProgress:
             self.mismatched[progress.mismatched.shard] = progress.mismatched
         part = slowest(self.busy_s)
         held_back = f", {part} slowest" if part else ""
-        shown = f"encoder works {self.working_share:.0%}{held_back}, {self._reasons.total()} rejected"
+        shown = f"{self._reasons.total()} rejected, encoder works {self.working_share:.0%}{held_back}"  # cut at its end
         self._bar.update(progress.samples, shown, {"rejected": self._reasons.total(), "slowest": part})
 
     @property

@@ -292,7 +292,7 @@ def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock,
         planned.encode(work, progress)
     waited, worked = SAMPLES * seconds, len(GOOD) * 30.0
     assert progress.working_share == pytest.approx(worked / (waited + worked))
-    assert "encoder works " in capsys.readouterr().err
+    assert "rejected, encoder works " in capsys.readouterr().err
     encoded = progress.encoded
     assert encoded.slowest == "encoding", "no decode thread was busy while images were held back"
     speed, advice = f"the encoder worked {progress.working_share:.0%} of the time", "; encoding was slowest: "
