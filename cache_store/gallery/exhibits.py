@@ -37,8 +37,8 @@ from cache_store.program.progress_bar import ProgressBar
 
 DRAWN_SAMPLES = 16_384
 DRAWN_SHARDS = 64
-DRAWN_BYTES = 2**30
-"""Limits of the draw for histograms: enough samples for smooth ones, in seconds to a minute."""
+DRAWN_BYTES = 2**28
+"""Limits of the draw for histograms: enough samples for smooth ones, in a few seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 Ids and words are untrusted text: Jinja2 escapes every value that enters the page.
 """
 
-import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cache_store.gallery.page import DARK, LIGHT, Plot, Scheme, page_template, svg_uri
-from cache_store.gallery.pictures import data_uri
+from cache_store.gallery.page import Plot, Scheme, page_template, plot
 from cache_store.messages import flatten
 from cache_store.program.config_file import format_value
 from trainer.data.buckets import parts_alike
@@ -190,19 +188,10 @@ def curves(records: Sequence[LogLine]) -> list[Curve]:
         GPU_USE: ("Share of time in which the GPU is busy", gpu_use),
     }
     return [
-        Curve(title, draw_both_schemes(partial(figure, partial(draw, records))))
+        Curve(title, plot(partial(figure, partial(draw, records))))
         for key, (title, draw) in every.items()
         if any(key in record for record in records)
     ]
-
-
-def draw_both_schemes(draw: Callable[[Scheme], Figure]) -> Plot:
-    """Draw a plot for the light page and recolour it for the dark one: drawing takes nearly all of a page's time."""
-    light = svg_uri(draw, LIGHT)
-    svg = base64.b64decode(light.partition(",")[2]).decode()
-    for name, colour in vars(LIGHT).items():
-        svg = svg.replace(colour, getattr(DARK, name))
-    return Plot(light=light, dark=data_uri("image/svg+xml", svg.encode()))
 
 
 def figure(draw: Callable[[Axes, Scheme], None], scheme: Scheme) -> Figure:
