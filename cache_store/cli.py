@@ -2,17 +2,20 @@
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cache_store.cache.info import Described, describe
-from cache_store.copy.copy import CopyConfig, run_copy
-from cache_store.copy.withdraw import WithdrawConfig, run_withdraw
+from cache_store.copy.options import CopyConfig, WithdrawConfig
 from cache_store.errors import ConfigError
 from cache_store.gallery.command import GalleryConfig, print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
-from cache_store.verify.command import VerifyConfig, run_verify
+from cache_store.verify.scope import VerifyConfig
+
+if TYPE_CHECKING:
+    from cache_store.cache.info import Described
+
+# numpy, Arrow and codecs take half a second to import. Each command imports what it needs, so that `--help` is quick.
 
 EXAMPLES = """\
   cache-store info data/cc3m
@@ -48,6 +51,8 @@ RESHARD = "Pack short shards, as extensions leave them, into full ones; the copy
 
 def info_command(arguments: Any) -> int:
     """Show what a cache holds and how it was made; while it is built, also how fast, and who is silent."""
+    from cache_store.cache.info import describe
+
     every_s = seconds_between(arguments.watch)
     while True:
         described = describe(arguments.cache)
@@ -72,7 +77,7 @@ def seconds_between(watch: str | None) -> float | None:
     return seconds
 
 
-def print_info(described: Described, *, as_json: bool, on_one_line: bool) -> None:
+def print_info(described: "Described", *, as_json: bool, on_one_line: bool) -> None:
     if as_json:
         data = msgspec.json.encode(described.as_dict())
         print((data if on_one_line else msgspec.json.format(data, indent=1)).decode(), flush=True)
@@ -84,6 +89,8 @@ def print_info(described: Described, *, as_json: bool, on_one_line: bool) -> Non
 
 def verify_command(arguments: Any) -> int:
     """Check every byte of caches, or only their records and sizes; exits 1 if anything is damaged."""
+    from cache_store.verify.command import run_verify
+
     return run_verify(arguments.cache, arguments.config)
 
 
@@ -92,6 +99,8 @@ def copy_command(arguments: Any) -> int:
 
     Without options, the copy has the same bytes; with them, the same samples.
     """
+    from cache_store.copy.copy import run_copy
+
     return run_copy(arguments.cache, arguments.out, arguments.config, reshard=arguments.reshard)
 
 
@@ -101,12 +110,14 @@ def withdraw_command(arguments: Any) -> int:
     It copies the other samples of a shard, and needs no encoder. Their rows stay, rejected as withdrawn, and no command
     brings the samples back.
     """
+    from cache_store.copy.withdraw import run_withdraw
+
     return run_withdraw(arguments.cache, arguments.config)
 
 
 def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
-    from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
+    from cache_store.gallery.gallery import make_gallery
 
     print_gallery(make_gallery(arguments.cache, arguments.config))
     return 0

@@ -55,6 +55,4 @@ def column(samples: pa.Table | Mapping[str, Any], name: str) -> NDArray[np.int64
     try:
         return np.asarray(samples[name], np.int64)
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(
-            f"time_ids: expected whole numbers in columns {', '.join(COLUMNS)}; {name} has none"
-        ) from None
+        raise ConfigError(f"time_ids: {name} has no whole numbers; expected columns {', '.join(COLUMNS)}") from None

@@ -39,7 +39,7 @@ class Reading(Generic[T]):
 @dataclass(frozen=True, kw_only=True)
 class PlanOnDisk:
     plan: PlanFile
-    """The plan file; its digests come from the seal, from `known_plans`, from the records or from every row."""
+    """The plan file; its digests come from the seal, the build record, the records or every row."""
     file: FileRecord
     digests: PlanDigests
 
@@ -76,29 +76,24 @@ class Survey:
         return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
 
 
-def survey(
-    cache: Address,
-    known_plans: Mapping[str, PlanDigests] | None = None,
-    build: Reading[BuildRecord] | None = None,
-) -> Survey:
+def survey(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
     """Read a cache's records and its plan.
 
     Raises NewerFormatError if the spec has an unknown version, and OlderFormatError if it lacks a field and no
     readable record or seal can restore it.
 
-    `known_plans` has the digests of plans by the SHA-256 of their files; the rows of a known plan are not read.
     `build` is the build record, if the caller has just read it.
     """
     found = survey_records(cache, build)
     if not found.has_cache:
         return found
-    return replace(found, plan=try_read(partial(read_plan_file, found, known_plans or {})))
+    return replace(found, plan=try_read(partial(read_plan_file, found)))
 
 
 def survey_without_reading_plan(cache: Address) -> Survey:
     """Read a cache's records, but take the plan's digests from spec and records instead of reading its rows.
 
-    Ranks that share one plan use this; sealing the cache reads every row.
+    Ranks that share one plan use this; a seal compares the plan's file with the one listed, or reads every row.
     """
     found = survey_records(cache)
     return (
@@ -170,10 +165,13 @@ def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | No
     return {name: try_read(partial(store.read, name)).value for name in names}
 
 
-def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
-    """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or known."""
+def read_plan_file(found: Survey) -> PlanOnDisk:
+    """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or as it was listed."""
     plan, file = open_recorded_plan(found.store)
-    digests = sealed_digests(found, file) or known_plans.get(file.sha256) or plan.digests()
+    digests, listed = sealed_digests(found, file), found.build.value and found.build.value.listed
+    if digests is None and listed and listed.plan_sha256 == file.sha256:
+        digests = PlanDigests(listed.plan_digest, listed.shard_digests)
+    digests = digests or plan.digests()
     return PlanOnDisk(plan=plan, file=file, digests=digests)
 
 

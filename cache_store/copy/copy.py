@@ -29,13 +29,13 @@ from cache_store.cache.metadata import (
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import Survey, size_problem, survey_records
 from cache_store.copy.new_form import CacheAt, NewForm
+from cache_store.copy.options import CopyConfig
 from cache_store.copy.reshard import Packer, packed
 from cache_store.errors import CacheError, ConfigError
-from cache_store.format.array import CodecName
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json, sign
-from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec, StoreFormat
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
@@ -51,16 +51,6 @@ ShardT = TypeVar("ShardT")
 
 Copying = Callable[[ShardT], tuple[CommitRecord, bool]]
 """Copies a shard unless it is there; returns the copy's record, and whether the shard was copied now."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CopyConfig:
-    """The form of the copy."""
-
-    format: StoreFormat | None = None
-    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard. Default: the cache's own."""
-    codec: CodecName | None = None
-    """Codec of the copy's samples; by default that of the cache, or none for tars, which support no other."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -32,6 +32,7 @@ from cache_store.cache.metadata import (
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import survey_records
 from cache_store.copy.new_form import CacheAt
+from cache_store.copy.options import WithdrawConfig
 from cache_store.copy.rewrite import rewrite_shard
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
@@ -48,14 +49,6 @@ from cache_store.verify.record import file_finding
 from cache_store.verify.verify import clear_leftovers, verify
 
 SHOWN_IDS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithdrawConfig:
-    """Take samples out of sealed caches."""
-
-    ids: str = field(metadata={"option": "--ids FILE"})
-    """A text file with the ids of the samples as the plan has them, one a line; one with a line break as JSON text."""
 
 
 def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:

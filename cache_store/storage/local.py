@@ -255,10 +255,6 @@ class NamedFile(io.FileIO):
         with name_in_errors(str(self.name)):
             return super().readinto(buffer)
 
-    def readall(self) -> bytes:
-        with name_in_errors(str(self.name)):
-            return super().readall()
-
 
 @contextmanager
 def opened_file(path: str) -> Iterator[tuple[int, int]]:

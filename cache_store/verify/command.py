@@ -1,4 +1,4 @@
-"""The `verify` command: options, progress bar, and table of findings."""
+"""The `verify` command: its progress bar, and its table of findings."""
 
 import gc
 import sys
@@ -6,10 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -22,20 +21,17 @@ from cache_store.log import is_plain, log_about, log_error, log_info, log_warnin
 from cache_store.messages import counted, printable
 from cache_store.program.output_file import ReportFile, error_text, refuse_output
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.program.running import usable_cores
 from cache_store.storage.store import is_url, local_path, open_store
 from cache_store.verify.findings import (
     Finding,
-    Level,
     Report,
-    Subset,
     as_text,
     empty_report,
     in_reading_order,
-    parse_subset,
 )
 from cache_store.verify.metrics import Measured, write_metrics
 from cache_store.verify.rounds import Rounds, read_rounds, write_rounds
+from cache_store.verify.scope import VerifyConfig
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.verify import verify
 
@@ -43,73 +39,6 @@ SHOWN_FINDINGS = 50
 
 FILE = "FILE"
 """Name of the report in a printed command, if none was written."""
-
-REMOTE_JOBS = 8
-"""Least number of threads for a cache at a URL, since each mostly waits for answers."""
-
-MAX_JOBS = 256
-"""Most threads; more of them would only wait for each other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyConfig:
-    """Check a cache; exits 1 if anything is damaged."""
-
-    level: Level | None = None
-    """quick: records, sizes, coverage, seal. full: every file's sha256; if one is wrong, it names the rows. deep: also
-    every sample's crc32c, values and id, and the statistics, to find errors made before hashing. By default quick, or
-    full with `subset` or `seconds`.
-    """
-    subset: str | None = None
-    """Shards to read; the others are checked at level quick. 3/20: the third of twenty slices, which together hold
-    every shard once; with few shards, some slices are empty. 5%: always the same share, like 1/20.
-    """
-    seconds: float | None = None
-    """Read shards for so many seconds in all, in turn, from where the last run with this `cursor` ended; the others are
-    checked at level quick.
-    """
-    cursor: str | None = None
-    """File that says where the next run with `seconds` goes on; it may be that of many caches."""
-    jobs: int | Literal["auto"] = "auto"
-    """Threads that read; auto: one per core, but at least eight for a URL."""
-    report: str | None = None
-    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end. A
-    folder: to NAME.json in it, for each cache; to FOLDER-NAME.json if several have one name.
-    """
-    metrics: str | None = None
-    """Also write the result to this file as Prometheus' textfile collector reads it: NAME.prom."""
-    json: bool = field(default=False, metadata={"option": "--json"})
-    """Print the result as JSON instead, in the form of a report."""
-
-    def __post_init__(self) -> None:
-        if self.jobs != "auto" and not 1 <= self.jobs <= MAX_JOBS:
-            raise ConfigError(f"jobs must be auto or in [1, {MAX_JOBS}], got {self.jobs}")
-        if self.subset and self.level == "quick":
-            raise ConfigError(
-                "subset applies to levels full and deep; level quick checks every shard, so leave subset out"
-            )
-        if (self.seconds is None) != (self.cursor is None):
-            raise ConfigError("--seconds and --cursor go together: the file keeps where the next run goes on")
-        if self.seconds is not None and self.seconds <= 0:
-            raise ConfigError(f"--seconds must be more than 0, got {self.seconds:g}")
-        if self.seconds is not None and (self.level == "quick" or self.subset):
-            other = "--subset" if self.subset else "--level quick"
-            raise ConfigError(f"--seconds is for level full or deep of the whole cache; leave {other} out")
-        self.shards  # noqa: B018 (an invalid subset raises ConfigError here)
-
-    @property
-    def shards(self) -> Subset | None:
-        return parse_subset(self.subset) if self.subset is not None else None
-
-    @property
-    def resolved_level(self) -> Level:
-        return self.level or ("quick" if self.subset is None and self.seconds is None else "full")
-
-    def threads(self, cache: str) -> int:
-        if self.jobs != "auto":
-            return self.jobs
-        cores = 1 if self.resolved_level == "quick" else usable_cores()
-        return max(cores, REMOTE_JOBS) if is_url(cache) else cores
 
 
 def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:

@@ -1,20 +1,16 @@
-"""The scope of a verification, its findings, and the steps that repair them."""
+"""The findings of a verification, and the steps that repair them."""
 
 import os
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from fractions import Fraction
 from typing import Literal
 
-from cache_store.errors import CacheError, ConfigError, NotAFileError
+from cache_store.errors import CacheError, NotAFileError
 from cache_store.format.layout import BUILD_FILE, SPEC_FILE
 from cache_store.messages import MADE_BY, SEALED_BY, counted, printable, shell_word
 from cache_store.storage.store import Store
-
-Level = Literal["quick", "full", "deep"]
-"""quick reads records and sizes, full every byte, deep every byte and every sample even if all hashes match."""
+from cache_store.verify.scope import Level
 
 Kind = Literal["damaged", "replaced", "uncommitted", "unsealed", "stray"]
 """Kinds of findings, by their remedy. `replaced`: something else is in the place of a file or folder. `uncommitted`,
@@ -26,42 +22,6 @@ LEFTOVER = "left by a build that died"
 """Problem of a stray file that the next build deletes."""
 
 SHOWN = 5
-
-PLACES = 2**64
-STEP = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio: its multiples, modulo 2^64, are spread evenly over any range of places and follow
-no period of the shards (Knuth, The Art of Computer Programming 3, 6.4, Fibonacci hashing).
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subset:
-    """A fixed share of a cache's shards, `3/20` or `5%`: those whose place is in [first, end).
-
-    Every shard has a fixed place in [0, 1), which depends on its number alone: for one M, slices N/M never overlap and
-    together cover the whole cache, even while it grows.
-    """
-
-    first: Fraction
-    end: Fraction
-    name: str
-    """The text that the user typed."""
-
-    def __contains__(self, shard: int) -> bool:
-        return self.first <= Fraction(shard * STEP % PLACES, PLACES) < self.end
-
-
-def parse_subset(text: str) -> Subset:
-    """Parse `N/M`, the N-th of M slices, or `P%`, the first P hundredths; ConfigError for anything else."""
-    if match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII):
-        number, slices = map(int, match.groups())
-        if 1 <= number <= slices:
-            return Subset(first=Fraction(number - 1, slices), end=Fraction(number, slices), name=text)
-    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", text, re.ASCII):
-        share = Fraction(match[1]) / 100
-        if 0 < share <= 1:
-            return Subset(first=Fraction(0), end=share, name=text)
-    raise ConfigError(f"subset must be a slice N/M with N in 1..M, such as 3/20, or a share such as 5%, got {text!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.sums import RunningSums
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, Level, damage_finding
+from cache_store.verify.findings import Finding, damage_finding
 from cache_store.verify.record import (
     content_findings,
     file_finding,
@@ -37,6 +37,7 @@ from cache_store.verify.record import (
     table_problem,
     withdrawn_findings,
 )
+from cache_store.verify.scope import Level
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 """Exponent bits by dtype: a value is not finite if all of them are set (IEEE 754)."""

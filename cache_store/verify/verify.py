@@ -26,9 +26,7 @@ from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.findings import (
     LEFTOVER,
     Finding,
-    Level,
     Report,
-    Subset,
     damage_finding,
     empty_report,
     in_reading_order,
@@ -40,6 +38,7 @@ from cache_store.verify.metadata import (
     metadata_findings,
     seal_findings,
 )
+from cache_store.verify.scope import Level, Subset
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
 
 STRAY = "does not belong here"

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cache_store.cache.survey import (
-    PlanOnDisk,
-    Reading,
-    Survey,
-    survey,
-    survey_build,
-    survey_without_reading_plan,
-)
+from cache_store.cache.survey import PlanOnDisk, Reading, Survey, survey, survey_without_reading_plan
 from cache_store.errors import ConfigError
 from cache_store.format.array import ArraySpec, SampleLayout
-from cache_store.format.plan import PlanDigests
 from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import BuildRecord, Recipe, Spec
 from cache_store.storage.store import Store
@@ -163,7 +155,7 @@ def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
     """
     config, store, version = inputs.config, inputs.store, inputs.source.version()
     is_unchanged = not inputs.request.has_extra_work and is_source_unchanged(build.value, config, version)
-    surveyed = survey(store, known_plans(build.value), build)
+    surveyed = survey(store, build)
     if is_unchanged and (rows := unchanged_rows(surveyed)):
         facts = compare_lists(surveyed, inputs.recipe, rows)
     else:
@@ -184,10 +176,7 @@ def read_planned_facts(inputs: BuildInputs, *, as_stated: bool = False) -> Facts
 
     A rank takes the plan's rows `as_stated` by the records, and reads only those of its own shards.
     """
-    if as_stated:
-        return planned_facts(survey_without_reading_plan(inputs.store), inputs.recipe)
-    build = survey_build(inputs.store)
-    return planned_facts(survey(inputs.store, known_plans(build.value), build), inputs.recipe)
+    return planned_facts((survey_without_reading_plan if as_stated else survey)(inputs.store), inputs.recipe)
 
 
 def planned_facts(surveyed: Survey, recipe: Recipe) -> Facts:
@@ -202,12 +191,6 @@ def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_v
     listed = build and build.listed
     is_same = build and listed and listed.source == source_version and build.config == config.recorded()
     return source_version is not None and bool(is_same)
-
-
-def known_plans(build: BuildRecord | None) -> dict[str, PlanDigests]:
-    """Digests of the rows that an earlier run listed, by the SHA-256 of the plan file that has them."""
-    listed = build and build.listed
-    return {listed.plan_sha256: PlanDigests(listed.plan_digest, listed.shard_digests)} if listed else {}
 
 
 def unchanged_rows(surveyed: Survey) -> Rows | None:

@@ -17,7 +17,8 @@ from cache_store.log import log_info, log_warning
 from cache_store.messages import counted, shell_word
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import Address, Store, is_url, open_store, with_listing
-from cache_store.verify.findings import SHOWN, Level, Report, as_text
+from cache_store.verify.findings import SHOWN, Report, as_text
+from cache_store.verify.scope import Level
 from cache_store.verify.verify import stray_findings, verify
 from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
 from precompute.encode.launchers import encoder_of_worker, refuse_unreachable_workers

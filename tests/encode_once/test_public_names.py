@@ -54,7 +54,7 @@ MISUSED: dict[str, Callable[[], object]] = {
     "cache.spec.array.encoder": lambda: encode_once.normalize(LATENTS, CACHE),
     "channel_axis": lambda: encode_once.denormalize(LATENTS, BY, 1),
     "width, height, crop_left": lambda: encode_once.time_ids({"width": [1]}, (8, 8)),
-    "height has none": lambda: encode_once.time_ids({**IDS, "height": [None]}, (8, 8)),
+    "height has no whole numbers": lambda: encode_once.time_ids({**IDS, "height": [None]}, (8, 8)),
     "(height, width)": lambda: encode_once.time_ids(IDS, 8),
     "diffusers": lambda: encode_once.time_ids(IDS, (8, 8), "other"),
     "open_cache": lambda: encode_once.encode_images(GOLDEN, []),

@@ -13,7 +13,8 @@ from cache_store.cache.metadata import read_spec
 from cache_store.format.codec import crc32c
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import StoreFormat
-from cache_store.verify.findings import Finding, Level
+from cache_store.verify.findings import Finding
+from cache_store.verify.scope import Level
 from tests.cache_store import signing
 from tests.cache_store.conftest import contents, flip, samples_of, shard_name, swap
 from tests.make_cache import make_cache, seal_cache

@@ -21,8 +21,9 @@ from cache_store.messages import printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
-from cache_store.verify.findings import LEFTOVER, parse_subset
+from cache_store.verify.findings import LEFTOVER
 from cache_store.verify.rounds import Place, read_rounds
+from cache_store.verify.scope import parse_subset
 from cache_store.verify.verify import STRAY, clear_leftovers, verify
 from tests.cache_store.conftest import flip, samples_of, shard_name
 from tests.cache_store.signing import edited_spec, load, save_signed

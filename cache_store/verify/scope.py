@@ -1,0 +1,117 @@
+"""Which shards a verification reads, and how closely: the options of `verify`. Imports little: a help shows them."""
+
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from cache_store.errors import ConfigError
+from cache_store.program.running import usable_cores
+from cache_store.storage.store import is_url
+
+Level = Literal["quick", "full", "deep"]
+"""quick reads records and sizes, full every byte, deep every byte and every sample even if all hashes match."""
+
+PLACES = 2**64
+STEP = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: its multiples, modulo 2^64, are spread evenly over any range of places and follow
+no period of the shards (Knuth, The Art of Computer Programming 3, 6.4, Fibonacci hashing).
+"""
+
+
+REMOTE_JOBS = 8
+"""Least number of threads for a cache at a URL, since each mostly waits for answers."""
+
+MAX_JOBS = 256
+"""Most threads; more of them would only wait for each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """A fixed share of a cache's shards, `3/20` or `5%`: those whose place is in [first, end).
+
+    Every shard has a fixed place in [0, 1), which depends on its number alone: for one M, slices N/M never overlap and
+    together cover the whole cache, even while it grows.
+    """
+
+    first: Fraction
+    end: Fraction
+    name: str
+    """The text that the user typed."""
+
+    def __contains__(self, shard: int) -> bool:
+        return self.first <= Fraction(shard * STEP % PLACES, PLACES) < self.end
+
+
+def parse_subset(text: str) -> Subset:
+    """Parse `N/M`, the N-th of M slices, or `P%`, the first P hundredths; ConfigError for anything else."""
+    if match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII):
+        number, slices = map(int, match.groups())
+        if 1 <= number <= slices:
+            return Subset(first=Fraction(number - 1, slices), end=Fraction(number, slices), name=text)
+    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", text, re.ASCII):
+        share = Fraction(match[1]) / 100
+        if 0 < share <= 1:
+            return Subset(first=Fraction(0), end=share, name=text)
+    raise ConfigError(f"subset must be a slice N/M with N in 1..M, such as 3/20, or a share such as 5%, got {text!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """Check a cache; exits 1 if anything is damaged."""
+
+    level: Level | None = None
+    """quick: records, sizes, coverage, seal. full: every file's sha256; if one is wrong, it names the rows. deep: also
+    every sample's crc32c, values and id, and the statistics, to find errors made before hashing. By default quick, or
+    full with `subset` or `seconds`.
+    """
+    subset: str | None = None
+    """Shards to read; the others are checked at level quick. 3/20: the third of twenty slices, which together hold
+    every shard once; with few shards, some slices are empty. 5%: always the same share, like 1/20.
+    """
+    seconds: float | None = None
+    """Read shards for so many seconds in all, in turn, from where the last run with this `cursor` ended; the others are
+    checked at level quick.
+    """
+    cursor: str | None = None
+    """File that says where the next run with `seconds` goes on; it may be that of many caches."""
+    jobs: int | Literal["auto"] = "auto"
+    """Threads that read; auto: one per core, but at least eight for a URL."""
+    report: str | None = None
+    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end. A
+    folder: to NAME.json in it, for each cache; to FOLDER-NAME.json if several have one name.
+    """
+    metrics: str | None = None
+    """Also write the result to this file as Prometheus' textfile collector reads it: NAME.prom."""
+    json: bool = field(default=False, metadata={"option": "--json"})
+    """Print the result as JSON instead, in the form of a report."""
+
+    def __post_init__(self) -> None:
+        if self.jobs != "auto" and not 1 <= self.jobs <= MAX_JOBS:
+            raise ConfigError(f"jobs must be auto or in [1, {MAX_JOBS}], got {self.jobs}")
+        if self.subset and self.level == "quick":
+            raise ConfigError(
+                "subset applies to levels full and deep; level quick checks every shard, so leave subset out"
+            )
+        if (self.seconds is None) != (self.cursor is None):
+            raise ConfigError("--seconds and --cursor go together: the file keeps where the next run goes on")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ConfigError(f"--seconds must be more than 0, got {self.seconds:g}")
+        if self.seconds is not None and (self.level == "quick" or self.subset):
+            other = "--subset" if self.subset else "--level quick"
+            raise ConfigError(f"--seconds is for level full or deep of the whole cache; leave {other} out")
+        self.shards  # noqa: B018 (an invalid subset raises ConfigError here)
+
+    @property
+    def shards(self) -> Subset | None:
+        return parse_subset(self.subset) if self.subset is not None else None
+
+    @property
+    def resolved_level(self) -> Level:
+        return self.level or ("quick" if self.subset is None and self.seconds is None else "full")
+
+    def threads(self, cache: str) -> int:
+        if self.jobs != "auto":
+            return self.jobs
+        cores = 1 if self.resolved_level == "quick" else usable_cores()
+        return max(cores, REMOTE_JOBS) if is_url(cache) else cores
