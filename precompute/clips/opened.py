@@ -6,6 +6,7 @@ limited.
 
 import ctypes
 import os
+from enum import Enum
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -70,12 +71,24 @@ def load_av() -> ModuleType:
     """
     try:
         import av
+        from av.sidedata.sidedata import Type
     except ModuleNotFoundError:
         raise ConfigError(f"videos need PyAV, which is not installed; run {install('video')}") from None
     ffmpeg = ctypes.CDLL(av._core.__file__)  # it finds functions of the libraries that the module is linked to
     if hasattr(ffmpeg, "av_max_alloc"):  # not where they are linked in statically
         ffmpeg.av_max_alloc(ctypes.c_size_t(MAX_ALLOCATION))
+    Type._missing_ = classmethod(name_unknown_side_data)  # type: ignore[assignment]
     return av
+
+
+def name_unknown_side_data(kinds: type[Enum], number: int) -> Enum:
+    """Make a member for a kind of side data that PyAV does not name, because it then lists none of a frame's.
+
+    Frames of spatial video (MV-HEVC) have such a kind, 29, their view; FFmpeg decodes the base view.
+    """
+    kind = object.__new__(kinds)
+    kind._name_, kind._value_ = f"KIND_{number}", number
+    return kind
 
 
 def describe(file: BinaryIO) -> str:

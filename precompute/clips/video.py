@@ -19,7 +19,7 @@ from precompute.clips.upright import Upright
 from precompute.clips.video_file import TOLERANCE, Shown, VideoFile
 from precompute.images.buckets import Size
 from precompute.images.fit import RESAMPLING, fit_image, unreduced
-from precompute.images.rejected import Rejected
+from precompute.images.rejected import Rejected, rejecting
 
 MAX_SECONDS = 360_000
 """The longest video, 100 hours; a damaged timestamp would make a plan of millions of clips."""
@@ -64,6 +64,7 @@ def exact(value: float) -> Fraction:
     return Fraction(value).limit_denominator(MAX_DENOMINATOR)
 
 
+@rejecting(OSError)
 def probe_video(file: BinaryIO, max_pixels: int) -> Video:
     """Read a video's size and length; raise Rejected if it cannot be read.
 
@@ -84,6 +85,7 @@ def probe_video(file: BinaryIO, max_pixels: int) -> Video:
     return Video(width, height, float(seconds), frames, float(rate))
 
 
+@rejecting(OSError)
 def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe) -> Clip:
     """Decode the clip that begins `start` seconds after the video's first frame.
 
@@ -132,7 +134,7 @@ def fitted(
     shown: Iterator[Shown], upright: Upright, start: float, recipe: ImageRecipe, video: ExitStack
 ) -> Iterator[Image.Image]:
     """Fit frames to the recipe, then close the video; a frame that is shown twice is fitted once."""
-    with video:
+    with video, rejecting(OSError):
         count, before, image = 0, None, None
         for each in shown:
             if image is None or each is not before:

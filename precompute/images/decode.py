@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import logging
 import re
-import struct
 import warnings
 from dataclasses import dataclass, field, fields
 from io import BytesIO
@@ -28,7 +27,7 @@ from precompute.images.fit import BUCKET, EDGE, Decoded, find_fit, reduction, un
 from precompute.images.not_images import describe_file
 from precompute.images.parts import GIF, JPEG_MAGIC, MAX_EXIF_BYTES, CountedFile, is_dct_jpeg, refuse_costly
 from precompute.images.pixels import to_rgb, with_true_levels
-from precompute.images.rejected import Rejected, refuse_many_pixels
+from precompute.images.rejected import ANY_ERROR, Rejected, refuse_many_pixels, rejecting
 
 
 def silence_decoders() -> None:
@@ -102,11 +101,6 @@ UNREADABLE_EXIF = Orientation(is_readable=False)
 
 ORIENTING = frozenset({"exif", "xmp"})
 """Segments of a JPEG that may say its orientation."""
-
-DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
-"""Errors that decoders raise on broken input, besides struct.error; libavif raises RuntimeErrors. Other errors stop the
-build, such as a MemoryError.
-"""
 
 TOLD_BY_HEADER = frozenset({"PNG", "WEBP", "GIF", "BMP"})
 """Formats, besides JPEG, whose header tells the size that decoding gives."""
@@ -198,6 +192,7 @@ def content_sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@rejecting()
 def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
     """Decode to upright RGB of up to the recipe's `max_pixels`; raise Rejected if that is impossible."""
     max_pixels = recipe.max_pixels
@@ -216,8 +211,6 @@ def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
             return unreduced(to_rgb(turn_upright(with_true_levels(image, data), turn)), turn.is_readable)
     except UnidentifiedImageError:
         raise Rejected("cannot decode", describe_file(data)) from None
-    except (*DECODER_ERRORS, struct.error) as error:
-        raise Rejected("cannot decode", f"{type(error).__name__}: {str(error).strip() or 'no details'}") from None
 
 
 def size_from_head(head: bytes) -> Size | None:
@@ -227,7 +220,7 @@ def size_from_head(head: bytes) -> Size | None:
     try:
         with Image.open(BytesIO(head), formats=("JPEG", "MPO")) as image:
             return upright(image.size, orientation_of(image))
-    except (UnidentifiedImageError, Rejected, *DECODER_ERRORS, struct.error):
+    except ANY_ERROR:
         return None
 
 
@@ -242,7 +235,7 @@ def size_of(data: bytes, max_pixels: int) -> Size | None:
                 refuse_many_pixels(*image.size, max_pixels)
                 return upright(image.size, orientation_of(image))
         return decode_image(data, ImageConfig(max_pixels=max_pixels).recipe).size
-    except (UnidentifiedImageError, Rejected, *DECODER_ERRORS, struct.error):
+    except ANY_ERROR:
         return None
 
 
@@ -276,7 +269,7 @@ def orientation_of(image: Image.Image) -> Orientation:
     try:
         Image.Exif().load(image.info.get("exif", b""))  # Pillow has read a JPEG's and forgotten its error
         return ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), Orientation())
-    except (*DECODER_ERRORS, struct.error):
+    except ANY_ERROR:
         return UNREADABLE_EXIF
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cache_store.format.array import ImageRecipe
 from precompute.images.buckets import Box, Placement, Size, place
-from precompute.images.rejected import Rejected, refuse_many_pixels
+from precompute.images.rejected import Rejected, refuse_many_pixels, rejecting
 
 MID_GREY = 128
 """Fills a rejected image's place in its batch, and the border of `pad`."""
@@ -151,6 +151,7 @@ def reduction(size: Size, recipe: ImageRecipe) -> int:
     return max((each for each in REDUCTIONS if each <= spare), default=1)
 
 
+@rejecting()
 def fit_image(image: Decoded, recipe: ImageRecipe) -> Image.Image:
     """Scale an image to the recipe's size; flip last, so that the result exactly mirrors the unflipped one."""
     target = (recipe.width, recipe.height)

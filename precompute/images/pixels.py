@@ -9,7 +9,7 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from precompute.images.fit import to_pixels
 from precompute.images.parts import png_chunks
-from precompute.images.rejected import Rejected
+from precompute.images.rejected import Rejected, rejecting
 
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 """Unsigned modes of PNG and TIFF, in any byte order."""
@@ -92,6 +92,7 @@ def high_byte(image: Image.Image) -> Image.Image:
 # Axes: Y X pixels, h w cells of a preview, 3 RGB.
 
 
+@rejecting()
 def write_pixels(image: Image.Image, pixels_YX3: NDArray[np.uint8], preview_hw3: NDArray[np.uint8] | None) -> None:
     """Write an image's pixels, and the means of its cells, into a batch."""
     pixels_YX3[:] = to_pixels(image)

@@ -1,6 +1,14 @@
 """The exception for a sample that cannot be cached, and the one for too many of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from cache_store.errors import EncodeOnceError
+
+ANY_ERROR = Exception
+"""Libraries that decode raise errors of every class, for bytes that they did not expect or for lack of memory; one file
+must not end more than itself.
+"""
 
 
 class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, never a crash)
@@ -9,6 +17,18 @@ class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, ne
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
         self.reason, self.kind, self.detail = str(self), kind, detail
+
+
+@contextmanager
+def rejecting(of_reader: type[Exception] = EncodeOnceError) -> Iterator[None]:
+    """Turn the errors of libraries that decode one file into Rejected, but not those of the file's reader."""
+    try:
+        yield
+    except (Rejected, EncodeOnceError, of_reader):
+        raise
+    except ANY_ERROR as error:
+        details = " ".join(str(error).split()) or "no details"
+        raise Rejected("cannot decode", f"{type(error).__name__}: {details}") from None
 
 
 MAX_SIDE = 1_000_000

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from cache_store.format.array import ClipRecipe, ImageRecipe
-from precompute.clips import video_file
+from precompute.clips import video, video_file
+from precompute.clips.upright import Upright
 from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
 from precompute.images.decode import ImageConfig
 from precompute.images.rejected import Rejected
@@ -281,6 +282,37 @@ def test_the_error_of_a_store_is_no_reject(made, name):
         file.reads_left = reads
         with pytest.raises(ConnectionError, match="the store is away"):
             probe_video(file, 10**8)
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, IndexError, MemoryError])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (video_file, "open_video"),
+        (video_file.VideoFile, "_decoded"),
+        (video_file.VideoFile, "end"),
+        (Upright, "__init__"),
+        (Upright, "image"),
+        (video, "fit_image"),
+    ],
+)
+def test_an_error_of_a_library_rejects_the_video(made, monkeypatch, place, name, error):
+    def fail(*_: object) -> None:
+        raise error("an odd\nbyte")
+
+    monkeypatch.setattr(place, name, fail)
+    with pytest.raises(Rejected) as caught:
+        probe(made["h264.mp4"])
+        list(clip_of(made["h264.mp4"], 0.0, 2).images)
+    assert caught.value.reason == f"cannot decode: {error.__name__}: an odd byte"
+
+
+def test_side_data_that_pyav_does_not_name_hides_no_display_matrix(tmp_path, monkeypatch):
+    """H.264's first frame has text of the encoder, as frames of spatial video have their view."""
+    path = make_video(tmp_path / "a.mp4", size=(48, 64), rotation=90, mirrored=True)
+    before, kinds = first_image(path, size=(48, 64)), av.sidedata.sidedata.Type
+    monkeypatch.delitem(kinds._value2member_map_, kinds.SEI_UNREGISTERED.value)
+    assert first_image(path, size=(48, 64)) == before
 
 
 def test_without_pyav_the_extra_is_named():

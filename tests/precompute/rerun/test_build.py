@@ -8,15 +8,20 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zlib
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from cache_store import open_cache
+from cache_store.cache.metadata import read_samples
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
+from precompute.cli import main
 from precompute.encode.pipeline import library_versions
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
@@ -170,6 +175,28 @@ def test_a_disk_that_fails_rejects_nothing(project):
     image.write_bytes(image_bytes(9))
     project.build()
     assert open_cache(project.cache).seal.rejected == len(BROKEN)
+
+
+def test_an_error_of_a_decoder_ends_no_more_than_its_file(project, monkeypatch):
+    project.has()
+    project.build()
+    chance, load = Random(0), PngImageFile.load
+
+    def fail_at_random(image: PngImageFile) -> object:
+        if chance.random() < 0.5:
+            raise chance.choice([ValueError, RuntimeError, IndexError, MemoryError, zlib.error])("an odd byte")
+        return load(image)
+
+    monkeypatch.setattr(PngImageFile, "load", fail_at_random)
+    assert "Error: an odd byte" in project.run(main, "audit", project.cache, "--samples", SAMPLES, code=1)
+    project.build(name="again", run__max_reject_fraction=1)
+    monkeypatch.undo()
+    again = project.caches.below("again")
+    tables = (read_samples(again.address, shard, ["reason"]) for shard in range(3))
+    reasons = [reason for table in tables for reason in table["reason"].to_pylist() if reason is not None]
+    assert SAMPLES > sum(reason.endswith("rror: an odd byte") for reason in reasons) > 0
+    project.build("--retry-rejected", name="again")
+    assert again.timeless() == project.files()
 
 
 def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch):
