@@ -20,6 +20,9 @@ SHOWN_ROWS = 12
 CELL = 36
 """Characters shown of a value; a longer one is cut to the part that differs."""
 
+SHOWN_NAMES = 5
+"""Names in a message before it says how many more there are."""
+
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 DIGEST_SHOWN = 12
 
@@ -115,6 +118,14 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(child, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, value
+
+
+def abridge(names: Sequence[str], count: int | None = None, most: int = SHOWN_NAMES) -> str:
+    """Format the first `most` of `count` names and the number of the rest; `names` may hold only the first ones."""
+    count = len(names) if count is None else count
+    shown = [name if name.isprintable() else ascii(name) for name in names[:most]]  # one line, whatever they hold
+    more = f" and {count - most} more" if count > most else ""
+    return ", ".join(shown) + more
 
 
 def align_rows(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -20,7 +20,7 @@ from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.schema import BuildRecord, FileRecord, Listed, Seal, Spec
-from cache_store.log import log_info
+from cache_store.log import log_info, log_warning
 from cache_store.messages import counted, printable
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Store, with_listing
@@ -81,6 +81,8 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     sizes = "" if work.plan_file else sizes_note(work.spec)
     for note in filter(None, (*work.notes, facts.note, sizes)):
         log_info(printable(note))
+    for warning in facts.warnings:
+        log_warning(printable(warning))
     if work.plan_file is None:
         write_plan(store, work.spec, map(work.plan_rows, range(work.spec.num_shards)))
     store.make_durable(PLAN_FILE)  # and all beside it, before anything relies on it

@@ -4,6 +4,7 @@ Only a video's first and last bytes are read, to learn its length. A rerun takes
 plan. A source whose samples have `clip_start` already, such as another cache of clips, says itself which clips it has.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,10 +45,10 @@ def with_clips(
 ) -> Samples:
     """Return the clips of these videos; `planned` is a plan that was made with the same config."""
     if CLIP_START in samples.extra:
-        return replace(samples, each=with_checked_starts(samples))
+        return replace(samples, each=with_checked_starts(samples), captioned=Counter())
     known = clips_in_plan(planned, config) if planned else {}
     clips = ClipLister(VideoProbes(source, max_pixels), config, known).clips(samples)
-    return replace(samples, each=clips, extra=(*samples.extra, CLIP_START))
+    return replace(samples, each=clips, captioned=Counter(), extra=(*samples.extra, CLIP_START))
 
 
 def with_checked_starts(samples: Samples) -> Iterator[dict[str, object]]:

@@ -17,7 +17,7 @@ from cache_store.format.array import ImageRecipe
 from cache_store.format.layout import samples_file
 from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.tables import CLIP_START, MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
-from cache_store.messages import ABSENT, Difference, align_rows, counted, printable
+from cache_store.messages import ABSENT, Difference, abridge, align_rows, counted, printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.prefetch import SharedResults
 from cache_store.storage.store import Store
@@ -28,7 +28,7 @@ from precompute.images.rejected import Rejected
 from precompute.rerun.decide import Work
 from precompute.rerun.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import Rows, abridge
+from precompute.rerun.rows import Rows
 from precompute.sources import Source
 from precompute.sources.image_store import read_planned, stream_opener
 from precompute.sources.place import TOO_LARGE, Place, planned_place

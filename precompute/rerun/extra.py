@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from cache_store.errors import SourceError
 from cache_store.format.tables import EXTRA_TYPES
-from precompute.rerun.rows import EXTRA, LISTED, Rows, abridge, rows_in_scratch
+from cache_store.messages import abridge
+from precompute.rerun.rows import EXTRA, LISTED, Rows, rows_in_scratch
 
 WHOLE, REAL = "a whole number", "a number"
 

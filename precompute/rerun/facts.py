@@ -4,6 +4,7 @@ Nothing is judged here: `decide` does that, without a disk. Images are compared 
 decision says which ones.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,8 @@ class Facts:
     source_version: str | None = None
     """The source's version from before the listing; None if every build must list it."""
     note: str = ""
-    """Note on the source's other files and missing captions; empty if this run did not list the source."""
+    """Note on the source's other files; empty if this run did not list the source. Likewise `warnings`."""
+    warnings: Sequence[str] = ()
     free_bytes: int | None = None
     """Bytes free at the cache's place; None if unknown."""
 
@@ -166,7 +168,7 @@ def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
         has_buckets, grows = config.image.has_buckets, inputs.request.new_samples == "append"
         arranger = make_arranger(config, inputs.source, inputs.encoder, store) if has_buckets else None
         facts = compare_lists(surveyed, inputs.recipe, listed.rows, arranger, grows=grows)
-        facts = replace(facts, note=listed.note)
+        facts = replace(facts, note=listed.note, warnings=listed.warnings)
         version = None if listed.num_missing else version  # each build checks again how many may be missing
     return replace(facts, source_version=version, free_bytes=store.free_bytes())
 

@@ -9,13 +9,12 @@ from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.layout import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import Recipe
-from cache_store.messages import Difference, counted, differences_between, recipe_differences, refuse
+from cache_store.messages import Difference, abridge, counted, differences_between, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Report
 from precompute.encode.job import MismatchedShard
 from precompute.rerun.match_rows import PlanDifference
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import abridge
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
 

@@ -19,6 +19,7 @@ from cache_store.errors import SourceError
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, ShardRun, SizedArray, Spec, shard_arrays, shard_runs
 from cache_store.format.tables import MAX_PLAN_FOOTER_BYTES, PLAN_SCHEMA, TableFile
+from cache_store.messages import SHOWN_NAMES, abridge
 from cache_store.storage.publish import name_scratch_in_errors
 
 CHUNK = 8_192
@@ -26,9 +27,6 @@ CHUNK = 8_192
 
 MOST_TEXT = 2**30
 """Most characters of a table's texts; a caption takes some hundred bytes, and a table has at most a million rows."""
-
-SHOWN_IDS = 5
-"""Ids named in a message before it says how many more there are."""
 
 LISTED = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
 """The columns that a source gives for a sample."""
@@ -57,14 +55,6 @@ NO_IDS = SomeIds(0, ())
 def hashes_of(values: Iterable[object]) -> Hashes:
     """Hash values with Python's `hash`, which differs from process to process."""
     return np.fromiter(map(hash, values), np.int64)
-
-
-def abridge(names: Sequence[str], count: int | None = None) -> str:
-    """Format the first SHOWN_IDS of `count` names and the number of the rest; `names` may hold only the first ones."""
-    count = len(names) if count is None else count
-    shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN_IDS]]  # one line, whatever they hold
-    more = f" and {count - SHOWN_IDS} more" if count > SHOWN_IDS else ""
-    return ", ".join(shown) + more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +108,7 @@ class Rows:
         shards = np.searchsorted(self.bounds, np.flatnonzero(mask), side="right") - 1
         for shard in np.unique(shards).tolist():
             marked = pa.array(mask[self.bounds[shard] : self.bounds[shard + 1]])
-            first = nsmallest(SHOWN_IDS, [*first, *self.shard(shard, ["id"])["id"].filter(marked).to_pylist()])
+            first = nsmallest(SHOWN_NAMES, [*first, *self.shard(shard, ["id"])["id"].filter(marked).to_pylist()])
         return SomeIds(int(np.count_nonzero(mask)), first)
 
     def cut_at(

@@ -6,7 +6,7 @@ merged. Each run is sorted, so neighbours in the final order are neighbours in e
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
 from cache_store.format.plan import PlanFile, caption_of
-from cache_store.messages import counted
+from cache_store.messages import abridge, counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
 from precompute.rerun.extra import ExtraColumns
@@ -26,7 +26,6 @@ from precompute.rerun.rows import (
     LISTED,
     Hashes,
     Rows,
-    abridge,
     hashes_of,
     listed_table,
     number_rows,
@@ -57,7 +56,9 @@ class SourceList:
     num_missing: int
     """Samples without an image."""
     note: str
-    """Note on the source's other files and missing captions; may be empty."""
+    """Note on the source's other files; may be empty."""
+    warnings: Sequence[str]
+    """Lines on masks and missing captions."""
 
 
 def list_source(
@@ -77,7 +78,8 @@ def list_source(
         num_missing = refuse_missing_texts(rows, config.source, allowed)
     else:
         num_missing = refuse_missing_images(rows, config.source, allowed, config.media.name)
-    return SourceList(rows=rows, num_missing=num_missing, note=samples.note)
+    warnings = [*samples.warnings(SOURCES[config.source.kind].add_texts)]
+    return SourceList(rows=rows, num_missing=num_missing, note=samples.note, warnings=warnings)
 
 
 def samples_of(source: Source, config: BuildConfig, planned: PlanFile | None = None) -> Samples:

@@ -8,7 +8,7 @@ from itertools import islice
 from cache_store.storage.daemon_threads import map_concurrently
 from precompute.sources.fields import Conversation, conversation_of, read_caption
 from precompute.sources.image_store import ImageStore, head_reader, prefetch_of, stream_opener
-from precompute.sources.listing import Samples, counted_suffix, suffix_of
+from precompute.sources.listing import BadFiles, Samples, counted_suffix, is_mask, suffix_of
 from precompute.sources.media import IMAGES, Media
 
 CAPTION = ".txt"
@@ -26,29 +26,37 @@ class FolderSource:
         self.version, self.read_head, self.open = images.version, head_reader(images), stream_opener(images)
 
     def samples(self) -> Samples:
-        names, is_sample = (listing := self._images.listing()).names, self._media.includes
-        captions = {text for name in names if is_sample(name) and (text := caption_of(name)) in names}
-        others = Counter(counted_suffix(name) for name in names if not is_sample(name) and name not in captions)
-        bare = sum(caption_of(name) not in captions for name in filter(is_sample, names)) if captions else 0
-        return Samples(self._samples(names), listing, others, uncaptioned=bare, media=self._media.name)
+        names, includes = (listing := self._images.listing()).names, self._media.includes
+        masks = [name for name in names if is_mask(name) and includes(name)]
+        captions = {text for name in names if includes(name) and (text := caption_of(name)) in names}
+        others = Counter(counted_suffix(name) for name in names if not includes(name) and name not in captions)
+        return Samples(self._samples(names), listing, others, masks=masks, media=self._media.name)
+
+    def _is_sample(self, name: str) -> bool:
+        return self._media.includes(name) and not is_mask(name)
 
     def _samples(self, names: Collection[str]) -> Iterator[dict[str, object]]:
-        is_sample = self._media.includes
-        texts = (text if (text := caption_of(name)) in names else None for name in filter(is_sample, names))
-        for name, turns in zip(filter(is_sample, names), self._conversations(texts), strict=True):
+        bad, samples = BadFiles(), [*filter(self._is_sample, names)]
+        texts = (text if (text := caption_of(name)) in names else None for name in samples)
+        for name, turns in zip(samples, self._conversations(texts, bad), strict=True):
             yield {"id": name, "uri": name, "conversations": turns, **self.locate(name).columns()}
+        bad.refuse()
 
-    def _conversations(self, texts: Iterator[str | None]) -> Iterator[Conversation]:
+    def _conversations(self, texts: Iterator[str | None], bad: BadFiles) -> Iterator[Conversation]:
+        conversation = partial(self._conversation, bad)
         if not self._is_remote:
-            yield from map(self._conversation, texts)
+            yield from map(conversation, texts)
             return
         for block in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
-            yield from map_concurrently(self._conversation, block)
+            yield from map_concurrently(conversation, block)
 
-    def _conversation(self, text: str | None) -> Conversation:
-        if text is None:
-            return []
-        return conversation_of(read_caption(f"caption {text}", partial(self.read, text, self.locate(text).place)))
+    def _conversation(self, bad: BadFiles, text: str | None) -> Conversation:
+        if text is not None:
+            with bad.collecting():
+                return conversation_of(
+                    read_caption(f"caption {text}", partial(self.read, text, self.locate(text).place))
+                )
+        return []
 
 
 def caption_of(image: str) -> str:

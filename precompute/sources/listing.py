@@ -4,11 +4,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cache_store.messages import counted, printable
+from cache_store.errors import ChangedError, SourceError
+from cache_store.messages import abridge, counted, printable
 from precompute.clips.opened import SUFFIXES as VIDEO_SUFFIXES
 
 NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
@@ -42,6 +45,15 @@ NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "with other suffixes"
 HIDDEN, OTHER_IMAGE = "hidden", "other image"
 """Kinds of skipped files that are not counted by suffix."""
 
+TEXT_SUFFIXES = frozenset({".txt", ".caption", ".json", ".jsonl", ".csv"})
+"""Suffixes of files that may hold captions, of other trainers too."""
+
+MASKS = ("-masklabel", "-condlabel")
+"""Ends of the names of OneTrainer's masks and condition images, which lie beside their images."""
+
+MOST_NAMED = 10
+"""Files that a message names before it says how many more there are."""
+
 HEIC = (".heic", ".heif", ".hif")
 
 SHOWN_CHARACTERS = 100
@@ -73,8 +85,10 @@ class Samples:
     """The listing that the samples come from."""
     others: Counter[str] = field(default_factory=Counter)
     """Number of files that are not samples, by suffix or kind."""
-    uncaptioned: int = 0
-    """Number of samples without a caption, if others have one."""
+    masks: list[str] = field(default_factory=list)
+    """Images that are left out as masks or conditions of others."""
+    captioned: Counter[bool] = field(default_factory=Counter)
+    """Number of samples with a caption, and without one, among those that were listed so far."""
     in_rows: bool = False
     """Whether the samples come in the order of the planned rows; otherwise their order has no meaning."""
     extra: Sequence[str] = ()
@@ -83,17 +97,64 @@ class Samples:
     """The name of one sample, in messages."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
-        return iter(self.each)
+        for sample in self.each:
+            if (turns := sample["conversations"]) is not None:  # not withdrawn
+                self.captioned[bool(turns)] += 1
+            yield sample
 
     @property
     def note(self) -> str:
-        """One line on files and folders that are not samples, and samples without a caption; empty if there are none.
+        """One line on files and folders that are not samples; empty if there are none.
 
         Some sources know them only after all samples are listed.
         """
-        bare = counted(self.uncaptioned, self.media)
-        uncaptioned = f"planned without a caption, though others have one: {bare}" if self.uncaptioned else ""
-        return "; ".join(filter(None, (format_skipped(self.listing, self.others, self.media), uncaptioned)))
+        return format_skipped(self.listing, self.others, self.media)
+
+    def warnings(self, add_texts: str) -> Iterator[str]:
+        """Yield a line on masks that are left out, and one on missing captions, after all samples are listed.
+
+        `add_texts` tells how the source gives samples their texts.
+        """
+        if self.masks:
+            named = f"{counted(len(self.masks), self.media)}: {abridge(self.masks, most=MOST_NAMED)}"
+            yield f"left out as masks or conditions of OneTrainer ({' or '.join(MASKS)}), {named}"
+        unread = {name: number for name, number in sorted(self.others.items()) if name in TEXT_SUFFIXES}
+        files = ", ".join(f"{name} {number:,}" for name, number in unread.items())
+        why = ["others have one"] * bool(self.captioned[True])
+        why += [f"files that are not read may hold captions ({files})"] * bool(unread)
+        if why and (bare := self.captioned[False]):
+            remedy = f". {add_texts}" if unread else ""
+            yield f"planned without a caption, though {' and '.join(why)}: {counted(bare, 'sample')}{remedy}"
+
+
+class BadFiles:
+    """Collects what is wrong with a source's files, so that one message names all of them."""
+
+    def __init__(self) -> None:
+        self._problems, self._numbers = list[str](), count(1)  # threads may share it
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except ChangedError:
+            raise
+        except SourceError as error:
+            if next(self._numbers) <= MOST_NAMED:
+                self._problems.append(str(error))
+
+    def refuse(self) -> None:
+        """Raise SourceError if there were any."""
+        total = next(self._numbers) - 1
+        if total > 1:
+            more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
+            raise SourceError("\n  ".join([f"{total:,} files cannot be used:", *self._problems, *more]))
+        if total:
+            raise SourceError(self._problems[0])
+
+
+def is_mask(name: str) -> bool:
+    return name.removesuffix(suffix_of(name)).endswith(MASKS)
 
 
 def format_skipped(listing: Listing, suffixes: Counter[str], media: str = "image") -> str:

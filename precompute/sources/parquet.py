@@ -21,7 +21,7 @@ from cache_store.format.tables import TableFile
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import Conversation, FieldNames, Turn, captions_of, conversation_of
-from precompute.sources.listing import Samples
+from precompute.sources.listing import BadFiles, Samples
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
@@ -215,12 +215,15 @@ class ParquetSource:
         return Samples(self._samples(), self._files.listing, in_rows=True, extra=self._extra)
 
     def _samples(self) -> Iterator[dict[str, object]]:
+        bad = BadFiles()
         for name in self._files.names:
-            table = self._table(name)
-            for row, (id_, turns, extra) in enumerate(table.samples()):
-                uri, columns = f"{name}/{row}", table.located.columns()
-                id_ = uri if id_ is None else id_
-                yield {"id": id_, "uri": uri, "conversations": turns, "extra": extra, **columns}
+            with bad.collecting():
+                table = self._table(name)
+                for row, (id_, turns, extra) in enumerate(table.samples()):
+                    uri, columns = f"{name}/{row}", table.located.columns()
+                    id_ = uri if id_ is None else id_
+                    yield {"id": id_, "uri": uri, "conversations": turns, "extra": extra, **columns}
+        bad.refuse()
 
     def locate(self, uri: str) -> Located:
         with self._lock:

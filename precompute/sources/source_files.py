@@ -12,11 +12,12 @@ from pathlib import Path
 from braceexpand import braceexpand
 
 from cache_store.errors import ConfigError, MissingPathError, NotAFileError
+from cache_store.messages import abridge
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import File, Version, changed_error
 from cache_store.storage.store import Store, is_url, map_calls, open_store, split_url, with_listing
 from precompute.sources.image_store import ImageFolder, find_file, holds_files
-from precompute.sources.listing import Listing, is_mac_metadata, no_listing
+from precompute.sources.listing import MOST_NAMED, Listing, is_mac_metadata, no_listing
 
 MAX_FILES = 1_000_000
 
@@ -164,9 +165,11 @@ def expand_pattern(store: Store, pattern: str, shown: str) -> list[str]:
     for number, block in enumerate(iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], [])):
         if number * ASKED_AT_ONCE + len(block) > MAX_FILES:
             raise ConfigError(f"source.path: {shown} names more than {MAX_FILES:,} files")
-        for name, found in zip(block, map_calls(store, find, block), strict=True):
-            if not found:
-                raise MissingPathError(f"source.path: {shown.removesuffix(pattern)}{name} does not exist")
+        matches = map_calls(store, find, block)
+        if missing := [name for name, found in zip(block, matches, strict=True) if not found]:
+            named = abridge([f"{shown.removesuffix(pattern)}{name}" for name in missing], most=MOST_NAMED)
+            raise MissingPathError(f"source.path: {named} {'does' if len(missing) == 1 else 'do'} not exist")
+        for found in matches:
             names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))
     return sorted(names)
 

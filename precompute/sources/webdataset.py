@@ -6,7 +6,7 @@ only headers and texts, in the order of the tars, one tar at a time.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
 from typing import BinaryIO
@@ -33,7 +33,7 @@ from precompute.sources.fields import (
     with_extra,
 )
 from precompute.sources.image_store import open_archive
-from precompute.sources.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix
+from precompute.sources.listing import HIDDEN, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
@@ -80,50 +80,68 @@ class WebDatasetSource:
     def samples(self) -> Samples:
         """List the samples in the order of the tars."""
         others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
-        listing = self._files.listing._replace(not_utf8=not_utf8)
-        return Samples(
-            self._samples(others, not_utf8), listing, others, in_rows=True, extra=self._extra, media=self._media.name
-        )
+        masks, listing = list[str](), self._files.listing._replace(not_utf8=not_utf8)
+        each = self._samples(others, not_utf8, masks)
+        return Samples(each, listing, others, masks, in_rows=True, extra=self._extra, media=self._media.name)
 
-    def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
-        for name, tar, index in self._indexed():
+    def _samples(self, others: Counter[str], not_utf8: list[str], masks: list[str]) -> Iterator[dict[str, object]]:
+        bad = BadFiles()
+        for name, tar, index in self._indexed(bad):
             not_utf8 += [f"{name}/{member}" for member in index.not_utf8]
-            for key, members in groups_of(index.places, others).items():
-                image = self._image(f"{name}/{key}", members)
+            groups = groups_of(index.places, others)
+            for key, members in groups.items():
+                image = self._image(name, key, groups)
                 if image is None:
                     others.update(map(self._unused, members.values()))
                     continue
-                unused = {*members} - {image, CAPTION_EXTENSION, RECORD_EXTENSION}
-                names = (members[each] for each in unused)
-                others.update(counted_suffix(each) for each in names if not self._media.includes(each))
-                record = read_record(name, tar, members, self._kind)
-                found = extra_of(record, self._named)
-                captions = captions_of(f"{name}/{key}.json", {each: found[each] for each in self._captions})
-                yield {
-                    "id": key,
-                    "uri": f"{name}/{members[image]}",
-                    "conversations": read_conversation(name, tar, members, record, captions),
-                    "extra": {each: found[each] for each in self._extra},
-                    **tar.locate(members[image]).columns(),
-                }
+                if is_mask(members[image]):
+                    masks.append(f"{name}/{members[image]}")
+                    continue
+                text, record = (beside(image, each, members) for each in (CAPTION_EXTENSION, RECORD_EXTENSION))
+                unused = (members[each] for each in {*members} - {image, text, record})
+                others.update(counted_suffix(each) for each in unused if not self._media.includes(each))
+                with bad.collecting():
+                    values = read_record(name, tar, record and members[record], self._kind)
+                    found = extra_of(values, self._named)
+                    captions = captions_of(f"{name}/{key}.json", {each: found[each] for each in self._captions})
+                    yield {
+                        "id": key,
+                        "uri": f"{name}/{members[image]}",
+                        "conversations": read_conversation(name, tar, text and members[text], values, captions),
+                        "extra": {each: found[each] for each in self._extra},
+                        **tar.locate(members[image]).columns(),
+                    }
+        bad.refuse()
 
-    def _indexed(self) -> Iterator[tuple[str, ImageTar, Index]]:
+    def _indexed(self, bad: BadFiles) -> Iterator[tuple[str, ImageTar, Index]]:
         """Yield each tar with its headers read; at a URL, those of the next ones are being read."""
         tars, names = SharedResults(self._index_tar, TARS_AHEAD), self._files.names
         for place, name in enumerate(names):
             if self._files.store.is_remote:
                 tars.begin(names[place : place + TARS_AHEAD], start_thread)
-            yield name, *tars.get(name)
+            with bad.collecting():
+                yield name, *tars.get(name)
 
-    def _image(self, sample: str, extensions: Iterable[str]) -> str | None:
+    def _images(self, extensions: Iterable[str]) -> list[str]:
+        return [each for each in extensions if self._media.includes(f"name.{each}")]
+
+    def _image(self, tar: str, key: str, groups: Mapping[str, dict[str, str]]) -> str | None:
         """Return the extension of the sample's image, None if it has none; raise SourceError if it has several."""
         if self._extension is not None:
-            return self._extension if self._extension in extensions else None
-        images = [each for each in extensions if self._media.includes(f"name.{each}")]
+            return self._extension if self._extension in groups[key] else None
+        images = self._images(groups[key])
         if len(images) > 1:
+            others = [found for each, members in groups.items() if each != key and (found := self._images(members))]
+            is_usual = others and all({*each} == {*images} for each in others)
             raise SourceError(
-                f"{self._files.where(sample)} has {counted(len(images), self._media.name)} ({', '.join(images)}); name "
-                f"the one to encode, as with --source.fields.image {images[0]}"
+                f"{self._files.where(f'{tar}/{key}')} has {counted(len(images), self._media.name)} "
+                f"({', '.join(images)}); "
+                + (
+                    f"name the one to encode, as with --source.fields.image {images[0]}"
+                    if is_usual
+                    else "a sample's key ends at the first dot of a name: rename the members, or read a tar as "
+                    "a tree, by --source.kind folder"
+                )
             )
         return images[0] if images else None
 
@@ -179,21 +197,28 @@ def groups_of(members: Iterable[str], others: Counter[str]) -> Mapping[str, dict
     return groups
 
 
-def read_record(tar_name: str, tar: ImageTar, members: dict[str, str], kind: type[TextRecord]) -> TextRecord:
+def beside(image: str, extension: str, members: Collection[str]) -> str | None:
+    """Return the extension of an image's text, None if it has none: `a.v1.5.txt` for `a.v1.5.jpg`, else `a.txt`."""
+    parts = image.split(".")[:-1]
+    names = (".".join([*parts[:kept], extension]) for kept in range(len(parts), -1, -1))
+    return next((each for each in names if each in members), None)
+
+
+def read_record(tar_name: str, tar: ImageTar, member: str | None, kind: type[TextRecord]) -> TextRecord:
     """Read the `.json`; a record without values if there is none."""
-    if RECORD_EXTENSION not in members:
+    if member is None:
         return kind()
-    data = read_text(*text_member(tar_name, tar, members[RECORD_EXTENSION]))
+    data = read_text(*text_member(tar_name, tar, member))
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         problem = "is nested too deeply" if isinstance(error, RecursionError) else describe_mismatch(error)
         expected = "expected an object with `caption` or `conversations`"
-        raise SourceError(f"{tar_name}/{members[RECORD_EXTENSION]}: {problem}; {expected}") from None
+        raise SourceError(f"{tar_name}/{member}: {problem}; {expected}") from None
 
 
 def read_conversation(
-    tar_name: str, tar: ImageTar, members: dict[str, str], record: TextRecord, captions: list[str]
+    tar_name: str, tar: ImageTar, text: str | None, record: TextRecord, captions: list[str]
 ) -> Conversation:
     """Return the record's conversations, else these captions, else the caption of the `.txt`, else of the record.
 
@@ -204,8 +229,8 @@ def read_conversation(
         return turns
     if captions:
         return conversation_of(*captions)
-    if CAPTION_EXTENSION in members:
-        return conversation_of(read_caption(*text_member(tar_name, tar, members[CAPTION_EXTENSION])))
+    if text is not None:
+        return conversation_of(read_caption(*text_member(tar_name, tar, text)))
     return conversation_of(record.caption)
 
 

@@ -19,12 +19,12 @@ from cache_store.errors import SourceError
 from cache_store.storage.local import LocalFile
 from precompute.cli import main
 from precompute.images.rejected import Rejected
-from precompute.sources import Source, SourceConfig, open_source
+from precompute.sources import SOURCES, Source, SourceConfig, open_source
 from precompute.sources.llava import record_texts
 from precompute.sources.place import DAMAGED, MISSING
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes, plan_table
-from tests.precompute.sources.pictures import write_pictures
+from tests.precompute.sources.pictures import opened, rows_of, write_pictures
 from tests.precompute.sources.test_archives import fetch, make_tar, member
 
 
@@ -198,7 +198,6 @@ TREE = {
 OTHERS = (
     "skipped: 13 files without an image suffix (.eps 2, .ico 2, .psd 2, .svg 2, .heic 1, "
     "1 without a suffix, 3 with other suffixes); convert HEIC to JPEG or PNG, for example with the package pillow-heif"
-    "; planned without a caption, though others have one: 1 image"
 )
 
 
@@ -245,6 +244,56 @@ def test_a_source_without_images_says_what_it_holds_instead(tmp_path):
 def test_a_caption_that_is_not_utf8_is_named(tmp_path):
     with pytest.raises(SourceError, match="caption a.txt is not UTF-8 text: byte 3 is 0xe9; mend or remove it"):
         plan_of(tree(tmp_path, {"a.jpg": b"x", "a.txt": b"caf\xe9"}))
+
+
+@pytest.mark.parametrize("kind", ["folder", "webdataset", "parquet"])
+def test_all_files_that_cannot_be_read_are_named_in_one_message(tmp_path, kind):
+    """Texts in Latin-1, or tars and tables that are cut, beside good ones."""
+    bad = [f"{number:02}" for number in range(12)]
+    if kind == "folder":
+        tree(tmp_path, {f"{name}.{suffix}": b"caf\xe9" for name in bad for suffix in ("jpg", "txt")})
+        tree(tmp_path, {"-good.jpg": b"x", "-good.txt": b"A cat."})
+    else:
+        for name in ("-good", *bad):
+            path = write_pictures(kind, tmp_path / name, 1, 2)
+            data = path.read_bytes()
+            path.write_bytes(data[: len(data) // 2 if name in bad else None])
+    with pytest.raises(SourceError) as caught:
+        rows_of(opened(kind, tmp_path))
+    first, *named, more = str(caught.value).split("\n  ")
+    assert (first, len(named), more) == ("12 files cannot be used:", 10, "and 2 more")
+    assert [name for name, line in zip(bad, named, strict=False) if f"{name}." not in line] == []
+
+
+CAPTIONED: dict[str, tuple[dict[str, str], list[str]]] = {
+    "all": ({"a.txt": "A", "b.txt": ""}, []),
+    "none, and no text beside": ({"notes.pdf": ""}, []),
+    "one": ({"a.txt": "A"}, ["planned without a caption, though others have one: 1 sample"]),
+    "of another tool": (
+        {"a.caption": "A", "b.caption": "B", "b.json": "{}"},
+        [
+            "planned without a caption, though files that are not read may hold captions (.caption 2, .json 1): "
+            "2 samples. Put each caption beside its image, as name.txt"
+        ],
+    ),
+    "masks": (
+        {"a.txt": "A", "b.txt": "B", "a-masklabel.png": "x", "a-masklabel.txt": "", "b-condlabel.PNG": "x"},
+        [
+            "left out as masks or conditions of OneTrainer (-masklabel or -condlabel), 2 images: a-masklabel.png, "
+            "b-condlabel.PNG"
+        ],
+    ),
+}
+"""Files beside two images, and the warnings."""
+
+
+@pytest.mark.parametrize("name", CAPTIONED)
+def test_missing_captions_and_masks_are_warned_of_before_the_encoding(tmp_path, name):
+    files, warnings = CAPTIONED[name]
+    images = {"a.jpg": "x", "b.png": "x"}
+    samples = tree(tmp_path, {each: text.encode() for each, text in (images | files).items()}).samples()
+    assert plan_table(samples)["id"].to_pylist() == ["a.jpg", "b.png"]
+    assert [*samples.warnings(SOURCES["folder"].add_texts)] == warnings
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet"])

@@ -153,7 +153,7 @@ def test_a_folder_lists_videos_or_images_and_counts_the_others(tmp_path):
     assert "without a video suffix" in videos.note
     assert ".pdf 1" in videos.note
     assert ".jpg 1" in videos.note
-    assert "without a caption, though others have one: 5 videos" in videos.note
+    assert [*videos.warnings("")] == ["planned without a caption, though others have one: 5 samples"]
     assert ".mp4 1" in images.note
     assert images.note.endswith("to encode videos, set clip.frames")
     assert "set clip.frames" not in videos.note

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
+from cache_store.format.plan import caption_of
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import read_headers
 from precompute.sources.fields import conversation_of
@@ -93,14 +94,36 @@ def test_a_tar_is_indexed_once_to_plan_it_and_never_to_read_it(tmp_path, monkeyp
 
 
 def test_the_image_of_several_is_named_by_its_extension(tmp_path):
-    write_tar(tmp_path / "a.tar", {"1": {"jpg": b"photo", "seg.png": b"mask"}, "2": {"jpg": b"photo"}})
+    several = {"jpg": b"photo", "seg.png": b"mask", "txt": "A"}
+    write_tar(tmp_path / "a.tar", {"1": several, "2": {"jpg": b"photo"}})
     source = opened("webdataset", tmp_path, image=".SEG.png")
     samples = source.samples()
     (row,) = samples
     assert fetch(source, str(row["uri"])) == b"mask"
+    assert row["conversations"] == conversation_of("A")
     assert samples.note == "skipped: 1 image with another extension than source.fields.image"
+    write_tar(tmp_path / "a.tar", {"1": several, "2": several})
     with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image jpg$"):
         rows_of(opened("webdataset", tmp_path))
+
+
+def test_a_text_belongs_to_the_image_of_the_same_name(tmp_path):
+    """A key ends at the first dot, as webdataset has it; two images of one key are refused without bad advice."""
+    image, names = image_bytes(1), ["a photo v1.5", "b.c.d", "e", "f-masklabel"]
+    members = {name: {"jpg": image, "txt": name, "json": {"caption": "no"}} for name in names}
+    write_tar(tmp_path / "a.tar", members | {"g.h": {"jpg": image, "json": {"caption": "G"}}})
+    samples = opened("webdataset", tmp_path).samples()
+    captions = {row["id"]: caption_of(row["conversations"]) for row in plan_table(samples).to_pylist()}
+    assert captions == {"a photo v1": "a photo v1.5", "b": "b.c.d", "e": "e", "g": "G"}
+    assert (samples.note, samples.masks) == ("", ["a.tar/f-masklabel.jpg"])
+    write_tar(tmp_path / "b.tar", {"IMG.2024.01": members["e"], "IMG.2024.02": members["e"]})
+    with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\); a sample's key ends at the first"):
+        rows_of(opened("webdataset", tmp_path / "b.tar"))
+    rows = rows_of(opened("folder", tmp_path / "b.tar"))
+    assert [(row["id"], caption_of(row["conversations"])) for row in rows] == [
+        ("IMG.2024.01.jpg", "e"),
+        ("IMG.2024.02.jpg", "e"),
+    ]
 
 
 PATTERNS = {
@@ -109,16 +132,17 @@ PATTERNS = {
     "a/*.tar": ["0.tar", "1.tar"],
     "*/{1..1}.tar": ["a/1.tar", "b/1.tar"],
     "{a,b}/[0-9].tar": ["a/0.tar", "a/1.tar", "b/1.tar"],
-    "a/{00..01}{,x}.tar": "00.tar does not exist",
+    "a/{00..01}{,x}.tar": "00.tar, .* do not exist",
     "a/{0..2}.tar": "a/2.tar does not exist",
-    "a/{0..1}.t?": "does not exist",
+    "a/{0..3}.tar": "a/2.tar, .*a/3.tar do not exist",
+    "a/{0..1}.t?": "do not exist",
     "a/none*": "does not exist",
     "d[1]{2}": ["3.tar"],
-    "d[1]{2}/{0..3}.tar": "0.tar does not exist",
+    "d[1]{2}/{0..3}.tar": "0.tar, .*2.tar do not exist",
     "d[1]{2}/*.tar": ["3.tar"],
     "nowhere": "nowhere does not exist",
     "c": "c holds no .tar file",
-    "{0..999999}{0..9}": "0 does not exist",
+    "{0..999999}{0..9}": "09 and 246 more do not exist",
 }
 """A path, and the tars that it matches, or the error."""
 
