@@ -239,8 +239,9 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"{seal.spec.rows:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
     if seal.cut_texts:
         console.print(f"cut {counted(seal.cut_texts, 'text')} longer than encoder.max_tokens")
-    if seal.unreadable_exif:
-        console.print(f"broken EXIF in {counted(seal.unreadable_exif, 'cached image')}, not turned")
+    for remark, number in sorted(seal.remarks.items()):
+        what, _, effect = remark.partition(", ")
+        console.print(f"{what} in {counted(number, f'cached {seal.spec.array.made_of}')}, {effect}")
     console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of samples, cache identity {seal.identity}")
     counts = {name: getattr(seal, name) for name in ("cached", "rejected", "reasons", "identity")}
     built = {"rows": seal.spec.rows, **counts, "bytes": seal.array.bytes, **asdict(encoded)}

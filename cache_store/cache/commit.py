@@ -204,9 +204,10 @@ def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> Non
 def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
-    reasons: Counter[str] = Counter()
+    reasons, remarks = Counter[str](), Counter[str]()
     for each in contents:
         reasons.update(each.reasons)
+        remarks.update(each.remarks)
     statistics = [each.statistics for each in contents if each.statistics is not None]
     if not statistics:
         raise CacheError("every sample was rejected, so there is nothing to seal")
@@ -218,7 +219,7 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         cached=cached,
         rejected=rejected,
         reasons=dict(reasons),
-        unreadable_exif=sum(each.unreadable_exif for each in contents),
+        remarks=dict(remarks),
         cut_texts=sum(each.cut_texts for each in contents),
         cached_per_shard=tuple(each.cached for each in contents),
         commits=tuple(each.digest for each in contents),

@@ -64,8 +64,8 @@ class Described:
             "bytes": sum(content.files[0].bytes for content in contents),
             "cached": sum(content.cached for content in contents),
             "rejected": sum(content.rejected for content in contents),
-            "reasons": all_reasons(contents),
-            "unreadable_exif": sum(content.unreadable_exif for content in contents),
+            "reasons": all_counts(contents, "reasons"),
+            "remarks": all_counts(contents, "remarks"),
             "cut_texts": sum(content.cut_texts for content in contents),
             "images_per_s": statistics.median(run.images_per_s for run in runs) if runs else None,
             "devices": sorted({run.device for run in runs}),
@@ -116,13 +116,14 @@ def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
 def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[str, str]]:
     contents = [record.content for record in records]
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
-    why = ", ".join(f"{count} {reason}" for reason, count in all_reasons(contents).most_common())
+    why = ", ".join(f"{count} {reason}" for reason, count in all_counts(contents, "reasons").most_common())
     stored = sum(content.files[0].bytes for content in contents)
-    unreadable, cut = (sum(getattr(each, name) for each in contents) for name in ("unreadable_exif", "cut_texts"))
+    cut = sum(each.cut_texts for each in contents)
     yield "committed", f"{len(records):,} of {counted(spec.num_shards, 'shard')}, {stored:,} bytes"
     yield "samples", f"{cached:,} cached, {rejected:,} rejected" + (f" ({why})" if why else "")
-    if unreadable:
-        yield "broken EXIF", f"{counted(unreadable, 'cached image')}, not turned"
+    for remark, number in sorted(all_counts(contents, "remarks").items()):
+        what, _, effect = remark.partition(", ")
+        yield what, f"{counted(number, f'cached {spec.array.made_of}')}, {effect}"
     if cut:
         yield "longer texts", f"{counted(cut, 'cached text')}, cut"
     if records:
@@ -157,9 +158,9 @@ def pace_lines(pace: Pace | None, made_of: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def all_reasons(contents: list[CommitContent]) -> "Counter[str]":
-    """Count the rejected samples by reason."""
-    return sum((Counter(content.reasons) for content in contents), Counter[str]())
+def all_counts(contents: list[CommitContent], field: str) -> "Counter[str]":
+    """Add up the shards' counts of rejected samples by reason, or of cached ones by remark."""
+    return sum((Counter(getattr(content, field)) for content in contents), Counter[str]())
 
 
 def seal_lines(seal: Seal | None, problem: str | None) -> Iterator[tuple[str, str]]:

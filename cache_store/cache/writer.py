@@ -37,7 +37,8 @@ class Outcome(NamedTuple):
     width: int | None = None
     height: int | None = None
     reason: str | None = None
-    exif_is_readable: bool = True
+    remarks: Sequence[str] = ()
+    """Each says what is odd about the file and, after a comma, what was done; the shard's record counts them."""
     tokens: int | None = None
     """Number of the text's tokens before it is cut; None for an image."""
     resized_width: int | None = None
@@ -213,7 +214,7 @@ class ShardBuilder:
             rejected=len(reasons),
             reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
             non_finite=self._non_finite,
-            unreadable_exif=sum(each.reason is None and not each.exif_is_readable for each in self._outcomes),
+            remarks=dict(Counter(name for each in self._outcomes if each.reason is None for name in each.remarks)),
             cut_texts=cut_texts(self._array, samples),
             statistics=self._sums.statistics(),
             preview=self._sums.preview(),

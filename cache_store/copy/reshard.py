@@ -5,6 +5,7 @@ identity. Some facts of a record cannot be divided among samples: the equations 
 EXIF and of values that were not finite. They go to the new shard in which the old one begins.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -106,7 +107,7 @@ class Packer:
         numbers = np.array(rows)
         has_samples = not np.isin(numbers, self._rejected).all()
         return self._records[first].run, {
-            "unreadable_exif": sum(each.unreadable_exif for each in begun),
+            "remarks": dict(sum((Counter(each.remarks) for each in begun), Counter())),
             "non_finite": sum(each.non_finite for each in begun),
             "preview": added_up(begun, array) if array.has_preview and has_samples else None,
         }

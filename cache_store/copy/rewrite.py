@@ -58,7 +58,8 @@ def copy_without_withdrawn(cache: CacheAt, record: CommitRecord, planned: pa.Tab
         left = sum(outcome.reason is None for outcome in outcomes)
         inherited = {
             "non_finite": sum(map(non_finite_values, outcomes)),
-            "unreadable_exif": min(record.content.unreadable_exif, left),  # no table tells which rows these are
+            # no table tells which rows these are
+            "remarks": {name: min(number, left) for name, number in record.content.remarks.items() if left},
         }
         return builder.commit_run(record.run, inherited)
 

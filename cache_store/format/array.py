@@ -125,10 +125,10 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """The recipe on one line: `224 x 224, squash, bilinear, range signed, decode reduced, flipped`."""
+        """The recipe on one line: `224 high x 224 wide, squash, bilinear, range signed, decode reduced, flipped`."""
         decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
-        size = self.buckets.summary if self.buckets else f"{self.height} x {self.width}, {self.fit}"
+        size = self.buckets.summary if self.buckets else f"{self.height} high x {self.width} wide, {self.fit}"
         clip = f"{self.clip.summary}, " if self.clip else ""
         return f"{clip}{size}, {self.resample}, range {self.range}{decode}{flipped}"
 

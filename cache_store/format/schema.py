@@ -233,8 +233,8 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Number of rejected samples by kind of reason: the words before its colon."""
     non_finite: Count
     """Number of non-finite values that the encoder returned; their samples are rejected."""
-    unreadable_exif: Count = 0
-    """Cached samples whose image has broken EXIF and was therefore not rotated; the record omits 0."""
+    remarks: dict[str, Count] = msgspec.field(default_factory=dict)
+    """Number of cached samples by what was odd about their files and what was done; the record omits none."""
     cut_texts: Count = 0
     """Cached samples whose text was cut, since it has more tokens than a sample; the record omits 0."""
     statistics: FeatureStatistics | None
@@ -348,8 +348,8 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     cached: Count
     rejected: Count
     reasons: dict[str, Count]
-    unreadable_exif: Count = 0
-    """The record omits 0."""
+    remarks: dict[str, Count] = msgspec.field(default_factory=dict)
+    """The record omits none."""
     cut_texts: Count = 0
     """The record omits 0."""
     cached_per_shard: tuple[Count, ...]

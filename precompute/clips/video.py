@@ -58,6 +58,7 @@ class Clip(NamedTuple):
     """Size of the upright video, before its frames are fitted."""
     images: Iterator[Image.Image]
     """Exactly as many as the recipe says, of its size; Rejected is raised in the place of one that is missing."""
+    is_interlaced: bool
 
 
 def exact(value: float) -> Fraction:
@@ -100,7 +101,7 @@ def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe) -> Clip:
         if begin >= first.end:
             frames = video.frames_from(begin)
         images = fitted(shown_in(recipe.clip, begin, frames), upright, start, recipe, stack.pop_all())
-        return Clip(upright.size, images)
+        return Clip(upright.size, images, bool(first.frame.interlaced_frame))
 
 
 def shown_in(clip: ClipRecipe, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import BinaryIO, Self
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from cache_store.cache.writer import WITHDRAWN_SAMPLE, Outcome
 from cache_store.format.array import ArraySpec
@@ -21,6 +23,14 @@ from precompute.sources.image_store import Images
 from precompute.sources.videos import Videos
 
 # Axes: N samples of a batch, T frames, Y X pixels, h w cells of a preview, 3 RGB.
+
+
+STILL, CELLS = 0.1, 4
+"""Levels, of one pixel in CELLS x CELLS, by which a frame differs at most on average from the frame that it repeats:
+H.264 changes a picture that stands still by up to 0.04."""
+
+INTERLACED = "interlaced frames, encoded as progressive"
+STANDING = "repeated frames, more than three quarters"
 
 
 class ClipBatch(Batch):
@@ -54,7 +64,7 @@ class ClipBatch(Batch):
 
         pixels_TYX3, start = self.pixels_NYX3[planned.number], planned.clip_start or 0.0
         rgb_hw3 = None if self.rgb_Nhw3 is None else self.rgb_Nhw3[planned.number]
-        size, frames = decode_clip(stream, start, self.recipe)
+        size, frames, is_interlaced = decode_clip(stream, start, self.recipe)
         try:
             outcome = self._placed(outcome, size)
         except Rejected:
@@ -62,7 +72,14 @@ class ClipBatch(Batch):
             raise
         for place, frame in enumerate(frames):
             write_pixels(frame, pixels_TYX3[place], rgb_hw3 if place == len(pixels_TYX3) // 2 else None)
-        return outcome
+        odd = {INTERLACED: is_interlaced, STANDING: 4 * count_different(pixels_TYX3) < len(pixels_TYX3)}
+        return outcome._replace(remarks=[name for name, is_so in odd.items() if is_so])
+
+
+def count_different(pixels_TYX3: NDArray[np.uint8]) -> int:
+    """Count the frames that differ from the one before, and the first."""
+    few_Tyx3 = pixels_TYX3[:, ::CELLS, ::CELLS].astype(np.int16)
+    return 1 + int((np.abs(np.diff(few_Tyx3, axis=0)).mean((1, 2, 3)) > STILL).sum())
 
 
 NO_TEXT = Rejected("no text", "the sample has no caption")

@@ -50,6 +50,8 @@ and an interrupted build waits for the pieces already handed over.
 """
 
 
+BROKEN_EXIF = "broken EXIF, not turned"
+
 T = TypeVar("T")
 
 
@@ -208,7 +210,9 @@ class Batch:
             data = reading.timed(lambda: reading.source.read(uri, planned.place))
             outcome = outcome._replace(content_sha256=content_sha256(data))
             image = decode_image(data, self.recipe)
-            outcome = self._placed(outcome._replace(exif_is_readable=image.exif_is_readable), image.size)
+            outcome = self._placed(
+                outcome._replace(remarks=() if image.exif_is_readable else (BROKEN_EXIF,)), image.size
+            )
             self.put(planned.number, fit_image(image, self.recipe))
         except Rejected as rejected:
             outcome = outcome._replace(reason=rejected.reason)

@@ -84,7 +84,10 @@ def test_clips_are_verified_copied_resharded_and_withdrawn(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("lengths", "told"),
     [
-        ((5,), ("clip 17 frames at 16 fps, 16 x 24, squash", "[channel 4, latent_t 5, latent_y 2, latent_x 3]")),
+        (
+            (5,),
+            ("clip 17 frames at 16 fps, 16 high x 24 wide, squash", "[channel 4, latent_t 5, latent_y 2, latent_x 3]"),
+        ),
         ((5, 9), ("clip 17 or 33 frames at 16 fps", "size 33x24x16 6 rows in 2 shards, [4, 9, 2, 3] a sample")),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_cache_of_texts_holds_the_encoders_samples_their_tokens_and_the_null_p
     assert str(table["reason"].to_pylist()[3]).startswith("no text")
     letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
     assert table["tokens"].to_pylist() == letters_and_end
-    assert (record.content.cut_texts, record.content.unreadable_exif) == (1, 0)
+    assert (record.content.cut_texts, record.content.remarks) == (1, {})
     said = captioned.run(cache_store, "info", captioned.cache)
     for named in ("caption", "T5EncoderModel", f"[token {TOKENS}, feature {FEATURES}]", "1 cached text, cut"):
         assert named in said

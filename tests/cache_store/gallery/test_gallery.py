@@ -137,7 +137,7 @@ def test_the_page_refers_to_nothing_outside_itself(page):
 
 def test_texts_are_shown_as_text_and_sizes_as_height_by_width(page):
     """The recipe has 6 x 5 cells, images 70 x 9,000 pixels."""
-    sizes = "48 × 40image, height × width", "48 x 40, squash", "70 high × 9,000 wide"
+    sizes = "48 × 40image, height × width", "48 high x 40 wide, squash", "70 high × 9,000 wide"
     for told in (HOSTILE_ID, HOSTILE_CAPTION, *sizes, "3 of 30 planned rows have no latent"):
         assert told in text_of(page)
     for never in (HOSTILE_ID, HOSTILE_CAPTION, "40 × 48", "9,000 high"):

@@ -77,7 +77,7 @@ RECORD_EDITS: list[dict[str, Any]] = [
     *({field: 0.25} for field in ("statistics.sum.0", "preview.moment.0.0")),
     *({field: 7} for field in ("recipe.array.image.height", "files.0.bytes")),
     *({"shard": 0}, {"files.0.path": "../x"}, {"files": []}, {"reasons": {"too large": 1}}, {"non_finite": 3}),
-    *({"unreadable_exif": 1}, {"cut_texts": 1}),
+    *({"remarks": {"odd, so what": 1}}, {"cut_texts": 1}),
     *({"statistics.maximum.3": 9.0}, {"statistics.count": 1}, {"statistics.sum": [0.0, 0.0, 0.0]}),
     {"cached": 6, "rejected": 0, "reasons": {}},
     {"cached": -1, "rejected": 7, "reasons": {"missing": 7}},
@@ -87,9 +87,9 @@ SEAL_EDITS: list[dict[str, Any]] = [
     *({field: lambda values: values[::-1]} for field in ("cached_per_shard", "commits")),
     *({f"array.{field}.0": lambda value: value + 1e-3} for field in ("mean", "maximum", "preview.bias")),
     *({"planned": 99}, {"reasons": {}}, {"commits": []}, {"plan_file.path": "build.json"}, {"array.bytes": 1}),
-    *({"cached": lambda count: count + 1, "rejected": lambda count: count - 1}, {"unreadable_exif": 1}),
+    *({"cached": lambda count: count + 1, "rejected": lambda count: count - 1}, {"remarks": {"odd, so what": 1}}),
 ]
-UNSEEN = {"preview.moment.0.0", "non_finite", "unreadable_exif"}
+UNSEEN = {"preview.moment.0.0", "non_finite", "remarks"}
 EDITS = [("record 1", edits) for edits in RECORD_EDITS] + [("seal.json", edits) for edits in SEAL_EDITS]
 
 

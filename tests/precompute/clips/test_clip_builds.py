@@ -44,7 +44,7 @@ from tests.places import Folder, Objects
 from tests.precompute.conftest import Project, flip, make_vae, timeless_files
 from tests.precompute.encoders.text_models import save_text_encoder
 from tests.precompute.sources.pictures import write_tar
-from tests.videos import add_silence, make_video
+from tests.videos import add_silence, make_video, scene
 
 __all__ = ["quick_loading"]  # a fixture
 
@@ -213,6 +213,20 @@ def test_latents_are_diffusers_own_of_pyavs_frames(built):
             pixels = torch.from_numpy(seen).permute(3, 0, 1, 2)[None] / 127.5 - 1
             (expected,) = model.encode(pixels).latent_dist.mode().numpy()
         np.testing.assert_allclose(cache.read(np.array([number]))[0], expected, rtol=0, atol=1e-5)
+
+
+def test_clips_of_repeated_and_of_interlaced_frames_are_counted(project):
+    """A slideshow shows two pictures for a second each; one clip has both."""
+    project.source = project.folder / "odd"
+    project.source.mkdir()
+    make_video(project.source / "slides.mp4", frames=48, draw=lambda number, size: scene(number // 24 * 100, size))
+    make_video(project.source / "moving.mp4", options={"x264-params": "tff=1"})
+    project.settings = settings_of(project.source, clip={"frames": 9, "fps": FPS, "pick": "chunk"})
+    said = project.build()
+    assert "interlaced frames in 1 cached clip, encoded as progressive" in said
+    assert "repeated frames in 2 cached clips, more than three quarters" in said
+    assert "repeated frames" in project.run(cache_store, "info", project.cache)
+    assert not verify(project.cache, "deep").findings
 
 
 def test_without_a_rate_a_clip_has_consecutive_frames(project):

@@ -82,7 +82,8 @@ def test_the_card_shows_the_runs_figures_and_its_curve(trained, tmp_path):
     loss = np.mean([metrics(run)[step] for step in range(3, 13)])
     figures = f"{loss:.4f} {own:.4f}, {other:.4f}: {other - own:.4f}"
     assert_names(
-        text, f"AutoencoderKLWan lm0 (curve.png) {figures} 24 x 16, squash, bilinear, `world.mean` `world.std`"
+        text,
+        f"AutoencoderKLWan lm0 (curve.png) {figures} 24 high x 16 wide, squash, bilinear, `world.mean` `world.std`",
     )
     for words in ("12 steps, 96 samples", "[channel 4, latent_y 3, latent_x 2]", "8 tokens of 32"):
         assert words in text
