@@ -146,6 +146,10 @@ class BuildConfig:
             )
         if self.image.from_model:
             raise ConfigError("image.from_model is for vision towers, which encode images alone; leave it out")
+        if self.image.decode != "full":
+            raise ConfigError(
+                f"image.decode: {self.image.decode} is for JPEGs and has no effect on clips; leave it out"
+            )
 
     def prepared(self) -> Self:
         """Return the config with `image:` filled from the model's files if it asks for that; may download them.

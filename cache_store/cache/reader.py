@@ -183,8 +183,8 @@ class Cache:
 
         `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. `normalize` gives
         float32 in the form on which the encoder's diffusion models are trained (`cache_store.normalize`); a vision
-        tower's samples stay unchanged. Raises IndexError for a number outside the cache and CacheError, naming shard
-        and row, for damage.
+        tower's samples stay unchanged, and those of an own encoder that states no normalisation are refused. Raises
+        IndexError for a number outside the cache and CacheError, naming shard and row, for damage.
         """
         if normalize:
             array = self.spec.array

@@ -27,12 +27,15 @@ Samples = TypeVar("Samples")
 """A numpy array or a torch tensor."""
 
 
+UNSTATED = Normalization(latents_mean=(), latents_std=())
+
+
 def normalize(latents_CHW: Samples, by: Normalization, channel_axis: int = -3) -> Samples:
     """Map latents as a cache holds them to what a diffusion model is trained on.
 
     [..., C, H, W] becomes [..., C·P², H/P, W/P]; without patches, P is 1. `by` is the cache's encoder:
     `cache.spec.array.encoder`. Latents of clips, [..., C, T, H, W], need `channel_axis=-4`. Raises ConfigError for
-    posterior moments, and for another number of channels than the encoder's.
+    posterior moments, an own encoder without a normalisation, and another number of channels than the encoder's.
     """
     refuse_other_types(latents_CHW, by, channel_axis)
     refuse_moments(by)
@@ -78,6 +81,17 @@ def refuse_moments(by: Normalization) -> None:
         raise ConfigError(
             "normalize: the cache holds posterior moments; draw latents from them first, with "
             "LatentStream(…, normalize=True), or normalize the latents that you drew"
+        )
+    refuse_unstated(by)
+
+
+def refuse_unstated(by: Normalization) -> None:
+    """Raise ConfigError for an encoder of the user's own that states no normalisation."""
+    if isinstance(by, EncoderIdentity) and ":" in by.class_name and drawn_normalization(by) == UNSTATED:
+        raise ConfigError(
+            f"normalize: {by.class_name} states no normalisation; normalize its samples yourself, or give the class "
+            '`normalization = {"latents_scale": 1.0}`, or other fields of cache_store.format.array.Normalization, and '
+            "build a new cache"
         )
 
 

@@ -11,8 +11,12 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.array import MAX_SIDE, SampleLayout
+from cache_store.format.array import MAX_SIDE, Normalization, SampleLayout
+from cache_store.format.normalization import UNSTATED
+from cache_store.format.record import describe_mismatch
 from precompute.encoders.encoder import PIXEL_RANGES, ClipEncoder, Family, PixelRange, accept_any_size, clip_pixels
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, one_line
@@ -36,6 +40,8 @@ class OwnEncoder(Protocol):
 
     An encoder of clips has `layout(height, width, frames)`, and its `encode` takes one clip at a time, [1, 3, T, Y, X];
     its `decode` gives [N, 3, T, Y, X].
+
+    A `normalization`, optional too, says how its diffusion models take its samples: fields of `Normalization`.
     """
 
     identity: str
@@ -57,11 +63,8 @@ class OwnFamilyEncoder:
 
     def __init__(self, own: OwnEncoder, path: str, config: EncoderConfig, pixel_range: PixelRange) -> None:
         self.device = config.torch_device
-        self.identity = native_identity(
-            config,
-            class_name=path,
-            weights_sha256=digest_of(own),
-        )
+        identity = native_identity(config, class_name=path, weights_sha256=digest_of(own))
+        self.identity = msgspec.structs.replace(identity, **normalization_of(own, path))
         self._own, self._path = own, path
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
@@ -121,6 +124,15 @@ class OwnClipEncoder(OwnFamilyEncoder):
                 pixels_13TYX = clip_pixels(clip_TYX3, self._to_range, self._dtype, self.device)
                 samples.append(self._checked(self._own.encode(pixels_13TYX), expected))
         return torch.cat(samples)
+
+
+def normalization_of(own: OwnEncoder, path: str) -> dict[str, Any]:
+    """Return the fields of the normalisation that the class states; raise ConfigError for other ones."""
+    stated = {**msgspec.structs.asdict(UNSTATED), **getattr(own, "normalization", {})}
+    try:
+        return msgspec.structs.asdict(msgspec.convert(stated, Normalization))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"encoder.model {path}: normalization: {describe_mismatch(error)}") from None
 
 
 def digest_of(own: OwnEncoder) -> str:

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from cache_store import open_cache
-from cache_store.errors import EncodeOnceError
+from cache_store import normalize, open_cache
+from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.encoder import ClipEncoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_encoder
 from tests.precompute.conftest import GOOD, run_build, write_source
+from trainer.data.stream import LatentStream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATH = "own_encoder:PatchColours"
@@ -39,6 +40,13 @@ def test_the_example_builds_a_cache_that_verifies_and_audits(tmp_path):
     assert (samples[:, :, 3:] >= 0).all()
     assert np.abs(samples[:, :, :3]).max() <= 1
     assert main(["audit", str(cache), "--samples", "20", "--seed", "0"]) == 0
+    for normalized in (
+        lambda: opened.read(np.arange(2), normalize=True),
+        lambda: LatentStream(opened, batch_size=2, normalize=True),
+        lambda: normalize(samples, opened.spec.array.encoder),
+    ):
+        with pytest.raises(ConfigError, match="own_encoder:PatchColours states no normalisation"):
+            normalized()
 
 
 MINE = """
@@ -54,6 +62,10 @@ class Row(NoLayout):
 class Pixels(Wrong):
     def layout(self, height, width): return {"channel": 3, "latent_y": height, "latent_x": width}
     def decode(self, samples): return samples
+class Scaled(Pixels):
+    normalization = {"latents_shift": 1.0, "latents_std": [1, 2, 4]}
+class Misspelt(Pixels):
+    normalization = {"shift": 1.0}
 class Clip(NoLayout):
     def layout(self, height, width, frames):
         if frames % 2: raise ValueError(f"clip.frames must be even, got {frames}")
@@ -74,6 +86,7 @@ class ClipTokens(Clip):
         ("mine:NoLayout", "mine:NoLayout has no layout; expected a class with identity, layout, encode"),
         ("mine:Wrong", r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
         ("mine:Row", "the axes row must differ from each other and from row"),
+        ("mine:Misspelt", "mine:Misspelt: normalization: it has an unknown field, shift"),
         (PATH, "image.height and image.width must be multiples of 16, got 8x8"),
     ],
 )
@@ -95,6 +108,13 @@ def test_an_encoders_own_decoder_is_used():
     assert torch.equal(decode(pixels), torch.ones(1, 3, 8, 8))
     with pytest.raises(EncodeOnceError, match="has no decoder: its class has no decode"):
         load_decoder(EncoderConfig(model=PATH, device="cpu"))
+
+
+def test_an_encoders_own_normalisation_is_recorded():
+    identity = load_encoder(EncoderConfig(model="mine:Scaled", device="cpu"), "signed").identity
+    assert identity != load_encoder(EncoderConfig(model="mine:Pixels", device="cpu"), "signed").identity
+    found = normalize(np.ones((3, 1, 1), np.float32) * 5, identity)
+    np.testing.assert_array_equal(found.ravel(), [4, 2, 1])
 
 
 def load_clips(path):

@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 from cache_store.cache.joined import JoinedCache
 from cache_store.cache.reader import Cache, valid_numbers
 from cache_store.errors import ConfigError
-from cache_store.format.normalization import drawn_normalization, normalize
+from cache_store.format.normalization import drawn_normalization, normalize, refuse_unstated
 from trainer.config import MAX_EPOCHS
 from trainer.data.buckets import BucketOrder, Remainder, group_by_size, make_order, sizes_of
 from trainer.data.dropout import caption_dropped, refuse_rate, with_nulls
@@ -120,6 +120,8 @@ class LatentStream(BatchStream):
             )
         if draw and not has_moments(self.cache):
             raise ConfigError(f"draw: {self.cache.first.store} holds no posterior moments to draw from")
+        for each in self.cache.caches.values() if normalize else ():
+            refuse_unstated(each.spec.array.encoder)
         self.draw, self.normalize = draw or normalize, normalize
         refuse_rate(caption_dropout)
         self.caption_dropout = caption_dropout

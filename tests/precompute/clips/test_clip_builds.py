@@ -621,6 +621,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"clip": {"frames": [5, 9], "fps": 12}}, "clip.frames image.buckets"),
     ({"clip": {"fps": 12}}, "clip.fps clip.frames"),
     ({"clip": {"frames": 5}}, "clip.fps 16"),
+    ({"image": {"height": 48, "width": 64, "decode": "reduced"}}, "image.decode reduced clips"),
     ({"source": {"kind": "folder", "path": "nowhere"}}, "source.path nowhere"),
 ]
 
