@@ -11,7 +11,7 @@ from cache_store.format.tables import WITHDRAWN
 from cache_store.log import log_warning
 from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
-from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
+from precompute.encode.job import IN_FLOAT32, ON_CPU, REMEDIES, MismatchedShard, Part, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
 
 ADVISED_S = 60.0
@@ -33,6 +33,8 @@ class Encoded:
     made_of: str
     """`image` or `text`."""
     compute_dtype: str
+    is_on_cpu: bool
+    """Whether no GPU encoded."""
     working_share: float
     """Share of the time that the encoder worked; otherwise it waited for images, its turn or the writer."""
     checking_share: float
@@ -54,7 +56,8 @@ class Encoded:
         if self.images < self.images_per_s * ADVISED_S:
             return f"{done}, {speed}"
         more = IN_FLOAT32 if (self.slowest, self.compute_dtype) == ("encoding", "float32") else ""
-        return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}{more}"
+        remedy = ON_CPU if self.slowest == "encoding" and self.is_on_cpu else REMEDIES[self.slowest]
+        return f"{done}, {speed}; {self.slowest} was slowest: {remedy}{more}"
 
 
 def warn_of_other_build(committed: CommitRecord) -> None:
@@ -141,6 +144,7 @@ class BuildProgress:
             images_per_s=images_per_s,
             made_of=self._made_of,
             compute_dtype=self._compute_dtype,
+            is_on_cpu=all(record.run.device == "cpu" for record in self.built.values()),
             working_share=self.working_share,
             checking_share=self.busy_s["checking"] / self._elapsed_s if self._elapsed_s else 0.0,
             gpu_use=self._gpu_use / self._readings if self._readings else None,

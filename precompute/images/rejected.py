@@ -11,6 +11,9 @@ must not end more than itself.
 """
 
 
+CONTINUE = "to continue without these samples, raise --run.max_reject_fraction"
+
+
 class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, never a crash)
     """A sample cannot be cached; `kind` groups samples in counts, `detail` says more about this one."""
 

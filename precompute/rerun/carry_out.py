@@ -28,7 +28,7 @@ from cache_store.verify.verify import clear_leftovers
 from precompute.encode.job import EncodeJob
 from precompute.encode.launchers import run_workers
 from precompute.encode.progress import BuildProgress, Encoded
-from precompute.images.rejected import TooManyRejectsError
+from precompute.images.rejected import CONTINUE, TooManyRejectsError
 from precompute.rerun.compare_images import refuse_rejected, sample_changes
 from precompute.rerun.decide import Work
 from precompute.rerun.facts import BuildInputs, Facts
@@ -160,8 +160,7 @@ def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shar
                     store.delete(SEAL_FILE)
                 encode(inputs, encode_job(inputs, work, shards, shared), progress)
         except TooManyRejectsError as error:
-            allow = "to continue without these samples, raise --run.max_reject_fraction"
-            refuse_rejected(str(error), store, spec, request, allow)
+            refuse_rejected(str(error), store, spec, request, CONTINUE)
     if progress.is_all_rejected:
         none = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
         refuse_rejected(none, store, spec, request)
@@ -193,6 +192,9 @@ def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: b
 
 def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None:
     """Build the job's shards; raise StaleError if one has the wrong bytes, Interrupted after a signal."""
+    is_here = inputs.config.run.engine != "ray"
+    if is_here and (inputs.config.encoder.device, inputs.encoder.device.type) == ("auto", "cpu"):
+        log_info("encoder.device auto: no GPU that torch can use was found; the CPU encodes")
     with stop_on_signals() as stop:
         run_workers(job, inputs.source, inputs.encoder, progress)
     mismatched = progress.mismatched

@@ -20,6 +20,7 @@ from cache_store.format.plan import PlanFile, caption_of
 from cache_store.messages import abridge, counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
+from precompute.images.rejected import CONTINUE
 from precompute.rerun.extra import ExtraColumns
 from precompute.rerun.match_rows import reorder, with_withdrawn
 from precompute.rerun.rows import (
@@ -174,7 +175,7 @@ def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float, med
         reasons, advice = zip(*why_missing(missing, source), strict=True)
         raise SourceError(
             f"{missing.num_rows} of {len(found)} samples without their {media}: {'; '.join(reasons)}. That is more "
-            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
+            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}; {CONTINUE}"
         )
     return int(missing.num_rows)
 
@@ -191,7 +192,7 @@ def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> i
         raise SourceError(
             f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridge(without)}. "
             f"That is more than run.max_reject_fraction {allowed:g} allows; nothing was encoded. "
-            f"{SOURCES[source.kind].add_texts}"
+            f"{SOURCES[source.kind].add_texts}; {CONTINUE}"
         )
     return 0
 

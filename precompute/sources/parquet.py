@@ -18,10 +18,11 @@ import pyarrow as pa
 from cache_store.errors import CacheError, SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.format.tables import TableFile
+from cache_store.messages import abridge
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import Conversation, FieldNames, Turn, captions_of, conversation_of
-from precompute.sources.listing import BadFiles, Samples
+from precompute.sources.listing import MOST_NAMED, BadFiles, Samples
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
@@ -58,7 +59,7 @@ class ImageTable:
         self._file = as_source_error(lambda: TableFile(file.reopen, str(file)))
         self._columns = {name: self._column(name, getattr(fields, name), usual[name]) for name in usual}
         if self._columns["image"] is None:
-            self._refuse("image", f"has no column {' or '.join(media.columns)}")
+            self._refuse("image", f"has no column {' or '.join(media.columns)} of {TYPES['image'][1]}")
         self._image = str(self._columns["image"])
         self._captions, self._extra = fields.captions or [], fields.extra or []
         for field, names in (("captions", self._captions), ("extra", self._extra)):
@@ -83,11 +84,11 @@ class ImageTable:
         return name
 
     def _refuse(self, field: str, problem: str) -> None:
-        fits, expected = TYPES[field]
         names, columns = self._file.schema.names, list(self._file.schema)
-        others = ", ".join(each.name for each in columns if fits(each.type) and names.count(each.name) == 1)
-        remedy = f"set source.fields.{field} to one of its columns: {others}" if others else f"none holds {expected}"
-        raise SourceError(f"{self._where} {problem}; {remedy}")
+        fitting = [each.name for each in columns if TYPES[field][0](each.type) and names.count(each.name) == 1]
+        remedy = f"set source.fields.{field} to one of its columns: {', '.join(fitting)}"
+        others = abridge([f"{each.name} ({each.type})" for each in columns], most=MOST_NAMED)
+        raise SourceError(f"{self._where} {problem}; {remedy if fitting else f'its columns are {others}'}")
 
     def _refuse_other_types(self) -> None:
         for field, (fits, expected) in TYPES.items():

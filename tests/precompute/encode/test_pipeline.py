@@ -295,7 +295,10 @@ def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock,
     assert "rejected, encoder works " in capsys.readouterr().err
     encoded = progress.encoded
     assert encoded.slowest == "encoding", "no decode thread was busy while images were held back"
-    speed, advice = f"the encoder worked {progress.working_share:.0%} of the time", "; encoding was slowest: "
+    speed, advice = (
+        f"the encoder worked {progress.working_share:.0%} of the time",
+        "; encoding was slowest: a GPU helps",
+    )
     assert str(encoded).endswith(speed), "a short build gets no advice"
     assert f"{speed}{advice}" in str(replace(encoded, images_per_s=encoded.images / ADVISED_S))
 

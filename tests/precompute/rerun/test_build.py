@@ -142,6 +142,7 @@ def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
         message = project.build("--cache", str(project.folder / name), source__images=str(archive), code=1)
         assert "20 of 22" in message
         assert str(archive) in message
+        assert "to continue without these samples, raise --run.max_reject_fraction" in message
     project.unpack()
     monkeypatch.chdir(project.source)
     message = project.build(source__images=None, source__path="chat.json", code=1)
@@ -197,6 +198,13 @@ def test_an_error_of_a_decoder_ends_no_more_than_its_file(project, monkeypatch):
     assert SAMPLES > sum(reason.endswith("rror: an odd byte") for reason in reasons) > 0
     project.build("--retry-rejected", name="again")
     assert again.timeless() == project.files()
+
+
+def test_a_build_that_finds_no_gpu_says_so(project, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    project.has()
+    assert "no GPU" in project.build(encoder__device="auto")
+    assert "no GPU" not in project.build("--retry-rejected", encoder__device="auto"), "nothing is encoded"
 
 
 def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch):

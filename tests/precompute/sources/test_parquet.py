@@ -97,9 +97,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "images as numbers": ({"image": [1], "photo": [b"a"]}, "a column image of type int64, .*columns: photo$"),
     "nothing but numbers": (
         {"image": [1], "id": [1]},
-        "a column image of type int64, .*; none holds a struct of bytes",
+        r"a column image of type int64, expected .*, or binary; its columns are image \(int64\), id",
     ),
-    "images in lists": ({"image": [[b"a"]]}, "a column image of type list<.*>, expected a struct"),
+    "images in lists": ({"image": [[b"a"]], "n": [1]}, r"of type list<.*>, expected a struct .* n \(int64\)$"),
+    "a view of bytes": ({"image": pa.array([b"a"], pa.binary_view())}, r"columns are image \(binary_view\)$"),
     "an id that is a number with a fraction": ({"image": [b"a"], "id": [0.5]}, "a column id of type double"),
     "a row without an id": ({"image": [b"a"] * 2, "id": ["a", None]}, "row 1 has no id"),
     "an id that comes twice": ({"image": [b"a"] * 2, "id": ["a", "a"]}, r"1 sample id came more than once: a \("),
