@@ -109,6 +109,10 @@ class Estimate:
     def size(self) -> CacheSize:
         return self.sizes[self.spec.array.codec]
 
+    def at_most(self, per_s: float) -> float:
+        """Return the samples per second of a worker that encodes so many, but writes no more than its writer can."""
+        return min(per_s, self.size.write_per_s)
+
     @property
     def fits(self) -> bool:
         return self.free is None or self.size.total <= self.free
@@ -213,7 +217,7 @@ def trainings_of(
             gpus=config.gpus,
             encode_per_s=probe.both_per_s if probe.shares_cores else probe.encode_per_s,
             decode_per_s=probe.decode_per_s,
-            build_per_s=probe.both_per_s,
+            build_per_s=min(probe.both_per_s, size.write_per_s),
             sample_bytes=size.sample_bytes,
             read_bytes_per_s=config.read_mb_per_s * 1e6,
         )

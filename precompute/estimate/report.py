@@ -19,11 +19,11 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(probe.rejected.items()))
         yield f"rejected among these: {reasons}"
     yield ""
-    yield from rate_lines(probe)
+    yield from rate_lines(estimate)
     yield ""
     yield from hour_lines(estimate)
     if estimate.prices:
-        yield from price_lines(probe, estimate.prices)
+        yield from price_lines(estimate, estimate.prices)
     yield ""
     yield from size_lines(estimate)
     yield ""
@@ -34,16 +34,20 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
         yield "the saving in dollars depends on the number of epochs: give --epochs N"
 
 
-def rate_lines(probe: Probe) -> Iterator[str]:
+def rate_lines(estimate: Estimate) -> Iterator[str]:
+    probe, write_per_s = estimate.probe, estimate.size.write_per_s
     threads = counted(probe.decode_threads, "thread")
     bound = "the decoding" if probe.is_decode_bound else "the encoder"
+    if write_per_s < probe.both_per_s:
+        bound = "the writing"
     waits = f"; the encoder waits for {probe.made_of}s {probe.waiting_share:.0%} of the time"
     rows = [
         ("decode alone", rate(probe, probe.decode_per_s), threads),
         ("encode alone", rate(probe, probe.encode_per_s), probe.device),
+        ("write alone", rate(probe, write_per_s), "without the disk"),
         (
             "a worker",
-            rate(probe, probe.both_per_s),
+            rate(probe, estimate.at_most(probe.both_per_s)),
             f"bound by {bound}{', on cores that both share' if probe.shares_cores else waits}",
         ),
     ]
@@ -61,23 +65,23 @@ def rate(probe: Probe, per_s: float) -> str:
 def hour_lines(estimate: Estimate) -> Iterator[str]:
     """Yield the hours by number of workers: as measured, and, if decoding is the limit, with enough cores."""
     probe = estimate.probe
-    rows = [("workers", *map(str, WORKERS)), hour_row("time", estimate, probe.both_per_s)]
+    rows = [("workers", *map(str, WORKERS)), hour_row("time", estimate, estimate.at_most(probe.both_per_s))]
     note = f"if each has an encoder and {counted(probe.decode_threads, 'core')} to decode with, as here"
     if probe.is_decode_bound and not probe.shares_cores:
-        rows.append(hour_row("fed", estimate, probe.encode_per_s))
+        rows.append(hour_row("fed", estimate, estimate.at_most(probe.encode_per_s)))
         note += "; fed: with enough cores to decode"
     yield from align_rows(rows)
     shards = counted(estimate.spec.num_shards, "shard")
     yield f"{note}; with {estimate.start_s:.0f} s to start, and {shards} to share"
 
 
-def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
+def price_lines(estimate: Estimate, prices: Prices) -> Iterator[str]:
     """Yield the price of encoding with a worker that has its own GPU."""
-    line = (
-        f"a million {probe.made_of}s at ${prices.gpu_hour:g} a GPU-hour: {dollars_a_million(probe.both_per_s, prices)}"
-    )
+    probe, at_most = estimate.probe, estimate.at_most
+    dollars = dollars_a_million(at_most(probe.both_per_s), prices)
+    line = f"a million {probe.made_of}s at ${prices.gpu_hour:g} a GPU-hour: {dollars}"
     if probe.is_decode_bound and not probe.shares_cores:
-        line += f"; with enough cores to feed it {dollars_a_million(probe.encode_per_s, prices)}"
+        line += f"; with enough cores to feed it {dollars_a_million(at_most(probe.encode_per_s), prices)}"
     yield line
 
 

@@ -4,6 +4,7 @@
 
 import hashlib
 import io
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, get_args
@@ -30,10 +31,13 @@ class CacheSize:
     """Bytes of a sample in its shard's file."""
     total: float
     """Bytes of all files: shards, tables, plan and records."""
+    write_per_s: float
+    """Samples per second that a worker's writer takes, without the disk: sums, codec and digest."""
 
     def scaled(self, larger: float, rows: int) -> "CacheSize":
         """Return the size if samples are larger by this factor."""
-        return CacheSize(self.sample_bytes * larger, self.total + self.sample_bytes * (larger - 1) * rows)
+        total = self.total + self.sample_bytes * (larger - 1) * rows
+        return CacheSize(self.sample_bytes * larger, total, self.write_per_s / larger)
 
 
 def sizes_by_codec(spec: Spec, array: ArraySpec, planned: pa.Table, samples: np.ndarray) -> dict[CodecName, CacheSize]:
@@ -63,16 +67,19 @@ def measure_size(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSiz
     writer = shard_format(spec).writer(stream, 0, planned)
     sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
     grey = np.full((len(samples), *spec.array.preview_cells, 3), 1 / 3) if spec.array.has_preview else None
+    started = time.monotonic()
     rounded = sums.round_and_add(samples, everyone, grey)
     outcomes = scaled(outcomes, rounded)
     places = writer.append(encoded_rows(spec.array, rounded, outcomes))
+    hashlib.sha256(stream.getbuffer())
+    write_per_s = len(samples) / (time.monotonic() - started)
     sample_bytes = stream.tell() / len(samples)
     writer.finish()
     end_bytes = stream.tell() - sample_bytes * len(samples)
     table_row, table_end = row_and_end(write_rows, samples_table(spec.array, planned, outcomes, places))
     plan_row, plan_end = row_and_end(write_plan, planned)
     by_row, by_shard = sample_bytes + table_row + plan_row, end_bytes + table_end + record_bytes(spec, sums)
-    return CacheSize(sample_bytes, by_row * spec.rows + by_shard * spec.num_shards + plan_end)
+    return CacheSize(sample_bytes, by_row * spec.rows + by_shard * spec.num_shards + plan_end, write_per_s)
 
 
 def make_up_outcome(sample_id: str, array: ArraySpec) -> Outcome:

@@ -2,12 +2,14 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
+from precompute.estimate import sizes
 from precompute.estimate.costs import WARM_UP_STEPS, read_step
 from precompute.estimate.estimate import KEPT_RUNS, RUN_SAMPLES, draw
 from tests.precompute.conftest import GOOD, SAMPLES
@@ -38,6 +40,7 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
         r"rejected among these: \d cannot decode",
         r"decode alone .* images/s",
         r"encode alone .* cpu",
+        r"write alone .* images/s +without the disk",
         r"workers +1 +4 +8 +64",
     ):
         assert re.search(line, said), said
@@ -64,6 +67,15 @@ def test_a_place_where_no_cache_can_be_is_refused_as_by_a_build(project, bucket,
 def test_a_store_that_cannot_say_its_free_space_is_estimated(project, bucket):
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, "--cache", f"{bucket}/new")
     assert f"free at {bucket}/new: unknown\n" in said
+
+
+def test_a_build_is_no_faster_than_its_writer(project, monkeypatch):
+    """Among others, it is slow with zstd."""
+    measured = sizes.measure_size
+    monkeypatch.setattr(sizes, "measure_size", lambda *given: replace(measured(*given), write_per_s=0.5))
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01)
+    assert re.search(r"a worker +0.5 images/s +bound by the writing", said)
+    assert re.search(rf"^build: {SAMPLES * 2} s on one worker", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize("store_format", ["zarr", "webdataset"])
