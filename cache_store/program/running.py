@@ -275,7 +275,12 @@ def discard_output() -> None:
 
 
 def refuse_other_than_utf8(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word that is not UTF-8: it could not be printed, nor recorded in a cache."""
+    """Raise ConfigError for a word that is not UTF-8: it could not be printed, nor recorded in a cache.
+
+    Also for another encoding of file names, in which a rank would not find the files that its plan names.
+    """
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        raise ConfigError(f"this locale has file names in {encoding}, not UTF-8; set LC_ALL=C.UTF-8 and run it again")
     for word in words:
         if not word.isascii() and word != word.encode(errors="replace").decode():
             raise ConfigError(f"{word!a} is not UTF-8; every path and option must be, so rename that file or folder")

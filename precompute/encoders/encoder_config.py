@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cache_store.errors import ConfigError
-from cache_store.format.array import PLAIN_TEMPLATE, EncoderIdentity
+from cache_store.format.array import MAX_SIDE, PLAIN_TEMPLATE, EncoderIdentity
 
 if TYPE_CHECKING:
     import torch  # it takes seconds to import, and `--help` needs none of it
@@ -98,8 +98,8 @@ class EncoderConfig:
                 )
             return
         for name, least in (("max_tokens", 1), ("drop", 0)):
-            if isinstance(value := getattr(self, name), int) and value < least:
-                raise ConfigError(f"encoder.{name} must be at least {least}, got {value}")
+            if isinstance(value := getattr(self, name), int) and not least <= value <= MAX_SIDE:
+                raise ConfigError(f"encoder.{name} must be in [{least}, {MAX_SIDE:,}], got {value:,}")
         if self.template.count(PLAIN_TEMPLATE) != 1:
             raise ConfigError(f"encoder.template must have one {{}}, where the text goes, got {self.template!r}")
 

@@ -38,6 +38,14 @@ def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, clo
     assert subprocess.check_output(line, timeout=120) == b"/dev/null\n"
 
 
+def test_a_locale_with_other_file_names_is_refused(cache):
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for more, code in ((locale, 2), ({"LC_ALL": "C.UTF-8"}, 0)):
+        line = [sys.executable, "-m", "cache_store", "verify", str(cache)]
+        done = subprocess.run(line, capture_output=True, text=True, env=os.environ | more)
+        assert (done.returncode, done.stderr.count("LC_ALL=C.UTF-8")) == (code, int(code == 2)), done.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_output_that_takes_no_more_is_named(cache, unbuffered):
     info, environment = [sys.executable, "-m", "cache_store", "info", str(cache)], {"PYTHONUNBUFFERED": unbuffered}
