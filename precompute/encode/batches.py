@@ -210,9 +210,8 @@ class Batch:
             data = reading.timed(lambda: reading.source.read(uri, planned.place))
             outcome = outcome._replace(content_sha256=content_sha256(data))
             image = decode_image(data, self.recipe)
-            outcome = self._placed(
-                outcome._replace(remarks=() if image.exif_is_readable else (BROKEN_EXIF,)), image.size
-            )
+            remarks = [] if image.exif_is_readable else [BROKEN_EXIF]
+            outcome = self._placed(outcome._replace(remarks=remarks), image.size)
             self.put(planned.number, fit_image(image, self.recipe))
         except Rejected as rejected:
             outcome = outcome._replace(reason=rejected.reason)

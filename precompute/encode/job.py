@@ -25,9 +25,6 @@ REMEDIES: dict[Part, str] = {
 }
 """Advice by slowest part; the check of a device is made once, so that it holds no long build back."""
 
-ON_CPU = "a GPU helps"
-"""Advice in the place of the one for encoding, without a GPU."""
-
 IN_FLOAT32 = ", or a cache of encoder.compute_dtype: bfloat16"
 """Added to the advice for encoding in float32."""
 

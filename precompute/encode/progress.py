@@ -11,7 +11,7 @@ from cache_store.format.tables import WITHDRAWN
 from cache_store.log import log_warning
 from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
-from precompute.encode.job import IN_FLOAT32, ON_CPU, REMEDIES, MismatchedShard, Part, Progress, slowest
+from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
 
 ADVISED_S = 60.0
@@ -56,7 +56,7 @@ class Encoded:
         if self.images < self.images_per_s * ADVISED_S:
             return f"{done}, {speed}"
         more = IN_FLOAT32 if (self.slowest, self.compute_dtype) == ("encoding", "float32") else ""
-        remedy = ON_CPU if self.slowest == "encoding" and self.is_on_cpu else REMEDIES[self.slowest]
+        remedy = "a GPU helps" if self.slowest == "encoding" and self.is_on_cpu else REMEDIES[self.slowest]
         return f"{done}, {speed}; {self.slowest} was slowest: {remedy}{more}"
 
 

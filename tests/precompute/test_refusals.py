@@ -71,7 +71,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, "build --source.fields.captions [a]", "source.fields.captions", "llava"),
     (2, "build --source.fields.extra [id]", "source.fields.extra", "id"),
     (2, "build --run.max_reject_fraction 2.0", "run.max_reject_fraction"),
-    (2, "build --source.text caption --encoder.max_tokens 100000", "encoder.max_tokens 65,536 100,000"),
+    (2, "build --encoder.max_tokens 100000", "encoder.max_tokens", "65,536"),
     (2, "build --cache ''", "cache"),
     (2, "build --cache ftp://b/c", "ftp://b/c"),
     (2, "build --cache source", "chat.json"),
