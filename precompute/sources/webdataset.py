@@ -54,6 +54,8 @@ MAX_TEXT_BYTES = 16 * 2**20
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 """A member's key, up to the first dot of its last part, and its extension; this is WebDataset's own rule."""
 
+DOTS = "a key ends at the first dot of a name: rename the members, or read the tar as a tree, by --source.kind folder"
+
 CAPTION_EXTENSION, RECORD_EXTENSION = "txt", "json"
 
 
@@ -133,16 +135,9 @@ class WebDatasetSource:
         if len(images) > 1:
             others = [found for each, members in groups.items() if each != key and (found := self._images(members))]
             is_usual = others and all({*each} == {*images} for each in others)
-            raise SourceError(
-                f"{self._files.where(f'{tar}/{key}')} has {counted(len(images), self._media.name)} "
-                f"({', '.join(images)}); "
-                + (
-                    f"name the one to encode, as with --source.fields.image {images[0]}"
-                    if is_usual
-                    else "a sample's key ends at the first dot of a name: rename the members, or read a tar as "
-                    "a tree, by --source.kind folder"
-                )
-            )
+            remedy = f"name the one to encode, as with --source.fields.image {images[0]}" if is_usual else DOTS
+            several = f"{counted(len(images), self._media.name)} ({', '.join(images)})"
+            raise SourceError(f"{self._files.where(f'{tar}/{key}')} has {several}; {remedy}")
         return images[0] if images else None
 
     def _unused(self, member: str) -> str:

@@ -117,7 +117,7 @@ def test_a_text_belongs_to_the_image_of_the_same_name(tmp_path):
     assert captions == {"a photo v1": "a photo v1.5", "b": "b.c.d", "e": "e", "g": "G"}
     assert (samples.note, samples.masks) == ("", ["a.tar/f-masklabel.jpg"])
     write_tar(tmp_path / "b.tar", {"IMG.2024.01": members["e"], "IMG.2024.02": members["e"]})
-    with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\); a sample's key ends at the first"):
+    with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\); a key ends at the first"):
         rows_of(opened("webdataset", tmp_path / "b.tar"))
     rows = rows_of(opened("folder", tmp_path / "b.tar"))
     assert [(row["id"], caption_of(row["conversations"])) for row in rows] == [
