@@ -1,12 +1,13 @@
-"""Problems of a run, each reported once: spikes of loss and gradient, plateaus, slower steps, waiting, an idle GPU,
+"""Problems of a run: spikes of loss and gradient, a rising loss, plateaus, slower steps, waiting, an idle GPU,
 recompilation, nearly full memory.
 
-A check is a pure function of the newest steps' figures.
+A check is a pure function of the newest steps' figures. A problem is reported when it begins: at a step that shows it
+after WINDOW steps that did not.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from cache_store.program.gpu_use import GpuMeter
@@ -27,11 +28,11 @@ NORMAL = 1.4826
 LEAST_SPIKE, EARLY_SPIKE = 0.1, 1.0
 """Least deviation of a spike, as a share of the median loss: in a full WINDOW, and before there are so many steps."""
 
-LEAST_STEPS = 10
-"""Steps before the first one that can be a spike."""
-
 GRADIENT_SPIKE = 10.0
 """A gradient norm is a spike if it is above this many times the running median."""
+
+LEAST_RISE, RISE = 0.1, 1.5
+"""Least rise of the median loss of WINDOW steps: as a share, and in standard deviations of the losses."""
 
 PLATEAU_STEPS = 400
 """Steps whose second half's median loss must be below the first half's."""
@@ -84,31 +85,32 @@ class Health(Observer):
 
 
 class Watch:
-    """Keeps a run's newest figures, and which problems were reported."""
+    """Keeps a run's newest figures, and since how many steps each problem is gone."""
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory = memory_bytes
         self._steps: deque[Metrics] = deque(maxlen=PLATEAU_STEPS)
         self._best = 0.0
-        self._reported = set[str]()
+        self._normal_steps = dict[str, int]()
 
     def __call__(self, metrics: Metrics) -> list[str]:
         self._steps.append(metrics)
         steps = list(self._steps)
-        checks: dict[str, Callable[[], str | None]] = {
-            "spike": lambda: spike(values(steps, "loss")),
-            "gradient": lambda: gradient_spike(values(steps, "grad_norm")),
-            "plateau": lambda: plateau(values(steps, "loss")),
-            "throughput": lambda: self._slowdown(values(steps, "samples_per_s")),
-            "waiting": lambda: waiting(values(steps, "data_wait_share")),
-            "gpu": lambda: idle_gpu(values(steps, GPU_USE)),
-            "compilation": lambda: recompilation(values(steps, "compiled_graphs")),
-            "memory": lambda: full_memory(metrics.get("peak_memory_bytes", 0), self._memory),
+        losses = values(steps, "loss")
+        problems = {
+            "spike": spike(losses),
+            "rise": rise(losses),
+            "gradient": gradient_spike(values(steps, "grad_norm")),
+            "plateau": plateau(losses),
+            "throughput": self._slowdown(values(steps, "samples_per_s")),
+            "waiting": waiting(values(steps, "data_wait_share")),
+            "gpu": idle_gpu(values(steps, GPU_USE)),
+            "compilation": recompilation(values(steps, "compiled_graphs")),
+            "memory": full_memory(metrics.get("peak_memory_bytes", 0), self._memory),
         }
-        new = (name for name in checks if name not in self._reported)
-        found = {name: problem for name in new if (problem := checks[name]())}
-        self._reported |= found.keys()
-        return list(found.values())
+        normal = {name: self._normal_steps.get(name, WINDOW) for name in problems}
+        self._normal_steps = {name: 0 if problem else normal[name] + 1 for name, problem in problems.items()}
+        return [problem for name, problem in problems.items() if problem and normal[name] >= WINDOW]
 
     def _slowdown(self, rates: Sequence[float]) -> str | None:
         if len(rates) < WINDOW:
@@ -130,7 +132,7 @@ def values(steps: History, name: str) -> list[float]:
 def spike(losses: Sequence[float]) -> str | None:
     """Compare the newest loss with the median of those before."""
     before = losses[-WINDOW - 1 : -1]
-    if len(before) < LEAST_STEPS:
+    if not before:
         return None
     middle, least = median(before), LEAST_SPIKE if len(before) == WINDOW else EARLY_SPIKE
     deviation = SPIKE * NORMAL * median(abs(loss - middle) for loss in before)
@@ -145,12 +147,24 @@ def spike(losses: Sequence[float]) -> str | None:
 def gradient_spike(norms: Sequence[float]) -> str | None:
     """Compare the newest gradient norm, before clipping, with the median of those before."""
     before = norms[-WINDOW - 1 : -1]
-    if len(before) < LEAST_STEPS or norms[-1] <= GRADIENT_SPIKE * (middle := median(before)):
+    if not before or norms[-1] <= GRADIENT_SPIKE * (middle := median(before)):
         return None
     return (
         f"gradient norm {norms[-1]:.4g}: the median of {len(before)} steps before is {middle:.4g}; if it stays high or "
         "the loss rises, lower optim.lr"
     )
+
+
+def rise(losses: Sequence[float]) -> str | None:
+    """Compare the median of the newest WINDOW losses with the lowest of the windows before."""
+    windows = [losses[end - WINDOW : end] for end in range(len(losses), WINDOW - 1, -WINDOW)]
+    if len(windows) < 2:
+        return None
+    now, (lowest, before) = median(windows[0]), min((median(window), window) for window in windows[1:])
+    deviation = NORMAL * median(abs(loss - lowest) for loss in before)
+    if now - lowest <= max(LEAST_RISE * abs(lowest), RISE * deviation):
+        return None
+    return f"loss rises: the median of {WINDOW} steps is {now:.4g}, it was {lowest:.4g}; lower optim.lr"
 
 
 def plateau(losses: Sequence[float]) -> str | None:
