@@ -100,6 +100,8 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
     saved = sorted(out.glob(f"checkpoint-*/{POSITION}"), key=lambda file: int(file.parent.name.partition("-")[2]))
     if resume and saved:
         stream.load_state_dict(json.loads(saved[-1].read_text()))  # refuses another cache, seed or batch size
+        if stream.state_dict()["cursor"] >= steps * batch_size:
+            return  # the Trainer would do one more step
     trainer.train(resume_from_checkpoint=str(saved[-1].parent) if resume and saved else None)
 
 

@@ -139,6 +139,13 @@ def test_a_killed_example_goes_on_as_if_never_stopped(cache, tmp_path, uninterru
     for step, (loss, numbers) in [*killed.items(), *resumed.items()]:
         assert numbers == uninterrupted[step][1]
         assert loss == pytest.approx(uninterrupted[step][0], rel=tolerance)
+    files = files_in(tmp_path)
+    assert "samples" not in run(script, *options)
+    assert files_in(tmp_path) == files, "a resume at the end does nothing"
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("dispatch_batches", [True, False])
