@@ -1,13 +1,15 @@
 """AdamW for the projectors, with a learning rate that is a pure function of the step."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from trainer.config import OptimConfig
+
+MATRICES = "matrices"
 
 
 class Optimizer(Protocol):
@@ -84,24 +86,27 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
     return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def make_optimizer(projectors: nn.Module, config: OptimConfig, heads: nn.Module | None = None) -> Optimizer:
-    """Make AdamW for all trained parameters, with weight decay only on matrices; fused into one kernel on a GPU.
+def parameter_groups(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, list[nn.Parameter]]:
+    """Return two groups of each module's trained parameters, by name: its matrices, and its biases with START and END.
 
-    `heads` come last, so that the projectors' moments have the same numbers with and without them.
+    Everything that a run trains, clips, counts and saves is in them, in this order.
     """
-    groups = [*decay_groups(projectors, config), *(decay_groups(heads, config) if heads is not None else ())]
-    fused = groups[0]["params"][0].is_cuda
-    if config.offload:
-        return OffloadedAdamW(groups, lr=config.lr, fused=fused)
-    return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
+    groups = dict[str, list[nn.Parameter]]()
+    for name, module in modules:
+        trained = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
+        for kind, is_matrix in ((MATRICES, True), ("vectors", False)):
+            if group := [each for key, each in trained if key.endswith("weight") == is_matrix]:
+                groups[f"{name}.{kind}"] = group
+    return groups
 
 
-def decay_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Divide the trained parameters into matrices, which decay, and the others, which do not."""
-    trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
-    matrices = [each for name, each in trained.items() if name.endswith("weight")]
-    others = [each for name, each in trained.items() if not name.endswith("weight")]
-    return [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+def make_optimizer(groups: Mapping[str, Sequence[nn.Parameter]], config: OptimConfig) -> Optimizer:
+    """Make AdamW for all trained parameters, with weight decay only on matrices; fused into one kernel on a GPU."""
+    decayed = [
+        {"params": [*group], "weight_decay": config.weight_decay if name.endswith(MATRICES) else 0.0}
+        for name, group in groups.items()
     ]
+    fused = decayed[0]["params"][0].is_cuda
+    if config.offload:
+        return OffloadedAdamW(decayed, lr=config.lr, fused=fused)
+    return torch.optim.AdamW(decayed, lr=config.lr, fused=fused)

@@ -1,7 +1,6 @@
 """One optimizer step: gradients of a global batch, over all ranks, and the update from them."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from trainer.data.batches import StepBatch
 from trainer.model.phases import phase
 from trainer.run.observers import Metrics
-from trainer.run.optim import learning_rate, make_optimizer
+from trainer.run.optim import learning_rate, make_optimizer, parameter_groups
 from trainer.run.parallel import gradient_of
 from trainer.run.session import Session
 
@@ -47,10 +46,9 @@ class Updater:
     def __init__(self, session: Session, total_steps: int) -> None:
         self.model, self.world, self.config = session.model, session.world, session.config
         self.total_steps = total_steps
-        self.groups = dict(parameter_groups(session))
-        modules = [module for _, module in self.model.trained_modules()]
-        self.parameters = [each for module in modules for each in module.parameters() if each.requires_grad]
-        self.optimizer = make_optimizer(self.model.projectors, self.config.optim, self.model.reconstruction)
+        self.groups = parameter_groups(self.model.trained_modules())
+        self.parameters = [each for group in self.groups.values() for each in group]
+        self.optimizer = make_optimizer(self.groups, self.config.optim)
 
     def __call__(self, batch: StepBatch, step: int, *, stop: bool = False) -> Update:
         """Do the update after `step` updates; the projector stays as it is if loss or gradient is not finite."""
@@ -115,12 +113,3 @@ class Updater:
         for (name, _), square in zip(named, each, strict=True):
             by_group[name] += square
         return {"grad_norm": total, **{f"grad_norm.{name}": square**0.5 for name, square in by_group.items()}}
-
-
-def parameter_groups(session: Session) -> Iterator[tuple[str, list[nn.Parameter]]]:
-    """Yield two groups of each trained module: its matrices, and its biases with START and END."""
-    for name, module in session.model.trained_modules():
-        trained = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
-        for kind, is_matrix in (("matrices", True), ("vectors", False)):
-            if group := [each for key, each in trained if key.endswith("weight") == is_matrix]:
-                yield f"{name}.{kind}", group

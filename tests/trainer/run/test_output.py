@@ -37,7 +37,7 @@ from trainer.run.checkpoint import (
     read_state,
 )
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
-from trainer.run.optim import make_optimizer
+from trainer.run.optim import make_optimizer, parameter_groups
 from trainer.train import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
 def save_steps(root: Path, *steps: int, keep_last: int = 3) -> CheckpointFolder:
     folder, projector = CheckpointFolder(root, keep_last), make_projector()
-    optimizer = make_optimizer(projector, OptimConfig())
+    optimizer = make_optimizer(parameter_groups([("world", projector)]), OptimConfig())
     projector(make_latents(4)).square().mean().backward()
     optimizer.step()
     for step in steps:
