@@ -30,6 +30,13 @@ def test_the_six_numbers_are_in_diffusers_order(as_table):
     found = time_ids(as_table(columns), [(768, 1360), (1184, 880)])
     assert found.tolist() == [[1080, 1920, 0, 2, 768, 1360], [4000, 3000, 7, 4, 1184, 880]]
     assert time_ids(as_table(columns), (768, 1360))[:, 4:].tolist() == [[768, 1360]] * 2
+    del columns["height"]
+    for wrong in (as_table(columns), None):
+        with pytest.raises(ConfigError, match="no (height|width) among the columns: (width, crop_left, crop_top|none)"):
+            time_ids(wrong, (768, 1360))
+    with pytest.raises(ConfigError, match=r"bucket must be .*, got 768$"):
+        time_ids(as_table({**columns, "height": [1080, 4000]}), 768)
+    columns["height"] = [1080, 4000]
     with pytest.raises(ConfigError, match="kohya"):
         time_ids(as_table(columns), (768, 1360), "kohya")  # type: ignore[arg-type]
 

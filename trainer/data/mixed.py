@@ -7,13 +7,14 @@ each stream has had its share, to within as many batches as there are streams.
 """
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from math import floor
 from typing import Any
 
 from cache_store.errors import ConfigError
-from trainer.data.order import RankShare
+from trainer.data.order import RankShare, is_in, whole
 from trainer.data.passes import BatchStream
 from trainer.data.prefetch import WindowReader
 from trainer.data.stream import LatentStream
@@ -40,15 +41,20 @@ class MixedStream(BatchStream):
         seed: int = 0,
         batches: int | None = None,
     ) -> None:
+        if not all(isinstance(each, Mapping) for each in (streams, weights)):
+            given = f"{type(streams).__name__} and {type(weights).__name__}"
+            raise ConfigError(f"streams and weights must be mappings of the same names, got {given}")
         if len(streams) < 2 or streams.keys() != weights.keys():
-            given = f"{', '.join(streams) or 'none'}, and weights of {', '.join(weights) or 'none'}"
+            given = f"{', '.join(map(str, streams)) or 'none'}, and weights of {', '.join(map(str, weights)) or 'none'}"
             raise ConfigError(f"a mixture needs two streams or more and the weight of each; got streams {given}")
-        if faulty := [name for name, weight in weights.items() if not 0 < weight < float("inf")]:
-            raise ConfigError(f"weights: that of {faulty[0]} must be above 0 and finite, got {weights[faulty[0]]}")
-        if batches is not None and batches < 1:
-            raise ConfigError(f"batches must be at least 1, or None for a pass that never ends, got {batches}")
-        super().__init__(same_share(streams), None if batches is None else batches * same_share(streams).batch_size)
-        self.streams, self.seed = dict(streams), seed
+        if faulty := [name for name, each in streams.items() if not isinstance(each, BatchStream)]:
+            raise ConfigError(f"streams: {faulty[0]} must be a LatentStream, got {type(streams[faulty[0]]).__name__}")
+        for name, weight in weights.items():
+            if not is_in(0, weight, sys.float_info.max) or weight == 0:
+                raise ConfigError(f"weights: that of {name} must be above 0 and finite, got {weight!r}")
+        share = same_share(streams)
+        super().__init__(share, None if batches is None else whole("batches", batches, 1) * share.batch_size)
+        self.streams, self.seed = dict(streams), whole("seed", seed)
         self._shares = {name: Fraction(str(weights[name])) for name in streams}
 
     def place(self, number: int) -> tuple[str, int]:

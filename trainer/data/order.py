@@ -11,9 +11,11 @@ own random order. `lanes` is a multiple of the batch size, so a rank reads from 
 
 import hashlib
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cache_store.errors import ConfigError
 
@@ -83,6 +85,25 @@ class SampleOrder:
         return (first + positions // self.count) % views
 
 
+def is_in(low: float, value: Any, high: float) -> bool:
+    return isinstance(value, Real) and low <= float(value) <= high
+
+
+def whole(name: str, value: Any, least: int = 0) -> int:
+    """Return the number as Python's; ConfigError unless it is a whole one in [least, 2^63)."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < 2**63:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
+
+
+def whole_positions(positions: ArrayLike) -> Int64Array:
+    """Return positions [N]; ConfigError unless they are whole numbers of at least 0."""
+    given = np.asarray(positions)
+    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0)):
+        raise ConfigError(f"positions must be whole numbers of at least 0, one a sample, got {positions!r:.80}")
+    return given.astype(np.int64)
+
+
 @dataclass(frozen=True)
 class RankShare:
     """The part of each global batch that a rank shows."""
@@ -93,8 +114,10 @@ class RankShare:
     world_size: int
 
     def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("rank", 0), ("world_size", 1)):
+            whole(name, getattr(self, name), least)
         size, rank, ranks = self.batch_size, self.rank, self.world_size
-        if size < 1 or ranks < 1 or size % ranks or not 0 <= rank < ranks:
+        if size % ranks or rank >= ranks:
             raise ConfigError(f"batch_size {size} must divide among ranks (rank {rank} of {ranks})")
 
     def of_batch(self, positions: Int64Array) -> Int64Array:

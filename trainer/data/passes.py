@@ -7,7 +7,7 @@ memory that all workers share; it advances when the last worker has ended the pa
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from fractions import Fraction
 from mmap import mmap
@@ -90,9 +90,11 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         return {"cursor": self._cursor, "end": self._end, **self.must_match()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at `state["cursor"]`; everything else in `state` must match this stream."""
-        now = self.must_match()
-        if differences := differences_between({name: state.get(name, own) for name, own in now.items()}, now):
+        """Resume at `state["cursor"]`; if `state` has more than that, all of it must match this stream."""
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"state must be what `state_dict` returned, or {{'cursor': …}}, got {state!r:.80}")
+        now, saved = self.must_match(), {name: each for name, each in state.items() if name not in ("cursor", "end")}
+        if saved and (differences := differences_between(saved, now)):
             remedy = "to resume from it, open the stream with the same settings; to start anew, load no state"
             refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
         cursor = state.get("cursor")

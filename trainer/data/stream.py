@@ -13,13 +13,14 @@ samples has n positions, so a pass has as many batches for several sizes as for 
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.random import Generator, Philox
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -30,7 +31,7 @@ from cache_store.format.normalization import drawn_normalization, normalize, ref
 from trainer.config import MAX_EPOCHS
 from trainer.data.buckets import BucketOrder, Remainder, group_by_size, make_order, sizes_of
 from trainer.data.dropout import caption_dropped, refuse_rate, with_nulls
-from trainer.data.order import Int64Array, RankShare, SampleOrder
+from trainer.data.order import Int64Array, RankShare, SampleOrder, is_in, whole, whole_positions
 from trainer.data.passes import BatchStream
 from trainer.data.prefetch import Samples, WindowReader
 from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
@@ -137,7 +138,7 @@ class LatentStream(BatchStream):
         self._samples = "all" if chosen is None else numbers_digest(chosen)
         self._weights = "none" if repeats is None else numbers_digest(repeats)
         self.remainder = remainder
-        self.order = make_order(self.cache.identity, seed, counts, batch_size, shuffle_block, remainder)
+        self.order = make_order(self.cache.identity, whole("seed", seed), counts, batch_size, shuffle_block, remainder)
         if isinstance(self.order, BucketOrder):
             self.order.refuse_ranks(world_size, self.sizes.names)
         super().__init__(share, None if epochs is None else exact(epochs) * self.order.epoch_positions)
@@ -228,9 +229,9 @@ def nulls_of(cache: JoinedCache) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def exact(epochs: float) -> Fraction:
     """Return the decimal that `epochs` is printed as: 0.1 of 40 samples is 4, not slightly more."""
-    if not 0 < epochs <= MAX_EPOCHS:
+    if not is_in(0, epochs, MAX_EPOCHS) or epochs == 0:
         raise ConfigError(
-            f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
+            f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs!r}"
         )
     return Fraction(str(epochs))
 
@@ -255,7 +256,7 @@ def numbers_digest(numbers: np.ndarray) -> str:
     return f"{len(numbers):,}, sha256 {hashlib.sha256(np.asarray(numbers, np.int64).tobytes()).hexdigest()[:12]}"
 
 
-def sample_posterior(moments_NMHW: Tensor, seed: int, positions: Iterable[int], tower: int = 0) -> Tensor:
+def sample_posterior(moments_NMHW: Tensor | np.ndarray, seed: int, positions: ArrayLike, tower: int = 0) -> Tensor:
     """Draw a latent for each sample, mean + std · noise: [N, C, H, W] float32, from moments of any dtype on the CPU.
 
     `positions` holds for each sample how many samples were shown before it. The result is a pure function of the
@@ -263,12 +264,20 @@ def sample_posterior(moments_NMHW: Tensor, seed: int, positions: Iterable[int], 
     Philox (Salmon et al. 2011), a counter-based generator whose key is the seed and whose counter begins at the
     position, so it can be computed directly, in any batch, on any rank, after any resume.
     """
+    if isinstance(moments_NMHW, np.ndarray):
+        moments_NMHW = as_tensor(moments_NMHW)
+    if not isinstance(moments_NMHW, Tensor) or moments_NMHW.ndim < 2 or moments_NMHW.shape[1] % 2:
+        given = list(getattr(moments_NMHW, "shape", [])) or type(moments_NMHW).__name__
+        raise ConfigError(f"moments must be [N, means and as many log-variances, …], got {given}")
+    places, key = whole_positions(positions).tolist(), [whole("seed", seed), whole("tower", tower)]
     count, moments, *cells = moments_NMHW.shape
+    if len(places) != count:
+        raise ConfigError(f"positions must be {count:,} whole numbers, one a sample, got {len(places):,}")
     latents_NCHW = torch.empty(count, moments // 2, *cells)
-    for latent_CHW, moments_MHW, position in zip(latents_NCHW.numpy(), moments_NMHW, positions, strict=True):
+    for latent_CHW, moments_MHW, position in zip(latents_NCHW.numpy(), moments_NMHW, places, strict=True):
         # One sample at a time: in a batch, the last bits would depend on how it is split into vectors and threads.
         mean_CHW, logvar_CHW = np.split(moments_MHW.float().numpy(), 2)
-        philox = Philox(key=[seed, tower], counter=[0, 0, 0, int(position)])
+        philox = Philox(key=key, counter=[0, 0, 0, position])
         Generator(philox).standard_normal(dtype=np.float32, out=latent_CHW)
         latent_CHW *= np.exp(logvar_CHW / 2)
         latent_CHW += mean_CHW

@@ -1,5 +1,6 @@
 """Finding and loading a trained projector: in a run, a checkpoint, an exported folder or a file."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ def load_projector(path: str | Path) -> TrainedProjector:
     in the language model's `inputs_embeds`: [N, tokens, width], float32. With several towers, pass a mapping of their
     names to such tensors. Its `config` describes the rest.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path must be that of a run, a checkpoint or a projector's file, got {type(path).__name__}")
     return TrainedProjector(find_projector(Path(path).expanduser()))
 
 

@@ -106,7 +106,7 @@ def make_optimizer(groups: Mapping[str, Sequence[nn.Parameter]], config: OptimCo
         {"params": [*group], "weight_decay": config.weight_decay if name.endswith(MATRICES) else 0.0}
         for name, group in groups.items()
     ]
-    fused = decayed[0]["params"][0].is_cuda
+    fused = next(iter(groups.values()))[0].is_cuda
     if config.offload:
         return OffloadedAdamW(decayed, lr=config.lr, fused=fused)
     return torch.optim.AdamW(decayed, lr=config.lr, fused=fused)

@@ -1,5 +1,6 @@
 """Latents drawn from posteriors: the right distribution, and the same draw wherever a position is drawn."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from cache_store import open_cache
+from cache_store.errors import ConfigError
 from tests.make_cache import make_cache
 from trainer import LatentStream, sample_posterior
 
@@ -42,6 +44,18 @@ def test_a_draw_depends_on_its_seed_and_position_alone(dtype):
     shown_again = sample_posterior(moments[:1].expand(9, -1, -1, -1), 1, positions)
     others = sample_posterior(moments[:1], 2, [0]), sample_posterior(moments[:1], 1, [0], tower=1)
     assert len({each.numpy().tobytes() for each in (*shown_again, *others)}) == 11
+
+
+def test_arrays_are_drawn_from_as_tensors_and_what_is_no_moments_is_refused():
+    moments, drawn = make_moments(2), partial(sample_posterior, seed=1, positions=[3, 4])
+    assert torch.equal(drawn(moments.numpy()), drawn(moments))
+    for wrong in (moments[:, :3], moments[0, 0, 0], [1, 2], None):
+        with pytest.raises(ConfigError, match="moments must be"):
+            drawn(wrong)
+    for name, wrongs in {"seed": ("a", None, 1.5, -1), "tower": ("a",), "positions": ([1], 3, "ab", [0.5, 1])}.items():
+        for wrong in wrongs:
+            with pytest.raises(ConfigError, match=f"{name} must be"):
+                drawn(moments, **{name: wrong})
 
 
 def test_what_is_drawn_is_the_same_in_every_version():

@@ -288,12 +288,15 @@ def test_a_state_of_other_batches_is_refused(cache):
 
 
 UNUSABLE = {
-    "epochs": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)],
+    "epochs": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf, "1", [1])],
+    "seed": [{"seed": seed} for seed in ("a", None, 1.5, -1, True, 2**63)],
+    "caption_dropout": [{"caption_dropout": rate} for rate in (2, "a")],
     "shuffle_block": [{"shuffle_block": block} for block in (0, 10**9, 2.5, "32", None)],
     "posterior": [{"draw": True}],
     "samples": [{"samples": []}],
     "source": [{"source": "cache"}, {"source": Path("cache")}],
-    "rank": [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
+    "rank": [{"world_size": 3}, {"rank": 2, "world_size": 2}, {"rank": -1}, {"rank": "0"}],
+    "world_size": [{"world_size": 0}, {"world_size": 1.0}],
 }
 
 
@@ -301,6 +304,11 @@ def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
     for state in ({}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}):
         with pytest.raises(ConfigError, match="cursor"):
             resume(cache, state)
+    with pytest.raises(ConfigError, match="state must be"):
+        resume(cache, [8])
+    for batch_size in ("4", 4.0, None, 0):
+        with pytest.raises(ConfigError, match="batch_size must be"):
+            LatentStream(cache, batch_size)
     for name, options in [(name, each) for name, every in UNUSABLE.items() for each in every]:
         with pytest.raises(ConfigError, match=name):
             LatentStream(cache, BATCH, **options)

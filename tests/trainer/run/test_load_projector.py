@@ -89,6 +89,8 @@ def test_a_place_or_file_without_a_projector_is_one_message(trained, tmp_path):
     for place in (tmp_path / "nothing", tmp_path, trained.run.folder / "config.yaml"):
         with pytest.raises(EncodeOnceError, match=str(place)):
             load_projector(place)
+    with pytest.raises(ConfigError, match="path must be .*, got NoneType"):
+        load_projector(None)
     file = Path(shutil.copy(trained.run.folder / PROJECTOR_FILE, tmp_path))
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
