@@ -13,7 +13,16 @@ from huggingface_hub import constants
 
 from tests.make_cache import make_cache
 from tests.named import assert_names
-from tests.trainer.conftest import MEAN, STD, TINY, MakeConfig, described_cache, save_language_model
+from tests.trainer.conftest import (
+    GEMMA_TEMPLATE,
+    MEAN,
+    STD,
+    TINY,
+    MakeConfig,
+    described_cache,
+    make_tokenizer,
+    save_language_model,
+)
 from tests.trainer.runs import ForkedTrainer, command, metrics, named_fields
 from trainer.cli import main
 
@@ -209,7 +218,9 @@ MUST_MATCH = {
     "data.val_fraction": {"val_fraction": 0.3},
     "model.layout": {"layout": "channel"},
     "model.projector": {"projector": "linear"},
-    "tokenised text": {"max_text_tokens": 48},
+    "data.max_text_tokens": {"max_text_tokens": 48},
+    "chat template": {"chat_template": GEMMA_TEMPLATE.replace("{{ bos_token }}", "")},
+    "tokenizer": {},
     "language model": {},
 }
 """Fields that decide the batches or the projector, and a change of each; the first three decide training alone."""
@@ -221,6 +232,13 @@ def test_a_run_of_other_batches_or_another_projector_is_refused(field, configure
     changes = {**MUST_MATCH[field], "text_dir": str(tmp_path / "text")}
     if field == "language model":
         changes["language_model"] = save_language_model(tmp_path / "other", rms_norm_eps=1e-5)
+    if field == "tokenizer":
+        changes["language_model"] = shutil.copytree(configured(one_step).model.language_model, tmp_path / "other")
+        (tokenizer := make_tokenizer()).add_tokens(["purple"])
+        tokenizer.save_pretrained(tmp_path / "other")
+    if field == "chat template":
+        (tmp_path / "other.jinja").write_text(changes[field.replace(" ", "_")])
+        changes["chat_template"] = str(tmp_path / "other.jinja")
     error = refusal(1, configured(one_step, max_steps=2, **changes))
     assert named_fields(error) == {field}
     assert_names(error, "--run.output")

@@ -28,7 +28,7 @@ from trainer.run.parallel import World, join_world
 from trainer.run.session import open_session
 from trainer.run.update import Updater
 
-BATCH_KEYS = (CACHE_IDENTITY, "tokenised text", *ORDER_KEYS)
+BATCH_KEYS = (CACHE_IDENTITY, "tokenizer", "chat template", "data.max_text_tokens", *ORDER_KEYS)
 """Keys of `must_match` that decide which samples each step shows."""
 
 

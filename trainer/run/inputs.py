@@ -190,7 +190,8 @@ def what_must_match(
     return {
         CACHE_IDENTITY: joined.identity,
         **describe_towers(description.towers),
-        "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
+        **chat.facts,
+        "text version": str(TEXT_VERSION),
         "data.batch_size": str(data.batch_size),
         "data.seed": str(data.seed),
         **dict(shown.items() - DEFAULTS.items()),

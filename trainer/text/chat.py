@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ TEMPLATE_ERRORS = (
     *(LookupError, AttributeError, RecursionError, MemoryError),
 )
 """Exceptions that Jinja raises, and those that code in a template can raise."""
+
+KEPT_PROMPTS = 256
+"""Rendered prompts to keep: captions share a few questions, and rendering takes most of the time."""
 
 Message = dict[str, str]
 
@@ -90,6 +93,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, template: str, max_tokens: int) -> None:
         self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
         self.special = SpecialText(tokenizer)
+        self._prompt = lru_cache(KEPT_PROMPTS)(self._render_prompt)
 
     @property
     def begins_with_bos(self) -> bool:
@@ -97,12 +101,18 @@ class ChatTokenizer:
         return self.tokenizer.bos_token_id is not None
 
     @property
-    def digest(self) -> str:
-        """SHA-256 over everything that decides a text's tokens and labels."""
+    def facts(self) -> dict[str, str]:
+        """Everything that decides a text's tokens and labels, by name."""
         special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()}  # templates see them
-        parts = [self.tokenizer.backend_tokenizer.to_str(), self.template, special, self.max_tokens]
-        parts += ["content in parts"] * self.has_content_parts + ["EOS ends the text"] * (self.end_token is not None)
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return {
+            "tokenizer": sha256_of([self.tokenizer.backend_tokenizer.to_str(), special]),
+            "chat template": sha256_of([self.template, self.has_content_parts, self.end_token is not None]),
+            "data.max_text_tokens": str(self.max_tokens),
+        }
+
+    @property
+    def digest(self) -> str:
+        return sha256_of(self.facts)
 
     @cached_property
     def has_content_parts(self) -> bool:
@@ -165,7 +175,8 @@ class ChatTokenizer:
             if not turns:
                 return Rendered()
             text, masked_text = self._render_twice(messages[: turns[-1] + 1])
-            return Rendered(text, masked_text, [self._span(messages, turn, text) for turn in turns])
+            before = [self._span(messages, turn, self._render(messages[: turn + 1]), text) for turn in turns[:-1]]
+            return Rendered(text, masked_text, [*before, self._span(messages, turns[-1], text, text)])
         except SourceError as error:
             return Rendered(problem=f"sample {sample_id!r}: {error}")
         except TEMPLATE_ERRORS as error:
@@ -179,10 +190,12 @@ class ChatTokenizer:
             raise SourceError("it contains the text of a special token, and the chat template rewrites words")
         return text, masked_text
 
-    def _span(self, messages: list[Message], turn: int, text: str) -> Span:
-        """Find `messages[turn]` in `text`, with its end of turn but not the white space after that."""
-        prefix = self._render(messages[:turn], add_generation_prompt=True)
-        through = self._render(messages[: turn + 1]).rstrip()
+    def _span(self, messages: list[Message], turn: int, through: str, text: str) -> Span:
+        """Find `messages[turn]` in `text`, with its end of turn but not the white space after that.
+
+        `through` is the rendering of the messages up to it.
+        """
+        prefix, through = self._prompt(*((each["role"], each["content"]) for each in messages[:turn])), through.rstrip()
         if not (text.startswith(through) and through.startswith(prefix)):
             raise ConfigError(
                 "the chat template renders a conversation's beginning differently once more turns follow, so the "
@@ -198,6 +211,9 @@ class ChatTokenizer:
             add_generation_prompt=add_generation_prompt,
         )
         return text
+
+    def _render_prompt(self, *turns: tuple[str, str]) -> str:
+        return self._render([{"role": role, "content": content} for role, content in turns], add_generation_prompt=True)
 
     def _in_template_form(self, messages: list[Message]) -> list[Any]:
         """Give messages the form that the template reads."""
@@ -226,6 +242,10 @@ class ChatTokenizer:
             tokens, is_label = [*tokens, self.end_token], np.concatenate([is_label, [True]])
         length = length_to_keep(is_label, self.max_tokens)
         return TokenizedText(np.array(tokens[:length], np.int32), is_label[:length], rendered.problem)
+
+
+def sha256_of(parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def as_parts(content: str) -> list[dict[str, str]]:
