@@ -46,4 +46,7 @@ def export_and_ask(config: TrainConfig, home: Path, rows: Sequence[int] = (1, 8)
         given = samples if len(samples) > 1 else samples.popitem()[1]
         assert torch.allclose(projector(given), load_projector(folder)(given), atol=1e-5)
         assert answerer(given, "what is this", 8) == answer
-    return (folder / "README.md").read_text()
+    card, local = (folder / "README.md").read_text(), f"PATH/{Path(model).name}"
+    assert f"trainer generate . --language_model {local} --encoder" in card, "as no file names this machine's folders"
+    assert card.count("Answerer(") == card.count(f'Answerer(".", "{local}")(')
+    return card

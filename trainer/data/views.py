@@ -120,14 +120,15 @@ def open_views(views: Sequence[View]) -> Views:
 
 def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
     """Raise StaleError if a projector that reads one view could not read the other: they differ beyond MAY_DIFFER."""
-    held = [{name: shared_fields(each.spec.array) for name, each in view.caches.items()} for view in (first, other)]
-    if differences := differences_between(*held):
-        summary = f"{other.first.store} is not a view of the samples of {first.first.store}"
-        remedy = (
-            "build it with the same encoder and recipe; views may differ in image.flip and image.fit, or in "
-            "source.caption, source.shuffle_tags and source.keep_tags"
-        )
-        refuse(summary, differences, [remedy], held="in the first", now="in the view")
+    for name, cache in other.caches.items():
+        held = [{name: shared_fields(each.spec.array)} for each in (first.caches[name], cache)]
+        if differences := differences_between(*held):
+            summary = f"{cache.store} is not a view of the samples of {first.caches[name].store}"
+            remedy = (
+                "build it with the same encoder and recipe; views may differ in image.flip and image.fit, or in "
+                "source.caption, source.shuffle_tags and source.keep_tags"
+            )
+            refuse(summary, differences, [remedy], held="in the first", now="in the view")
 
 
 def shared_fields(array: ArraySpec) -> dict[str, object]:

@@ -102,7 +102,7 @@ as {read_in_words(config)}. encode-once trained it, and nothing else, from {cach
 With encode-once, in this folder:
 
 ```
-trainer generate . --image photo.jpg --prompt "What is this?"
+trainer generate .{local_models(config)} --image photo.jpg --prompt "What is this?"
 ```
 
 {standalone_section(config)}
@@ -143,6 +143,22 @@ def input_tables(config: ProjectorConfig) -> str:
     return "\n\n".join(f"### {tower.name}\n\n{table(input_rows(tower, config))}" for tower in config.towers)
 
 
+def local_models(config: ProjectorConfig) -> str:
+    """Return the options that say where models are that came from a folder: a shared file names no folder of others."""
+    encoders = {tower.name: tower.encoder_model for tower in config.towers if is_local(tower.encoder_model)}
+    named = {name: f"PATH/{Path(model or 'ENCODER').name}" for name, model in encoders.items()}
+    options = f" --language_model {local_path(config)}" if is_local(config.language_model.name) else ""
+    if not named:
+        return options
+    if has_one_tower(config):
+        return f"{options} --encoder {named[config.tower.name]}"
+    return f"{options} --encoders '{{{', '.join(map(': '.join, named.items()))}}}'"
+
+
+def local_path(config: ProjectorConfig) -> str:
+    return f"PATH/{Path(config.language_model.name).name}"
+
+
 def standalone_section(config: ProjectorConfig) -> str:
     """Return code that runs without this program."""
     samples, given = samples_word(config.tower) if has_one_tower(config) else "samples", "a tensor [N, …]"
@@ -150,11 +166,12 @@ def standalone_section(config: ProjectorConfig) -> str:
         given = "a mapping of " + " and ".join(f"`{tower.name}`" for tower in config.towers) + f", each {given}"
     num_tokens, width = sum(tower.tokens for tower in config.towers), config.language_model.width
     counted = "P" if any(0 in tower.array.shape for tower in config.towers) else num_tokens
+    where = f', "{local_path(config)}"' if is_local(config.language_model.name) else ""
     code = f"""\
 from projector import Answerer, ExportedProjector
 
 tokens = ExportedProjector(".")({samples})  # [N, {counted}, {width}], for the language model's inputs_embeds
-print(Answerer(".")({samples}, "What is this?"))  # about one image
+print(Answerer("."{where})({samples}, "What is this?"))  # about one image
 """
     needs = "torch and safetensors, and for answers transformers"
     if token_kinds(json.loads(config.as_json)) is None:
@@ -172,6 +189,10 @@ Without encode-once, `{STANDALONE_FILE}` needs {needs}:
 
 def is_hub_id(name: str) -> bool:
     return not name.startswith((".", "/"))
+
+
+def is_local(name: str | None) -> bool:
+    return name is None or not is_hub_id(name)
 
 
 def display_name(name: str) -> str:

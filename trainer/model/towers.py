@@ -47,6 +47,11 @@ def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
     """Raise ConfigError for a cache whose samples no projector can read; called before the language model is loaded."""
     for name, cache in joined.caches.items():
         layout_of(config, name, cache.spec.array, str(cache.store))
+    if all(cache.spec.array.text for cache in joined.caches.values()):
+        raise ConfigError(
+            f"cache: {joined.first.store} holds texts, and no other cache holds images; name one of images, and this one "
+            "beside it in `caches`"
+        )
 
 
 def make_projectors(config: ModelConfig, caches: Mapping[str, Cache], language: LanguageModel, seed: int) -> Projectors:

@@ -57,7 +57,9 @@ def open_session(
     refuse_unknown_tokens(inputs, text)
     split = text.split(inputs.config.data.val_fraction)
     if (where := inputs.config.data.where) is not None:
-        split = split.among(inputs.cache.where(where))
+        if not len(numbers := inputs.cache.where(where)):
+            raise ConfigError(f"data.where {where!r} matches none of the {len(inputs.cache):,} samples")
+        split = split.among(numbers)
     if trained is None:
         refuse_none_to_train_on(split, inputs.config)
     announce_split(split, inputs.world, to_train=trained is None)

@@ -258,4 +258,4 @@ def test_a_run_where_an_expression_is_true_uses_only_such_samples(configured_her
     assert 0 < len(some.train) < len(whole.train)
     train_alone(configured_here("chosen", where="row < 30", max_steps=1))
     assert_names(refusal(1, configured_here("chosen", max_steps=2)), "data.where")
-    assert_names(refusal(1, configured_here("none", where="row < 0")), "row < 0")
+    assert_names(refusal(2, configured_here("none", where="row < 0")), "data.where 'row < 0' matches none")

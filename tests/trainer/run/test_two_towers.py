@@ -84,7 +84,7 @@ def test_both_towers_learn_and_describe_what_they_read(two, caches):
     assert not torch.equal(after(samples), out)
 
 
-def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_path):
+def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, refusal, tmp_path):
     """The projector file tells what the tower read, its text recipe too."""
     tokens = np.random.default_rng(1).standard_normal((ROWS, 6, 12), np.float32)
     talk = [describe(row) for row in range(ROWS)]
@@ -96,6 +96,7 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_p
         max_steps=2,
     )
     train_alone(config)
+    assert_names(refusal(2, configured_here("texts", cache=text)), f"cache: {text} holds texts beside it in `caches`")
     assert load_projector(config.run.folder).names == ("world", "text")
     _, tower = json.loads((config.run.folder / CONFIG_FILE).read_text())["towers"]
     assert (tower["tokens"], tower["array"]["text"]["max_tokens"], "image" in tower["array"]) == (6, 6, False)
