@@ -49,8 +49,8 @@ def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
         layout_of(config, name, cache.spec.array, str(cache.store))
     if all(cache.spec.array.text for cache in joined.caches.values()):
         raise ConfigError(
-            f"cache: {joined.first.store} holds texts, and no other cache holds images; name one of images, and this one "
-            "beside it in `caches`"
+            f"cache: {joined.first.store} holds texts, and no other cache holds images; name one of images, "
+            "and this one beside it in `caches`"
         )
 
 
