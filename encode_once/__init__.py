@@ -62,6 +62,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use; ModuleNotFoundError names the extra that it needs."""
     if name not in HOMES:

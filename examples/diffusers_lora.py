@@ -5,7 +5,8 @@
 
 Each batch has one size. Noise and time are drawn from the step's number, dropped captions from the stream's position,
 so a run that was stopped and resumed gives the losses of one that was not. The transformer is small, with random
-weights, of the class that the pipeline has; put `from_pretrained` in its place, and move it and the batches to a GPU.
+weights, of the class that the pipeline has, and no pipeline loads the checkpoints. For a real LoRA, put
+`from_pretrained` in its place, move it and the batches to a GPU, and save the adapter as wan_lora.py does.
 --text names caches as `precompute texts` does: t5 and pooled for FLUX.1; qwen for Qwen-Image; clip, clip-2 and pooled
 for SDXL, whose latents need buckets.
 """

@@ -29,7 +29,7 @@ EVAL_OPTIONS = {
 
 PROFILE_OPTIONS = {
     "--steps N": "Steps that are recorded, after three of warm-up; default: 10.",
-    "--out FOLDER": "Folder of the report; default: run.output with -profile at its end.",
+    "--out FOLDER": "Folder of the report; default: run.output with -profile at its end, with an encoder -live.",
     "--live-encoder": "Put the frozen encoder into the step, as without a cache: read, decode and encode images.",
 }
 
@@ -119,7 +119,8 @@ def profile_command(arguments: Any) -> int:
     from trainer.run.parallel import join_world
 
     config: TrainConfig = arguments.config
-    folder = local_path("out", arguments.out or f"{config.run.output.rstrip('/')}-profile")
+    beside = f"{config.run.output.rstrip('/')}-profile{'-live' * arguments.live_encoder}"
+    folder = local_path("out", arguments.out or beside)
     steps = whole_number("steps", arguments.steps or "10")
     with join_world() as world:
         profile(config, world, steps, folder, live_encoder=arguments.live_encoder)

@@ -30,6 +30,7 @@ def test_every_public_name_of_the_programs_is_one_of_encode_once():
     for name, package in theirs.items():
         assert getattr(encode_once, name) is getattr(package, name)
     assert {*encode_once.__all__} == {*theirs, "encode_images"} == {*encode_once.HOMES, "__version__"}
+    assert dir(encode_once) == sorted(encode_once.__all__)
     assert encode_once.encode_images.__module__ == "precompute.encode_images"
     with pytest.raises(ImportError, match="nothing_here"):
         from encode_once import nothing_here  # type: ignore[attr-defined]  # noqa: F401
