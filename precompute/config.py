@@ -37,7 +37,7 @@ class StoreConfig:
     dtype: StoreDtype = "float16"
     """float16 stores bfloat16 latents of ordinary size exactly; a latent that overflows it is rejected, never made
     infinite. zarr-python and xarray do not read bfloat16. uint8 takes half the space of float16: latents are rounded to
-    256 values for each latent and channel (0.5 % of their root mean square), and are read as float32."""
+    256 values for each latent and channel (0.5 to 0.7 % of their root mean square), and are read as float32."""
     codec: CodecName = "none"
     """none reads fastest; zstd saves a third of the disk space of real latents; lz4 saves a little less and reads
     faster."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import (
     buckets,
@@ -80,6 +81,13 @@ def test_forms_of_storage_have_errors_and_sizes(measure, tmp_path):
     assert 0 < errors["float16"] < errors["bfloat16"] < errors["uint8, a scale a channel"] < errors["float8_e4m3fn"]
     assert [each["size"] <= 1.1 for each in record["codecs"].values()] == [True] * 3
     assert forms.main([f"--latents={tmp_path}/other.npy"]) != 0
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)).save(tmp_path / "one.png")
+    options = [f"--encoder={make_vae(tmp_path)}", "--height=32", "--width=40"]
+    record, _ = measure(forms, *options, f"--images={tmp_path}")
+    decibels = {name: each["dB to float32"]["median"] for name, each in record["pictures"].items()}
+    assert decibels.pop("float32") == forms.EQUAL
+    assert decibels["float16"] == max(decibels.values())
+    assert forms.main(options) == 2
 
 
 @pytest.mark.parametrize(("benchmark", "options", "part", "count"), TOY)
