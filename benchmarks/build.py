@@ -32,7 +32,7 @@ from cache_store.program.running import usable_cores
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
 from precompute.config import BuildConfig
-from precompute.encode.batches import Batch, Decoders, MakeBatch, Room, decoded_batches, make_room, planned_batches
+from precompute.encode.batches import Batch, Decoders, decoded_batches, make_buffer, planned_batches
 from precompute.encode.device_feed import SLOTS, DeviceFeed, Encoding
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.launchers import run_workers
@@ -40,6 +40,8 @@ from precompute.encode.progress import BuildProgress
 from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
+from precompute.inputs import make_reader
+from precompute.inputs.reader import Inputs
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.steps import plan_for_ranks
 from precompute.sources import open_source
@@ -158,7 +160,7 @@ class Parts:
 
     def encoder(self) -> Encoder:
         """Load the encoder."""
-        return load_encoder(self.config.encoder, self.config.image.range, clips=self.config.clip.is_on)
+        return load_encoder(self.config.encoder, self.config.image_recipe)
 
     def build(self) -> Built:
         """Plan, load the encoder, and build every shard, on this machine."""
@@ -186,17 +188,15 @@ class Parts:
 
     def decode(self, threads: int) -> list[np.ndarray]:
         """Read, hash, decode and fit all images of the cache that was built last; return the batches."""
-        return [batch.pixels_NYX3 for batch in self.decoded(threads)]
+        return [batch.inputs for batch in self.decoded(threads)]
 
-    def decoded(
-        self, threads: int, rooms: Callable[[ArraySpec], Room] = make_room, make_batch: MakeBatch = Batch
-    ) -> Iterator[Batch]:
-        """Yield the same batches one by one, decoded a few ahead in these rooms."""
+    def decoded(self, threads: int, buffers: Callable[[ArraySpec], Inputs] = make_buffer) -> Iterator[Batch]:
+        """Yield the same batches one by one, decoded a few ahead in these buffers."""
         config, spec = self.config, self.spec
-        store, source = open_store(config.cache), open_source(config.source, config.media)
+        store, reader = open_store(config.cache), make_reader(open_source(config.source, config.media), spec.array)
         with Decoders(threads) as pool:
-            planned = planned_batches(store, spec, range(spec.num_shards), rooms, make_batch)
-            for batch in decoded_batches(planned, pool, source):
+            planned = planned_batches(reader, store, spec, range(spec.num_shards), buffers)
+            for batch in decoded_batches(planned, pool):
                 batch.wait()
                 yield batch
 
@@ -215,12 +215,12 @@ def steady_rate(steps: Steps, steady: float = STEADY) -> float:
 
 def encoder_alone(feed: DeviceFeed, array: ArraySpec, batches: int = 60) -> float:
     """Return images per second through a build's feed to the device, with nothing else running."""
-    room, ahead, batch_size = feed.rooms.take(array), deque[Encoding](), array.encoder.batch_size
-    room[:] = np.random.default_rng(0).integers(0, 256, room.shape, np.uint8)
-    feed.encode(array, room, batch_size).samples()
+    buffer, ahead, batch_size = feed.buffers.take(array), deque[Encoding](), array.encoder.batch_size
+    buffer[:] = np.random.default_rng(0).integers(0, 256, buffer.shape, np.uint8)
+    feed.encode(array, buffer, batch_size).samples()
     started = time.monotonic()
     for _ in range(batches):
-        ahead.append(feed.encode(array, room, batch_size))
+        ahead.append(feed.encode(array, buffer, batch_size))
         if len(ahead) == SLOTS:
             ahead.popleft().samples()
     for each in ahead:

@@ -21,11 +21,11 @@ from PIL import Image
 
 from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
 from benchmarks.photographs import jpegs_of
-from cache_store.format.array import ImageRecipe
+from cache_store.format.array import ImageRecipe, Size
 from precompute.encoders.encoder_config import ComputeDtype, EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
-from precompute.images.fit import RESAMPLING, fit_image, to_pixels
+from precompute.images.fit import RESAMPLING, fit_image, placement_of
 
 # Axes: N images, Y X pixels, 3 RGB.
 
@@ -54,7 +54,10 @@ def run(argv: Sequence[str]) -> int:
         speeds,
         {f"{a} over {b}": ratios(speeds[a], speeds[b]) for a, b in (("full", "Pillow alone"), ("reduced", "full"))},
         images=len(files),
-        reduced=sum(decode_image(data, recipes["reduced"]).reduction > 1 for data in files),
+        reduced=sum(
+            decode_image(data, recipes["reduced"], Size(1, options.height, options.width)).reduction > 1
+            for data in files
+        ),
         megabytes=round(sum(map(len, files)) / 1e6, 1),
         differences_from_full=differences | latents_apart(pixels, options),
     )
@@ -70,7 +73,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 def by_pillow(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
     """Decode and resize as a plain script would, with the fit `squash`: uint8 [N, Y, X, 3]."""
-    size, filter_ = (recipe.width, recipe.height), RESAMPLING[recipe.resample]
+    (size,), filter_ = recipe.rule.sizes, RESAMPLING[recipe.resample]
     images = map(Image.open, map(io.BytesIO, files))
     rgb = (image if image.mode == "RGB" else image.convert("RGB") for image in images)
     return np.stack([np.asarray(image.resize(size, filter_)) for image in rgb])
@@ -78,7 +81,10 @@ def by_pillow(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
 
 def by_build(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
     """Decode and fit as a build does: uint8 [N, Y, X, 3]."""
-    return np.stack([to_pixels(fit_image(decode_image(data, recipe), recipe)) for data in files])
+    ((width, height),) = recipe.rule.sizes
+    size = Size(1, height, width)
+    images = (decode_image(data, recipe, size) for data in files)
+    return np.stack([np.asarray(fit_image(each, recipe, placement_of(each.size, recipe, size))) for each in images])
 
 
 def levels_apart(one_NYX3: np.ndarray, other_NYX3: np.ndarray) -> dict[str, float]:
@@ -93,8 +99,10 @@ def latents_apart(pixels: dict[str, np.ndarray], options: argparse.Namespace) ->
         return {}
 
     def encode(image_NYX3: np.ndarray, dtype: ComputeDtype) -> torch.Tensor:
-        encoder = load_encoder(EncoderConfig(model=options.model, compute_dtype=dtype), "signed")
-        return torch.cat([encoder.encode(torch.from_numpy(image[None])) for image in image_NYX3[: options.latents]])
+        encoder = load_encoder(EncoderConfig(model=options.model, compute_dtype=dtype), ImageConfig().recipe)
+        return torch.cat(
+            [encoder.encode(torch.from_numpy(image[None, None])) for image in image_NYX3[: options.latents]]
+        )
 
     full = encode(pixels["full"], "float32")
     others = {name: encode(pixels[name], "float32") for name in ("reduced", "bicubic")}

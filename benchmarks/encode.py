@@ -25,6 +25,7 @@ from precompute.encode.device_feed import CudaRuntime
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import ComputeDtype, EncoderConfig
 from precompute.encoders.registry import load_encoder
+from precompute.images.decode import ImageConfig
 
 # Axes: N images, Y X pixels, 3 RGB.
 
@@ -50,19 +51,19 @@ def run(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         encoders = load_rivals(options.model or random_model(folder, options.base_dim), options.device)
     folded = encoders["folded float32"]
-    images_NYX3 = random_images(options, folded.device)
+    images_NTYX3 = random_images(options, folded.device)
     encodings: dict[str, Callable[[], Tensor]] = {
-        name: partial(encoder.encode, images_NYX3) for name, encoder in encoders.items()
+        name: partial(encoder.encode, images_NTYX3) for name, encoder in encoders.items()
     }
     if folded.device.type == "cuda":
-        encodings["replayed bfloat16"] = replayed(encoders["compiled bfloat16"], images_NYX3)
+        encodings["replayed bfloat16"] = replayed(encoders["compiled bfloat16"], images_NTYX3)
     peaks, peak_flop = peak_works(folded.device)
     works = {name: partial(run_to_end, work, folded.device) for name, work in (encodings | peaks).items()}
     seconds = take_turns(works, options.repeats)
     speeds = {name: rates(options.batch_size, seconds[name]) for name in encodings}
     # Only the folded network's operations count as useful, whichever path computes them.
     with FlopCounterMode(display=False) as counter:
-        folded.encode(images_NYX3[:1])
+        folded.encode(images_NTYX3[:1])
     gflop = counter.get_total_flops() / 1e9
     peak: dict[str, float] = {
         dtype: max(flop / 1e9 / min(seconds[name]) for name, flop in peak_flop.items() if name.endswith(dtype))
@@ -98,7 +99,7 @@ def load_rivals(model: str, device: str) -> dict[str, Encoder]:
 
     def load(dtype: ComputeDtype, fold: bool, compiled: bool = False) -> Any:
         config = EncoderConfig(model=model, compute_dtype=dtype, fold=fold, compile=compiled, device=device)
-        return load_encoder(config, "signed")
+        return load_encoder(config, ImageConfig().recipe)
 
     rivals = {}
     for dtype in DTYPES:
@@ -111,10 +112,10 @@ def load_rivals(model: str, device: str) -> dict[str, Encoder]:
     return rivals
 
 
-def replayed(encoder: Encoder, images_NYX3: Tensor) -> Callable[[], Tensor]:
+def replayed(encoder: Encoder, images_NTYX3: Tensor) -> Callable[[], Tensor]:
     """Capture the encoder's work on these images as a CUDA graph; return what replays it."""
     runtime = CudaRuntime(encoder.device)
-    replay, result = runtime.capture(lambda: encoder.encode(images_NYX3), runtime.stream())
+    replay, result = runtime.capture(lambda: encoder.encode(images_NTYX3), runtime.stream())
 
     def run() -> Tensor:
         replay()
@@ -124,7 +125,7 @@ def replayed(encoder: Encoder, images_NYX3: Tensor) -> Callable[[], Tensor]:
 
 
 def random_images(options: argparse.Namespace, device: torch.device) -> Tensor:
-    shape = (options.batch_size, options.height, options.width, 3)
+    shape = (options.batch_size, 1, options.height, options.width, 3)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(device)
 
 

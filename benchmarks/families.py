@@ -22,6 +22,7 @@ from benchmarks.encode import random_images, run_to_end
 from benchmarks.harness import Seconds, parser_with, program, rates, ratios, report, take_turns
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
+from precompute.images.decode import ImageConfig
 
 # Axes: N images, Y X pixels, 3 RGB.
 
@@ -106,10 +107,10 @@ def make(name: str) -> Any:
 def measure(folder: str, options: argparse.Namespace) -> Seconds:
     """Return the seconds of every round, by our encoder and by the library."""
     config = EncoderConfig(model=folder, device=options.device, compute_dtype=options.compute_dtype)
-    encoder = load_encoder(config, "signed")
-    images_NYX3 = random_images(options, torch.device("cpu"))
+    encoder = load_encoder(config, ImageConfig().recipe)
+    images_NTYX3 = random_images(options, torch.device("cpu"))
     sides = {"library": library_encode(folder, encoder.device, config.torch_dtype), "here": encoder.encode}
-    works = {name: partial(run_to_end, partial(side, images_NYX3), encoder.device) for name, side in sides.items()}
+    works = {name: partial(run_to_end, partial(side, images_NTYX3), encoder.device) for name, side in sides.items()}
     return take_turns(works, options.repeats)
 
 
@@ -124,8 +125,8 @@ def library_encode(folder: str, device: torch.device, dtype: torch.dtype) -> Cal
         model.decoder = torch.nn.Module()
     is_video = any(isinstance(each, torch.nn.Conv3d) for each in model.modules()) or "Qwen" in class_name
 
-    def encode(images_NYX3: Tensor) -> Tensor:
-        pixels = (images_NYX3.to(device).permute(0, 3, 1, 2).float() / 127.5 - 1).to(dtype).contiguous()
+    def encode(images_NTYX3: Tensor) -> Tensor:
+        pixels = (images_NTYX3[:, 0].to(device).permute(0, 3, 1, 2).float() / 127.5 - 1).to(dtype).contiguous()
         if not is_vae:
             return model(pixel_values=pixels).last_hidden_state.float()  # type: ignore[no-any-return]
         if model.config.get("in_channels") == 4:

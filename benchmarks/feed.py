@@ -29,8 +29,7 @@ from benchmarks.photographs import write_images
 from cache_store.program.command_line import parse_config
 from cache_store.program.running import usable_cores
 from precompute.config import BuildConfig
-from precompute.encode.batch_kinds import batches_for
-from precompute.encode.batches import Rooms, make_room
+from precompute.encode.batches import InputBuffers, make_buffer
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
 
@@ -114,14 +113,14 @@ def source_of_videos(folder: Path, options: argparse.Namespace) -> dict[str, Any
 
 
 def sleeping_alone(parts: Parts, batches: int) -> float:
-    return encoder_alone(sleeping.feed_of(parts.encoder()), parts.spec.array, batches)
+    return encoder_alone(sleeping.feed_of(parts.encoder()), parts.spec.array_of(0), batches)
 
 
 def decoding_alone(parts: Parts) -> float:
     """Return images or clips per second read, hashed, decoded and fitted, in as many threads as there are cores."""
-    rooms, spec, steps = Rooms(make_room), parts.spec, [(time.monotonic(), 0)]
-    for batch in parts.decoded(usable_cores(), rooms.take, batches_for(parts.encoder(), spec.array)):
-        rooms.give_back(batch.room)
+    buffers, steps = InputBuffers(make_buffer), [(time.monotonic(), 0)]
+    for batch in parts.decoded(usable_cores(), buffers.take):
+        buffers.give_back(batch.buffer)
         steps.append((time.monotonic(), steps[-1][1] + len(batch.inputs)))
     return steady_rate(steps)
 
@@ -149,7 +148,7 @@ def by_data_loader(config: BuildConfig, options: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory(dir=Path(config.cache).parent) as folder:
         steps: Steps = [(time.monotonic(), 0)]
         for pixels_NYX3 in DataLoader(Images(paths, options), options.batch_size, num_workers=usable_cores()):
-            samples = encoder.encode(pixels_NYX3.permute(0, 3, 1, 2))
+            samples = encoder.encode(pixels_NYX3.permute(0, 3, 1, 2).unsqueeze(2))
             np.save(f"{folder}/{len(steps):06d}.npy", samples.numpy().astype(np.float16))
             steps.append((time.monotonic(), steps[-1][1] + len(samples)))
     return steady_rate(steps)

@@ -73,18 +73,19 @@ def compare_pictures(options: argparse.Namespace) -> int:
 
     from precompute.encoders.encoder_config import EncoderConfig
     from precompute.encoders.registry import load_decoder, load_encoder
+    from precompute.images.decode import ImageConfig
 
     exact, coarse = (
-        load_encoder(EncoderConfig(model=options.encoder, device="cpu", compute_dtype=dtype), "signed")
+        load_encoder(EncoderConfig(model=options.encoder, device="cpu", compute_dtype=dtype), ImageConfig().recipe)
         for dtype in ("float32", "bfloat16")
     )
     decode, _ = load_decoder(EncoderConfig(model=options.encoder, device="cpu"))
     forms = {name: stored for name, (_, stored) in FORMS.items() if name in get_args(StoreDtype) or name == UINT8}
     figures: dict[str, dict[str, list[float]]] = {}
     for image_YX3 in pictures_in(Path(options.images), options):
-        image_1YX3 = torch.from_numpy(image_YX3)[None]
-        latent_1CYX = exact.encode(image_1YX3).numpy()
-        computed = {"computed in bfloat16, float16": as_read(coarse.encode(image_1YX3).numpy(), "float16")}
+        image_11YX3 = torch.from_numpy(image_YX3)[None, None]
+        latent_1CYX = exact.encode(image_11YX3).numpy()
+        computed = {"computed in bfloat16, float16": as_read(coarse.encode(image_11YX3).numpy(), "float16")}
         stored = {"float32": latent_1CYX, **{name: each(latent_1CYX) for name, each in forms.items()}, **computed}
         with torch.inference_mode():
             shown = {

@@ -79,7 +79,7 @@ def run(argv: Sequence[str]) -> int:
         folder = Path(name)
         noise = np.random.default_rng(0).standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
         loaders = prepare(folder, noise, options.batch_size, options.samples_per_shard)
-        shards = {codec: (folder / codec / ZARR_ARRAY).glob("c/*/0/0/0") for codec in CODECS}
+        shards = {codec: (folder / codec / ZARR_ARRAY).glob("*/c/*/0/0/0") for codec in CODECS}
         disk_bytes = {codec: sum(path.stat().st_size for path in each) for codec, each in shards.items()}
         count = options.samples // options.batch_size * options.batch_size
         works = {name: partial(run_passes, each, count, options, PASSES[name]) for name, each in loaders.items()}
@@ -105,7 +105,7 @@ def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: 
     order = partial(shuffled, len(latents), batch_size)
     slices = partial(row_order, len(latents), batch_size)
     buffered = partial(buffered_loader, batch_size)
-    readers = zarr_readers(folder / CODECS[0] / ZARR_ARRAY)
+    readers = zarr_readers(folder / CODECS[0] / ZARR_ARRAY / plain.spec.names[0])
     return {
         "webdataset": webdataset_loader(folder / "tars", latents, batch_size),
         "one .pt an image": torch_loader(folder / "pt", latents, order),

@@ -20,16 +20,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import encode
 from benchmarks.build import Parts, config_in, encoder_alone, save_vae
 from benchmarks.harness import ROOT, parser_with, positive_int, print_record, program
 from benchmarks.photographs import write_images
+from cache_store.format.array import Size
 from cache_store.program.running import usable_cores
 from precompute.audit import audit
 from precompute.config import AuditConfig, BuildConfig
-from precompute.encode.canary import IMAGES, difference
+from precompute.encode.canary import SAMPLES, difference
 from precompute.encode.device_feed import feed_of
 from precompute.encode.tolerance import Difference
 from precompute.encoders.encoder_config import ComputeDtype
@@ -37,7 +39,7 @@ from precompute.encoders.registry import load_encoder, load_reference
 from precompute.estimate.estimate import estimate
 from precompute.estimate.estimate_config import EstimateConfig
 from precompute.images.decode import decode_image
-from precompute.images.fit import fit_image, to_pixels
+from precompute.images.fit import fit_image, placement_of
 from precompute.rerun.steps import build
 
 PACKAGES = ("torch", "diffusers", "numpy", "pillow", "encode-once")
@@ -85,8 +87,8 @@ def builds(config: BuildConfig, options: argparse.Namespace) -> dict[str, Any]:
         with on_cores(cores):
             found[f"{cores} cores, {workers} workers"] = parts.build()
         print(f"{cores} cores, {workers} workers: {found[f'{cores} cores, {workers} workers']}", flush=True)
-    encoder = load_encoder(config.encoder, config.image.range)
-    alone = encoder_alone(feed_of(encoder), parts.spec.array, batches=20)
+    encoder = load_encoder(config.encoder, config.image_recipe)
+    alone = encoder_alone(feed_of(encoder), parts.spec.array_of(0), batches=20)
     best = max(found, key=lambda name: found[name].steady_images_per_s)
     share = round(found[best].steady_images_per_s / alone, 3)
     print(f"encoder alone: {alone:.1f} images/s; best: {best}, {share:.0%} of it")
@@ -122,12 +124,14 @@ def checks(config: BuildConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 def difference_of(config: BuildConfig, dtype: ComputeDtype) -> Difference:
     """Compare the first images, encoded on the device in this dtype, with the reference."""
-    recipe, files = config.image.recipe, sorted(Path(config.source.path).iterdir())[:IMAGES]
-    fitted = (fit_image(decode_image(each.read_bytes(), recipe), recipe) for each in files)
-    pixels = torch.stack([torch.from_numpy(to_pixels(image).copy()) for image in fitted])
-    encoder = load_encoder(replace(config.encoder, compute_dtype=dtype), config.image.range)
-    reference = load_reference(config.encoder, config.image.range)
-    layout = encoder.layout(config.image.height, config.image.width)
+    recipe, files = config.image.recipe, sorted(Path(config.source.path).iterdir())[:SAMPLES]
+    size = Size(1, config.image.height, config.image.width)
+    images = (decode_image(each.read_bytes(), recipe, size) for each in files)
+    fitted = (fit_image(each, recipe, placement_of(each.size, recipe, size)) for each in images)
+    pixels = torch.stack([torch.from_numpy(np.array(image)[None]) for image in fitted])
+    encoder = load_encoder(replace(config.encoder, compute_dtype=dtype), recipe)
+    reference = load_reference(config.encoder, recipe)
+    layout = encoder.array(size)
     return difference(encoder.encode(pixels).cpu().numpy(), reference.encode(pixels).numpy(), layout)
 
 

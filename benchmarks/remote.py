@@ -108,7 +108,7 @@ def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[st
         if find_spec(module):
             sides[name] = make(folder / name, f"s3://{BUCKET}/{name}", latents, size, endpoint)
     passes: dict[str, Pass] = {name: partial(read_epoch, each, size) for name, each in sides.items()}
-    files = sorted(path.relative_to(folder).as_posix() for path in (folder / "cache/latents/c").glob("*/0/0/0"))
+    files = sorted(path.relative_to(folder).as_posix() for path in (folder / "cache/latents").glob("*/c/*/0/0/0"))
     passes[BOUND_RANGES] = partial(fetch_ranges, files, options)
     passes[BOUND_FILES] = partial(fetch_files, files, options)
     return passes

@@ -121,11 +121,12 @@ class Flat:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None: ...
 
-    def layout(self, height: int, width: int) -> dict[str, int]:
+    def layout(self, size: Sequence[int]) -> dict[str, int]:
+        _, height, width = size
         return {"channel": 16, "latent_y": height // 8, "latent_x": width // 8}
 
-    def encode(self, image_N3YX: Tensor) -> Tensor:
-        return torch.zeros(len(image_N3YX), *self.layout(*image_N3YX.shape[2:]).values())
+    def encode(self, pixels_N3TYX: Tensor) -> Tensor:
+        return torch.zeros(len(pixels_N3TYX), *self.layout(pixels_N3TYX.shape[2:]).values())
 
 
 def config_of(folder: Path, kind: str, cache: str = "cache") -> BuildConfig:

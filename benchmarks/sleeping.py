@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -21,12 +21,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cache_store.format.array import ArraySpec
-from precompute.encode import batches, pipeline
+from cache_store.format.array import ArraySpec, Size
+from precompute.encode import pipeline
 from precompute.encode.device_feed import StreamedFeed
 from precompute.encoders import own
 from precompute.encoders.encoder import Encoder
 from precompute.images.fit import unreduced
+from precompute.inputs import frames
 
 # Axes: N images or clips of a batch, T frames, Y X pixels, 3 RGB.
 
@@ -42,7 +43,7 @@ FREE_AT = struct.Struct("d")
 def standing_in(folder: Path, encoder_ms: float, *, is_stubbed: bool) -> Iterator[None]:
     """Use the stand-in in this process and those that it starts."""
     os.environ |= {DEVICE: str(folder / "device"), ENCODER_MS: str(encoder_ms), STUBBED: "1" if is_stubbed else ""}
-    places = {batches: ("decode_image", "fit_image"), pipeline: ("feed_of",), own: ("OwnClipEncoder",)}
+    places = {frames: ("decode_image", "fit_image"), pipeline: ("feed_of",), own: ("OwnFamilyEncoder",)}
     before = {module: {name: vars(module)[name] for name in names} for module, names in places.items()}
     install()
     try:
@@ -56,11 +57,11 @@ def standing_in(folder: Path, encoder_ms: float, *, is_stubbed: bool) -> Iterato
 
 def install() -> None:
     vars(pipeline)["feed_of"] = feed_of
-    vars(own)["OwnClipEncoder"] = SleepingClipEncoder
+    vars(own)["OwnFamilyEncoder"] = SleepingEncoder
     if os.environ[STUBBED]:
-        vars(batches).update(
-            decode_image=lambda data, recipe: unreduced(stub(recipe.height, recipe.width)),
-            fit_image=lambda decoded, recipe: decoded.rgb,
+        vars(frames).update(
+            decode_image=lambda data, recipe, size: unreduced(stub(size.height, size.width)),
+            fit_image=lambda decoded, recipe, placement: decoded.rgb,
         )
 
 
@@ -126,22 +127,23 @@ class Sleeping:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = Device()
 
-    def layout(self, height: int, width: int, frames: int | None = None) -> dict[str, int]:
-        time = {} if frames is None else {"latent_t": 1 + (frames - 1) // FRAMES_FACTOR}
+    def layout(self, size: Sequence[int]) -> dict[str, int]:
+        frames, height, width = size
+        time = {} if frames == 1 else {"latent_t": 1 + (frames - 1) // FRAMES_FACTOR}
         return {"channel": CHANNELS, **time, "latent_y": height // FACTOR, "latent_x": width // FACTOR}
 
-    def encode(self, image_N3YX: Tensor) -> Tensor:
+    def encode(self, pixels_N3TYX: Tensor) -> Tensor:
         """Encode and wait for the samples, as a plain loop does."""
         sleep_until(self._device.run(0.0))
-        return noise(len(image_N3YX), *self.layout(*image_N3YX.shape[2:]).values())
+        return noise(len(pixels_N3TYX), *self.layout(pixels_N3TYX.shape[2:]).values())
 
 
-class SleepingClipEncoder(own.OwnClipEncoder):
-    """The own encoder of clips as the build sees it, which leaves the pixels as they are."""
+class SleepingEncoder(own.OwnFamilyEncoder):
+    """The own encoder as the build sees it, which leaves the pixels as they are."""
 
-    def encode(self, clip_NTYX3: Tensor) -> Tensor:
+    def encode(self, pixels_NTYX3: Tensor) -> Tensor:
         sleep_until(Device().run(0.0))
-        return noise(len(clip_NTYX3), *self.clip_layout(*clip_NTYX3.shape[1:4]).shape)
+        return noise(len(pixels_NTYX3), *self.array(Size(*pixels_NTYX3.shape[1:4])).shape)
 
 
 class Stream:

@@ -53,7 +53,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
     rank, world_size = accelerator.process_index, accelerator.num_processes
     cache = open_cache(path)
     stream = LatentStream(cache, batch_size, seed=0, epochs=None, rank=rank, world_size=world_size)
-    model = make_model(cache.spec.array.shape)
+    model = make_model(cache.arrays[0].shape)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     accelerator.register_for_checkpointing(stream)
     if accelerator.is_main_process:

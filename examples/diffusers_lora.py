@@ -98,7 +98,7 @@ def train(
         raise EncodeOnceError(f"--text NAME=CACHE: {family} needs {', '.join(FAMILIES[family])}; got {', '.join(text)}")
     cache = open_joined({"latents": latents, **dict(each.split("=", 1) for each in text)})
     stream = LatentStream(cache, batch_size, seed=0, epochs=None, normalize=True, caption_dropout=drop)
-    widths = {name: each.spec.array.shape[-1] for name, each in cache.caches.items()}
+    widths = {name: each.arrays[0].shape[-1] for name, each in cache.caches.items()}
     channels = stream.batch(0)["latents"]["latents"].shape[1]  # half of those in a cache of moments
     model = make_model(family, channels, widths)
     model.requires_grad_(False)

@@ -77,7 +77,7 @@ class Upscaler(LightningModule):
 def train(path: str, out: Path, steps: int, batch_size: int, devices: int, resume: bool) -> None:
     torch.manual_seed(0)
     latents = Latents(path, batch_size)
-    model = Upscaler(latents.cache.spec.array.shape)
+    model = Upscaler(latents.cache.arrays[0].shape)
     # One file, which Lightning replaces as a whole.
     saving = ModelCheckpoint(out, "checkpoint", every_n_train_steps=SAVE_EVERY, enable_version_counter=False)
     trainer = Trainer(

@@ -42,7 +42,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cache = open_cache(path)
     stream = LatentStream(cache, batch_size, seed=0, epochs=None)
-    model = make_model(cache.spec.array.shape).to(device)
+    model = make_model(cache.arrays[0].shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checkpoint, done = out / "checkpoint.pt", 0
     out.mkdir(parents=True, exist_ok=resume)

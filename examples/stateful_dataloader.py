@@ -41,7 +41,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
     cache = open_cache(path)
     stream = LatentStream(cache, batch_size, seed=0, epochs=None)
     loader = StatefulDataLoader(stream, batch_size=None, num_workers=2)
-    model = make_model(cache.spec.array.shape).to(device)
+    model = make_model(cache.arrays[0].shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checkpoint, done = out / "checkpoint.pt", 0
     out.mkdir(parents=True, exist_ok=resume)

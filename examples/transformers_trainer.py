@@ -92,7 +92,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
     arguments.per_device_train_batch_size = batch_size // world_size  # only for the Trainer's own figures
     cache = open_cache(path)
     stream = LatentStream(cache, batch_size, seed=0, epochs=None, rank=rank, world_size=world_size)
-    model = Upscaler(cache.spec.array.shape)
+    model = Upscaler(cache.arrays[0].shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if rank == 0:
         out.mkdir(parents=True, exist_ok=resume)

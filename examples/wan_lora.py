@@ -46,8 +46,8 @@ def refuse_other_caches(cache: JoinedCache, model: WanTransformer3DModel) -> Non
     if "latent_t" not in latents.axes:
         raise EncodeOnceError("--latents: its samples are no clips; build it with clip.frames and clip.fps")
     wanted = {"channel": model.config.in_channels, "feature": model.config.text_dim}
-    channels = latents.shape[0] // (2 if latents.encoder.posterior == "moments" else 1)
-    found = {"channel": channels, "feature": text.shape[-1]}
+    channels = latents.features // (2 if latents.encoder.posterior == "moments" else 1)
+    found = {"channel": channels, "feature": text.features}
     if found != wanted:
         raise EncodeOnceError(f"the model takes {wanted}, the caches have {found}; use its own VAE and text encoder")
     for array in cache.caches["latents"].arrays:

@@ -25,14 +25,13 @@ from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import CacheError
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import CommitRun
-from cache_store.format.tables import CACHED, CLIP_START
+from cache_store.format.tables import CACHED
 from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Address
 from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
-from precompute.encode.batch_kinds import batches_for
 from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.pipeline import library_versions
 from precompute.encode.tolerance import LIMITS, Limits, device_class, root_mean_square, sample_units
@@ -40,8 +39,10 @@ from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
+from precompute.inputs import make_reader
 from precompute.rerun.facts import recipe_of
-from precompute.sources import Source, open_source
+from precompute.sources import open_source
+from precompute.sources.images import Source
 
 SHARDS_HELD = 16
 """Samples tables kept in memory."""
@@ -63,7 +64,7 @@ def audit(address: Address, config: AuditConfig) -> AuditReport:
     with advising_on_moved_paths(cache.store):
         source = open_source(built.source, built.media)
         wanted = replace(built.encoder, device=config.device or built.encoder.device)
-        encoder = load_encoder(wanted, built.image.range, clips=built.clip.is_on)
+        encoder = load_encoder(wanted, built.image_recipe)
     refuse_changed_encoder(cache, built, encoder)
     torch.set_num_threads(ENCODER_THREADS)
     with Decoders(built.run.threads(1)) as pool, stop_on_signals() as stop:
@@ -97,8 +98,8 @@ class Auditor:
     """Encodes planned batches of a sealed cache again and compares them with what it holds."""
 
     def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: Decoders) -> None:
-        self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
-        self._array, self._make_batch = cache.spec.array, batches_for(encoder, cache.spec.array)
+        self._cache, self._encoder, self._pool = cache, encoder, pool
+        self._array, self._reader = cache.spec.array, make_reader(source, cache.spec.array, encoder.texts)
         self._units = sample_units(self._array, cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
@@ -112,7 +113,7 @@ class Auditor:
         drawn, compared, upcoming = list[ComparedSample](), dict[int, ComparedSample](), next(order, None)
         limit_s = config.seconds if config.num_samples is None else None
         with ProgressBar("audit", limit_s or to_draw, "s" if limit_s else "sample") as bar:
-            for batch in decoded_batches(self._batches(ahead), self._pool, self._source):
+            for batch in decoded_batches(self._batches(ahead), self._pool):
                 compared.update({each.number: each for each in self._compare(batch)})
                 while upcoming in compared:  # in draw order: the other samples of a batch do not count as drawn
                     drawn.append(compared[upcoming])
@@ -135,16 +136,15 @@ class Auditor:
             shard = int(self._cache.shards.shards_of(number))
             planned, numbers = self._planned(shard)
             start = int(np.flatnonzero(numbers == number)[0]) // size * size
-            batch = self._make_batch(self._cache.spec, planned, shard, start)
+            batch = Batch(self._reader, self._cache.spec, planned, shard, start)
             batched.update(numbers[batch.start : batch.stop].tolist())
             yield batch
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
         """Read a shard's planned samples, and their sample numbers, -1 for rejected ones."""
         shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
-        start = [CLIP_START] if self._array.made_of == "clip" else []
-        names = ["row", "id", "uri", "conversations", "place", "content_sha256", "status", *start]
-        table = shards.table(shard, names)
+        names = ["row", "id", "conversations", "content_sha256", "status", *self._reader.columns]
+        table = shards.table(shard, [*dict.fromkeys(names)])
         cached = np.array(table["status"].to_pylist()) == CACHED
         if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
             raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.store))}`")

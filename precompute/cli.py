@@ -147,15 +147,14 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
     from precompute.encoders.registry import refuse_image_size, usable_files
 
-    if not config.image.has_buckets:
-        refuse_image_size(config.encoder, config.image.height, config.image.width)
-        return
-    usable_files(config.encoder)  # so that no other mistake is blamed on the buckets
+    usable_files(config.encoder)  # so that no other mistake is blamed on the size
     buckets = config.image.buckets
     try:
-        for height, width in buckets.example_sizes:
+        for _, height, width in config.example_sizes:
             refuse_image_size(config.encoder, height, width)
     except ConfigError as error:
+        if not config.image.has_buckets:
+            raise
         named = "sizes do" if buckets.sizes else f"step {buckets.rule.step} does"
         raise ConfigError(f"image.buckets.{named} not suit the encoder: {error}") from None
 

@@ -47,9 +47,9 @@ def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
 
 
 def to_uint8(image_N3YX: Tensor) -> np.ndarray:
-    """Convert RGB in [-1, 1], the decoder's range for every encoder range, to uint8 [N, Y, X, 3].
+    """Convert RGB in [-1, 1], the decoder's range for every encoder range, to uint8 [N, T, Y, X, 3].
 
-    Clips have an axis of frames after the first.
+    The frames of [N, 3, T, Y, X] may be left out if there is one.
     """
-    levels_N3YX = image_N3YX.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
-    return levels_N3YX.movedim(1, -1).cpu().numpy()
+    levels = image_N3YX.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8).movedim(1, -1)
+    return levels.reshape(len(levels), -1, *levels.shape[-3:]).cpu().numpy()

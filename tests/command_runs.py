@@ -153,7 +153,7 @@ class Run:
 
 def sealed_files(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the seal, the shards and their samples tables."""
-    folders = ("latents/c/", "shards/", "samples/")
+    folders = ("latents/", "shards/", "samples/")
     return {name: data for name, data in files.items() if name == SEAL_FILE or name.startswith(folders)}
 
 

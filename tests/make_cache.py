@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -76,15 +75,16 @@ def make_cache(
         plan = plan.append_column(name, pa.array(values))
     channels = sizes[0].shape[1] if sizes[0].ndim == 4 or clips else 0
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels, posterior)
-    arrays = [make_array(each.shape[1:], dtype, codec, encoder, image, text, clips) for each in sizes]
+    arrays = [sized_array(each.shape[1:], text, clips) for each in sizes]
+    names, frames = [each.size.name for each in arrays], sorted({each.size.frames for each in arrays})
     spec = schema.Spec(
         format_version=1,
         store_format=store_format,
         samples_per_shard=samples_per_shard,
         plan_digest=plan_digest(plan),
-        shards=uneven_shards(lengths, len(sizes)) if lengths else even_shards(sizes, samples_per_shard),
-        array=arrays[0] if len(arrays) == 1 else without_size(arrays),
-        arrays=sized_arrays(arrays) if len(arrays) > 1 else (),
+        shards=uneven_shards(lengths, names) if lengths else even_shards(sizes, samples_per_shard, names),
+        array=make_array(sizes[0].shape[1:], dtype, codec, encoder, image, text, frames if clips else []),
+        arrays=tuple(arrays),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
     store = LocalStore(path)
@@ -93,6 +93,8 @@ def make_cache(
     for name, data in metadata_of(spec):
         store.put_whole(name, data)
     outcomes = [outcome(row, row in rejected) for row in range(spec.rows)]
+    if text:
+        outcomes = [each if each.reason else each._replace(tokens=5) for each in outcomes]
     samples, random = [sample for each in sizes for sample in each], np.random.default_rng(0)
     for shard, planned in enumerate(shards):
         rows, array_spec = spec.shard_rows(shard), spec.array_of(shard)
@@ -112,40 +114,16 @@ def make_cache(
     return path
 
 
-def uneven_shards(lengths: Sequence[int], num_sizes: int) -> tuple[schema.ShardRun, ...]:
-    pairs = [(rows, number) for number in range(num_sizes) for rows in lengths]
-    return tuple(schema.shard_runs(*zip(*pairs, strict=True)))
+def uneven_shards(lengths: Sequence[int], names: Sequence[str]) -> tuple[schema.ShardRun, ...]:
+    return tuple(schema.shard_runs([*lengths] * len(names), [name for name in names for _ in lengths]))
 
 
-def even_shards(sizes: Sequence[np.ndarray], samples_per_shard: int) -> tuple[schema.ShardRun, ...]:
+def even_shards(
+    sizes: Sequence[np.ndarray], samples_per_shard: int, names: Sequence[str]
+) -> tuple[schema.ShardRun, ...]:
     """Cut the rows of each size into shards."""
-    return tuple(
-        msgspec.structs.replace(run, array=number)
-        for number, latents in enumerate(sizes)
-        for run in schema.even_shards(len(latents), samples_per_shard)
-    )
-
-
-def without_size(arrays: Sequence[array.ArraySpec]) -> array.ArraySpec:
-    """Make the recipe of a cache of several sizes from its arrays."""
-    image = msgspec.structs.replace(arrays[0].images, height=0, width=0)
-    if image.clip:
-        counts = tuple(sorted({each.images.num_frames for each in arrays}))
-        image = msgspec.structs.replace(image, clip=msgspec.structs.replace(image.clip, frames=0, counts=counts))
-    channels, *sides = arrays[0].shape
-    return msgspec.structs.replace(arrays[0], shape=(channels, *[0] * len(sides)), image=image)
-
-
-def sized_arrays(arrays: Sequence[array.ArraySpec]) -> tuple[schema.SizedArray, ...]:
-    return tuple(
-        schema.SizedArray(
-            width=each.images.width,
-            height=each.images.height,
-            frames=each.images.num_frames,
-            shape=each.shape,
-        )
-        for each in arrays
-    )
+    pairs = zip(sizes, names, strict=True)
+    return tuple(run for each, name in pairs for run in schema.even_shards(len(each), samples_per_shard, name))
 
 
 def seal_cache(path: Path, spec: schema.Spec) -> None:
@@ -164,6 +142,7 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
         "conversations": conversations or [caption(f"this is {name}") for name in ids],
         "fingerprint": ["0:0"] * count,
         "place": [None] * count,
+        "size": [""] * count,
     }
     return pa.table(columns, schema=PLAN_SCHEMA)
 
@@ -176,29 +155,41 @@ def make_encoder(
     return array.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
 
 
+def has_picture(shape: Sequence[int], clips: bool) -> bool:
+    return len(shape) == 3 or clips
+
+
+def sized_array(shape: tuple[int, ...], text: array.TextRecipe | None, clips: bool = False) -> schema.SizedArray:
+    """Describe the array of samples of this shape, of images 8 times as large."""
+    height, width = (8 * side for side in shape[-2:]) if has_picture(shape, clips) else (32, 40)
+    size = array.Size(4 * shape[1] - 3 if clips else 1, height, width)
+    return schema.SizedArray(size=array.Size(1, 1, text.max_tokens) if text else size, shape=shape)
+
+
 def make_array(
-    shape: Any,
+    shape: tuple[int, ...],
     dtype: Any,
     codec: Any,
     encoder: array.EncoderIdentity,
     image: Mapping[str, Any] | None = None,
     text: array.TextRecipe | None = None,
-    clips: bool = False,
-) -> array.ArraySpec:
-    has_preview = len(shape) == 3 or clips
-    height, width = (8 * side for side in shape[-2:]) if has_preview else (32, 40)
-    recipe: dict[str, Any] = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
-    recipe |= {"decode": "full", "flip": False, **(image or {})}
-    if clips:
-        recipe["clip"] = array.ClipRecipe(frames=4 * shape[1] - 3, fps=16.0)
-    return array.ArraySpec(
-        axes=CLIP_AXES if clips else AXES[len(shape)],
-        shape=shape,
+    frames: Sequence[int] = (),
+) -> array.ArrayRecipe:
+    has_preview = has_picture(shape, bool(frames))
+    _, height, width = sized_array(shape, None, bool(frames)).size
+    recipe: dict[str, Any] = {"rule": array.SizeRule(preset="squash", sizes=((width, height),)), "range": "signed"}
+    recipe |= {"resample": "bilinear", "max_pixels": 10**8, "decode": "full", "flip": False, **(image or {})}
+    if frames:
+        recipe["clip"] = array.ClipRecipe(counts=tuple(frames), fps=16.0)
+    axes = CLIP_AXES if frames else AXES[len(shape)]
+    return array.ArrayRecipe(
+        axes=axes,
         feature_axis="channel" if has_preview else "feature",
+        features=shape[axes.index("channel" if has_preview else "feature")],
         has_preview=has_preview,
         dtype=dtype,
         codec=codec,
-        image=None if text else array.ImageRecipe(height=height, width=width, **recipe),
+        image=None if text else array.ImageRecipe(**recipe),
         text=text,
         encoder=encoder,
     )
@@ -208,4 +199,4 @@ def outcome(row: int, is_rejected: bool) -> Outcome:
     if is_rejected:
         return Outcome(content_sha256=None, width=None, height=None, reason="missing: no such file")
     placed = {"resized_width": 64, "resized_height": 48, "crop_left": row % 3, "crop_top": 0}
-    return Outcome(content_sha256=f"{row:064x}", width=64, height=48, reason=None, tokens=5, **placed)
+    return Outcome(content_sha256=f"{row:064x}", width=64, height=48, reason=None, **placed)

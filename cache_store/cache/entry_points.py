@@ -4,29 +4,31 @@ Caches are read without a package that can do that. One that can names its funct
 `precompute` does in setup.cfg.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from cache_store.errors import ConfigError, SourceError, install
-from cache_store.format.array import ArraySpec, ImageRecipe
+from cache_store.format.array import ArrayRecipe, ArraySpec
 from cache_store.storage.store import Store
 
 GROUP = "encode_once.images"
 
-ReadImage = Callable[[str, dict[str, Any] | None, ImageRecipe, float | None], tuple[NDArray[np.uint8], str]]
-"""Reads the image at a plan's uri and place, fitted by the recipe, uint8 RGB [Y, X, 3], and its file's SHA-256; of a
-clip, which begins at the plan's `clip_start`, all frames [T, Y, X, 3]. Else raises SourceError.
+Frames = NDArray[np.uint8]
+"""RGB of a sample's frames: [T, Y, X, 3]."""
+
+ReadImage = Callable[[Mapping[str, Any], ArraySpec], tuple[Frames, str]]
+"""Reads the frames of a sample, which has the plan's columns, as the array's encoder saw them: and its
+file's SHA-256; raises SourceError for one that cannot be read.
 """
 
-EncodeImages = Callable[[Sequence[Path | str | Image.Image]], np.ndarray]
-"""Encodes image files, or images that are fitted already: [N, *shape] in the array's dtype; SourceError, naming the
-file, for one that a build rejects.
+EncodeImages = Callable[[Sequence[Path | str | Frames]], list[np.ndarray]]
+"""Encodes files, or frames that are fitted already: a sample [*shape] of each, as the cache would give it; SourceError,
+naming the file, for one that a build rejects.
 """
 
 
@@ -39,10 +41,10 @@ def find_source_images(store: Store) -> ReadImage:
     return open_images(store)  # type: ignore[no-any-return]
 
 
-def open_image_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
-    """Open the encoder of `array` from `model`, a hub id or a folder.
+def open_image_encoder(array: ArrayRecipe, model: str, device: str = "auto") -> EncodeImages:
+    """Open the encoder of arrays of this recipe from `model`, a hub id or a folder.
 
-    Raises ConfigError if no encoder can be loaded, and StaleError if the model is not the one that made `array`.
+    Raises ConfigError if no encoder can be loaded, and StaleError if the model is not the one that made them.
     """
     try:
         return load_function("open_encoder")(array, model, device)  # type: ignore[no-any-return]

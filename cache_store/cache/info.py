@@ -12,7 +12,7 @@ import numpy as np
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.cache.pace import Pace, pace_of
 from cache_store.errors import CacheError
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArrayRecipe
 from cache_store.format.schema import CommitContent, CommitRecord, Seal, Spec
 from cache_store.messages import counted, shown_time
 from cache_store.storage.store import Address, map_calls, open_store
@@ -96,18 +96,14 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
     yield "format", f"{spec.store_format}, version {spec.format_version}"
     yield "spec digest", spec.digest
     yield "rows", f"{spec.rows:,} in {counted(spec.num_shards, 'shard')} of {spec.samples_per_shard:,}"
-    for index, array in enumerate(spec.arrays):
+    for index, array in enumerate(spec.sized_arrays):
         shards = np.flatnonzero(spec.array_indices == index)
-        rows = int(np.diff(spec.bounds)[shards].sum())
-        yield (
-            f"size {array.name}",
-            f"{counted(rows, 'row')} in {counted(len(shards), 'shard')}, {list(array.shape)} a sample",
-        )
+        rows, size = int(np.diff(spec.bounds)[shards].sum()), f"{list(array.shape)}, {array.sample_bytes:,} bytes"
+        yield f"size {array.size.name}", f"{counted(rows, 'row')} in {counted(len(shards), 'shard')}, {size} a sample"
 
 
-def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
-    size = f", {array.sample_bytes:,} bytes a sample" if array.sample_bytes else ""
-    yield "array", f"{array.dtype} [{array.named_shape}], codec {array.codec}{size}"
+def array_lines(array: ArrayRecipe) -> Iterator[tuple[str, str]]:
+    yield "array", f"{array.dtype} [{array.named_axes}], codec {array.codec}"
     yield array.made_of, array.recipe_summary
     yield "encoder", array.encoder.summary
     yield "weights sha256", array.encoder.weights_sha256

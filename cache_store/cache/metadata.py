@@ -38,7 +38,7 @@ from cache_store.format.record import (
     refuse_version,
     sign,
 )
-from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, PlanCut, Seal, Spec
+from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, Seal, Spec
 from cache_store.format.tables import (
     MAX_FOOTER_BYTES,
     MAX_PLAN_FOOTER_BYTES,
@@ -141,19 +141,16 @@ def spec_problems(spec: Spec) -> list[str]:
         problems.append(f"{spec.num_shards:,} shards, more than {MAX_SHARDS:,}; take more samples per shard")
     if (longest := max(run.rows for run in spec.shards)) > spec.samples_per_shard:
         problems.append(f"a shard of {longest:,} rows, more than samples_per_shard {spec.samples_per_shard:,}")
-    if (last := max(run.array for run in spec.shards)) >= max(1, len(spec.arrays)):
-        problems.append(f"a shard of array {last}, which is not listed")
-    if len({each.name for each in spec.arrays}) < len(spec.arrays):
+    if unknown := sorted({run.array for run in spec.shards} - {*spec.names}):
+        problems.append(f"a shard of array {unknown[0]}, which is not listed")
+    if len({*spec.names}) < len(spec.arrays):
         problems.append("two arrays of one size")
-    if spec.arrays and spec.array.image is None:
-        problems.append("arrays of several sizes, but not of images")
-    if any(len(each.shape) != len(spec.array.axes) for each in spec.arrays):
-        problems.append(f"an array whose samples do not have the axes {', '.join(spec.array.axes)}")
-    if problems:
-        return problems
-    for array in spec.sized_arrays:
-        if not 0 < array.sample_bytes <= MAX_SAMPLE_BYTES:
-            problems.append(f"{array.sample_bytes:,} bytes a sample, expected 1 to {MAX_SAMPLE_BYTES:,}")
+    try:
+        most = max(array.sample_bytes for array in spec.sized_arrays)
+        if most > MAX_SAMPLE_BYTES:
+            problems.append(f"{most:,} bytes a sample, at most {MAX_SAMPLE_BYTES:,} can be")
+    except ValueError as error:
+        problems.append(str(error))
     if problem := shard_format(spec).unsupported(spec.array.dtype, spec.array.codec):
         problems.append(problem)
     return problems
@@ -246,9 +243,9 @@ def open_recorded_plan(store: Store) -> tuple[PlanFile, FileRecord]:
 def write_plan(store: Store, spec: Spec, shards: Iterable[pa.Table]) -> None:
     """Write the plan of a cache, whose rows `shards` has, cut as the spec says; CacheError if it is too large."""
     with store.draft(PLAN_FILE) as draft:
-        encode_plan(draft.stream, shards, PlanCut(shards=spec.shards, arrays=spec.arrays) if spec.arrays else None)
+        encode_plan(draft.stream, shards, (spec.names[array] for array in spec.array_indices))
         draft.finish()
-        TableFile(partial(draft.scratch.open, "rb"), store.where(PLAN_FILE), MAX_PLAN_FOOTER_BYTES)
+        TableFile(lambda: pa.BufferReader(draft.map()), store.where(PLAN_FILE), MAX_PLAN_FOOTER_BYTES)
         draft.publish()
 
 

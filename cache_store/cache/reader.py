@@ -84,7 +84,7 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
     summary, array = seal.array, spec.array
     needs_preview = array.has_preview and WITHDRAWN not in seal.reasons  # every shard may have lost a sample
     fits_preview = array.has_preview if summary.preview is not None else not needs_preview
-    if len(summary.mean) != array.num_features or not fits_preview:
+    if len(summary.mean) != array.features or not fits_preview:
         return "the seal's statistics do not fit the spec's array"
     return None
 
@@ -166,7 +166,7 @@ class Cache:
         return rows
 
     def __repr__(self) -> str:
-        return f"Cache({str(self.store)!r}, {counted(len(self), 'sample')} of [{self.spec.array.named_shape}])"
+        return f"Cache({str(self.store)!r}, {counted(len(self), 'sample')} of [{self.spec.array.named_axes}])"
 
     def __reduce__(self) -> tuple[object, tuple[Store]]:
         return open_cache, (self.store,)
@@ -218,7 +218,7 @@ class Cache:
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
-        """The arrays of the cache: one, or one for each size of its images."""
+        """The arrays of the cache, one for each size."""
         return self.spec.sized_arrays
 
     def array_indices(self, numbers: np.ndarray) -> NDArray[np.int64]:
@@ -227,13 +227,12 @@ class Cache:
 
     def array_of(self, numbers: np.ndarray) -> ArraySpec:
         """Return the array that has all these samples; ValueError if they are in several."""
-        if not self.spec.arrays:
-            return self.spec.array
-        indices = np.unique(self.array_indices(numbers))
-        if len(indices) != 1:
-            names = ", ".join(self.spec.arrays[each].name for each in indices) or "none"
+        indices = self.array_indices(numbers)
+        first = int(indices[0]) if len(indices) else 0
+        if (indices != first).any():
+            names = ", ".join(self.spec.names[each] for each in np.unique(indices))
             raise ValueError(f"samples read together must have one size; these have: {names}")
-        return self.arrays[int(indices[0])]
+        return self.arrays[first]
 
     def mask(self, numbers: np.ndarray) -> NDArray[np.bool_]:
         """Read by sample number which tokens are a text's: [N, T], False at padding.
@@ -268,7 +267,7 @@ class Cache:
     def _masked_text(self) -> TextRecipe:
         text = self.spec.array.text
         if text is None or not self.spec.array.has_mask:
-            raise ConfigError(f"{self.store} holds [{self.spec.array.named_shape}], which has no mask of tokens")
+            raise ConfigError(f"{self.store} holds [{self.spec.array.named_axes}], which has no mask of tokens")
         return text
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:

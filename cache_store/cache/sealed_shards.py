@@ -183,7 +183,7 @@ class SealedShards:
 
     def null_text(self) -> NDArray[Any]:
         """Read the sample of the null prompt, [*shape]; CacheError if it is not as sealed."""
-        data, array = self._sealed_bytes(self._sealed_content(0), NULL_TEXT_FILE), self.spec.array
+        data, array = self._sealed_bytes(self._sealed_content(0), NULL_TEXT_FILE), self.spec.array_of(0)
         if len(data) != array.sample_bytes:
             raise self._broken(f"{NULL_TEXT_FILE} has {len(data):,} bytes, a sample {array.sample_bytes:,}")
         return np.frombuffer(bytearray(data), array.numpy_dtype).reshape(array.shape)

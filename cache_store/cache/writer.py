@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from cache_store.cache.commit import ShardFiles
 from cache_store.errors import CacheError
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArrayRecipe, ArraySpec
 from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import EncodedRows, Location
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     resized_height: int | None = None
     crop_left: int | None = None
     crop_top: int | None = None
-    """How a rule of buckets placed the image; None without one, or for a text."""
+    """How the image was scaled and cut; None for a text."""
     uint8_low: Sequence[float] | None = None
     uint8_step: Sequence[float] | None = None
     """The scale of a quantized sample, by channel."""
@@ -89,7 +89,7 @@ class ShardBuilder:
         self._files = ShardFiles(store, spec, shard, shared=shared, rewritten=rewritten)
         self._outcomes: list[Outcome] = []
         self._places: list[np.ndarray] = []
-        self._sums = RunningSums(self._array, self._array.dtype)
+        self._sums = RunningSums(self._array)
         self._non_finite = 0
         self._null_text: bytes | None = None
         self.is_others = False
@@ -136,7 +136,7 @@ class ShardBuilder:
         kept = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
         checksums = np.array([*map(crc32c, payloads)], np.uint32)
         with self._files.writing():
-            self._places.append(self._writer.append(rows_of(self._array, payloads, kept, checksums, outcomes)))
+            self._places.append(self._writer.append(rows_of(payloads, kept, checksums, outcomes)))
         self._outcomes.extend(outcomes)
 
     def add_null_text(self, sample: np.ndarray) -> None:
@@ -205,7 +205,7 @@ class ShardBuilder:
         return CommitContent(
             shard=self._shard,
             first_row=self._spec.shard_rows(self._shard).start,
-            array=self._spec.array_name(self._shard),
+            array=self._array.size.name,
             recipe=self._spec.recipe,
             plan_digest=plan_digest(planned),
             files=files,
@@ -240,20 +240,20 @@ def encoded_rows(array: ArraySpec, rounded: Rounded, outcomes: Sequence[Outcome]
         values = payloads.view(f"<u{array.numpy_dtype.itemsize}")
         encoded = [encode_sample(each, array.codec) for each in values]
         checksums = np.array([*map(crc32c, encoded)], np.uint32)
-    return rows_of(array, encoded, kept, checksums, outcomes)
+    return rows_of(encoded, kept, checksums, outcomes)
 
 
 def rows_of(
-    array: ArraySpec,
-    payloads: Sequence[bytes | memoryview],
-    kept: np.ndarray,
-    checksums: np.ndarray,
-    outcomes: Sequence[Outcome],
+    payloads: Sequence[bytes | memoryview], kept: np.ndarray, checksums: np.ndarray, outcomes: Sequence[Outcome]
 ) -> EncodedRows:
     """Make rows of a shard, of which those `kept` have encoded samples with these checksums."""
-    contents = [outcome.content_sha256 for outcome in outcomes]
-    tokens = [] if array.text is None else [outcome.tokens for outcome in outcomes]
-    return EncodedRows(kept=kept, payloads=payloads, checksums=checksums, contents=contents, tokens=tokens)
+    return EncodedRows(
+        kept=kept,
+        payloads=payloads,
+        checksums=checksums,
+        contents=[outcome.content_sha256 for outcome in outcomes],
+        tokens=[outcome.tokens for outcome in outcomes],
+    )
 
 
 def non_finite_values(outcome: Outcome) -> int:
@@ -262,7 +262,7 @@ def non_finite_values(outcome: Outcome) -> int:
     return int(found[1]) if found else 0
 
 
-def samples_table(array: ArraySpec, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
+def samples_table(array: ArrayRecipe, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
     """Make the samples table: each planned sample's outcome and place; `places` [rows, 3] has -1 for absent rows."""
     schema = samples_schema(array)
     fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))

@@ -84,8 +84,7 @@ class NewForm:
         (store, spec), shard = self._source, samples.shard
         file = shard_format(spec).shard_file(shard)
         writer = shard_format(self._target.spec).writer(stream, shard, samples.planned)
-        contents = samples.table["content_sha256"].to_pylist()
-        tokens = samples.table[TOKENS].to_pylist() if spec.array.text else [None] * len(contents)
+        contents, tokens = (samples.table[name].to_pylist() for name in ("content_sha256", TOKENS))
         recode = Recoder(samples.array, self._target.spec.array.codec)
         places, data = list[Location | None](), store.map(file)
         for row, location, content, count in zip(samples.rows, samples.locations, contents, tokens, strict=True):

@@ -35,9 +35,9 @@ BATCH_BYTES = 64 * 2**20
 def packed(spec: Spec) -> Spec:
     """Return the spec with neighbouring shards of one array made as long as they may be."""
     shards = (
-        msgspec.structs.replace(run, array=array)
+        run
         for array, runs in groupby(spec.shards, lambda run: run.array)
-        for run in even_shards(sum(each.shards * each.rows for each in runs), spec.samples_per_shard)
+        for run in even_shards(sum(each.shards * each.rows for each in runs), spec.samples_per_shard, array)
     )
     return msgspec.structs.replace(spec, shards=tuple(shards))
 
@@ -79,7 +79,7 @@ class Packer:
         numbers = np.array(rows)[kept]
         numbers -= np.searchsorted(self._rejected, numbers)
         samples = np.zeros((len(rows), *array.shape), np.float32)
-        scale = Scale(*np.zeros((2, len(rows), array.num_features), np.float32)) if array.is_quantized else None
+        scale = Scale(*np.zeros((2, len(rows), array.features), np.float32)) if array.is_quantized else None
         if len(numbers):
             samples[kept] = self._source.read(numbers).astype(np.float32)
         if len(numbers) and scale:
@@ -115,7 +115,7 @@ class Packer:
 
 def added_up(contents: Sequence[CommitContent], array: ArraySpec) -> PreviewEquations:
     """Add up the equations of shards; zeros if there are none."""
-    inputs = array.num_features + 1
+    inputs = array.features + 1
     found = [each.preview for each in contents if each.preview is not None]
     gram = sum((np.array(each.gram) for each in found), np.zeros((inputs, inputs)))
     moment = sum((np.array(each.moment) for each in found), np.zeros((inputs, 3)))

@@ -104,7 +104,7 @@ class OldShard:
             payloads = [bytes(location.length)] if location else []  # only the places are wanted
             checksums = np.array([location.crc32c] if location else [], np.uint32)
             kept = np.array([location is not None])
-            (place,) = writer.append(rows_of(self.array, payloads, kept, checksums, [outcome])).tolist()
+            (place,) = writer.append(rows_of(payloads, kept, checksums, [outcome])).tolist()
             yield Location(*place) if location else None
             stream.seek(0)
 

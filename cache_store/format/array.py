@@ -1,7 +1,8 @@
 """The array of a cache: what a sample is, and the encoder and recipe that made it from an image or a text."""
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_dtypes
 import msgspec
@@ -41,13 +42,38 @@ Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Axis = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
 
 
-class BucketRule(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The rule that gives each image of a cache of several sizes its bucket, resized size and crop."""
+class Size(NamedTuple):
+    """The size of what an encoder maps to one sample: an image is one frame, a text is 1 x 1 x its tokens."""
+
+    frames: Side
+    height: Side
+    """In pixels, as `width`."""
+    width: Side
+
+    @property
+    def name(self) -> str:
+        """Such as `1344x768`: width, then height; the frames come first if there are several."""
+        return f"{self.width}x{self.height}" if self.frames == 1 else f"{self.frames}x{self.width}x{self.height}"
+
+    @classmethod
+    def of_name(cls, name: str) -> "Size":
+        """Return the size of that name; ValueError if it is none."""
+        *frames, width, height = map(int, name.split("x"))
+        size = cls(frames[0] if frames else 1, height, width)
+        if len(frames) > 1 or min(size) < 1 or size.name != name:
+            raise ValueError(f"{name!r} is not the name of a size")
+        return size
+
+
+class SizeRule(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The rule that gives each image its size, and says how it is scaled and cut to that."""
 
     preset: str
-    """Name of the rule; docs/reference/buckets.md states each one."""
+    """Name of the rule: `squash`, `crop`, `pad` or `edge` for the one size in `sizes`, or a rule of buckets;
+    docs/reference/buckets.md states each one."""
     resolution: Count = 0
-    """Side of the square that has a bucket's pixels; the record omits every field that the rule does not use."""
+    """Side of the square that has a bucket's pixels; of `edge`, the shorter side before the cut. The record omits every
+    field that the rule does not use."""
     pixels: Count = 0
     """Most pixels of a bucket, if they are not the square's."""
     min: Count = 0
@@ -59,7 +85,7 @@ class BucketRule(Record, frozen=True, kw_only=True, omit_defaults=True):
     no_upscale: bool = False
     """Whether the rule leaves small images small."""
     sizes: tuple[tuple[Side, Side], ...] = ()
-    """The buckets, [width, height] each, if they were listed."""
+    """The sizes, [width, height] each, if they were listed."""
     min_aspect: float | None = None
     """Width over height of the tallest bucket."""
     max_aspect: float | None = None
@@ -72,25 +98,30 @@ class BucketRule(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def summary(self) -> str:
-        """The rule on one line: `buckets sd-scripts, resolution 1024, min 256, max 2048, step 64`."""
+        """The rule on one line: `224x224, squash`; `buckets sd-scripts, resolution 1024, min 256, step 64`."""
+        if self.preset in FIXED:
+            edge = f" {self.resolution}" if self.resolution else ""
+            return ", ".join([*(f"{width}x{height}" for width, height in self.sizes), f"{self.preset}{edge}"])
         given = [f"{name} {getattr(self, name)}" for name in self.__struct_fields__[1:] if getattr(self, name)]
         return ", ".join([f"buckets {self.preset}", *given])
+
+
+FIXED = ("squash", "crop", "pad", "edge")
+"""Rules that give all images one size."""
 
 
 class ClipRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Which frames of a video a sample has; the plan's column `clip_start` says where the first one is."""
 
-    frames: Count
-    """Frames of a clip. In the recipe of a cache of several sizes, 0."""
-    counts: tuple[Side, ...] = ()
-    """The numbers of frames that clips of a cache may have, if there are several, ascending."""
+    counts: Annotated[tuple[Side, ...], msgspec.Meta(min_length=1)]
+    """The numbers of frames that a clip may have, ascending."""
     fps: float | None = None
     """Frames per second of the clip; the record omits None, which takes every frame of the file."""
 
     @property
     def summary(self) -> str:
         """Such as `81 frames at 16 fps`."""
-        *most, last = map(str, self.counts or [self.frames])
+        *most, last = map(str, self.counts)
         frames = " or ".join(filter(None, [", ".join(most), last]))
         return f"{frames} frames at {f'{self.fps:g} fps' if self.fps else 'the rate of each file'}"
 
@@ -98,11 +129,7 @@ class ClipRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
 class ImageRecipe(Record, frozen=True, kw_only=True):
     """The steps from an image file to pixels; every field changes the latents."""
 
-    height: Count
-    """In the recipe of a cache of several sizes, 0, as `width`."""
-    width: Count
-    fit: str
-    """How an image becomes the size: `squash`, `crop`, `pad`, `edge N`; or `bucket`, as the rule says."""
+    rule: SizeRule
     resample: str
     range: str
     max_pixels: Count
@@ -113,24 +140,16 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
     orientation: str = "exif applied"
     alpha: str = "on white"
     colour: str = "rgb, profiles ignored"
-    buckets: BucketRule | msgspec.UnsetType = msgspec.UNSET
-    """The record omits it if all images have one size."""
     clip: ClipRecipe | msgspec.UnsetType = msgspec.UNSET
     """The record omits it if samples are images; else each frame of a clip is fitted as an image is."""
 
     @property
-    def num_frames(self) -> int:
-        """Frames of a sample: 1 for an image."""
-        return self.clip.frames if self.clip else 1
-
-    @property
     def summary(self) -> str:
-        """The recipe on one line: `224 high x 224 wide, squash, bilinear, range signed, decode reduced, flipped`."""
+        """The recipe on one line: `224x224, squash, bilinear, range signed, decode reduced, flipped`."""
         decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
-        size = self.buckets.summary if self.buckets else f"{self.height} high x {self.width} wide, {self.fit}"
         clip = f"{self.clip.summary}, " if self.clip else ""
-        return f"{clip}{size}, {self.resample}, range {self.range}{decode}{flipped}"
+        return f"{clip}{self.rule.summary}, {self.resample}, range {self.range}{decode}{flipped}"
 
 
 class TextRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -233,13 +252,11 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
         return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}batches of {self.batch_size}"
 
 
-class SampleLayout(Record, frozen=True, kw_only=True):
-    """The shape of one sample, which an encoder computes from one image or text: an array of one to four named axes."""
+class SampleAxes(Record, frozen=True, kw_only=True):
+    """The axes of a sample, which an encoder computes from one image, clip or text: one to four, with names."""
 
     axes: Annotated[tuple[Axis, ...], msgspec.Meta(min_length=1, max_length=MAX_AXES)]
     """A VAE has `channel, latent_y, latent_x`, a vision tower or a text encoder `token, feature`."""
-    shape: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)], ...]
-    """The recipe of a cache with images of several sizes has 0 for the sides that vary."""
     feature_axis: Axis
     """The axis that has separate statistics for each entry: a VAE's channels, a tower's features."""
     has_preview: bool
@@ -247,20 +264,29 @@ class SampleLayout(Record, frozen=True, kw_only=True):
     latent frames after the features if samples are clips."""
 
     def __post_init__(self) -> None:
-        if len(self.shape) != len(self.axes):
-            raise ValueError(f"the axes are {', '.join(self.axes)}, but shape has {len(self.shape)}")
         if len({ROW_AXIS, *self.axes}) <= len(self.axes):
             raise ValueError(f"the axes {', '.join(self.axes)} must differ from each other and from {ROW_AXIS}")
         if self.feature_axis not in self.axes:
             raise ValueError(f"feature_axis {self.feature_axis} is not one of the axes {', '.join(self.axes)}")
         if self.has_preview and (len(self.axes) not in (3, 4) or self.feature_place != 0):
             raise ValueError(f"a preview needs three or four axes, features first; the axes are {', '.join(self.axes)}")
-        if self.has_preview and self.num_features > MAX_PREVIEW_FEATURES:
-            raise ValueError(f"a preview can have at most {MAX_PREVIEW_FEATURES:,} features, got {self.num_features:,}")
+
+    def refuse_shape(self, shape: Sequence[int], features: int) -> None:
+        """Raise ValueError unless a sample with these axes can have this shape, and so many features."""
+        if len(shape) != len(self.axes):
+            raise ValueError(f"the axes are {', '.join(self.axes)}, but shape has {len(shape)}")
+        if shape[self.feature_place] != features:
+            raise ValueError(f"{self.feature_axis} is {shape[self.feature_place]}, expected {features}")
+        if self.has_preview and features > MAX_PREVIEW_FEATURES:
+            raise ValueError(f"a preview can have at most {MAX_PREVIEW_FEATURES:,} features, got {features:,}")
+
+    def named(self, shape: Sequence[int]) -> str:
+        """A shape with the names of its axes: `channel 16, latent_y 28, latent_x 28`."""
+        return ", ".join(f"{axis} {side}" for axis, side in zip(self.axes, shape, strict=True))
 
     @property
     def feature_place(self) -> int:
-        """Index of the feature axis in `shape`."""
+        """Index of the feature axis in a shape."""
         return self.axes.index(self.feature_axis)
 
     @property
@@ -269,35 +295,37 @@ class SampleLayout(Record, frozen=True, kw_only=True):
         return self.feature_place - len(self.axes)
 
     @property
-    def num_features(self) -> int:
-        return self.shape[self.feature_place]
-
-    @property
-    def preview_cells(self) -> tuple[int, int]:
-        """Rows and columns of a preview; only for an array that has one."""
-        return self.shape[-2], self.shape[-1]
-
-    @property
-    def named_shape(self) -> str:
-        """The shape with axis names: `channel 16, latent_y 28, latent_x 28`; a side that varies is `any`."""
-        return ", ".join(f"{axis} {side or 'any'}" for axis, side in zip(self.axes, self.shape, strict=True))
-
-    @property
     def can_be_quantized(self) -> bool:
         """Whether a sample is a few features of many values each, as a VAE's latents are."""
         return self.feature_place == 0 and len(self.axes) > 1
 
 
-class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
-    """The array of the cache: the shape of a row, and the recipe that made it from an image or a text."""
+class SampleLayout(SampleAxes, frozen=True, kw_only=True):
+    """What an encoder makes of one size."""
 
+    shape: tuple[Side, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_shape(self.shape, self.num_features)
+
+    @property
+    def num_features(self) -> int:
+        return self.shape[self.feature_place] if len(self.shape) == len(self.axes) else 0
+
+
+class ArrayRecipe(SampleAxes, frozen=True, kw_only=True, omit_defaults=True):
+    """What the samples of all sizes of a cache share: axes, storage, and the recipe from an image or a text."""
+
+    features: Side
+    """Length of the feature axis."""
     dtype: StoreDtype
     codec: CodecName
     encoder: EncoderIdentity
     image: ImageRecipe | None = None
     """The record omits it if samples are texts."""
     text: TextRecipe | None = None
-    """The record omits it if samples are images."""
+    """The record omits it if samples are images or clips."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -305,6 +333,11 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError("an array is made from images or from texts: it has exactly one of `image` and `text`")
         if self.is_quantized and not self.can_be_quantized:
             raise ValueError(f"dtype uint8 needs features before other axes; the axes are {', '.join(self.axes)}")
+
+    def of_size(self, size: Size, shape: Sequence[int]) -> "ArraySpec":
+        """Make the array of the samples of one size."""
+        shared = {name: getattr(self, name) for name in ArrayRecipe.__struct_fields__}
+        return ArraySpec(**shared, size=size, shape=tuple(shape))
 
     @property
     def images(self) -> ImageRecipe:
@@ -322,6 +355,11 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
     def has_mask(self) -> bool:
         """Whether samples have tokens that may be padding: they are texts, stored token by token."""
         return self.text is not None and "token" in self.axes
+
+    @property
+    def named_axes(self) -> str:
+        """The axes, and how many features there are: `channel 16, latent_y, latent_x`."""
+        return ", ".join(f"{axis} {self.features}" if axis == self.feature_axis else axis for axis in self.axes)
 
     @property
     def recipe_summary(self) -> str:
@@ -342,6 +380,28 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
     def read_dtype(self) -> np.dtype:
         """Dtype of the samples that a reader gives: the one on disk, or float32 of quantized ones."""
         return DTYPES["float32"] if self.is_quantized else self.numpy_dtype
+
+
+class ArraySpec(ArrayRecipe, frozen=True, kw_only=True, omit_defaults=True):
+    """The array of all samples of one size."""
+
+    size: Size
+    shape: tuple[Side, ...]
+    """Shape of one sample."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_shape(self.shape, self.features)
+
+    @property
+    def named_shape(self) -> str:
+        """The shape with axis names: `channel 16, latent_y 28, latent_x 28`."""
+        return self.named(self.shape)
+
+    @property
+    def preview_cells(self) -> tuple[int, int]:
+        """Rows and columns of a preview; only for an array that has one."""
+        return self.shape[-2], self.shape[-1]
 
     @property
     def sample_bytes(self) -> int:

@@ -28,7 +28,7 @@ SIZES = "image_sizes"
 NULL_TEXT_FILE = "null_text.bin"
 """The sample of the null prompt, in a cache of texts; it is a file of the first shard."""
 ZARR_ARRAY = "latents"
-"""Folder of the array in the Zarr form; several arrays are folders in it, named for their sizes."""
+"""Folder of the arrays in the Zarr form: folders in it, named for their sizes."""
 
 
 def samples_file(shard: int) -> str:
@@ -80,7 +80,7 @@ class ShardSamples:
         """The scale of quantized samples, [rows, C], NaN where a row has none; None if values are stored."""
         if not self.array.is_quantized:
             return None
-        absent = [np.nan] * self.array.num_features
+        absent = [np.nan] * self.array.features
         columns = (self.table[name].to_pylist() for name in Scale._fields)
         return Scale(*(np.array([values or absent for values in column], np.float32) for column in columns))
 
@@ -97,8 +97,8 @@ class EncodedRows:
     """crc32c of each payload."""
     contents: Sequence[str | None]
     """SHA-256 of each row's image or text, [N]."""
-    tokens: Sequence[int | None] = ()
-    """Number of tokens of each row's text before it was cut, [N]; empty for images."""
+    tokens: Sequence[int | None]
+    """Number of tokens of each row's text before it was cut, [N]; None for an image or clip."""
 
 
 class ShardWriter(Protocol):

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
 from cache_store.format.array import TextRecipe
-from cache_store.format.record import canonical_json
-from cache_store.format.schema import CommitContent, PlanCut, Spec, shard_lengths
+from cache_store.format.schema import CommitContent, Spec
 from cache_store.format.tables import EXTRA_TYPES, PLAN_COLUMNS, PLAN_SCHEMA, TableFile, extra_problem
 
-CUT = "encode_once.cut"
-"""Name of the plan file's metadata that states how the plan of a cache of several sizes is cut."""
+SIZE = PLAN_SCHEMA.get_field_index("size")
 
-KEPT_OF_WITHDRAWN = ("row", "id", "uri")
+KEPT_OF_WITHDRAWN = ("row", "id", "uri", "size")
 """Columns that a withdrawn sample keeps: they say what must not come back."""
 
 NOT_ANSWERS = frozenset({"human", "user", "system"})
@@ -122,7 +120,7 @@ def is_withdrawn(rows: pa.Table) -> NDArray[np.bool_]:
 
 
 def without_samples(rows: pa.Table, withdrawn: NDArray[np.bool_]) -> pa.Table:
-    """Withdraw rows of a plan: nothing but row, id and uri is left of them."""
+    """Withdraw rows of a plan: nothing but `KEPT_OF_WITHDRAWN` is left of them."""
     mask = pa.array(withdrawn)
     for place, name in enumerate(rows.column_names):
         if name not in KEPT_OF_WITHDRAWN:
@@ -131,21 +129,20 @@ def without_samples(rows: pa.Table, withdrawn: NDArray[np.bool_]) -> pa.Table:
     return rows
 
 
-def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table], cut: PlanCut | None = None) -> None:
-    """Write a plan, one row group per table; `cut` says in which array each shard is, if there are several.
+def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table], sizes: Iterable[str]) -> None:
+    """Write a plan, one row group per table; `sizes` has the name of each one's array.
 
     All tables have the same columns; extra ones follow those of every plan. Texts have no statistics: the least and the
     greatest caption of each row group would make a large plan's footer larger than any reader takes.
     """
-    each = iter(shards)
+    each = iter(zip(shards, sizes, strict=False))
     first = [*islice(each, 1)]
-    schema = first[0].schema if first else PLAN_SCHEMA
-    numbers = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.string()]
-    with pq.ParquetWriter(stream, schema, compression="zstd", write_statistics=numbers) as writer:
-        if cut is not None:
-            writer.add_key_value_metadata({CUT: canonical_json(cut).decode()})
-        for shard in chain(first, each):
-            writer.write_table(shard, row_group_size=shard.num_rows)
+    schema = first[0][0].schema if first else PLAN_SCHEMA
+    # only these statistics are read, and those of texts would fill the footer
+    with pq.ParquetWriter(stream, schema, compression="zstd", write_statistics=["size"]) as writer:
+        for shard, size in chain(first, each):
+            named = shard.set_column(SIZE, "size", pa.repeat(size, shard.num_rows))
+            writer.write_table(named, row_group_size=shard.num_rows)
 
 
 def refuse_other_columns(where: str, schema: pa.Schema) -> None:
@@ -182,25 +179,24 @@ class PlanFile:
         return np.cumsum([0, *lengths])
 
     @cached_property
-    def cut(self) -> PlanCut | None:
-        """The shards of several arrays, as the file states them; None if there is one array. CacheError for damage."""
-        if (text := (self._file.metadata.metadata or {}).get(CUT.encode())) is None:
-            return None
-        try:
-            cut = msgspec.json.decode(text, type=PlanCut)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CacheError(f"{self._file.where}: {CUT}: {error}") from None
-        fits = sum(run.shards for run in cut.shards) == self.num_shards  # before as many numbers are made
-        fits = fits and np.array_equal(shard_lengths(cut.shards), np.diff(self.bounds))
-        if not fits or max(run.array for run in cut.shards) >= len(cut.arrays):
-            raise CacheError(f"{self._file.where}: {CUT} does not fit the file's row groups")
-        return cut
+    def sizes(self) -> tuple[str, ...]:
+        """Name of each shard's array; CacheError if a row group does not state one."""
+        groups = map(self._file.metadata.row_group, range(self.num_shards))
+        stated = [group.column(self._size_column).statistics for group in groups]
+        if any(each is None or not each.has_min_max or each.min != each.max for each in stated):
+            raise CacheError(f"{self._file.where} does not state the size of each row group")
+        return tuple(each.min for each in stated)
+
+    @cached_property
+    def _size_column(self) -> int:
+        columns = self._file.metadata.schema
+        return next(place for place in range(len(columns)) if columns.column(place).path == "size")
 
     def is_cut_as(self, spec: Spec) -> bool:
         """Return whether it is cut into the shards of a spec; only the digest compares rows."""
-        cut = self.cut
-        fits = cut is None or (cut.shards, cut.arrays) == (spec.shards, spec.arrays)
-        return fits and np.array_equal(self.bounds, spec.bounds)
+        return np.array_equal(self.bounds, spec.bounds) and self.sizes == tuple(
+            spec.names[array] for array in spec.array_indices
+        )
 
     def digests(self, num_shards: int | None = None) -> PlanDigests:
         """Compute the digests of the rows of the first shards, or of all.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
-from itertools import groupby, repeat
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.format.array import MAX_COUNT, ArraySpec, Count, Side
+from cache_store.format.array import MAX_COUNT, ArrayRecipe, ArraySpec, Count, Side, Size
 from cache_store.format.record import Record
 
 StoreFormat = Literal["zarr", "webdataset"]
@@ -33,49 +33,41 @@ class Recipe(Record, frozen=True, kw_only=True):
     format_version: int
     store_format: StoreFormat
     samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
-    array: ArraySpec
-    """If images have several sizes, the sides that vary are 0 here."""
+    array: ArrayRecipe
 
-    def spec(self, plan_digest: str, shards: Iterable["ShardRun"], arrays: Iterable["SizedArray"] = ()) -> "Spec":
+    def spec(self, plan_digest: str, shards: Iterable["ShardRun"], arrays: Iterable["SizedArray"]) -> "Spec":
         """Make the spec of a cache whose plan has this digest and is cut into these shards."""
         recipe = {name: getattr(self, name) for name in Recipe.__struct_fields__}
         return Spec(**recipe, plan_digest=plan_digest, shards=tuple(shards), arrays=tuple(arrays))
 
 
-class ShardRun(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ShardRun(Record, frozen=True, kw_only=True):
     """Consecutive shards of one length in one array."""
 
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
     rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
     """Rows of each of these shards."""
-    array: Count = 0
-    """Index of the array; the record omits 0."""
+    array: str
+    """Name of the array's size, such as `1344x768`."""
 
 
-class SizedArray(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One of a cache's several arrays: the samples of all images of one size."""
+class SizedArray(Record, frozen=True, kw_only=True):
+    """An array of the cache: all samples of one size."""
 
-    width: Side
-    height: Side
-    """Size of the fitted images, in pixels."""
-    frames: Side = 1
-    """Frames of a clip; the record omits 1, as for images."""
+    size: Size
+    """Frames, height and width."""
     shape: tuple[Side, ...]
-
-    @property
-    def name(self) -> str:
-        """Such as `1344x768`: width, then height; frames come before them if there are several."""
-        return f"{self.width}x{self.height}" if self.frames == 1 else f"{self.frames}x{self.width}x{self.height}"
+    """Shape of a sample."""
 
 
-class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
+class Spec(Recipe, frozen=True, kw_only=True):
     """The cache's contract with its readers; two caches with equal digests are interchangeable."""
 
     plan_digest: str
     shards: Annotated[tuple[ShardRun, ...], msgspec.Meta(min_length=1)]
     """The lengths of all shards, in order: row numbers continue from each shard to the next."""
-    arrays: tuple[SizedArray, ...] = ()
-    """The arrays of a cache of several sizes; the record omits them if there is one, whose shape is `array.shape`."""
+    arrays: Annotated[tuple[SizedArray, ...], msgspec.Meta(min_length=1)]
+    """The arrays, one for each size that occurs."""
 
     @property
     def recipe(self) -> Recipe:
@@ -102,49 +94,39 @@ class Spec(Recipe, frozen=True, kw_only=True, omit_defaults=True):
         return int(np.searchsorted(self.bounds, row, side="right")) - 1
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Name of each array."""
+        return tuple(each.size.name for each in self.arrays)
+
+    @cached_property
     def array_indices(self) -> NDArray[np.int64]:
-        """Index of each shard's array: [shards]."""
-        return shard_arrays(self.shards)
+        """Index in `arrays` of each shard's array: [shards]."""
+        places = {name: index for index, name in enumerate(self.names)}
+        return np.repeat([places[run.array] for run in self.shards], [run.shards for run in self.shards])
 
     @cached_property
     def places_in_arrays(self) -> NDArray[np.int64]:
         """Number of shards that precede each shard in its array: [shards]."""
         places = np.empty(self.num_shards, np.int64)
-        for array in range(len(self.sized_arrays)):
+        for array in range(len(self.arrays)):
             mine = self.array_indices == array
             places[mine] = np.arange(np.count_nonzero(mine))
         return places
 
     @cached_property
     def sized_arrays(self) -> tuple[ArraySpec, ...]:
-        """Every array of the cache, each with its size."""
-        return tuple(map(self._sized, self.arrays)) or (self.array,)
+        """The arrays, each with all that they share."""
+        return tuple(self.array.of_size(each.size, each.shape) for each in self.arrays)
 
     @property
     def sample_bytes(self) -> int:
         """Bytes of the decoded samples of all rows."""
-        return sum(run.shards * run.rows * self.sized_arrays[run.array].sample_bytes for run in self.shards)
+        each = np.array([array.sample_bytes for array in self.sized_arrays])[self.array_indices]
+        return int((each * np.diff(self.bounds)).sum())
 
     def array_of(self, shard: int) -> ArraySpec:
         """Return the array that has a shard."""
-        return self.sized_arrays[self.array_indices[shard]] if self.arrays else self.array
-
-    def array_name(self, shard: int) -> str:
-        """Return the name of the array that has a shard; empty if the cache has one array."""
-        return self.arrays[self.array_indices[shard]].name if self.arrays else ""
-
-    def _sized(self, size: SizedArray) -> ArraySpec:
-        image = msgspec.structs.replace(self.array.images, width=size.width, height=size.height)
-        if image.clip:
-            image = msgspec.structs.replace(image, clip=msgspec.structs.replace(image.clip, frames=size.frames))
-        return msgspec.structs.replace(self.array, shape=size.shape, image=image)
-
-
-class PlanCut(Record, frozen=True, kw_only=True):
-    """How the plan of a cache of several sizes is cut; the plan's file states it, since row groups name no array."""
-
-    shards: Annotated[tuple[ShardRun, ...], msgspec.Meta(min_length=1)]
-    arrays: tuple[SizedArray, ...]
+        return self.sized_arrays[int(self.array_indices[shard])]
 
 
 def shard_lengths(runs: Sequence[ShardRun]) -> NDArray[np.int64]:
@@ -152,22 +134,17 @@ def shard_lengths(runs: Sequence[ShardRun]) -> NDArray[np.int64]:
     return np.repeat(np.array([run.rows for run in runs], np.int64), [run.shards for run in runs])
 
 
-def shard_arrays(runs: Sequence[ShardRun]) -> NDArray[np.int64]:
-    """Return the index of each shard's array: [shards]."""
-    return np.repeat(np.array([run.array for run in runs], np.int64), [run.shards for run in runs])
-
-
-def shard_runs(lengths: Iterable[int], arrays: Iterable[int] | None = None) -> Iterator[ShardRun]:
-    """Summarise the lengths of shards; `arrays` has the index of each one's array, if there are several."""
-    pairs = zip(lengths, repeat(0) if arrays is None else arrays, strict=False)
-    for (rows, array), equal in groupby(pairs):
+def shard_runs(lengths: Iterable[int], arrays: Iterable[str]) -> Iterator[ShardRun]:
+    """Summarise shards of these lengths, in arrays of these names."""
+    for (rows, array), equal in groupby(zip(lengths, arrays, strict=True)):
         yield ShardRun(shards=sum(1 for _ in equal), rows=rows, array=array)
 
 
-def even_shards(rows: int, samples_per_shard: int) -> tuple[ShardRun, ...]:
-    """Cut rows into full shards, and a shorter last one if any are left."""
+def even_shards(rows: int, samples_per_shard: int, array: str) -> tuple[ShardRun, ...]:
+    """Cut rows of an array into full shards, and a shorter last one if any are left."""
     full, rest = divmod(rows, samples_per_shard)
-    return tuple(shard_runs([samples_per_shard] * full + [rest] * bool(rest)))
+    lengths = [samples_per_shard] * full + [rest] * bool(rest)
+    return tuple(shard_runs(lengths, [array] * len(lengths)))
 
 
 def require_lengths(length: int, *lists: Sized) -> None:
@@ -219,8 +196,8 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     shard: Count
     first_row: Count
     """The shard has the rows from here on, as many as `cached` and `rejected` together."""
-    array: str = ""
-    """Name of the shard's array; the record omits it if the cache has one array."""
+    array: str
+    """Name of the shard's array."""
     recipe: Recipe
     plan_digest: str
     """Digest of the shard's planned rows, which exposes a shard of another cache."""

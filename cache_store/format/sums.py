@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.format.array import DTYPES, SampleLayout, StoreDtype
+from cache_store.format.array import DTYPES, ArraySpec
 from cache_store.format.codec import crc32c
 from cache_store.format.quantized import Scale, dequantize, quantize
 from cache_store.format.schema import ArraySummary, FeatureStatistics, PreviewEquations, PreviewMap
@@ -138,19 +138,19 @@ class Rounded(NamedTuple):
 class RunningSums:
     """Sums over one shard's cached samples for its commit record, added batch by batch; `add` has the arithmetic."""
 
-    def __init__(self, layout: SampleLayout, dtype: StoreDtype, add: Callable[..., None] = add_batch) -> None:
-        self._add_batch = add
-        shape, place, features = layout.shape, layout.feature_place, layout.num_features
+    def __init__(self, array: ArraySpec, add: Callable[..., None] = add_batch) -> None:
+        self._add_batch, dtype = add, array.dtype
+        shape, place, features = array.shape, array.feature_place, array.features
         self._is_quantized = dtype == "uint8"
         summed = "float32" if self._is_quantized else dtype
         self._kind, self._dtype, self._shape = KINDS.index(summed), DTYPES[summed], shape
         self._layout = math.prod(shape[:place]), features, math.prod(shape[place + 1 :])
-        self._cells = layout.preview_cells if layout.has_preview else (0, 0)
+        self._cells = array.preview_cells if array.has_preview else (0, 0)
         self._totals = np.zeros((4, features))
         self._totals[2], self._totals[3] = np.inf, -np.inf
         self._gram: NDArray[np.float64] | None = None
         self._moment: NDArray[np.float64] | None = None
-        if layout.has_preview:
+        if array.has_preview:
             self._gram, self._moment = np.zeros((features + 1, features + 1)), np.zeros((features + 1, 3))
         self._count = 0
         """Number of samples."""

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArrayRecipe
 from cache_store.format.quantized import Scale
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
 
@@ -42,9 +42,14 @@ PLAN_SCHEMA = pa.schema(
         ("conversations", CONVERSATIONS),
         ("fingerprint", pa.string()),
         ("place", PLACE),
+        ("size", pa.string()),
     ]
 )
-"""`fingerprint` identifies an image without reading it: a zip entry's CRC, or a file's size and time."""
+"""`fingerprint` identifies an image without reading it: a zip entry's CRC, or a file's size and time. `size` is the
+name of the shard's array, the same in all rows of a row group."""
+
+TOKENS = "tokens"
+"""Column that counts a text's tokens before it is cut, without the dropped ones of its template."""
 
 SAMPLES_SCHEMA = pa.schema(
     [
@@ -55,37 +60,19 @@ SAMPLES_SCHEMA = pa.schema(
         ("content_sha256", pa.string()),
         ("width", pa.int32()),
         ("height", pa.int32()),
+        ("resized_width", pa.int32()),
+        ("resized_height", pa.int32()),
+        ("crop_left", pa.int32()),
+        ("crop_top", pa.int32()),
+        (TOKENS, pa.int32()),
         ("offset", pa.int64()),
         ("length", pa.int64()),
         ("crc32c", pa.uint32()),
     ]
 )
-"""`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
-
-TOKENS = "tokens"
-"""Column that counts a text's tokens before it is cut, without the dropped ones of its template."""
-
-SAMPLES_OF_TEXTS = pa.schema(
-    [
-        *(field for field in list(SAMPLES_SCHEMA)[: SAMPLES_SCHEMA.get_field_index("width")]),
-        (TOKENS, pa.int32()),
-        *(field for field in list(SAMPLES_SCHEMA)[SAMPLES_SCHEMA.get_field_index("offset") :]),
-    ]
-)
-"""Columns if samples are texts: `tokens` instead of an image's width and height."""
-
-PLACEMENT = ("resized_width", "resized_height", "crop_left", "crop_top")
-"""Columns of images that a rule of buckets placed: the size that the whole image was scaled to, and where in it the
-bucket's part begins, in pixels."""
-
-SAMPLES_OF_BUCKETS = pa.schema(
-    [
-        *(field for field in list(SAMPLES_SCHEMA)[: SAMPLES_SCHEMA.get_field_index("offset")]),
-        *((name, pa.int32()) for name in PLACEMENT),
-        *(field for field in list(SAMPLES_SCHEMA)[SAMPLES_SCHEMA.get_field_index("offset") :]),
-    ]
-)
-"""Columns if a rule of buckets gave images their sizes."""
+"""`width` and `height` are the image file's, `resized_…` those that the whole image was scaled to, `crop_…` is where
+the sample's part begins in it, all in pixels; `tokens` is of texts. `offset` and `length` delimit the encoded latent in
+its shard file; `crc32c` is over those bytes."""
 
 SCALE_COLUMNS = Scale._fields
 """Columns of quantized samples, after the others: lists of float32, one for each channel."""
@@ -108,9 +95,7 @@ EXTRA_TYPES = {
 }
 """Types of a plan's extra columns, which the source names, by what their values are."""
 
-TAKEN = frozenset(
-    {*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SAMPLES_OF_TEXTS.names, *SAMPLES_OF_BUCKETS.names, *SCALE_COLUMNS}
-)
+TAKEN = frozenset({*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SCALE_COLUMNS})
 """Names that no extra column can have."""
 
 MAX_EXTRA, MAX_EXTRA_NAME = 32, 64
@@ -119,22 +104,20 @@ MAX_EXTRA, MAX_EXTRA_NAME = 32, 64
 CACHED, REJECTED = "cached", "rejected"
 
 WITHDRAWN = "withdrawn"
-"""Reason of a sample that was taken out of the cache on request: only its row, id and uri are left, in plan and table.
+"""Reason of a sample that was taken out of the cache on request: only its row and id are left,
+and in the plan its uri and size.
 
 In the plan, its conversations are null, which no source gives; so the plan's digest covers the withdrawal.
 """
 
 
-def samples_schema(array: ArraySpec) -> pa.Schema:
-    """Return the columns of a samples table, for images, placed by a rule of buckets or not, or texts."""
-    if array.image is None:
-        return SAMPLES_OF_TEXTS
-    schema = SAMPLES_OF_BUCKETS if array.image.buckets else SAMPLES_SCHEMA
+def samples_schema(array: ArrayRecipe) -> pa.Schema:
+    """Return the columns of a samples table; those of quantized samples have their scale."""
     if not array.is_quantized:
-        return schema
+        return SAMPLES_SCHEMA
     # named as Parquet's readers name it, so that a copy of the table has the same bytes
-    each_channel = pa.list_(pa.field("element", pa.float32()), array.num_features)
-    return pa.schema([*schema, *((name, each_channel) for name in SCALE_COLUMNS)])
+    each_channel = pa.list_(pa.field("element", pa.float32()), array.features)
+    return pa.schema([*SAMPLES_SCHEMA, *((name, each_channel) for name in SCALE_COLUMNS)])
 
 
 def values_of(column: pa.ChunkedArray) -> NDArray[Any]:
@@ -301,7 +284,7 @@ def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa
     return TableFile(partial(pa.BufferReader, data), where).whole(columns)
 
 
-def cut_texts(array: ArraySpec, samples: pa.Table) -> int:
+def cut_texts(array: ArrayRecipe, samples: pa.Table) -> int:
     """Count the cached samples of a table whose text was cut; 0 for images."""
     if array.text is None:
         return 0

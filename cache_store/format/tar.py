@@ -12,7 +12,6 @@ The file ends with at least two blocks of zeros, filled up to a multiple of 10,2
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import repeat
 from typing import Any, BinaryIO
 
 import msgspec
@@ -64,8 +63,8 @@ class TarShardWriter:
         """Add the next rows; return their places [N, 3]: offset, length and crc32c, or -1 for an absent row."""
         places = np.full((len(rows.kept), 3), NOWHERE, np.int64)
         payloads = zip(rows.payloads, rows.checksums.tolist(), strict=True)
-        tokens = rows.tokens or repeat(None, len(rows.kept))
-        for number, (is_kept, content, count) in enumerate(zip(rows.kept.tolist(), rows.contents, tokens, strict=True)):
+        facts = zip(rows.kept.tolist(), rows.contents, rows.tokens, strict=True)
+        for number, (is_kept, content, count) in enumerate(facts):
             row, name, uri, conversations = next(self._samples)
             if not is_kept:
                 continue
@@ -110,9 +109,7 @@ class TarFormat:
         if samples.planned is None:
             return
         first_row, layout = samples.rows.start, RowLayout(samples.array)
-        contents, position = samples.table["content_sha256"].to_pylist(), 0
-        of_texts = self._spec.array.text is not None
-        tokens = samples.table[TOKENS].to_pylist() if of_texts else [None] * len(contents)
+        contents, tokens, position = *(samples.table[name].to_pylist() for name in ("content_sha256", TOKENS)), 0
         for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.planned)):
             location = samples.locations[slot]
             if location is None:
@@ -158,7 +155,7 @@ class RowLayout:
 
 
 def sample_json(
-    name: str, uri: str, conversations: list[dict[str, str]], content_sha256: str | None, tokens: int | None = None
+    name: str, uri: str, conversations: list[dict[str, str]], content_sha256: str | None, tokens: int | None
 ) -> bytes:
     """Encode the JSON member of a row; `tokens` is a text's number of tokens, None for an image."""
     counted = {} if tokens is None else {TOKENS: tokens}

@@ -76,8 +76,8 @@ class ZarrFormat:
         return None
 
     def shard_file(self, shard: int) -> str:
-        array, chunk = array_folder(self._spec.array_name(shard)), self._spec.places_in_arrays[shard]
-        return f"{array}/c/{chunk}{'/0' * len(self._spec.array.shape)}"
+        array, chunk = self._spec.names[self._spec.array_indices[shard]], self._spec.places_in_arrays[shard]
+        return f"{ZARR_ARRAY}/{array}/c/{chunk}{'/0' * len(self._spec.array.axes)}"
 
     def writer(self, stream: BinaryIO, shard: int, planned: pa.Table) -> ZarrShardWriter:
         return ZarrShardWriter(stream, self._spec.samples_per_shard)
@@ -88,9 +88,8 @@ class ZarrFormat:
         The group contains the metadata of all arrays (consolidated), so that readers need not list the folder.
         """
         spec = self._spec
-        names = [each.name for each in spec.arrays] or [""]
         nodes: dict[str, object] = {ZARR_ARRAY: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
-        nodes |= {array_folder(name): array_metadata(spec, array) for array, name in enumerate(names)}
+        nodes |= {f"{ZARR_ARRAY}/{name}": array_metadata(spec, array) for array, name in enumerate(spec.names)}
         group = {
             "zarr_format": 3,
             "node_type": "group",
@@ -149,11 +148,6 @@ def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple
     stored = np.frombuffer(samples, np.uint8)[behind[within, None] + np.arange(CRC.size)].view("<u4")[:, 0]
     for each in within[stored != checksums[within]].tolist():
         yield int(slots[each]), "crc32c behind the sample differs from the samples table"
-
-
-def array_folder(name: str) -> str:
-    """Return the folder of a cache's array; a cache's only array has no name of its own."""
-    return f"{ZARR_ARRAY}/{name}".rstrip("/")
 
 
 def array_metadata(spec: Spec, index: int) -> dict[str, object]:

@@ -24,7 +24,6 @@ from cache_store.gallery.pictures import (
     choose_frames,
     error_map,
     frames_shown,
-    middle_frame,
     preview,
     psnr,
     side_by_side,
@@ -56,8 +55,6 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
     """Draw sample numbers uniformly over the whole cache, and one of each size that would be missing; ascending."""
     random = generator(seed, "random")
     numbers = draw_numbers(len(cache), rows, random)
-    if len(cache.arrays) == 1:
-        return numbers
     counts, shown = np.asarray(cache.seal.cached_per_shard), cache.array_indices(numbers)
     shards = [np.flatnonzero((cache.spec.array_indices == each) & (counts > 0)) for each in range(len(cache.arrays))]
     missing = [random.choice(each) for index, each in enumerate(shards) if len(each) and index not in shown]
@@ -125,14 +122,15 @@ def batches(cache: Cache, number_N: np.ndarray, size: Callable[[ArraySpec], int]
 
 
 Decode = Callable[[np.ndarray], np.ndarray]
-"""Decodes stored samples [N, *shape] to uint8 [N, Y, X, 3], of clips [N, T, Y, X, 3]."""
+"""Decodes stored samples [N, *shape] to uint8 [N, T, Y, X, 3]."""
 
 BATCH = 4
-"""Images in memory at full size; a clip is alone."""
+"""Frames in memory at full size, but at least one sample."""
 
-EXHIBIT_COLUMNS = ["row", "id", "uri", "place", "content_sha256", "conversations", "reason"]
-MORE_COLUMNS = {"image": ["width", "height"], "clip": ["width", "height", CLIP_START], "text": [TOKENS]}
-"""Further columns, by what samples are made of."""
+EXHIBIT_COLUMNS = frozenset(
+    {"row", "id", "uri", "place", "content_sha256", "conversations", "reason", "width", "height", TOKENS, CLIP_START}
+)
+"""Columns that are read if the cache has them; only a cache of clips has their starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +180,7 @@ class Showcase:
         ordered = np.array(sorted(set(numbers)), np.int64)
         exhibits: dict[int, Exhibit] = {}
         with ProgressBar("rows", len(ordered), "row") as bar:
-            for batch in batches(self.cache, ordered, lambda array: 1 if array.made_of == "clip" else BATCH):
+            for batch in batches(self.cache, ordered, lambda array: max(1, BATCH // array.size.frames)):
                 exhibits.update(zip(batch.tolist(), self._batch(batch), strict=True))
                 bar.update(len(batch))
         return exhibits
@@ -195,8 +193,8 @@ class Showcase:
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored = self.cache.read(numbers)
         decoded_N = self.decode(stored) if self.decode else [None] * len(numbers)
-        more = MORE_COLUMNS[self.cache.spec.array.made_of]
-        samples = self.cache.samples(numbers, [*EXHIBIT_COLUMNS, *more]).to_pylist()
+        columns = [name for name in self.cache.columns if name in EXHIBIT_COLUMNS]
+        samples = self.cache.samples(numbers, columns).to_pylist()
         array = self.cache.array_of(numbers)
         for sample, values, decoded in zip(samples, stored.astype(np.float32), decoded_N, strict=True):
             yield self._with_pictures(sample, array, values, decoded)
@@ -208,9 +206,10 @@ class Showcase:
         exhibit, source_SYX3 = self._exhibit(sample, array)
         pictures: dict[str, Any] = {}
         if array.has_preview:
-            pictures = {"strip": channel_strip(middle_frame(values), summary)}
+            values_CTHW = values.reshape(len(values), -1, *array.preview_cells)
+            pictures = {"strip": channel_strip(values_CTHW[:, values_CTHW.shape[1] // 2], summary)}
         if summary.preview is not None:
-            pictures["preview"] = side_by_side(choose_frames(preview(values, summary.preview), exhibit.frames))
+            pictures["preview"] = side_by_side(choose_frames(preview(values_CTHW, summary.preview), exhibit.frames))
         if decoded is not None:
             decoded_SYX3 = choose_frames(decoded, exhibit.frames)
             pictures["decoded"] = thumbnails(decoded_SYX3)
@@ -248,8 +247,7 @@ class Showcase:
         if self.read_image is None:
             return None, self.source_problem
         try:
-            start = sample.get(CLIP_START)
-            picture, content_sha256 = self.read_image(sample["uri"], sample["place"], array.images, start)
+            picture, content_sha256 = self.read_image(sample, array)
         except SourceError as error:
             return None, str(error)
         return choose_frames(picture, frames_shown(array)), difference(sample["content_sha256"], content_sha256)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache_store.cache.reader import Cache
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArrayRecipe
 from cache_store.format.schema import ArraySummary
 from cache_store.gallery.exhibits import SampleDraw, batches
 from cache_store.program.progress_bar import ProgressBar
@@ -46,10 +46,10 @@ def count_values(cache: Cache, draw: SampleDraw) -> Histograms:
     return Histograms(draw=draw, feature_F=features, edge_B=edges, count_FB=counts)
 
 
-def chosen_features(array: ArraySpec) -> np.ndarray:
+def chosen_features(array: ArrayRecipe) -> np.ndarray:
     """Choose all features of an array, or `MOST_FEATURES` evenly spaced ones of many."""
-    shown = min(array.num_features, MOST_FEATURES)
-    return np.arange(shown) * array.num_features // shown
+    shown = min(array.features, MOST_FEATURES)
+    return np.arange(shown) * array.features // shown
 
 
 def histogram_edges(summary: ArraySummary, features: np.ndarray) -> np.ndarray:

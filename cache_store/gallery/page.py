@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache
-from cache_store.format.array import ArraySpec, ImageRecipe
+from cache_store.format.array import ArraySpec
 from cache_store.format.schema import ArraySummary, CommitRecord
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.histograms import Histograms
@@ -224,7 +224,7 @@ class PageContent:
         if array.text is not None:
             return "samples are texts, not images; the page shows texts, distributions and rejected rows"
         return (
-            f"samples of [{array.named_shape}] have no preview; the page shows source {array.made_of}s, distributions "
+            f"samples of [{array.named_axes}] have no preview; the page shows source {array.made_of}s, distributions "
             "and rejected rows"
         )
 
@@ -265,7 +265,7 @@ def render(content: PageContent) -> str:
         summary=summary,
         array=array,
         arrays=content.cache.arrays,
-        layout=layout(array.image) if array.image else "tall",
+        layout=layout(array),
         features=f"{array.feature_axis}s".capitalize(),
         facts=[*spec_lines(spec), *array_lines(spec.array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
@@ -279,16 +279,17 @@ def render(content: PageContent) -> str:
 def strip_width(array: ArraySpec) -> str:
     """Return the strip's width in percent: that of the pictures above it, or less if its line is not full."""
     columns = strip_columns(*array.preview_cells)
-    return f"{100 * min(array.num_features, columns) / columns:.4g}%"
+    return f"{100 * min(array.features, columns) / columns:.4g}%"
 
 
-def layout(image: ImageRecipe) -> str:
+def layout(array: ArraySpec) -> str:
     """Choose the layout of cards: wide pictures are stacked, as a clip's strips are; tall ones get narrow cards."""
-    if image.clip:
-        return "wide clip" if image.width >= image.height else "wide tall clip"
-    if image.width >= FLAT * image.height:
+    _, height, width = array.size
+    if array.made_of == "clip":
+        return "wide clip" if width >= height else "wide tall clip"
+    if array.text is None and width >= FLAT * height:
         return "wide"
-    return "tall" if image.height >= FLAT * image.width else "square"
+    return "tall" if array.text or height >= FLAT * width else "square"
 
 
 def page_template(package: str, name: str) -> Template:

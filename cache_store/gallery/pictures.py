@@ -37,31 +37,24 @@ ERROR_COLOURS = "inferno"
 JPEG_QUALITY = 88
 
 
-def preview(latent_CHW: np.ndarray, to_rgb: PreviewMap) -> np.ndarray:
-    """Map the latent to RGB by the seal's linear map: uint8 [H, W, 3]; of a clip [C, T, H, W], every latent frame."""
+def preview(latent_CTHW: np.ndarray, to_rgb: PreviewMap) -> np.ndarray:
+    """Map every latent frame to RGB by the seal's linear map: uint8 [T, H, W, 3]."""
     weight_3C, bias_3 = np.array(to_rgb.weight), np.array(to_rgb.bias)
-    rgb_HW3 = np.einsum("rc,c...->...r", weight_3C, latent_CHW) + bias_3
-    preview_HW3: np.ndarray = np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
-    return preview_HW3
-
-
-def middle_frame(latent: np.ndarray) -> np.ndarray:
-    """Return the latent frame of a clip, [C, H, W], to which the preview's map was fitted; of an image, the latent."""
-    return latent if latent.ndim == 3 else latent[:, latent.shape[1] // 2]
+    rgb_THW3 = np.einsum("rc,c...->...r", weight_3C, latent_CTHW) + bias_3
+    preview_THW3: np.ndarray = np.rint(np.clip(rgb_THW3, 0.0, 1.0) * 255).astype(np.uint8)
+    return preview_THW3
 
 
 def frames_shown(array: ArraySpec) -> int:
-    """Return the number of frames in a strip: 1 for an image; for a clip no more than latent frames, so that pictures
-    below each other show the same moment.
+    """Return the number of frames in a strip: no more than latent frames, so that pictures below each other show the
+    same moment.
     """
-    if array.made_of != "clip":
-        return 1
-    return min(MOST_FRAMES, array.shape[1] if array.has_preview else array.images.num_frames)
+    latent_frames = array.shape[1:-2] if array.has_preview else ()
+    return min(MOST_FRAMES, array.size.frames, *latent_frames)
 
 
-def choose_frames(picture: np.ndarray, count: int) -> np.ndarray:
-    """Choose frames of a clip [T, Y, X, 3], evenly spread, with the first and the last; an image is the only one."""
-    frames_TYX3 = picture if picture.ndim == 4 else picture[None]
+def choose_frames(frames_TYX3: np.ndarray, count: int) -> np.ndarray:
+    """Choose frames, evenly spread, with the first and the last."""
     frames = len(frames_TYX3)
     chosen_SYX3: np.ndarray = frames_TYX3[np.linspace(0, frames - 1, min(count, frames)).round().astype(int)]
     return chosen_SYX3

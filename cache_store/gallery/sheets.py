@@ -119,9 +119,9 @@ def concatenate(pictures: Sequence[np.ndarray], axis: int) -> np.ndarray:
 
 def fitting_size(exhibit: Exhibit) -> tuple[int, int]:
     """Return height and width of a picture on the sheet."""
-    image, tile = exhibit.array.images, TILE if exhibit.frames == 1 else FRAME_TILE
-    scale = min(tile / math.sqrt(image.height * image.width), 2 * tile / max(image.height, image.width))
-    return max(1, round(image.height * scale)), max(1, round(image.width * scale)) * exhibit.frames
+    (_, height, width), tile = exhibit.array.size, TILE if exhibit.frames == 1 else FRAME_TILE
+    scale = min(tile / math.sqrt(height * width), 2 * tile / max(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale)) * exhibit.frames
 
 
 def resize(picture_YX3: np.ndarray | None, height: int, width: int) -> np.ndarray:

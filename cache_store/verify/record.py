@@ -59,7 +59,7 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
         "shard": (content.shard, shard),
         "files": (tuple(file.path for file in content.files), files_of_shard(spec, shard)),
         "first row": (content.first_row, spec.shard_rows(shard).start),
-        "array": (content.array, spec.array_name(shard)),
+        "array": (content.array, spec.array_of(shard).size.name),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
         "statistics": (statistics_shape(content), expected_shape(spec.array_of(shard), content)),
@@ -96,7 +96,7 @@ def expected_shape(array: ArraySpec, content: CommitContent) -> list[int]:
     """List the same of a record whose counts are right; a shard with withdrawn rows has no preview."""
     if not (cached := content.cached):
         return []
-    features = array.num_features
+    features = array.features
     lengths = [cached * math.prod(array.shape) // features, *[features] * 4]
     inputs, has_preview = features + 1, array.has_preview and WITHDRAWN not in content.reasons
     return [*lengths, *[inputs] * inputs, *[3] * inputs] if has_preview else lengths

@@ -208,7 +208,7 @@ class ShardVerifier:
         yield from mismatched_rows(samples)
         yield from withdrawn_findings(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
-        sums = RunningSums(samples.array, samples.array.dtype) if task.level == "deep" else None
+        sums = RunningSums(samples.array) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
         yield from (each for each in differing if each.row is not None or not wrong_data)  # reported already
         if sums is not None and not differing and content.statistics is not None:

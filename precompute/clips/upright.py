@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from PIL import Image
 
-from precompute.images.buckets import Size
+from precompute.clips.opened import load_av
+from precompute.images.buckets import Sides
 from precompute.images.decode import ORIENTATIONS, Orientation, turn_upright, upright
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
@@ -42,13 +43,11 @@ class Upright:
 
     def __init__(self, first: "VideoFrame", aspect: Fraction | None, max_pixels: int) -> None:
         """`aspect` is a pixel's width over its height; None counts as 1."""
-        from av.video.reformatter import VideoReformatter
-
         refuse_colours(first)
-        self._turn, self._reformatter = turn_of(first), VideoReformatter()
+        self._turn, self._reformatter = turn_of(first), load_av().video.reformatter.VideoReformatter()
         self._square = (max(round(first.width * (aspect or 1)), 1), first.height)
         refuse_many_pixels(*self._square, max_pixels)
-        self.size: Size = upright(self._square, self._turn)
+        self.size: Sides = upright(self._square, self._turn)
         """Size of the images."""
 
     def image(self, frame: "VideoFrame", resample: Image.Resampling) -> Image.Image:

@@ -13,12 +13,12 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 
-from cache_store.format.array import ClipRecipe, ImageRecipe
+from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.clips.opened import DAMAGED
 from precompute.clips.upright import Upright
 from precompute.clips.video_file import TOLERANCE, Shown, VideoFile
-from precompute.images.buckets import Size
-from precompute.images.fit import RESAMPLING, fit_image, unreduced
+from precompute.images.buckets import Placement, Sides
+from precompute.images.fit import RESAMPLING, fit_image, placement_of, unreduced
 from precompute.images.rejected import Rejected, rejecting
 
 MAX_SECONDS = 360_000
@@ -54,10 +54,11 @@ class Video(NamedTuple):
 class Clip(NamedTuple):
     """A clip's frames while they are decoded."""
 
-    size: Size
+    size: Sides
     """Size of the upright video, before its frames are fitted."""
+    placement: Placement
     images: Iterator[Image.Image]
-    """Exactly as many as the recipe says, of its size; Rejected is raised in the place of one that is missing."""
+    """As many as planned, of the planned size; Rejected is raised in the place of one that is missing."""
     is_interlaced: bool
 
 
@@ -87,8 +88,8 @@ def probe_video(file: BinaryIO, max_pixels: int) -> Video:
 
 
 @rejecting(OSError)
-def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe) -> Clip:
-    """Decode the clip that begins `start` seconds after the video's first frame.
+def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe, planned: Size) -> Clip:
+    """Decode the clip of the planned size that begins `start` seconds after the video's first frame.
 
     Raises Rejected here or while the images are taken; so does the file's own reader with its errors.
     """
@@ -100,16 +101,22 @@ def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe) -> Clip:
         begin = first.begin + exact(start)
         if begin >= first.end:
             frames = video.frames_from(begin)
-        images = fitted(shown_in(recipe.clip, begin, frames), upright, start, recipe, stack.pop_all())
-        return Clip(upright.size, images, bool(first.frame.interlaced_frame))
+        try:
+            placement = placement_of(upright.size, recipe, planned)
+        except Rejected:
+            refuse_without_bucket(file, start, recipe)
+            raise
+        shown = shown_in(recipe.clip, planned.frames, begin, frames)
+        images = fitted(shown, upright, start, recipe, placement, planned, stack.pop_all())
+        return Clip(upright.size, placement, images, bool(first.frame.interlaced_frame))
 
 
-def shown_in(clip: ClipRecipe, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:
+def shown_in(clip: ClipRecipe, count: int, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:
     """Choose a clip's frames from those of the video, from the one shown at `begin` or earlier; fewer if it ends."""
     if clip.fps is None:
-        return islice((each for each in frames if each.begin >= begin - TOLERANCE), clip.frames)
+        return islice((each for each in frames if each.begin >= begin - TOLERANCE), count)
     rate = exact(clip.fps)
-    return shown_at((begin + j / rate for j in range(clip.frames)), frames)
+    return shown_at((begin + j / rate for j in range(count)), frames)
 
 
 def first_of(frames: Iterator[Shown]) -> tuple[Shown, Iterator[Shown]]:
@@ -132,7 +139,13 @@ def shown_at(times: Iterator[Fraction], frames: Iterator[Shown]) -> Iterator[Sho
 
 
 def fitted(
-    shown: Iterator[Shown], upright: Upright, start: float, recipe: ImageRecipe, video: ExitStack
+    shown: Iterator[Shown],
+    upright: Upright,
+    start: float,
+    recipe: ImageRecipe,
+    placement: Placement,
+    planned: Size,
+    video: ExitStack,
 ) -> Iterator[Image.Image]:
     """Fit frames to the recipe, then close the video; a frame that is shown twice is fitted once."""
     with video, rejecting(OSError):
@@ -140,12 +153,12 @@ def fitted(
         for each in shown:
             if image is None or each is not before:
                 rgb = upright.image(each.frame, RESAMPLING[recipe.resample])
-                image, before = fit_image(unreduced(rgb), recipe), each
+                image, before = fit_image(unreduced(rgb), recipe, placement), each
             count += 1
             yield image
     assert recipe.clip
-    if count < recipe.clip.frames:
-        raise too_short(count, recipe.clip.frames, recipe.clip.fps, start)
+    if count < planned.frames:
+        raise too_short(count, planned.frames, recipe.clip.fps, start)
 
 
 def too_short(found: int, wanted: int, fps: float | None, start: float) -> Rejected:
@@ -156,7 +169,6 @@ def too_short(found: int, wanted: int, fps: float | None, start: float) -> Rejec
 def refuse_without_bucket(file: BinaryIO, start: float, recipe: ImageRecipe) -> None:
     """Raise Rejected if a clip is too short for every bucket; planning puts it into its neighbour's."""
     assert recipe.clip, "a recipe of images"
-    assert recipe.clip.counts, "a cache without buckets"
     video = probe_video(file, recipe.max_pixels)
     left = video.num_frames(recipe.clip.fps) - round(start * (recipe.clip.fps or video.rate))
     if left < (least := recipe.clip.counts[0]):

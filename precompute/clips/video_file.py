@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from precompute.clips.opened import DAMAGED, load_av, open_video
 from precompute.clips.sample_tables import refuse_claims
-from precompute.images.buckets import Size
+from precompute.images.buckets import Sides
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class VideoFile:
     def _shown(self, packets: Iterator["Packet[VideoStream]"]) -> Iterator[Shown]:
         """Decode packets; leave out frames that do not advance."""
         before: Shown | None = None
-        size: Size | None = None
+        size: Sides | None = None
         with self._rejecting():
             for frame, pts in self._decoded(packets):
                 size = size or (frame.width, frame.height)
@@ -140,7 +140,7 @@ class VideoFile:
                 self._pixels_left -= max(frame.width * frame.height, LEAST_PIXELS)
                 yield frame, in_order.popleft() if self._is_avi else frame.dts if frame.pts is None else frame.pts
 
-    def _refuse(self, frame: "av.VideoFrame", size: Size) -> None:
+    def _refuse(self, frame: "av.VideoFrame", size: Sides) -> None:
         refuse_many_pixels(frame.width, frame.height, self._max_pixels)
         if (frame.width, frame.height) != size:
             raise Rejected("size changes", f"from {size[0]} x {size[1]} to {frame.width} x {frame.height} pixels")

@@ -3,10 +3,10 @@
 A few images of the first batch are encoded again, with weights read anew, in float32 on a CPU, by the model's own
 library; the device's samples may differ only by the rounding of its dtype. A thread does this while the device goes
 on, and the first commit waits for it. 2 photographs of 224 x 224 take 5 s with the full-size VAE, whose weights take
-0.5 GB meanwhile. Of one clip, the beginning is encoded again: of Wan, five frames, which make two latent frames.
+0.5 GB meanwhile. For clips, only the first frames are checked: five for Wan, which give two latent frames.
 """
 
-# Axes: N images or clips, Y X pixels.
+# Axes: N samples.
 
 import math
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ import numpy as np
 import torch
 
 from cache_store.errors import DeviceError, Interrupted
-from cache_store.format.array import SampleLayout
+from cache_store.format.array import ArraySpec, ImageRecipe, SampleAxes
 from cache_store.storage.daemon_threads import POLL_S, STOP_REQUEST
 from precompute.encode.tolerance import LIMITS, Difference, device_class, feature_units
-from precompute.encoders.encoder import ClipEncoder, PixelRange
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import hardware_of
 from precompute.encoders.registry import load_reference
 
-IMAGES, PIXELS = 2, 2 * 256**2
-"""Most images, and most pixels in all, to compare; at least one image is. A CPU takes seconds for each."""
+SAMPLES, PIXELS = 2, 2 * 256**2
+"""Most samples, and most pixels in all, to compare; at least one sample is. A CPU takes seconds for each."""
 
 
 class Canary:
     """Compares the encoder's first samples with those of its reference; close it."""
 
-    def __init__(self, config: EncoderConfig, pixel_range: PixelRange, *, clips: bool = False) -> None:
-        self._config, self._has_clips = config, clips
+    def __init__(self, config: EncoderConfig, image: ImageRecipe | None) -> None:
+        self._config = config
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="canary")
-        self._loading = [self._pool.submit(load_reference, config, pixel_range, clips=clips)]
+        self._loading = [self._pool.submit(load_reference, config, image)]
         """The reference, beside the first batches; it is taken out when it is used, so that its memory is freed."""
         self._compared: Future[Difference] | None = None
+        self._is_compiled = False
 
     def __enter__(self) -> Self:
         return self
@@ -46,22 +46,22 @@ class Canary:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def wants_images(self) -> bool:
+    def wants_samples(self) -> bool:
         return self._compared is None
 
-    def begin(self, inputs: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
+    def begin(self, inputs: np.ndarray, encoded: np.ndarray, good: Sequence[int], array: ArraySpec) -> None:
         """Start to compare the samples (float32) of the first `good` inputs of a batch, if there are any."""
-        if places := [*good][:1] if self._has_clips else choose_places(good, inputs.shape):
-            self._compared = self._pool.submit(self._compare, inputs[places], encoded[places], layout)
+        self._is_compiled = array.encoder.path == "folded" and self._config.compiles
+        if places := choose_places(good, inputs.shape):
+            self._compared = self._pool.submit(self._compare, inputs[places], encoded[places], array)
 
-    def _compare(self, inputs: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
+    def _compare(self, inputs: np.ndarray, encoded: np.ndarray, array: ArraySpec) -> Difference:
         reference = self._loading.pop().result()
-        if self._has_clips:
-            assert isinstance(reference, ClipEncoder)
-            frames, latents = reference.clip_prefix(inputs.shape[1])
-            inputs, encoded = inputs[:, :frames], encoded[:, :, :latents]
-            return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy()[:, :, :latents], layout)
-        return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
+        first, latent_frames = reference.prefix(torch.from_numpy(inputs))
+        wanted = reference.encode(first).numpy()
+        if latent_frames is not None:
+            encoded, wanted = encoded[:, :, :latent_frames], wanted[:, :, :latent_frames]
+        return difference(encoded, wanted, array)
 
     def wait(self) -> None:
         """Wait until the comparison, if one has begun, is made, or a stop is requested."""
@@ -83,7 +83,7 @@ class Canary:
         if limits.admit(found):
             return
         hardware = ", ".join(" ".join(each) for each in hardware_of(device).items())
-        slower = ["encoder.compile: false"] if self._config.compiles and not self._has_clips else []
+        slower = ["encoder.compile: false"] if self._is_compiled else []
         slower += ["encoder.compute_dtype: float32"] if kind[0] != "float32" else []
         raise DeviceError(
             f"encoder.device {device} ({hardware}) does not reproduce the samples of the same weights in float32 on a "
@@ -95,11 +95,11 @@ class Canary:
 
 
 def choose_places(good: Sequence[int], inputs_shape: Sequence[int]) -> list[int]:
-    """Choose the first good places of a batch: at most IMAGES, with at most PIXELS, but at least one."""
-    return [*good][: max(1, min(IMAGES, PIXELS // math.prod(inputs_shape[1:3])))]
+    """Choose the first good places of a batch: at most SAMPLES, with at most PIXELS, but at least one."""
+    return [*good][: max(1, min(SAMPLES, PIXELS // math.prod(inputs_shape[1:4])))]
 
 
-def difference(encoded: np.ndarray, reference: np.ndarray, layout: SampleLayout) -> Difference:
+def difference(encoded: np.ndarray, reference: np.ndarray, array: SampleAxes) -> Difference:
     """Measure how far samples [N, *shape] are from the reference; infinitely, if a value is not finite but should be.
 
     Leaves out samples whose reference is not finite: the build rejects them.
@@ -108,6 +108,6 @@ def difference(encoded: np.ndarray, reference: np.ndarray, layout: SampleLayout)
     encoded, reference = encoded[finite], reference[finite]
     if not len(reference):
         return Difference.of(np.zeros(1))
-    others = tuple(axis for axis in range(encoded.ndim) if axis != layout.feature_place + 1)
+    others = tuple(axis for axis in range(encoded.ndim) if axis != array.feature_place + 1)
     squares = np.mean(reference.astype(np.float64) ** 2, axis=others, keepdims=True)
     return Difference.of(np.abs(encoded.astype(np.float64) - reference) / feature_units(squares))

@@ -8,6 +8,7 @@ import torch
 from cache_store.program.running import usable_cores
 from precompute.config import BuildConfig
 from precompute.encode.worker import ENCODER_THREADS
+from precompute.images.buckets import most_pixels
 
 CORES_A_WORKER = 4
 """Cores of a worker on a GPU: one launches and writes, the others decode. More would wait for Python's lock."""
@@ -78,7 +79,7 @@ def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
     used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
     if config.encoder.reads_text or config.clip.is_on:  # one worker keeps a GPU busy, and takes much of its memory
         return Crew(min(used, most), machine.gpus)
-    batch_pixels = config.encoder.batch_size * config.image.most_pixels
+    batch_pixels = config.encoder.batch_size * most_pixels(config.image.rule)
     a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")
     workers = min(used * a_gpu, most)
     return Crew(workers, -(-workers // used) * machine.gpus)

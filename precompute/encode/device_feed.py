@@ -19,8 +19,9 @@ from torch import Tensor
 
 from cache_store.format.array import ArraySpec
 from cache_store.log import log_warning
-from precompute.encode.batches import Room, Rooms, inputs_of, make_room
+from precompute.encode.batches import InputBuffers, batch_shape, make_buffer
 from precompute.encoders.encoder import Encoder
+from precompute.inputs.reader import Inputs, inputs_of
 
 # Axes: N images of a batch, B of a full one, Y X pixels, 3 RGB.
 
@@ -42,11 +43,11 @@ class Encoding(Protocol):
 class DeviceFeed(Protocol):
     """Gives batches to an encoder on its device."""
 
-    rooms: Rooms
+    buffers: InputBuffers
     """Memory from which the device takes pixels, or tokens."""
 
-    def encode(self, array: ArraySpec, room: Room, count: int) -> Encoding:
-        """Give the device the first `count` images of a room; the room is free once the samples have arrived.
+    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> Encoding:
+        """Give the device the first `count` inputs of a buffer; it is free once the samples have arrived.
 
         `array` says what their samples are. One thread calls this, and another one must take the samples.
         """
@@ -67,11 +68,11 @@ class DirectFeed:
     """Encodes in the calling thread."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self._encoder, self.rooms = encoder, Rooms(make_room)
+        self._encoder, self.buffers = encoder, InputBuffers(make_buffer)
 
-    def encode(self, array: ArraySpec, room: Room, count: int) -> DoneEncoding:
+    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> DoneEncoding:
         started = time.monotonic()
-        values = self._encoder.encode(torch.from_numpy(room[:count]))
+        values = self._encoder.encode(torch.from_numpy(buffer[:count]))
         return DoneEncoding(values, time.monotonic() - started)
 
 
@@ -155,28 +156,27 @@ class StreamedFeed:
 
     def __init__(self, encoder: Encoder, runtime: Runtime) -> None:
         self._encoder, self._runtime = encoder, runtime
-        self.rooms = Rooms(self._pinned_room)
+        self.buffers = InputBuffers(self._pinned_buffer)
         self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
         self._array: ArraySpec | None = None
         self._run: Callable[[], object] = do_nothing
         self._output: Tensor | None = None
         self._free = queue.SimpleQueue[Slot]()
 
-    def _pinned_room(self, array: ArraySpec) -> Room:
-        shape, kind, _ = inputs_of(array)
-        room: Room = self._runtime.pinned(shape, torch_dtype(kind)).numpy()
-        return room
+    def _pinned_buffer(self, array: ArraySpec) -> Inputs:
+        buffer: Inputs = self._runtime.pinned(batch_shape(array), torch_dtype(inputs_of(array).dtype)).numpy()
+        return buffer
 
     def _prepare(self, array: ArraySpec) -> None:
         """Make slots and graph for batches of this array, once all of the one before have arrived."""
         if self._array is not None:
             for _ in range(SLOTS):
                 self._free.get()
-        self._array, (shape, kind, self._filler) = array, inputs_of(array)
+        self._array, shape, (_, kind, self._filler) = array, batch_shape(array), inputs_of(array)
         self._run, self._output = do_nothing, None  # free the old graph's memory before the new one takes its own
         self._input = self._runtime.on_device(shape, torch_dtype(kind))
         self._input.fill_(self._filler)
-        if array.made_of != "clip":  # a clip takes seconds, so that launches cost nothing
+        if self._encoder.is_captured:
             self._run, self._output = self._capture()
         for _ in range(SLOTS):
             self._free.put(Slot(self._runtime, shape, torch_dtype(kind), (len(self._input), *array.shape)))
@@ -192,13 +192,13 @@ class StreamedFeed:
             )
             return do_nothing, None
 
-    def encode(self, array: ArraySpec, room: Room, count: int) -> StreamedEncoding:
+    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> StreamedEncoding:
         if array != self._array:
             self._prepare(array)
         slot, within = self._free.get(), self._runtime.within
-        room[count:] = self._filler
+        buffer[count:] = self._filler
         with within(self._upload):
-            slot.inputs.copy_(torch.from_numpy(room), non_blocking=True)
+            slot.inputs.copy_(torch.from_numpy(buffer), non_blocking=True)
             slot.uploaded.record()
         with within(self._compute):
             self._compute.wait_event(slot.uploaded)

@@ -1,21 +1,14 @@
 """The job that workers are given, the progress that they report, and how busy each part of a build was."""
 
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import pyarrow as pa
 
 from cache_store.format.schema import CommitRecord, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
-
-Part = Literal["source", "decoding", "encoding", "writing", "checking"]
-"""A part of a worker's time; in `checking`, its first commit waits for the check of its device."""
+from precompute.inputs.busy import Part
 
 REMEDIES: dict[Part, str] = {
     "source": "faster storage helps, or more threads that wait for it (run.decode_threads)",
@@ -27,32 +20,6 @@ REMEDIES: dict[Part, str] = {
 
 IN_FLOAT32 = ", or a cache of encoder.compute_dtype: bfloat16"
 """Added to the advice for encoding in float32."""
-
-
-class BusyTimes:
-    """Seconds that each part was busy, added up by several threads; threads that share a part count as one."""
-
-    def __init__(self, decode_threads: int) -> None:
-        self._threads: dict[Part, int] = {"source": decode_threads, "decoding": decode_threads}
-        self._seconds, self._lock = defaultdict[Part, float](float), threading.Lock()
-
-    def add(self, part: Part, seconds: float) -> None:
-        with self._lock:
-            self._seconds[part] += seconds / self._threads.get(part, 1)
-
-    @contextmanager
-    def measured(self, part: Part) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.add(part, time.monotonic() - started)
-
-    def take(self) -> dict[Part, float]:
-        """Return the times added since the last call."""
-        with self._lock:
-            taken, self._seconds = dict(self._seconds), defaultdict(float)
-        return taken
 
 
 def slowest(seconds: Mapping[Part, float]) -> Part | None:

@@ -25,7 +25,7 @@ from precompute.encode.ray_actors import refuse_unreachable_cluster, run_on_ray
 from precompute.encode.worker import Inbox, Report, run_worker, start_worker
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.sources import Source
+from precompute.sources.images import Source
 
 STOP = -1
 """Sent to a worker in place of a shard: drop the unfinished shards and end."""

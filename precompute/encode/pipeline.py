@@ -16,14 +16,16 @@ from cache_store.format.array import ArraySpec
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.prefetch import begun_ahead
-from precompute.encode.batch_kinds import batches_for
 from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, DoneEncoding, Encoding, feed_of
-from precompute.encode.job import BusyTimes, EncodeJob, MismatchedShard, Progress
-from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
+from precompute.encode.job import EncodeJob, MismatchedShard, Progress
+from precompute.encoders.encoder import Encoder
 from precompute.encoders.hardware import gpu_uuid, hardware_of
-from precompute.sources import Source
+from precompute.inputs import make_reader
+from precompute.inputs.busy import BusyTimes
+from precompute.inputs.reader import Inputs, inputs_of
+from precompute.sources.images import Source
 
 WRITES_BEHIND = 2
 """Most encoded batches that wait to be written."""
@@ -73,7 +75,7 @@ class ShardSink:
             builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=shared)
             self._builder = self._shard.enter_context(builder)
         rgb, outcomes = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0, batch.wait()
-        if self._canary and self._canary.wants_images:
+        if self._canary and self._canary.wants_samples:
             good = [place for place, outcome in enumerate(outcomes) if outcome.reason is None]
             self._canary.begin(batch.inputs, samples, good, batch.array)
         self._builder.append(samples, rgb, outcomes)
@@ -143,6 +145,7 @@ def encode_shards(
     busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
     feed, sink = feed_of(encoder), ShardSink(job, encoder.device, busy, canary, on_progress)
     decoders, writer = Decoders(decode_threads), ThreadPoolExecutor(1, thread_name_prefix="write")
+    reader = make_reader(source, job.spec.array, encoder.texts, busy=busy)
 
     def report(shard: int | None = None, samples: int = 0) -> None:
         nonlocal last
@@ -151,17 +154,17 @@ def encode_shards(
 
     def writes(shards: Iterable[int]) -> Iterator[Future[None]]:
         """Give each batch to the encoder, and then to the writer."""
-        planned = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder, job.spec.array))
+        planned = planned_batches(reader, job.store, job.spec, shards, feed.buffers.take)
         begun: Future[None] | None = None
-        for batch in decoded_batches(planned, decoders, source, busy):
+        for batch in decoded_batches(planned, decoders, busy):
             batch.wait()
             if STOP_REQUEST.is_set():
                 raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
             batch.refuse_vanished()
             batch.encoding_since = time.monotonic()
             encoding, null_text = encode_batch(feed, batch), None
-            if isinstance(encoder, TextEncoder) and (batch.shard, batch.start) == (0, 0):
-                null_text = encode_null_text(feed, batch.array, encoder)
+            if reader.null_inputs is not None and (batch.shard, batch.start) == (0, 0):
+                null_text = encode_null_text(feed, batch.array, reader.null_inputs)
             report(batch.shard, len(batch.inputs))
             begun = writer.submit(write, batch, encoding, null_text, begun)
             yield begun
@@ -174,7 +177,7 @@ def encode_shards(
         if before:
             before.result()
         sink.write(batch, samples, None if null_NF is None else null_NF[0])
-        feed.rooms.give_back(batch.room)
+        feed.buffers.give_back(batch.buffer)
 
     try:
         for shards in runs:
@@ -190,15 +193,15 @@ def encode_shards(
 
 
 def encode_batch(feed: DeviceFeed, batch: Batch) -> Encoding:
-    """Give a decoded batch to the device; if every image is rejected, return zeros, which are not kept."""
+    """Give a decoded batch to the device; if every sample is rejected, return zeros, which are not kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
         return DoneEncoding(torch.zeros(len(batch.inputs), *batch.array.shape))
-    return feed.encode(batch.array, batch.room, len(batch.inputs))
+    return feed.encode(batch.array, batch.buffer, len(batch.inputs))
 
 
-def encode_null_text(feed: DeviceFeed, array: ArraySpec, encoder: TextEncoder) -> Encoding:
+def encode_null_text(feed: DeviceFeed, array: ArraySpec, null_inputs: Inputs) -> Encoding:
     """Give the null prompt to the device, in a batch of its own, so that its bits depend on no other text."""
-    room = feed.rooms.take(array)
-    room[0] = NO_TOKEN
-    room[0, : len(encoder.null_ids)] = encoder.null_ids
-    return feed.encode(array, room, 1)
+    buffer = feed.buffers.take(array)
+    buffer[0] = inputs_of(array).filler
+    buffer[0, : len(null_inputs)] = null_inputs
+    return feed.encode(array, buffer, 1)

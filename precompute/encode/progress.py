@@ -11,8 +11,9 @@ from cache_store.format.tables import WITHDRAWN
 from cache_store.log import log_warning
 from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
-from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
+from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
+from precompute.inputs.busy import Part
 
 ADVISED_S = 60.0
 """Seconds of a build from which advice is given; much of a shorter one is starting, and checking the device."""

@@ -41,7 +41,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from cache_store.format.array import SampleLayout
+from cache_store.format.array import SampleAxes
 from cache_store.format.schema import ArraySummary
 
 DeviceClass = Literal["cpu", "cuda"]
@@ -120,8 +120,8 @@ def feature_units(squares: np.ndarray) -> np.ndarray:
     return units
 
 
-def sample_units(layout: SampleLayout, summary: ArraySummary) -> np.ndarray:
+def sample_units(array: SampleAxes, summary: ArraySummary) -> np.ndarray:
     """Return the units of a cache's features; they broadcast over a sample."""
-    shape = [1] * len(layout.shape)
-    shape[layout.feature_place] = layout.num_features
+    shape = [1] * len(array.axes)
+    shape[array.feature_place] = len(summary.mean)
     return feature_units(feature_squares(summary)).reshape(shape)

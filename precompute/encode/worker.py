@@ -17,7 +17,8 @@ from precompute.encode.pipeline import encode_shards
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
-from precompute.sources import Source, open_source
+from precompute.sources import open_source
+from precompute.sources.images import Source
 
 ENCODER_THREADS = 2
 """Threads of each worker's encoder on a CPU; a larger machine has more workers. oneDNN orders some convolutions by the
@@ -39,7 +40,7 @@ def run_worker(
 ) -> None:
     """Build runs of shards; raise Interrupted once a stop is requested."""
     torch.set_num_threads(ENCODER_THREADS)
-    with Canary(job.config.encoder, job.config.image.range, clips=job.config.clip.is_on) as canary:
+    with Canary(job.config.encoder, job.spec.array.image) as canary:
         encode_shards(job, source, encoder, runs, decode_threads=decode_threads, on_progress=report, canary=canary)
 
 
@@ -72,7 +73,7 @@ def start_worker(
     set_up_log("precompute")
     torch.set_num_threads(ENCODER_THREADS)
     silence_decoders()
-    encoder = load_encoder(job.config.encoder, job.config.image.range, clips=job.config.clip.is_on)
+    encoder = load_encoder(job.config.encoder, job.spec.array.image)
     refuse_mismatched_encoder(encoder, job.spec)
     source = open_source(job.config.source, job.config.media)
     ready()

@@ -1,17 +1,17 @@
-"""A frozen encoder as the build sees it (uint8 pixels in, float32 samples out), and a family of encoders.
+"""A frozen encoder as the build sees it (pixels or tokens in, float32 samples out), and a family of encoders.
 
-Everything that changes a sample is in `identity`, or in the image recipe with its pixel range. A family has the checks
-that need no torch, and loads its models.
+Everything that changes a sample is in `identity`, or in the recipe. A family has the checks that need no torch, and
+loads its models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from cache_store.errors import ConfigError
-from cache_store.format.array import EncoderIdentity, SampleLayout, TextRecipe
+from cache_store.format.array import EncoderIdentity, ImageRecipe, SampleLayout, Size, TextRecipe
 from precompute.encoders.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:
@@ -37,30 +37,6 @@ COLOUR_STATISTICS: dict[PixelRange, tuple[Channels, Channels]] = {
 """Mean and deviation of red, green and blue in [0, 1]: transformers' `OPENAI_CLIP_MEAN` and `IMAGENET_DEFAULT_MEAN`."""
 
 
-class Encoder(Protocol):
-    """Maps uint8 RGB to samples, on one device."""
-
-    device: torch.device
-    identity: EncoderIdentity
-
-    def layout(self, height: int, width: int) -> SampleLayout:
-        """Describe the sample made from an image of this size; raise ConfigError for a size that needs cropping."""
-
-    def encode(self, image_NYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to [N, *shape], float32, on the encoder's device."""
-
-
-@runtime_checkable
-class ClipEncoder(Encoder, Protocol):
-    """An encoder that also maps clips to samples; its `encode` then takes uint8 RGB [N, T, Y, X, 3]."""
-
-    def clip_layout(self, frames: int, height: int, width: int) -> SampleLayout:
-        """Describe the sample made from a clip; raise ConfigError for a number of frames, or a size, to be cut."""
-
-    def clip_prefix(self, frames: int) -> tuple[int, int]:
-        """Return how many frames of a clip to encode alone, and how many latent frames are then those of the clip."""
-
-
 NO_TOKEN = -1
 """Pads a text's tokens."""
 
@@ -74,12 +50,8 @@ class Tokens(NamedTuple):
     """Number of tokens before the cut, without the dropped ones of the template."""
 
 
-@runtime_checkable
-class TextEncoder(Protocol):
-    """Maps tokens of texts to samples, on one device; its `encode` takes int32 [N, T], padded with `NO_TOKEN`.
-
-    Its layout does not depend on the size of an image.
-    """
+class TextInputs(Protocol):
+    """What a text encoder says of its inputs: how a text becomes tokens."""
 
     recipe: TextRecipe
     null_ids: Sequence[int]
@@ -87,6 +59,35 @@ class TextEncoder(Protocol):
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         """Put each text into the template and tokenize it; called from several threads."""
+
+
+class Encoder(Protocol):
+    """Maps frames, or tokens of texts, to samples, on one device; it was loaded for one recipe."""
+
+    device: torch.device
+    identity: EncoderIdentity
+    texts: TextInputs | None = None
+    """None if the encoder reads frames."""
+    is_captured: bool = True
+    """Whether its work on a GPU is captured as a graph: one launch for a batch in place of hundreds."""
+
+    def array(self, size: Size) -> SampleLayout:
+        """Describe the sample of an input of this size; raise ConfigError for one that the encoder cannot take.
+
+        If the recipe is of clips, samples of a single frame have an axis of latent frames, too.
+        """
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map inputs, on any device, to samples [N, *shape], float32, on the encoder's device.
+
+        Inputs are uint8 RGB [N, T, Y, X, 3], with T 1 for images, or tokens, int32 [N, T], padded with `NO_TOKEN`.
+        """
+
+    def prefix(self, inputs: Tensor) -> tuple[Tensor, int | None]:
+        """Return the beginning of the inputs whose samples say enough of the encoder, and how many of their latent
+        frames are those of the whole inputs; by default the inputs, and None for all of a sample.
+        """
+        return inputs, None
 
 
 def to_signed(pixels: Tensor) -> Tensor:
@@ -122,36 +123,43 @@ PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {
 }
 
 
-def clip_pixels(
-    clip_TYX3: Tensor, to_range: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device
+def frames_in_range(
+    pixels_NTYX3: Tensor, to_range: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Convert uint8 RGB to a model's range: [1, 3, T, Y, X] in `dtype`, on `device`.
+    """Convert uint8 RGB to a model's range: [N, 3, T, Y, X] in `dtype`, on `device`.
 
-    One frame at a time is float32: a whole clip of 81 x 480 x 832 would take 388 MB.
+    One frame of each clip is float32 at a time: a whole clip of 81 x 480 x 832 would take 388 MB.
     """
-    shape = (1, 3, *clip_TYX3.shape[:3])
-    pixels_13TYX = clip_TYX3.new_empty(shape, dtype=dtype, device=device)
-    for number, frame_YX3 in enumerate(clip_TYX3.to(device, non_blocking=True)):
-        pixels_13TYX[0, :, number] = to_range(frame_YX3.permute(2, 0, 1).float())
-    return pixels_13TYX
+    shape = (len(pixels_NTYX3), 3, *pixels_NTYX3.shape[1:4])
+    pixels_N3TYX = pixels_NTYX3.new_empty(shape, dtype=dtype, device=device)
+    for number, frame_NYX3 in enumerate(pixels_NTYX3.to(device, non_blocking=True).unbind(1)):
+        pixels_N3TYX[:, :, number] = to_range(frame_NYX3.permute(0, 3, 1, 2).float())
+    return pixels_N3TYX
+
+
+def still_in_range(pixels_NTYX3: Tensor, to_range: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """Convert the only frame of uint8 RGB to a model's range: [N, 3, Y, X], float32, channels last, on `device`."""
+    image_NYX3 = pixels_NTYX3.to(device, non_blocking=True)[:, 0]
+    return to_range(image_NYX3.permute(0, 3, 1, 2).float())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Checks and loads models of some classes."""
 
-    load: Callable[[ModelFiles, EncoderConfig, PixelRange], Encoder]
+    load: Callable[[ModelFiles, EncoderConfig, ImageRecipe | None], Encoder]
+    """Loads a model for images or clips of a recipe, or for texts."""
     refuse_size: Callable[[Mapping[str, Any], int, int], None]
     """Raises ConfigError if the model, by its config.json, cannot take images of this height and width."""
     takes: tuple[str, ...] = ()
     """Fields in `FAMILY_FIELDS` that this family uses."""
     load_decoder: Callable[[ModelFiles, torch.device], Decoder] | None = None
-    load_clips: Callable[[ModelFiles, EncoderConfig, PixelRange], ClipEncoder] | None = None
-    """Loads a model to encode clips; raises ConfigError for a class that encodes images alone."""
+    takes_clips: bool = False
+    """Whether it can load models for clips."""
 
 
 def accept_any_size(config: Mapping[str, Any], height: int, width: int) -> None:
-    """Refuse no size: the family reads no images, or its `layout` refuses sizes."""
+    """Refuse no size: the family reads no images, or its `array` refuses sizes."""
 
 
 def refuse_cropping(height: int, width: int, factor: int) -> None:
@@ -162,16 +170,22 @@ def refuse_cropping(height: int, width: int, factor: int) -> None:
         raise ConfigError(f"image.height and image.width must be multiples of {factor}, {got}")
 
 
-NO_CLIPS = {"AutoencoderKLCosmos": " here, because the normalisation of its latents differs by frame"}
+CLIPS_UNSUPPORTED = {"AutoencoderKLCosmos": "the normalisation of its latents differs by frame"}
 """Classes that could encode clips, and the reason why they do not."""
 
 
 def images_alone(class_name: str) -> ConfigError:
     """Make the error for a model that cannot encode clips."""
-    reason = NO_CLIPS.get(class_name, "")
+    why = f" here, because {CLIPS_UNSUPPORTED[class_name]}" if class_name in CLIPS_UNSUPPORTED else ""
     return ConfigError(
-        f"encoder.model: {class_name} encodes images alone{reason}; leave clip out, or take a video model's VAE"
+        f"encoder.model: {class_name} encodes images alone{why}; leave clip out, or take a video model's VAE"
     )
+
+
+def range_of_images(image: ImageRecipe | None) -> PixelRange:
+    """Return the range of RGB at the encoder's input."""
+    assert image is not None, "an encoder of texts"
+    return cast("PixelRange", image.range)
 
 
 def refuse_other_size(height: int, width: int, side: int) -> None:

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.array import MAX_SIDE, Normalization, SampleLayout
+from cache_store.format.array import ImageRecipe, Normalization, SampleLayout, Size
 from cache_store.format.normalization import UNSTATED
 from cache_store.format.record import describe_mismatch
-from precompute.encoders.encoder import PIXEL_RANGES, ClipEncoder, Family, PixelRange, accept_any_size, clip_pixels
+from precompute.encoders.encoder import (
+    PIXEL_RANGES,
+    Encoder,
+    Family,
+    PixelRange,
+    accept_any_size,
+    frames_in_range,
+    range_of_images,
+)
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, one_line
 from precompute.encoders.weights import native_identity
@@ -36,29 +43,25 @@ NEEDED = ("identity", "layout", "encode")
 class OwnEncoder(Protocol):
     """The protocol of a user's class; each process makes one, as `MyEncoder(device, dtype)`.
 
-    A `decode` is optional: for galleries, it maps samples to RGB in [-1, 1], [N, 3, Y, X].
-
-    An encoder of clips has `layout(height, width, frames)`, and its `encode` takes one clip at a time, [1, 3, T, Y, X];
-    its `decode` gives [N, 3, T, Y, X].
-
-    A `normalization`, optional too, says how its diffusion models take its samples: fields of `Normalization`.
+    A `decode` is optional: for galleries, it maps samples to RGB in [-1, 1], [N, 3, T, Y, X]; T may be left out if it
+    is 1. A `normalization`, optional too, says how its diffusion models take its samples: fields of `Normalization`.
     """
 
     identity: str
     """A text that changes with the samples: a version, or a digest of the weights."""
 
-    def layout(self, height: int, width: int) -> Mapping[str, int]:
-        """Return names and lengths of a sample's one to four axes; raise ValueError for an unsuitable image size.
+    def layout(self, size: Size) -> Mapping[str, int]:
+        """Return names and lengths of a sample's one to four axes; raise ValueError for an unsuitable size.
 
-        Three axes, the first named `channel`, are latents with a preview, and so are four of a clip, the second of them
-        time; otherwise the last axis is the features.
+        `size` has frames, height and width; an image is one frame. Three or four axes, the first named `channel`, are
+        latents with a preview, the second of four being time; otherwise the last axis is the features.
         """
 
-    def encode(self, image_N3YX: Tensor) -> Tensor:
-        """Map RGB in `image.range` to samples; both in the class's dtype, on its device."""
+    def encode(self, pixels_N3TYX: Tensor) -> Tensor:
+        """Map RGB in `image.range` to samples; both in the class's dtype, on its device. Clips come one at a time."""
 
 
-class OwnFamilyEncoder:
+class OwnFamilyEncoder(Encoder):
     """Maps uint8 RGB to samples, with the user's encoder."""
 
     def __init__(self, own: OwnEncoder, path: str, config: EncoderConfig, pixel_range: PixelRange) -> None:
@@ -68,62 +71,28 @@ class OwnFamilyEncoder:
         self._own, self._path = own, path
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
-    def layout(self, height: int, width: int) -> SampleLayout:
+    def array(self, size: Size) -> SampleLayout:
         """Ask the user's class; raise ConfigError for an unsuitable size, or a layout that no cache can have."""
-        return self._layout(3, height, width)
-
-    def _layout(self, latent_axes: int, *sizes: int) -> SampleLayout:
-        """Ask for the layout of these sizes; so many axes, the first named `channel`, are latents with a preview."""
         try:
-            sides = dict(self._own.layout(*sizes))
+            sides = dict(self._own.layout(size))
             axes = tuple(sides)
-            is_latent = len(axes) == latent_axes and axes[0] == "channel"
+            is_latent = len(axes) in (3, 4) and axes[0] == "channel"
             feature = axes[0 if is_latent else -1]
             return SampleLayout(axes=axes, shape=tuple(sides.values()), feature_axis=feature, has_preview=is_latent)
         except (IndexError, TypeError, ValueError) as error:
             raise ConfigError(f"encoder.model {self._path}: {one_line(error)}") from error
 
-    def encode(self, image_NYX3: Tensor) -> Tensor:
+    def encode(self, pixels_NTYX3: Tensor) -> Tensor:
         """Map uint8 RGB, on any device, to samples in float32, on the encoder's device."""
         import torch
 
+        expected = (len(pixels_NTYX3), *self.array(Size(*pixels_NTYX3.shape[1:4])).shape)
         with torch.inference_mode():
-            pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
-            samples = self._own.encode(pixels_N3YX.to(self._dtype).contiguous())
-        return self._checked(samples, (len(image_NYX3), *self.layout(*image_NYX3.shape[1:3]).shape))
-
-    def _checked(self, samples: object, expected: tuple[int, ...]) -> Tensor:
-        """Return samples in float32; raise ModelError unless their shape is the layout's."""
-        import torch
-
+            samples = self._own.encode(frames_in_range(pixels_NTYX3, self._to_range, self._dtype, self.device))
         if not isinstance(samples, torch.Tensor) or samples.shape != expected:
             found = tuple(samples.shape) if isinstance(samples, torch.Tensor) else type(samples).__name__
             raise ModelError(f"encoder.model {self._path}: encode gave {found}, and its layout says {expected}")
         return samples.float().contiguous()
-
-
-class OwnClipEncoder(OwnFamilyEncoder):
-    """Maps uint8 RGB clips to samples, with the user's encoder."""
-
-    def clip_layout(self, frames: int, height: int, width: int) -> SampleLayout:
-        """Ask the user's class; raise ConfigError for unsuitable clips, or a layout that no cache can have."""
-        return self._layout(4, height, width, frames)
-
-    def clip_prefix(self, frames: int) -> tuple[int, int]:
-        """Return the whole clip and its whole sample: nothing is known of the user's encoder."""
-        return frames, MAX_SIDE
-
-    def encode(self, clip_NTYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to samples in float32, on the encoder's device; one clip at a time."""
-        import torch
-
-        expected = (1, *self.clip_layout(*clip_NTYX3.shape[1:4]).shape)
-        samples = []
-        with torch.inference_mode():
-            for clip_TYX3 in clip_NTYX3:
-                pixels_13TYX = clip_pixels(clip_TYX3, self._to_range, self._dtype, self.device)
-                samples.append(self._checked(self._own.encode(pixels_13TYX), expected))
-        return torch.cat(samples)
 
 
 def normalization_of(own: OwnEncoder, path: str) -> dict[str, Any]:
@@ -162,20 +131,8 @@ def make_own(path: str, config: EncoderConfig) -> Any:
     return own
 
 
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> OwnFamilyEncoder:
-    return OwnFamilyEncoder(make_own(files.model, config), files.model, config, pixel_range)
-
-
-def load_clips(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> ClipEncoder:
-    own = make_own(files.model, config)
-    try:
-        inspect.signature(own.layout).bind(0, 0, 0)
-    except TypeError as error:
-        raise ConfigError(
-            f"encoder.model {files.model} encodes images alone; leave clip out, or give its class "
-            "layout(self, height, width, frames)"
-        ) from error
-    return OwnClipEncoder(own, files.model, config, pixel_range)
+def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> OwnFamilyEncoder:
+    return OwnFamilyEncoder(make_own(files.model, config), files.model, config, range_of_images(image))
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
@@ -185,4 +142,4 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
     return own.decode, digest_of(own)
 
 
-FAMILY = Family(load=load, refuse_size=accept_any_size, load_decoder=load_decoder, load_clips=load_clips)
+FAMILY = Family(load=load, refuse_size=accept_any_size, load_decoder=load_decoder, takes_clips=True)

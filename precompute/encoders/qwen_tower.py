@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.array import SampleLayout
-from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_cropping
+from cache_store.format.array import SampleLayout, Size
+from precompute.encoders.encoder import PIXEL_RANGES, Encoder, PixelRange, refuse_cropping, still_in_range
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation
 from precompute.encoders.tower import (
@@ -22,7 +22,7 @@ from precompute.encoders.weights import model_errors, native_identity
 # Axes: N images, Y X pixels, T tokens, F features, G squares of patches, S patches of a square's side, P pixels.
 
 
-class QwenEncoder:
+class QwenEncoder(Encoder):
     """Maps uint8 RGB to the tokens for the language model, on one device."""
 
     def __init__(
@@ -51,8 +51,9 @@ class QwenEncoder:
         self._tower = tower.to(config.torch_device, config.torch_dtype)
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
-    def layout(self, height: int, width: int) -> SampleLayout:
+    def array(self, size: Size) -> SampleLayout:
         """Describe a sample [T, F], rows of tokens from the top; raise ConfigError for a size that needs cropping."""
+        _, height, width = size
         refuse_cropping(height, width, self._side)
         tokens = (height // self._side) * (width // self._side)
         return SampleLayout(
@@ -60,9 +61,9 @@ class QwenEncoder:
         )
 
     @torch.inference_mode()
-    def encode(self, image_NYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to [N, T, F], float32, on the encoder's device."""
-        pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
+    def encode(self, pixels_NTYX3: Tensor) -> Tensor:
+        """Map uint8 RGB images, on any device, to [N, T, F], float32, on the encoder's device."""
+        pixels_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
         number, _, height, width = pixels_N3YX.shape
         patch = self._config.patch_size
         grids_N3 = torch.tensor([[1, height // patch, width // patch]] * number, device=self.device)

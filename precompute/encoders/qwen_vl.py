@@ -7,7 +7,8 @@ of its first layers; each level is a cache of its own.
 from collections.abc import Mapping
 from typing import Any
 
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
+from cache_store.format.array import ImageRecipe
+from precompute.encoders.encoder import Encoder, Family, range_of_images, refuse_cropping
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, TowerLocation
 from precompute.encoders.preprocessing import refuse_other_range
@@ -48,9 +49,10 @@ def refuse_size(config: Mapping[str, Any], height: int, width: int) -> None:
     refuse_cropping(height, width, side_of_token(class_name, config))
 
 
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     from precompute.encoders.qwen_tower import QwenEncoder
 
+    pixel_range = range_of_images(image)
     refuse_other_range(files.model, pixel_range)
     side = side_of_token(files.class_name, files.config)
     return QwenEncoder(files, location_of(files.class_name), config, pixel_range, side)

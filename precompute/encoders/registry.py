@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
-from precompute.encoders.encoder import Encoder, Family, PixelRange, images_alone
+from precompute.encoders.encoder import Encoder, Family, images_alone
 from precompute.encoders.encoder_config import STILL_FIELDS, EncoderConfig
 
 if TYPE_CHECKING:
+    from cache_store.format.array import ImageRecipe
     from precompute.encoders.encoder import Decoder
     from precompute.encoders.model_files import ModelFiles
 
@@ -229,37 +230,37 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
         return  # loading the model reports the problem
 
 
-def load_encoder(config: EncoderConfig, pixel_range: PixelRange, *, clips: bool = False) -> Encoder:
-    """Load the frozen encoder that `config` names, on its device; it feeds the model pixels in `pixel_range`.
+def load_encoder(config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
+    """Load the frozen encoder that `config` names, on its device, for images or clips of a recipe, or for texts.
 
-    For `clips` it is a `ClipEncoder`, which is never folded: the folded network has no time. Raises ConfigError for a
-    model that encodes images alone.
+    For clips it is never folded: the folded network has no time. Raises ConfigError for a model that encodes images
+    alone.
     """
     family, files = find_family(config)
-    if not clips:
-        config.refuse_unused_fields(family.takes, files.class_name)
-        return family.load(files, config, pixel_range)
-    if family.load_clips is None:
+    is_clip = image is not None and bool(image.clip)
+    if is_clip and not family.takes_clips:
         raise images_alone(files.class_name)
-    config.refuse_unused_fields(set(family.takes).difference(STILL_FIELDS), f"clips of {files.class_name}")
-    return family.load_clips(files, config, pixel_range)
+    used_on = f"clips of {files.class_name}" if is_clip else files.class_name
+    config.refuse_unused_fields(taken_fields(family, image), used_on)
+    return family.load(files, config, image)
 
 
-def load_reference(
-    config: EncoderConfig, pixel_range: PixelRange, device: str = "cpu", *, clips: bool = False
-) -> Encoder:
+def taken_fields(family: Family, image: ImageRecipe | None) -> list[str]:
+    """Return the fields of the config that a family uses for a recipe."""
+    return [name for name in family.takes if name not in STILL_FIELDS or not (image and image.clip)]
+
+
+def load_reference(config: EncoderConfig, image: ImageRecipe | None, device: str = "cpu") -> Encoder:
     """Load the same weights in float32, as diffusers or transformers itself runs them, for the canary."""
     family, _ = find_family(config)
     config = replace(config, compute_dtype="float32", device=device)
-    if clips:
-        return load_encoder(config, pixel_range, clips=True)
-    native: dict[str, Any] = {name: False for name in STILL_FIELDS if name in family.takes}
+    native: dict[str, Any] = {name: False for name in taken_fields(family, image) if name in STILL_FIELDS}
     try:
-        return load_encoder(replace(config, **native), pixel_range)
+        return load_encoder(replace(config, **native), image)
     except ConfigError:
         if not native:
             raise
-        return load_encoder(replace(config, **native | {"fold": True}), pixel_range)  # diffusers cannot run this model
+        return load_encoder(replace(config, **native | {"fold": True}), image)  # diffusers cannot run this model
 
 
 def load_decoder(config: EncoderConfig) -> Decoder:

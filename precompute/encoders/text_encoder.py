@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.array import PLAIN_TEMPLATE, SampleLayout, TextRecipe
-from precompute.encoders.encoder import NO_TOKEN, Tokens
+from cache_store.format.array import PLAIN_TEMPLATE, SampleLayout, Size, TextRecipe
+from precompute.encoders.encoder import NO_TOKEN, Encoder, Tokens
 from precompute.encoders.encoder_config import Clean, EncoderConfig, Padding
 from precompute.encoders.model_files import ModelFiles, TextLocation, model_file
 from precompute.encoders.weights import json_line, model_errors, native_identity, silence_transformers
@@ -154,7 +154,7 @@ def padded_before(ids_NT: Tensor) -> Tensor:
     return ids_NT.gather(1, (torch.arange(length, device=ids_NT.device) + counts_N1) % length)
 
 
-class TransformersTextEncoder:
+class TransformersTextEncoder(Encoder):
     """Maps tokens of texts to samples, on one device."""
 
     def __init__(self, model: TextModel, tokenizer: TemplateTokenizer, config: EncoderConfig) -> None:
@@ -187,11 +187,12 @@ class TransformersTextEncoder:
             null_prompt=tokenizer.null_prompt,
             null_tokens=tokenizer.null.whole,
         )
-        self.null_ids = tokenizer.null.ids
+        self.null_ids: Sequence[int] = tokenizer.null.ids
+        self.texts = self
         self._model, self._tokenizer, self._pad = model, tokenizer, tokenizer.pad or 0
 
-    def layout(self, height: int, width: int) -> SampleLayout:
-        """Describe a sample [T, F], or [F] for a pooled vector, with statistics per feature, for any size of image."""
+    def array(self, size: Size) -> SampleLayout:
+        """Describe a sample [T, F], or [F] for a pooled vector, with statistics per feature."""
         axes: dict[str, int] = {"feature": self._model.features}
         if self._model.pooled is None:
             axes = {"token": self.recipe.max_tokens, **axes}

@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from precompute.encoders.encoder import Encoder, Family, PixelRange, accept_any_size
+from cache_store.format.array import ImageRecipe
+from precompute.encoders.encoder import Encoder, Family, accept_any_size
 from precompute.encoders.encoder_config import TEXT_FIELDS, EncoderConfig
 from precompute.encoders.model_files import ModelFiles, TextLocation
 
@@ -60,7 +61,7 @@ LOCATIONS = {
 """By class: encoders of T5 and UMT5, CLIP's text tower, and decoders of language models, which give hidden states."""
 
 
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     from precompute.encoders.transformers_text import load_text_encoder
 
     return load_text_encoder(files, LOCATIONS[files.class_name], config)

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.array import SampleLayout
-from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_other_size
+from cache_store.format.array import SampleLayout, Size
+from precompute.encoders.encoder import PIXEL_RANGES, Encoder, PixelRange, refuse_other_size, still_in_range
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation, refuse_incomplete
 from precompute.encoders.weights import (
@@ -60,7 +60,7 @@ class FrozenTower:
     """The hidden state kept, as transformers counts them; None for the last one, after any final norm."""
 
 
-class TowerEncoder:
+class TowerEncoder(Encoder):
     """Maps uint8 RGB to tokens, on one device."""
 
     def __init__(self, tower: FrozenTower, config: EncoderConfig, pixel_range: PixelRange) -> None:
@@ -89,9 +89,9 @@ class TowerEncoder:
         self._tower = tower
         self._dtype = config.torch_dtype
 
-    def layout(self, height: int, width: int) -> SampleLayout:
+    def array(self, size: Size) -> SampleLayout:
         """Describe a sample [T, F] with statistics per feature; raise ConfigError for any size but the tower's."""
-        refuse_other_size(height, width, self._tower.image_side)
+        refuse_other_size(size.height, size.width, self._tower.image_side)
         kept = self._tower.tokens_before - self._dropped
         return SampleLayout(
             axes=("token", "feature"),
@@ -101,13 +101,13 @@ class TowerEncoder:
         )
 
     @torch.inference_mode()
-    def encode(self, image_NYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to [N, T, F], float32, on the encoder's device.
+    def encode(self, pixels_NTYX3: Tensor) -> Tensor:
+        """Map uint8 RGB images, on any device, to [N, T, F], float32, on the encoder's device.
 
         A CPU takes a few images at a time. Their number depends only on their size, so that the bits do not depend on
         the machine's load.
         """
-        pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
+        pixels_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
         at_once = (
             max(1, TOWER_CPU_PIXELS // self._tower.image_side**2) if self.device.type == "cpu" else len(pixels_N3YX)
         )

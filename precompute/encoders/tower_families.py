@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_other_size
+from cache_store.format.array import ImageRecipe
+from precompute.encoders.encoder import Encoder, Family, range_of_images, refuse_other_size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, TowerLocation
 from precompute.encoders.preprocessing import refuse_other_range
@@ -39,9 +40,10 @@ def location_of(class_name: str) -> TowerLocation:
     return LOCATIONS.get(class_name, TowerLocation())
 
 
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     from precompute.encoders.tower import TowerEncoder, load_tower
 
+    pixel_range = range_of_images(image)
     refuse_other_range(files.model, pixel_range)
     return TowerEncoder(load_tower(files, location_of(files.class_name), config), config, pixel_range)
 

@@ -11,29 +11,29 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from msgspec.structs import replace
 
 from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.errors import SourceError
 from cache_store.format.array import CodecName
-from cache_store.format.schema import ShardRun, Spec, even_shards
+from cache_store.format.schema import Recipe, ShardRun, Spec, even_shards
 from cache_store.format.tables import CLIP_START, PLAN_SCHEMA
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import open_store
 from precompute.encode.crew import crew_of
 from precompute.encode_images import encoder_threads
-from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.estimate.costs import MeasuredStep, Prices, Training, read_step
 from precompute.estimate.estimate_config import BATCH_SIZE, EstimateConfig
 from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
 from precompute.images.decode import silence_decoders
+from precompute.inputs import make_reader
+from precompute.rerun.arrange import Arranger
 from precompute.rerun.decide import checked_spec
 from precompute.rerun.facts import make_arranger, recipe_of
-from precompute.rerun.rows import rows_in_scratch, slices_of
-from precompute.rerun.source_plan import samples_of
-from precompute.sources import Source, open_source
+from precompute.rerun.rows import UNSIZED, rows_in_scratch, slices_of
+from precompute.sources import open_source
+from precompute.sources.listing import Samples
 
 RUN_SAMPLES = 256
 """Samples drawn in one piece, because a build reads neighbours and some sources read them together."""
@@ -48,11 +48,6 @@ class Drawn:
     count: int
     runs: list[list[Mapping[str, Any]]]
     """Runs in random order; each holds neighbouring samples in the source's order."""
-
-    def batches(self, size: int) -> list[list[Mapping[str, Any]]]:
-        """Cut the runs into batches of `size`; if there is no full batch, return one smaller batch."""
-        cut = [run[start : start + size] for run in self.runs for start in range(0, len(run), size)]
-        return full(cut, size)
 
 
 T = TypeVar("T", bound=Sized)
@@ -130,14 +125,11 @@ def estimate(config: EstimateConfig, started: float | None = None) -> Estimate:
     refuse_foreign_place(store := open_store(config.cache), "cache")
     step = read_step(config.training_run) if config.training_run is not None else None
     source = open_source(config.source, config.media)
-    encoder = load_encoder(config.encoder, config.image.range, clips=config.clip.is_on)
-    drawn = draw_samples(source, config)
+    encoder = load_encoder(config.encoder, config.image_recipe)
     recipe = recipe_of(config, encoder)
-    if config.image.has_buckets:
-        planned, probed, spec = batches_of_sizes(drawn, source, encoder, config)
-    else:
-        planned = [plan_table(batch) for batch in drawn.batches(config.encoder.batch_size)]
-        probed = spec = recipe.spec(NO_PLAN, even_shards(drawn.count, recipe.samples_per_shard))
+    reader = make_reader(source, recipe.array, encoder.texts, clips=config.clip, threads=config.run.threads(1))
+    drawn = draw_samples(reader.samples(source.samples(), None), config)
+    planned, probed, spec = batches_of_sizes(drawn, recipe, make_arranger(config, recipe, reader, encoder), config)
     checked_spec(spec)
     start_s = time.monotonic() - started
     with encoder_threads():
@@ -158,30 +150,27 @@ def estimate(config: EstimateConfig, started: float | None = None) -> Estimate:
 
 
 def batches_of_sizes(
-    drawn: Drawn, source: Source, encoder: Encoder, config: EstimateConfig
+    drawn: Drawn, recipe: Recipe, arranger: Arranger, config: EstimateConfig
 ) -> tuple[list[pa.Table], Spec, Spec]:
-    """Cut a draw of images of several sizes into batches of one size each, as many as the draw has of it.
+    """Cut a draw into batches of one size each, as many as the draw has of it.
 
     Returns the batches in random order, the spec of a cache in which each is a shard, and that of the whole cache.
     """
-    recipe, size = recipe_of(config, encoder), config.encoder.batch_size
-    rows = make_arranger(config, source, encoder).arrange_new(rows_in_scratch([plan_table([*chain(*drawn.runs)])]))
-    assert rows.array_indices is not None
+    size, rows = config.encoder.batch_size, arranger.arrange_new(rows_in_scratch([plan_table([*chain(*drawn.runs)])]))
     shards = [*zip(rows.array_indices.tolist(), rows.shards(), strict=True)]
-    batches, runs = list[tuple[int, pa.Table]](), list[ShardRun]()
-    for index in range(len(rows.arrays)):
-        table = pa.concat_tables(shard for each, shard in shards if each == index)
-        batches += [(index, batch) for batch in full([*slices_of(table, size)], size)]
+    batches, runs = list[tuple[str, pa.Table]](), list[ShardRun]()
+    for index, array in enumerate(rows.arrays):
+        table, name = pa.concat_tables(shard for each, shard in shards if each == index), array.size.name
+        batches += [(name, batch) for batch in full([*slices_of(table, size)], size)]
         count = max(1, table.num_rows * drawn.count // len(rows))
-        runs += [replace(run, array=index) for run in even_shards(count, recipe.samples_per_shard)]
+        runs += even_shards(count, recipe.samples_per_shard, name)
     random.Random(0).shuffle(batches)
-    probed = [ShardRun(shards=1, rows=batch.num_rows, array=index) for index, batch in batches]
+    probed = [ShardRun(shards=1, rows=batch.num_rows, array=name) for name, batch in batches]
     planned = [batch for _, batch in batches]
     return planned, recipe.spec(NO_PLAN, probed, rows.arrays), recipe.spec(NO_PLAN, runs, rows.arrays)
 
 
-def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
-    samples = samples_of(source, config)
+def draw_samples(samples: Samples, config: EstimateConfig) -> Drawn:
     with ProgressBar("list", None, "sample") as bar:
 
         def counted() -> Any:
@@ -198,7 +187,7 @@ def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
 
 
 def plan_table(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
-    rows = [{"row": row, **sample, **(sample.get("extra") or {})} for row, sample in enumerate(batch)]
+    rows = [{"row": row, "size": UNSIZED, **sample, **(sample.get("extra") or {})} for row, sample in enumerate(batch)]
     return pa.Table.from_pylist(rows, schema=PLAN_SCHEMA.append(pa.field(CLIP_START, pa.float64())))
 
 

@@ -20,11 +20,11 @@ from cache_store.errors import SourceError
 from cache_store.format.schema import Spec
 from cache_store.format.tables import reason_kind
 from cache_store.program.progress_bar import ProgressBar
-from precompute.encode.batch_kinds import batches_for
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
 from precompute.encode.device_feed import Encoding, feed_of
 from precompute.encoders.encoder import Encoder
-from precompute.sources import Source
+from precompute.inputs import make_reader
+from precompute.sources.images import Source
 
 KEPT_BATCHES = BATCHES_AHEAD
 """Decoded batches that are kept in memory and encoded repeatedly."""
@@ -73,8 +73,9 @@ class Prober:
     """Probes batches of drawn samples, as a worker of a build with that spec would."""
 
     def __init__(self, spec: Spec, planned: list[pa.Table], source: Source, encoder: Encoder, threads: int) -> None:
-        self._spec, self._planned, self._source, self._encoder = spec, planned, source, encoder
-        self._threads, self._feed, self._make_batch = threads, feed_of(encoder), batches_for(encoder, spec.array)
+        self._spec, self._planned, self._encoder = spec, planned, encoder
+        self._threads, self._feed = threads, feed_of(encoder)
+        self._reader = make_reader(source, spec.array, encoder.texts)
         self._reasons: dict[int, list[str | None]] = {}
         """Reason of each sample's rejection, or None, by the batch's number."""
 
@@ -115,8 +116,8 @@ class Prober:
         pool = Decoders(self._threads)
         try:
             numbers = cycle(range(len(self._planned)))
-            batches = (self._make_batch(self._spec, self._planned[number], number, 0) for number in numbers)
-            yield decoded_batches(batches, pool, self._source)
+            batches = (Batch(self._reader, self._spec, self._planned[number], number, 0) for number in numbers)
+            yield decoded_batches(batches, pool)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -130,7 +131,7 @@ class Prober:
         """Encode one batch ahead; yield each batch's size when its samples have arrived, with a waiting time."""
         ahead = deque[Encoding]()
         for batch, waited_s in batches:
-            ahead.append(self._feed.encode(batch.array, batch.room, len(batch.inputs)))
+            ahead.append(self._feed.encode(batch.array, batch.buffer, len(batch.inputs)))
             if len(ahead) > 1:
                 samples, _ = ahead.popleft().samples()
                 if sum(map(len, kept)) < KEPT_SAMPLES and samples.shape[1:] == self._spec.array_of(0).shape:

@@ -19,7 +19,7 @@ from cache_store.format.array import ArraySpec, CodecName
 from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.plan import encode_plan
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import Spec
+from cache_store.format.schema import SizedArray, Spec
 from cache_store.format.sums import RunningSums
 
 
@@ -46,8 +46,8 @@ def sizes_by_codec(spec: Spec, array: ArraySpec, planned: pa.Table, samples: np.
     `samples` (float32) are those of `planned`, in `array`; samples of other sizes are taken to compress as well.
     """
     larger = spec.sample_bytes / spec.rows / array.sample_bytes
-    runs = tuple(msgspec.structs.replace(run, array=0) for run in spec.shards)
-    spec = msgspec.structs.replace(spec, array=array, arrays=(), shards=runs)
+    runs = tuple(msgspec.structs.replace(run, array=array.size.name) for run in spec.shards)
+    spec = msgspec.structs.replace(spec, arrays=(SizedArray(size=array.size, shape=array.shape),), shards=runs)
     samples = samples[: spec.samples_per_shard]
     planned = planned.slice(0, len(samples))
     codecs = (
@@ -63,20 +63,21 @@ def with_codec(spec: Spec, codec: CodecName) -> Spec:
 
 
 def measure_size(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
-    stream, outcomes = io.BytesIO(), [make_up_outcome(name, spec.array) for name in planned["id"].to_pylist()]
+    array, stream = spec.array_of(0), io.BytesIO()
+    outcomes = [make_up_outcome(name, array) for name in planned["id"].to_pylist()]
     writer = shard_format(spec).writer(stream, 0, planned)
-    sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
-    grey = np.full((len(samples), *spec.array.preview_cells, 3), 1 / 3) if spec.array.has_preview else None
+    sums, everyone = RunningSums(array), np.ones(len(samples), np.bool_)
+    grey = np.full((len(samples), *array.preview_cells, 3), 1 / 3) if array.has_preview else None
     started = time.monotonic()
     rounded = sums.round_and_add(samples, everyone, grey)
     outcomes = scaled(outcomes, rounded)
-    places = writer.append(encoded_rows(spec.array, rounded, outcomes))
+    places = writer.append(encoded_rows(array, rounded, outcomes))
     hashlib.sha256(stream.getbuffer())
     write_per_s = len(samples) / (time.monotonic() - started)
     sample_bytes = stream.tell() / len(samples)
     writer.finish()
     end_bytes = stream.tell() - sample_bytes * len(samples)
-    table_row, table_end = row_and_end(write_rows, samples_table(spec.array, planned, outcomes, places))
+    table_row, table_end = row_and_end(write_rows, samples_table(array, planned, outcomes, places))
     plan_row, plan_end = row_and_end(write_plan, planned)
     by_row, by_shard = sample_bytes + table_row + plan_row, end_bytes + table_end + record_bytes(spec, sums)
     return CacheSize(sample_bytes, by_row * spec.rows + by_shard * spec.num_shards + plan_end, write_per_s)
@@ -97,7 +98,7 @@ def row_and_end(write: Callable[[BinaryIO, pa.Table], None], table: pa.Table) ->
 
 
 def write_plan(file: BinaryIO, planned: pa.Table) -> None:
-    encode_plan(file, [planned] if planned.num_rows else [])
+    encode_plan(file, [planned] if planned.num_rows else [], ["1x1"])
 
 
 def written_bytes(write: Callable[[BinaryIO, pa.Table], None], table: pa.Table) -> int:

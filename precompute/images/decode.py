@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Literal, NamedTuple
 
@@ -21,9 +21,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from cache_store.errors import ConfigError
-from cache_store.format.array import ImageRecipe
-from precompute.images.buckets import BucketsConfig, Size
-from precompute.images.fit import BUCKET, EDGE, Decoded, find_fit, reduction, unreduced
+from cache_store.format.array import MAX_COUNT, MAX_SIDE, ImageRecipe, Size, SizeRule
+from precompute.images.buckets import BucketsConfig, Sides
+from precompute.images.fit import Decoded, reduction, unreduced
 from precompute.images.not_images import describe_file
 from precompute.images.parts import GIF, JPEG_MAGIC, MAX_EXIF_BYTES, CountedFile, is_dct_jpeg, refuse_costly
 from precompute.images.pixels import to_rgb, with_true_levels
@@ -147,18 +147,18 @@ class ImageConfig:
     def __post_init__(self) -> None:
         if self.has_buckets and (given := [name for name in FIXED_SIZE if self._is_given(name)]):
             raise ConfigError(f"image.{given[0]} and image.buckets contradict each other; leave one of them out")
-        if find_fit(self.fit) is None:
+        if (fit := FIT.fullmatch(self.fit)) is None:
             raise ConfigError(f"image.fit must be one of squash, crop, pad, or edge N, got {self.fit}")
-        if (edge := EDGE.fullmatch(self.fit)) and int(edge[1]) < max(self.height, self.width):
+        if fit["edge"] and int(fit["edge"]) < max(self.height, self.width):
             raise ConfigError(
                 f"image.fit: {self.fit} leaves too little for {self.height}x{self.width}; the shorter side must be at "
                 f"least {max(self.height, self.width)}"
             )
         if self.from_model and any(map(self._is_given, OF_MODEL)):
             raise ConfigError("image.from_model says height, width, fit, resample and range; leave them out")
-        for name in ("height", "width", "max_pixels"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"image.{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in (("height", MAX_SIDE), ("width", MAX_SIDE), ("max_pixels", MAX_COUNT)):
+            if not 1 <= (value := getattr(self, name)) <= most:
+                raise ConfigError(f"image.{name} must be in [1, {most:,}], got {value:,}")
 
     def _is_given(self, name: str) -> bool:
         return bool(getattr(self, name) != getattr(type(self), name))
@@ -169,22 +169,23 @@ class ImageConfig:
         return self.buckets.preset != "none"
 
     @property
-    def most_pixels(self) -> int:
-        """Pixels of a fitted image; with buckets, about the most."""
-        return self.buckets.most_pixels if self.has_buckets else self.height * self.width
+    def rule(self) -> SizeRule:
+        """The rule that gives images their sizes."""
+        assert not self.from_model, "BuildConfig.prepared says what the model does"
+        if self.has_buckets:
+            return self.buckets.rule
+        name, _, edge = self.fit.partition(" ")
+        return SizeRule(preset=name, resolution=int(edge or 0), sizes=((self.width, self.height),))
 
     @property
     def recipe(self) -> ImageRecipe:
-        """The recipe; if images have several sizes, its sides are 0."""
-        assert not self.from_model, "BuildConfig.prepared says what the model does"
-        made = {name: getattr(self, name) for name in RECIPE_FIELDS}
-        if self.has_buckets:
-            made |= {"height": 0, "width": 0, "fit": BUCKET, "buckets": self.buckets.rule}
-        return ImageRecipe(**made)
+        return ImageRecipe(rule=self.rule, **{name: getattr(self, name) for name in RECIPE_FIELDS})
 
 
-RECIPE_FIELDS = tuple(each.name for each in fields(ImageConfig) if each.name not in ("buckets", "from_model"))
-"""Fields that an image's recipe has as they are in the config, unless images have several sizes."""
+RECIPE_FIELDS = ("resample", "range", "max_pixels", "decode", "flip")
+"""Fields that an image's recipe has as they are in the config."""
+
+FIT = re.compile(r"squash|crop|pad|edge (?P<edge>[1-9][0-9]{0,4})")
 
 
 def content_sha256(data: bytes | memoryview) -> str:
@@ -193,15 +194,18 @@ def content_sha256(data: bytes | memoryview) -> str:
 
 
 @rejecting()
-def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
-    """Decode to upright RGB of up to the recipe's `max_pixels`; raise Rejected if that is impossible."""
+def decode_image(data: bytes, recipe: ImageRecipe, planned: Size) -> Decoded:
+    """Decode to upright RGB of up to the recipe's `max_pixels`; raise Rejected if that is impossible.
+
+    `planned` is the size to which the image will be fitted, and says how far it may be reduced.
+    """
     max_pixels = recipe.max_pixels
     refuse_costly(data, max_pixels)
     try:
         with Image.open(CountedFile(without_exif(data)), formats=FORMATS) as image:
             refuse_many_pixels(*image.size, max_pixels)
             if recipe.decode == "reduced" and isinstance(image, JpegImageFile) and is_dct_jpeg(data):
-                return decode_reduced(image, recipe)
+                return decode_reduced(image, recipe, planned)
             if isinstance(image, TiffImageFile):
                 image.is_animated = True  # else Pillow reads directories of EXIF, which say nothing of the pixels
             image.load()
@@ -213,7 +217,7 @@ def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
         raise Rejected("cannot decode", describe_file(data)) from None
 
 
-def size_from_head(head: bytes) -> Size | None:
+def size_from_head(head: bytes) -> Sides | None:
     """Return the upright size of a JPEG by the first bytes of its file; None if they do not tell, or it is no JPEG."""
     if not head.startswith(JPEG_MAGIC):
         return None
@@ -224,7 +228,7 @@ def size_from_head(head: bytes) -> Size | None:
         return None
 
 
-def size_of(data: bytes, max_pixels: int) -> Size | None:
+def size_of(data: bytes, max_pixels: int) -> Sides | None:
     """Return the upright size of an image file, decoded only if its header may not tell; None if it cannot be read."""
     try:
         refuse_costly(data, max_pixels)
@@ -234,12 +238,12 @@ def size_of(data: bytes, max_pixels: int) -> Size | None:
             if image.format in TOLD_BY_HEADER and not any(mark in data for mark in LATE_ORIENTATION):
                 refuse_many_pixels(*image.size, max_pixels)
                 return upright(image.size, orientation_of(image))
-        return decode_image(data, ImageConfig(max_pixels=max_pixels).recipe).size
+        return decode_image(data, ImageConfig(max_pixels=max_pixels).recipe, Size(1, 1, 1)).size
     except ANY_ERROR:
         return None
 
 
-def upright(size: Size, turn: Orientation) -> Size:
+def upright(size: Sides, turn: Orientation) -> Sides:
     return (size[1], size[0]) if turn.exchanges_sides else size
 
 
@@ -248,11 +252,11 @@ def without_exif(data: bytes) -> bytes:
     return AVIF_EXIF_ITEM.sub(rb"\1none", data) if data[4:8] == b"ftyp" else data
 
 
-def decode_reduced(image: JpegImageFile, recipe: ImageRecipe) -> Decoded:
+def decode_reduced(image: JpegImageFile, recipe: ImageRecipe, planned: Size) -> Decoded:
     """Let libjpeg reduce an image as far as the recipe allows."""
     (width, height), turn = image.size, orientation_of(image)
     size = upright((width, height), turn)
-    factor = reduction(size, recipe)
+    factor = reduction(size, recipe, planned)
     if factor > 1:
         image.draft(None, (width // factor, height // factor))
     image.load()

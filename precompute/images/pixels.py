@@ -1,15 +1,10 @@
-"""Convert any of Pillow's modes to RGB, and write a fitted image's pixels and preview into a batch.
-
-Pillow's own conversion is wrong for some modes.
-"""
+"""Convert any of Pillow's modes to RGB; its own conversion is wrong for some."""
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin, TiffImagePlugin
 
-from precompute.images.fit import to_pixels
 from precompute.images.parts import png_chunks
-from precompute.images.rejected import Rejected, rejecting
+from precompute.images.rejected import Rejected
 
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 """Unsigned modes of PNG and TIFF, in any byte order."""
@@ -87,15 +82,3 @@ def high_byte(image: Image.Image) -> Image.Image:
     if isinstance(transparent, int):  # PNG's one transparent level, of 65,536
         grey.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
     return grey
-
-
-# Axes: Y X pixels, h w cells of a preview, 3 RGB.
-
-
-@rejecting()
-def write_pixels(image: Image.Image, pixels_YX3: NDArray[np.uint8], preview_hw3: NDArray[np.uint8] | None) -> None:
-    """Write an image's pixels, and the means of its cells, into a batch."""
-    pixels_YX3[:] = to_pixels(image)
-    if preview_hw3 is not None:
-        height, width = preview_hw3.shape[:2]
-        preview_hw3[:] = to_pixels(image.reduce((image.width // width, image.height // height)))

@@ -1,4 +1,4 @@
-"""Sort images of many sizes into buckets: rows of one planning are ordered by bucket, and shards end where buckets do.
+"""Sort samples of many sizes into buckets: rows of one planning are ordered by bucket, and shards end where buckets do.
 
 Samples of another cache's plan keep their order, so that both caches have the same rows: shards end wherever the bucket
 changes. Images that cannot be read, and those that the rule leaves out, are planned into the bucket of the image before
@@ -6,17 +6,18 @@ them, and rejected there.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.array import BucketRule
+from cache_store.format.array import Size, SizeRule
 from cache_store.format.schema import SizedArray
-from precompute.images.buckets import BucketSize, place
+from precompute.images.buckets import placed_size
 from precompute.images.rejected import Rejected
-from precompute.rerun.image_sizes import ImageSizes
+from precompute.rerun.file_sizes import FileSizes
 from precompute.rerun.match_rows import ROWS_HELD, reorder
 from precompute.rerun.rows import Added, Rows, even_cut, number_rows, rows_in_scratch
 
@@ -30,28 +31,50 @@ NO_BUCKET = -1
 """Stands for the bucket of an image that has none."""
 
 
-class Arranger:
-    """Orders rows by bucket and cuts them into shards."""
-
-    def __init__(
-        self,
-        rule: BucketRule,
-        sizes: ImageSizes,
-        shape_of: Callable[[BucketSize], tuple[int, ...]],
-        samples_per_shard: int,
-        order: Order,
-    ) -> None:
-        self._rule, self._sizes, self._shape_of, self._shard_rows = rule, sizes, shape_of, samples_per_shard
-        self._order_of = order
+class Arranger(Protocol):
+    """Orders rows, and cuts them into shards of one size each."""
 
     def arrange_new(self, found: Rows) -> Rows:
         """Arrange the samples of a new cache."""
+
+    def arrange_added(self, planned: Rows, found: Rows) -> Rows | None:
+        """Arrange the samples that follow those of a plan; None unless they do. Their sizes may be new."""
+
+
+@dataclass(frozen=True)
+class OneSize:
+    """Leaves rows, all of one size, as they were listed."""
+
+    array: SizedArray
+    samples_per_shard: int
+
+    def arrange_new(self, found: Rows) -> Rows:
+        return replace(found, arrays=(self.array,), array_indices=np.zeros(found.num_shards, np.int64))
+
+    def arrange_added(self, planned: Rows, found: Rows) -> Rows | None:
+        return found.cut_like(planned, self.samples_per_shard)
+
+
+class BySize:
+    """Orders rows by bucket, as a rule places them."""
+
+    def __init__(
+        self,
+        rule: SizeRule,
+        samples_per_shard: int,
+        sizes: FileSizes,
+        array_of: Callable[[Size], SizedArray],
+        order: Order,
+    ) -> None:
+        self._rule, self._shard_rows = rule, samples_per_shard
+        self._sizes, self._array_of, self._order_of = sizes, array_of, order
+
+    def arrange_new(self, found: Rows) -> Rows:
         order, added = self._arranged(found, 0, ())
         bounds = np.concatenate([[0], np.cumsum(added.lengths)])
         return self._reordered(found, order).cut_at(bounds, added.arrays, added.indices)
 
     def arrange_added(self, planned: Rows, found: Rows) -> Rows | None:
-        """Arrange the samples that follow those of a plan; their buckets may be new."""
         order, added = self._arranged(found, len(planned), planned.arrays)
         return self._reordered(found, order).cut_like(planned, self._shard_rows, added)
 
@@ -60,25 +83,25 @@ class Arranger:
 
     def _arranged(self, found: Rows, first: int, before: tuple[SizedArray, ...]) -> tuple[NDArray[np.int64], Added]:
         """Return the order of all rows, of which those from `first` on change places, and how these are cut."""
-        size_NK = self._sizes.of(found, first)
-        buckets, bucket_N = self._buckets(size_NK)
-        known = [BucketSize(each.frames, each.height, each.width) for each in before]
+        size_N3 = self._sizes.of(found, first)
+        buckets, bucket_N = self._buckets(size_N3)
+        known = [each.size for each in before]
         new = sorted({*buckets} - {*known})
         arrays = (*before, *map(self._array, new))
         if not arrays:
-            unread = int((size_NK == 0).any(1).sum())
+            unread = int((size_N3 == 0).any(1).sum())
             raise SourceError(
-                f"image.buckets: none of {len(size_NK):,} images has a bucket: {unread:,} cannot be read, and "
-                f"{self._rule.preset} leaves out {len(size_NK) - unread:,} for their size; check source.path, and "
+                f"image.buckets: none of {len(size_N3):,} images has a bucket: {unread:,} cannot be read, and "
+                f"{self._rule.preset} leaves out {len(size_N3) - unread:,} for their size; check source.path, and "
                 "image.buckets.step and no_upscale"
             )
         places = {bucket: index for index, bucket in enumerate([*known, *new])}
         array_of_bucket = np.array([*(places[each] for each in buckets), NO_BUCKET], np.int64)
-        array_N = beside_neighbours(array_of_bucket[bucket_N])
-        order = self._order(array_N, size_NK)
+        array_N = fill_from_previous(array_of_bucket[bucket_N])
+        order = self._order(array_N, size_N3)
         return np.concatenate([np.arange(first), first + order]), self._cut(array_N[order], arrays)
 
-    def _order(self, array_N: NDArray[np.int64], size_NK: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _order(self, array_N: NDArray[np.int64], size_N3: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return places in the order of their rows: by array, then blocks as the source has them, then aspect.
 
         A cache of another resolution over the same plan then changes its bucket rarely, and gets few short shards.
@@ -88,7 +111,7 @@ class Arranger:
             return places
         if self._order_of == "source":
             return np.argsort(array_N, kind="stable")
-        aspect_N = size_NK[:, 0] / np.maximum(size_NK[:, 1], 1)
+        aspect_N = size_N3[:, 2] / np.maximum(size_N3[:, 1], 1)
         return np.lexsort((aspect_N, places // ASPECT_ROWS, array_N))
 
     def _cut(self, array_N: NDArray[np.int64], arrays: tuple[SizedArray, ...]) -> Added:
@@ -99,31 +122,30 @@ class Arranger:
         indices = np.repeat(array_N[[0, *borders]], [len(each) for each in cuts])
         return Added(lengths=np.concatenate(cuts), indices=indices, arrays=arrays)
 
-    def _buckets(self, size_NK: NDArray[np.int32]) -> tuple[list[BucketSize], NDArray[np.int64]]:
-        """Return the buckets of images of these sizes, and the index of each one's bucket, NO_BUCKET without one."""
-        sizes, size_N = np.unique(size_NK, axis=0, return_inverse=True)
-        found = [self._bucket(*size) for size in sizes.tolist()]
+    def _buckets(self, size_N3: NDArray[np.int32]) -> tuple[list[Size], NDArray[np.int64]]:
+        """Return the buckets of files of these sizes, and the index of each one's bucket, NO_BUCKET without one."""
+        sizes, size_N = np.unique(size_N3, axis=0, return_inverse=True)
+        found = [self._bucket(Size(*size)) for size in sizes.tolist()]
         buckets = sorted({each for each in found if each is not None})
         places = {bucket: index for index, bucket in enumerate(buckets)}
         indices = [NO_BUCKET if each is None else places[each] for each in found]
         return buckets, np.array(indices, np.int64)[size_N.reshape(-1)]
 
-    def _bucket(self, width: int, height: int, frames: int = 1) -> BucketSize | None:
+    def _bucket(self, size: Size) -> Size | None:
         try:
-            return place(self._rule, (width, height)).bucket._replace(frames=frames) if width and height else None
+            return placed_size(self._rule, size) if all(size) else None
         except Rejected:
             return None
 
-    def _array(self, bucket: BucketSize) -> SizedArray:
-        frames, height, width = bucket
+    def _array(self, bucket: Size) -> SizedArray:
         try:
-            return SizedArray(width=width, height=height, frames=frames, shape=self._shape_of(bucket))
+            return self._array_of(bucket)
         except ConfigError as error:
-            raise ConfigError(f"image.buckets gives {width}x{height}: {error}") from None
+            raise ConfigError(f"image.buckets gives {bucket.width}x{bucket.height}: {error}") from None
 
 
-def beside_neighbours(array_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give each row without an array that of the row before it, or of the first row that has one."""
+def fill_from_previous(array_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Replace NO_BUCKET by the previous row's bucket; before the first bucket, by that one."""
     last = np.maximum.accumulate(np.where(array_N == NO_BUCKET, 0, np.arange(len(array_N))))
     found = array_N[last]
     known = array_N[array_N != NO_BUCKET]

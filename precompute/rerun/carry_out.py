@@ -32,7 +32,7 @@ from precompute.images.rejected import CONTINUE, TooManyRejectsError
 from precompute.rerun.compare_images import refuse_rejected, sample_changes
 from precompute.rerun.decide import Work
 from precompute.rerun.facts import BuildInputs, Facts
-from precompute.rerun.image_sizes import forget_sizes
+from precompute.rerun.file_sizes import forget_sizes
 from precompute.rerun.refusals import refuse_mismatched_shards
 
 SIZES_SHOWN = 5
@@ -61,14 +61,12 @@ def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
 
 
 def sizes_note(spec: Spec) -> str:
-    """Return one line on the most frequent sizes of images, "" if they have one size."""
-    if not spec.arrays:
-        return ""
+    """Return one line on the most frequent sizes of samples."""
     rows = Counter[str]()
     for run in spec.shards:
-        rows[spec.arrays[run.array].name] += run.shards * run.rows
+        rows[run.array] += run.shards * run.rows
     shown = ", ".join(f"{count:,} of {name}" for name, count in rows.most_common(SIZES_SHOWN))
-    return f"{counted(len(rows), 'size')} of images: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
+    return f"{counted(len(rows), 'size')} of {spec.array.made_of}s: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
 
 
 def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
@@ -99,8 +97,7 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     for name, data in metadata_of(work.spec):
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)
-    if work.spec.arrays:
-        forget_sizes(store)
+    forget_sizes(store)
     return replace(work.without_plan(), plan_file=plan_file)
 
 

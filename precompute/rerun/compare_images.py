@@ -7,39 +7,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.cache.metadata import read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.array import ImageRecipe
+from cache_store.format.array import ArraySpec
 from cache_store.format.layout import samples_file
 from cache_store.format.schema import CommitRecord, Spec
-from cache_store.format.tables import CLIP_START, MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
+from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
 from cache_store.messages import ABSENT, Difference, abridge, align_rows, counted, printable
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.storage.prefetch import SharedResults
 from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
-from precompute.images.decode import content_sha256, decode_image
-from precompute.images.fit import fit_image
 from precompute.images.rejected import Rejected
+from precompute.inputs import Reader
+from precompute.inputs.reader import inputs_of
 from precompute.rerun.decide import Work
 from precompute.rerun.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import Rows
-from precompute.sources import Source
-from precompute.sources.image_store import read_planned, stream_opener
-from precompute.sources.place import TOO_LARGE, Place, planned_place
-from precompute.sources.videos import DIGESTS_HELD, hash_in_place
 
 LATENT_REASON = "latent "
 """Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
-
-
-Digests = SharedResults[tuple[str, Place | None], str]
-"""SHA-256 by uri and place. A video's clips are neighbours, so that it is read once for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +55,13 @@ class ImageFacts:
     """Shards whose image hashes no trusted table has."""
 
 
-def compare_images(survey: Survey, work: Work, source: Source, request: BuildRequest, threads: int) -> ImageFacts:
+def compare_images(survey: Survey, work: Work, reader: Reader, request: BuildRequest, threads: int) -> ImageFacts:
     """Compare images with the encoded ones.
 
     It reads images whose fingerprint (a file's size and time, a zip member's CRC) differs from the planned one, and all
     images of shards that are rebuilt, because a new latent would hide a changed image.
     """
-    compared, changes, unknown, digests = 0, list[ImageChange](), list[int](), make_digests(source)
+    compared, changes, unknown = 0, list[ImageChange](), list[int]()
     rows = {shard: len(work.spec.shard_rows(shard)) for shard in shards_to_check(survey, work)}
     before = None if request.check_sources else work.trusted
     with (
@@ -77,11 +69,11 @@ def compare_images(survey: Survey, work: Work, source: Source, request: BuildReq
         ProgressBar("check images", sum(rows.values()), "image") as bar,
     ):
         for shard, count in rows.items():
-            suspects = suspects_of(survey, work, shard, before if shard in work.kept else None)
+            suspects = suspects_of(survey, work, reader, shard, before if shard in work.kept else None)
             if suspects is None:
                 unknown.append(shard)
             else:
-                changes += filter(None, pool.map(partial(compare_image, digests, shard), suspects))
+                changes += filter(None, pool.map(partial(compare_image, reader, shard), suspects))
                 compared += len(suspects)
             bar.update(count)
     return ImageFacts(num_compared=compared, changes=tuple(changes), unknown=tuple(unknown))
@@ -94,13 +86,15 @@ def shards_to_check(survey: Survey, work: Work) -> list[int]:
     return [shard for shard in planned if shard in built and not (work.is_plan_reused and shard in work.kept)]
 
 
-def suspects_of(survey: Survey, work: Work, shard: int, before: Rows | None) -> list[dict[str, Any]] | None:
+def suspects_of(
+    survey: Survey, work: Work, reader: Reader, shard: int, before: Rows | None
+) -> list[dict[str, Any]] | None:
     """Return the encoded samples whose fingerprints changed since `before`; None if no trusted table has them."""
     now = work.source_rows(shard, ["fingerprint"])["fingerprint"]
     trusted = None if before is None else before.shard(shard, ["fingerprint"])["fingerprint"]
     is_there = now.is_valid().to_numpy()  # not of a withdrawn sample
     places = [place for place in changed_places(now, trusted) if is_there[place]]
-    samples = encoded_samples(survey, work, shard) if places else []
+    samples = encoded_samples(survey, work, reader, shard) if places else []
     return None if samples is None else [samples[place] for place in places]
 
 
@@ -114,13 +108,13 @@ def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list
     return [place for place, (was, is_now) in enumerate(pairs) if was != is_now]
 
 
-def encoded_samples(survey: Survey, work: Work, shard: int) -> list[dict[str, Any]] | None:
+def encoded_samples(survey: Survey, work: Work, reader: Reader, shard: int) -> list[dict[str, Any]] | None:
     """Return a shard's samples with their recorded SHA-256 and status; None without a trusted table."""
     record, task = survey.records.get(shard), work.tasks.get(shard)
     if record is None or (task and task.allowed and record.content.digest not in task.allowed):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
-    planned = work.source_rows(shard, ["id", "uri", "place"])
+    planned = work.source_rows(shard, [*{"id": None, **dict.fromkeys(reader.columns)}])
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
     return [{**row, **sample} for row, sample in zip(planned.to_pylist(), samples.to_pylist(), strict=True)]
@@ -139,25 +133,11 @@ def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> 
     return None
 
 
-def make_digests(source: Source) -> Digests:
-    return SharedResults(lambda file: hash_file(source, *file), DIGESTS_HELD)
-
-
-def hash_file(source: Source, uri: str, place: Place | None) -> str:
-    """Hash an image or video; raise Rejected if it cannot be read."""
-    try:
-        return content_sha256(source.read(uri, place))
-    except Rejected as rejected:
-        if rejected.kind != TOO_LARGE:
-            raise
-    return hash_in_place(source, uri, place)
-
-
-def compare_image(digests: Digests, shard: int, sample: dict[str, Any]) -> ImageChange | None:
+def compare_image(reader: Reader, shard: int, sample: dict[str, Any]) -> ImageChange | None:
     """Compare a sample's image with the encoded one; return None if it is unchanged."""
     before = sample["content_sha256"]
     try:
-        now, readable = digests.get((sample["uri"], planned_place(sample["place"]))), True
+        now, readable = reader.digest(sample), True
     except Rejected as rejected:
         now, readable = reason_kind(rejected.reason), False
     if now == before or (before is None and not readable):
@@ -195,7 +175,7 @@ def changed_reject_notes(changes: Sequence[Difference], request: BuildRequest) -
             yield f"images that {what}: {len(ids):,} ({abridge(ids)}); they stay rejected, unless you run {flag}"
 
 
-def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Work:
+def retry_rejected(store: Store, work: Work, reader: Reader, threads: int) -> Work:
     """Read, decode and fit every rejected sample of the kept shards, without an encoder.
 
     Returns the work with the shards to build in which at least one can be decoded now.
@@ -215,11 +195,10 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
             samples = recorded_samples(store, work.kept[shard], ["status", "reason"])
             if samples is None:
                 continue  # damaged; `cache-store verify` reports it
-            recipe = work.spec.array_of(shard).images
-            planned = work.source_rows(shard, ["uri", "place", *([CLIP_START] if recipe.clip else [])])
+            planned = work.source_rows(shard, reader.columns)
             is_tried = pc.and_(pc.equal(samples["status"], REJECTED), pc.not_equal(samples["reason"], WITHDRAWN))
             rejected = planned.filter(is_tried).to_pylist()
-            outcomes = list(pool.map(partial(is_decodable, source, recipe), rejected))
+            outcomes = list(pool.map(partial(is_decodable, reader, work.spec.array_of(shard)), rejected))
             tried += len(outcomes)
             if any(outcomes):
                 again[shard] = contents[shard].rejected
@@ -227,19 +206,10 @@ def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Wo
     return work.with_recovered(tried, again)
 
 
-def is_decodable(source: Source, recipe: ImageRecipe, sample: dict[str, Any]) -> bool:
-    try:
-        if recipe.clip:
-            from precompute.clips.video import decode_clip  # needs PyAV
-
-            with stream_opener(source)(sample["uri"], planned_place(sample["place"])) as stream:
-                for _ in decode_clip(stream, sample[CLIP_START], recipe).images:
-                    pass
-        else:
-            fit_image(decode_image(read_planned(source, sample), recipe), recipe)
-    except Rejected:
-        return False
-    return True
+def is_decodable(reader: Reader, array: ArraySpec, sample: dict[str, Any]) -> bool:
+    shape, dtype, _ = inputs_of(array)
+    (outcome,) = reader.read([sample], array, [np.empty(shape, dtype)])
+    return outcome.reason is None
 
 
 def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:
@@ -248,7 +218,8 @@ def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Differ
         before = read_samples(store, mismatched.shard, mismatched.samples.column_names)
     except CacheError:
         return
-    if not before["id"].equals(mismatched.samples["id"]):
+    has_columns = {*before.column_names} == {*mismatched.samples.column_names}
+    if not has_columns or not before["id"].equals(mismatched.samples["id"]):
         return
     for was, now in zip(before.to_pylist(), mismatched.samples.to_pylist(), strict=True):
         if was["content_sha256"] != now["content_sha256"]:

@@ -4,28 +4,28 @@ Nothing is judged here: `decide` does that, without a disk. Images are compared 
 decision says which ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from cache_store.cache.survey import PlanOnDisk, Reading, Survey, survey, survey_without_reading_plan
 from cache_store.errors import ConfigError
-from cache_store.format.array import ArraySpec, SampleLayout
+from cache_store.format.array import ArrayRecipe, SampleAxes, Size
 from cache_store.format.record import FORMAT_VERSION
-from cache_store.format.schema import BuildRecord, Recipe, Spec
+from cache_store.format.schema import BuildRecord, Recipe, SizedArray, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
-from precompute.images.buckets import BucketSize
-from precompute.rerun.arrange import Arranger, Order
-from precompute.rerun.image_sizes import ImageSizes
+from precompute.inputs import Reader, make_reader
+from precompute.rerun.arrange import Arranger, BySize, OneSize, Order
+from precompute.rerun.file_sizes import FileSizes
 from precompute.rerun.match_rows import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import NO_IDS, Rows, rows_on_disk
 from precompute.rerun.source_plan import list_source
-from precompute.sources import Source
+from precompute.sources.images import Source
 
 if TYPE_CHECKING:
     from precompute.encoders.encoder import Encoder  # with torch, which no decision needs
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 ORDERS: dict[str, Order] = {"cache": "plan", "parquet": "source"}
 """The order of rows by kind of source; a row group of a Parquet file is read whole, so its rows stay together."""
+
+
+ArrayOf = Callable[[str], SizedArray]
+"""Describes the array of a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +85,19 @@ class Facts:
 
 
 def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
-    from precompute.encoders.encoder import TextEncoder  # with torch, which no decision needs
-
-    layout = layout_of(config, encoder)
+    layout, *_ = [encoder.array(size) for size in config.example_sizes]  # all must be possible
     if config.store.dtype == "uint8" and not layout.can_be_quantized:
         raise ConfigError(
             f"store.dtype uint8: it is for channels of many values each, but a sample of {config.encoder.model} is "
-            f"[{layout.named_shape}]; take float16"
+            f"[{layout.named(layout.shape)}]; take float16"
         )
-    array = ArraySpec(
-        **msgspec.structs.asdict(layout),
+    array = ArrayRecipe(
+        **{name: getattr(layout, name) for name in SampleAxes.__struct_fields__},
+        features=layout.num_features,
         dtype=config.store.dtype,
         codec=config.store.codec,
-        image=None if isinstance(encoder, TextEncoder) else config.image_recipe,
-        text=config.source.recipe(encoder.recipe) if isinstance(encoder, TextEncoder) else None,
+        image=config.image_recipe,
+        text=config.source.recipe(encoder.texts.recipe) if encoder.texts else None,
         encoder=encoder.identity,
     )
     return Recipe(
@@ -105,49 +108,25 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
     )
 
 
-def layout_of(config: BuildConfig, encoder: "Encoder") -> SampleLayout:
-    """Describe a sample; if images have several sizes, the sides that vary are 0."""
-    image, counts = config.image, config.clip.counts or [1]
-    if not image.has_buckets:
-        return sized_layout(config, encoder, BucketSize(counts[0], image.height, image.width))
-    sizes = [BucketSize(frames, *size) for frames in counts for size in image.buckets.example_sizes]
-    layouts = [sized_layout(config, encoder, each) for each in sizes]
-    each_side = zip(*(each.shape for each in layouts), strict=True)
-    shape = tuple(sides[0] if len({*sides}) == 1 else 0 for sides in each_side)
-    return msgspec.structs.replace(layouts[0], shape=shape)
+def make_arranger(
+    config: BuildConfig, recipe: Recipe, reader: Reader, encoder: "Encoder", store: Store | None = None
+) -> Arranger:
+    """Make what sorts samples by size; sizes that are read are kept in the store, if one is given."""
+    array_of = partial(sized_array, encoder)
+    if len(sizes := config.example_sizes) == 1:
+        return OneSize(array_of(sizes[0]), recipe.samples_per_shard)
+    order, image = ORDERS.get(config.source.kind, "aspect"), recipe.array.images
+    return BySize(image.rule, recipe.samples_per_shard, FileSizes(reader, image.digest, store), array_of, order)
 
 
-def sized_layout(config: BuildConfig, encoder: "Encoder", size: BucketSize) -> SampleLayout:
-    """Describe a sample of an image or clip of this size."""
-    from precompute.encoders.encoder import ClipEncoder  # with torch, which no decision needs
-
-    if not config.clip.is_on:
-        return encoder.layout(size.height, size.width)
-    assert isinstance(encoder, ClipEncoder), "as it was loaded for clips"
-    return encoder.clip_layout(*size)
+def sized_array(encoder: "Encoder", size: Size) -> SizedArray:
+    return SizedArray(size=size, shape=encoder.array(size).shape)
 
 
-def make_arranger(config: BuildConfig, source: Source, encoder: "Encoder", store: Store | None = None) -> Arranger:
-    """Make what sorts images into buckets; sizes that are read are kept in the store, if one is given."""
-
-    def shape_of(bucket: BucketSize) -> tuple[int, ...]:
-        return sized_layout(config, encoder, bucket).shape
-
-    return Arranger(
-        config.image.buckets.rule,
-        make_sizes(config, source, store),
-        shape_of,
-        config.store.samples_per_shard,
-        ORDERS.get(config.source.kind, "aspect"),
-    )
-
-
-def make_sizes(config: BuildConfig, source: Source, store: Store | None) -> ImageSizes:
-    if not config.clip.is_on:
-        return ImageSizes(source, store, config.image.max_pixels, config.run.threads(1))
-    from precompute.rerun.clips import ClipSizes  # needs PyAV
-
-    return ClipSizes(source, store, config.image.max_pixels, config.clip)
+def known_arrays(surveyed: Survey, encoder: "Encoder") -> ArrayOf:
+    """Describe the array of a name: as the cache's specs state it, else as the encoder does."""
+    stated = {each.size.name: each for spec in stated_specs(surveyed) for each in spec.arrays}
+    return lambda name: stated.get(name) or sized_array(encoder, Size.of_name(name))
 
 
 def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
@@ -158,16 +137,18 @@ def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
     config, store, version = inputs.config, inputs.store, inputs.source.version()
     is_unchanged = not inputs.request.has_extra_work and is_source_unchanged(build.value, config, version)
     surveyed = survey(store, build)
-    if is_unchanged and (rows := unchanged_rows(surveyed)):
-        facts = compare_lists(surveyed, inputs.recipe, rows)
+    array_of, recipe = known_arrays(surveyed, inputs.encoder), inputs.recipe
+    if is_unchanged and (rows := unchanged_rows(surveyed, array_of)):
+        facts = compare_lists(surveyed, recipe, rows, array_of)
     else:
-        held = surveyed.plan.value
-        recorded = build.value.config.get("clip") if build.value else None
-        has_same_clips = config.clip.is_on and recorded == config.recorded()["clip"]
-        listed = list_source(inputs.source, config, held.plan if held else None, has_same_clips=has_same_clips)
-        has_buckets, grows = config.image.has_buckets, inputs.request.new_samples == "append"
-        arranger = make_arranger(config, inputs.source, inputs.encoder, store) if has_buckets else None
-        facts = compare_lists(surveyed, inputs.recipe, listed.rows, arranger, grows=grows)
+        texts, threads, held = inputs.encoder.texts, config.run.threads(1), surveyed.plan.value
+        reader = make_reader(inputs.source, recipe.array, texts, clips=config.clip, threads=threads)
+        has_same_clips = build.value is not None and build.value.config.get("clip") == config.recorded()["clip"]
+        planned = held.plan if held else None
+        listed = list_source(inputs.source, reader, config, planned, has_same_clips=has_same_clips)
+        arranger = make_arranger(config, recipe, reader, inputs.encoder, store)
+        grows = inputs.request.new_samples == "append"
+        facts = compare_lists(surveyed, recipe, listed.rows, array_of, arranger, grows=grows)
         facts = replace(facts, note=listed.note, warnings=listed.warnings)
         version = None if listed.num_missing else version  # each build checks again how many may be missing
     return replace(facts, source_version=version, free_bytes=store.free_bytes())
@@ -178,14 +159,15 @@ def read_planned_facts(inputs: BuildInputs, *, as_stated: bool = False) -> Facts
 
     A rank takes the plan's rows `as_stated` by the records, and reads only those of its own shards.
     """
-    return planned_facts((survey_without_reading_plan if as_stated else survey)(inputs.store), inputs.recipe)
+    surveyed = (survey_without_reading_plan if as_stated else survey)(inputs.store)
+    return planned_facts(surveyed, inputs.recipe, known_arrays(surveyed, inputs.encoder))
 
 
-def planned_facts(surveyed: Survey, recipe: Recipe) -> Facts:
+def planned_facts(surveyed: Survey, recipe: Recipe, array_of: ArrayOf) -> Facts:
     spec, plan = surveyed.spec.value, surveyed.plan.value
     if spec is None or plan is None or not is_plan_of(plan, spec):
         return Facts(survey=surveyed, recipe=recipe, found=None)
-    return compare_lists(surveyed, recipe, rows_on_disk(plan.plan, plan.digests))
+    return compare_lists(surveyed, recipe, rows_on_disk(plan.plan, plan.digests, array_of), array_of)
 
 
 def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_version: str | None) -> bool:
@@ -195,7 +177,7 @@ def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_v
     return source_version is not None and bool(is_same)
 
 
-def unchanged_rows(surveyed: Survey) -> Rows | None:
+def unchanged_rows(surveyed: Survey, array_of: ArrayOf) -> Rows | None:
     """Return the plan's rows; None if plan, spec or seal is lost, damaged or replaced since the source was listed."""
     spec, plan, seal, build = surveyed.spec.value, surveyed.plan.value, surveyed.seal.value, surveyed.build.value
     if spec is None or plan is None or build is None or (listed := build.listed) is None:
@@ -204,15 +186,22 @@ def unchanged_rows(surveyed: Survey) -> Rows | None:
         return None
     if (seal and seal.plan_file != plan.file) or not has_recipe(surveyed, spec.recipe):
         return None
-    return rows_on_disk(plan.plan, plan.digests)
+    return rows_on_disk(plan.plan, plan.digests, array_of)
 
 
 def compare_lists(
-    surveyed: Survey, recipe: Recipe, found: Rows, arranger: Arranger | None = None, *, grows: bool = False
+    surveyed: Survey,
+    recipe: Recipe,
+    found: Rows,
+    array_of: ArrayOf,
+    arranger: Arranger | None = None,
+    *,
+    grows: bool = False,
 ) -> Facts:
     """Find the samples that the cache was planned with, and put the source's samples into its rows.
 
-    The `arranger` sorts the samples of a new cache into buckets, and if the cache `grows`, the new ones.
+    The `arranger` sorts the samples of a new cache by size, and if the cache `grows`, the new ones; None if `found` are
+    the rows of the cache's plan.
     A cache of another recipe is refused anyway, so its lists are not compared.
     """
     if arranger and not surveyed.has_cache:
@@ -220,10 +209,10 @@ def compare_lists(
     facts = Facts(survey=surveyed, recipe=recipe, found=found)
     if not surveyed.has_cache or not has_recipe(surveyed, recipe):
         return facts
-    planned, size = planned_rows(surveyed, recipe, found), recipe.samples_per_shard
+    planned, size = planned_rows(surveyed, recipe, found, array_of), recipe.samples_per_shard
     if planned is None and arranger:
         found = arranger.arrange_new(found)  # the plan is lost, and the source gives it again
-        planned = planned_rows(surveyed, recipe, found)
+        planned = planned_rows(surveyed, recipe, found, array_of)
     if planned is None:
         return replace(facts, found=found)
     in_rows = found.cut_like(planned, size)
@@ -252,17 +241,17 @@ def stated_specs(surveyed: Survey) -> list[Spec]:
     return [spec for spec in (surveyed.spec.value, sealed) if spec]
 
 
-def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> Rows | None:
+def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows, array_of: ArrayOf) -> Rows | None:
     """Find the rows that the cache was planned with: those of its plan, or of the source if they are equal.
 
     The spec and the seal say which rows those are, or else all records do. None if neither list has them.
     """
     plan, stated = surveyed.plan.value, [spec for spec in stated_specs(surveyed) if spec.recipe == recipe]
     if plan and (any(is_plan_of(plan, spec) for spec in stated) or (not stated and fits_records(surveyed, plan))):
-        return rows_on_disk(plan.plan, plan.digests)
+        return rows_on_disk(plan.plan, plan.digests, array_of)
     for spec in stated:
         if plan and extends(plan, spec):
-            return rows_on_disk(plan.plan, plan.digests)
+            return rows_on_disk(plan.plan, plan.digests, array_of)
         if found.digests.whole == spec.plan_digest:
             return restored_rows(found, spec)
     return None
@@ -290,4 +279,4 @@ def fits_records(surveyed: Survey, plan: PlanOnDisk) -> bool:
 
 def restored_rows(found: Rows, spec: Spec) -> Rows:
     """Cut the source's rows, which have the spec's digest, as the spec says."""
-    return found.cut_at(spec.bounds, spec.arrays, spec.array_indices if spec.arrays else None)
+    return found.cut_at(spec.bounds, spec.arrays, spec.array_indices)

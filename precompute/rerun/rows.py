@@ -3,12 +3,12 @@
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import nsmallest
 from io import BufferedRandom
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.errors import SourceError
-from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
-from cache_store.format.schema import Recipe, ShardRun, SizedArray, Spec, shard_arrays, shard_runs
+from cache_store.format.plan import SIZE, PlanDigests, PlanFile, PlanHash, encode_plan
+from cache_store.format.schema import Recipe, ShardRun, SizedArray, Spec, shard_runs
 from cache_store.format.tables import MAX_PLAN_FOOTER_BYTES, PLAN_SCHEMA, TableFile
 from cache_store.messages import SHOWN_NAMES, abridge
 from cache_store.storage.publish import name_scratch_in_errors
@@ -28,8 +28,11 @@ CHUNK = 8_192
 MOST_TEXT = 2**30
 """Most characters of a table's texts; a caption takes some hundred bytes, and a table has at most a million rows."""
 
-LISTED = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
+LISTED = pa.schema([each for each in PLAN_SCHEMA if each.name not in ("row", "size")])
 """The columns that a source gives for a sample."""
+
+UNSIZED = ""
+"""The size of rows that are only listed."""
 
 EXTRA = pa.field("extra", pa.string())
 """A column that holds a sample's extra fields as JSON while their types are not known."""
@@ -67,9 +70,9 @@ class Rows:
     digests: PlanDigests
     """Digests of these rows and shards."""
     arrays: tuple[SizedArray, ...] = ()
-    """The arrays of a cache of several sizes."""
-    array_indices: NDArray[np.int64] | None = None
-    """Index of each shard's array, if there are several: [shards]."""
+    """The arrays of the cache, one for each size; none while the rows are only listed."""
+    array_indices: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Index of each shard's array: [shards]."""
     is_on_disk: bool = False
     """Whether these rows come from the cache's plan file; otherwise they come from the source."""
 
@@ -82,12 +85,13 @@ class Rows:
 
     @cached_property
     def runs(self) -> tuple[ShardRun, ...]:
-        indices = None if self.array_indices is None else self.array_indices.tolist()
-        return tuple(shard_runs(np.diff(self.bounds).tolist(), indices))
+        names = [each.size.name for each in self.arrays]
+        return tuple(shard_runs(np.diff(self.bounds).tolist(), (names[index] for index in self.array_indices)))
 
     def spec(self, recipe: Recipe) -> Spec:
-        """Make the spec of a cache with this recipe and these rows."""
-        return recipe.spec(self.digests.whole, self.runs, self.arrays)
+        """Make the spec of a cache with this recipe and these rows; arrays come in the order of their first rows."""
+        arrays = [self.arrays[index] for index in dict.fromkeys(self.array_indices.tolist())]
+        return recipe.spec(self.digests.whole, self.runs, arrays)
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows of a shard."""
@@ -114,8 +118,8 @@ class Rows:
     def cut_at(
         self,
         bounds: NDArray[np.int64],
-        arrays: tuple[SizedArray, ...] = (),
-        array_indices: NDArray[np.int64] | None = None,
+        arrays: tuple[SizedArray, ...],
+        array_indices: NDArray[np.int64],
     ) -> "Rows":
         """Cut the rows into these shards, and compute the digests anew."""
         cut, plan_hash = replace(self, bounds=bounds, arrays=arrays, array_indices=array_indices), PlanHash()
@@ -143,12 +147,11 @@ class Rows:
         if len(self) <= len(planned):
             return None
         added = added or even_cut(len(self) - len(planned), samples_per_shard)
-        first = planned.array_indices
         grown = replace(
             self,
             bounds=np.concatenate([planned.bounds, len(planned) + np.cumsum(added.lengths)]),
-            arrays=added.arrays,
-            array_indices=None if first is None else np.concatenate([first, added.indices]),
+            arrays=added.arrays or planned.arrays,
+            array_indices=np.concatenate([planned.array_indices, added.indices]),
         )
         plan_hash = PlanHash()
         for shard, table in enumerate(grown.shards()):
@@ -167,21 +170,27 @@ class Added:
     indices: NDArray[np.int64]
     """Index of each shard's array: [shards]."""
     arrays: tuple[SizedArray, ...] = ()
-    """All arrays of the cache, if there are several."""
+    """All arrays of the cache; none if there are no others than before."""
 
 
 def even_cut(rows: int, samples_per_shard: int) -> Added:
-    """Cut rows of one array into full shards, and a shorter last one if any are left."""
+    """Cut rows of the first array into full shards, and a shorter last one if any are left."""
     bounds = np.append(np.arange(0, rows, samples_per_shard), rows)
     return Added(lengths=np.diff(bounds), indices=np.zeros(len(bounds) - 1, np.int64))
 
 
-def rows_on_disk(plan: PlanFile, digests: PlanDigests) -> Rows:
-    """Take the rows of a cache's plan file."""
-    rows = Rows(plan=plan, bounds=plan.bounds, digests=digests, is_on_disk=True)
-    if (cut := plan.cut) is None:
-        return rows
-    return replace(rows, arrays=cut.arrays, array_indices=shard_arrays(cut.shards))
+def rows_on_disk(plan: PlanFile, digests: PlanDigests, array_of: Callable[[str], SizedArray]) -> Rows:
+    """Take the rows of a cache's plan file; `array_of` describes the array of a name."""
+    names = [*dict.fromkeys(plan.sizes)]
+    places = {name: index for index, name in enumerate(names)}
+    return Rows(
+        plan=plan,
+        bounds=plan.bounds,
+        digests=digests,
+        arrays=tuple(map(array_of, names)),
+        array_indices=np.array([places[name] for name in plan.sizes], np.int64),
+        is_on_disk=True,
+    )
 
 
 def rows_in_scratch(shards: Iterable[pa.Table]) -> Rows:
@@ -201,7 +210,7 @@ def plan_in_scratch(tables: Iterable[pa.Table]) -> PlanFile:
     """Write samples to a temporary file, one row group per table; the file is deleted with the plan."""
     file = ScratchFile()
     with name_scratch_in_errors(), file.stream() as stream:  # closing it writes the last bytes
-        encode_plan(stream, tables)
+        encode_plan(stream, tables, repeat(UNSIZED))
     return PlanFile(TableFile(file.stream, "the list of samples", MAX_PLAN_FOOTER_BYTES))
 
 
@@ -210,8 +219,9 @@ def number_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     first = 0
     for table in tables:
         row = pa.array(np.arange(first, first + table.num_rows))
-        names = [name for name in table.column_names if name != "row"]
-        yield table.select(names).add_column(0, PLAN_SCHEMA.field("row"), row)
+        names = [name for name in table.column_names if name not in ("row", "size")]
+        numbered = table.select(names).add_column(0, PLAN_SCHEMA.field("row"), row)
+        yield numbered.add_column(SIZE, PLAN_SCHEMA.field("size"), pa.repeat(UNSIZED, table.num_rows))
         first += table.num_rows
 
 

@@ -21,6 +21,7 @@ from cache_store.messages import abridge, counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
 from precompute.images.rejected import CONTINUE
+from precompute.inputs import Reader
 from precompute.rerun.extra import ExtraColumns
 from precompute.rerun.match_rows import reorder, with_withdrawn
 from precompute.rerun.rows import (
@@ -34,8 +35,9 @@ from precompute.rerun.rows import (
     rows_in_scratch,
     slices_of,
 )
-from precompute.sources import SOURCES, Source, SourceConfig
+from precompute.sources import SOURCES, SourceConfig
 from precompute.sources.image_store import folder_below, is_unsafe
+from precompute.sources.images import Source
 from precompute.sources.listing import Samples
 from precompute.sources.place import MISSING
 
@@ -63,14 +65,19 @@ class SourceList:
 
 
 def list_source(
-    source: Source, config: BuildConfig, planned: PlanFile | None = None, *, has_same_clips: bool = False
+    source: Source,
+    reader: Reader,
+    config: BuildConfig,
+    planned: PlanFile | None = None,
+    *,
+    has_same_clips: bool = False,
 ) -> SourceList:
     """List the source as a plan for this config; samples that were withdrawn from `planned` stay withdrawn.
 
     `has_same_clips` tells that `planned` was made with the same `clip:`, so that its videos need no second look. Raises
     SourceError if too many images, or texts, are missing.
     """
-    samples = samples_of(source, config, planned if has_same_clips else None)
+    samples = reader.samples(source.samples(), planned if has_same_clips else None)
     rows = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
     if planned is not None:
         rows = with_withdrawn(rows, planned)
@@ -81,16 +88,6 @@ def list_source(
         num_missing = refuse_missing_images(rows, config.source, allowed, config.media.name)
     warnings = [*samples.warnings(SOURCES[config.source.kind].add_texts)]
     return SourceList(rows=rows, num_missing=num_missing, note=samples.note, warnings=warnings)
-
-
-def samples_of(source: Source, config: BuildConfig, planned: PlanFile | None = None) -> Samples:
-    """List the images or texts of a source, or the clips of its videos."""
-    samples = source.samples()
-    if not config.clip.is_on:
-        return samples
-    from precompute.rerun.clips import with_clips  # needs PyAV
-
-    return with_clips(samples, source, config.clip, config.image.max_pixels, planned)
 
 
 def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:

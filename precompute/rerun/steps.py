@@ -26,6 +26,7 @@ from precompute.encode.pipeline import library_versions
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
+from precompute.inputs import make_reader
 from precompute.rerun.carry_out import (
     Summary,
     build_shards,
@@ -104,21 +105,22 @@ def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs
     store = open_store(config.cache)
     refuse_foreign_place(store, "cache")
     source = open_source(config.source, config.media)
-    encoder = load_encoder(config.planning_encoder, config.image.range, clips=config.clip.is_on)
+    encoder = load_encoder(config.planning_encoder, config.image_recipe)
     return BuildInputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
 def decide_all(inputs: BuildInputs, facts: Facts) -> Work:
     """Decide by the facts, and then by the images that this decision concerns; write nothing.
 
-    Raises StaleError if an encoded image changed. Texts are in the plan, so a digest has compared them already.
+    Raises StaleError if an encoded image changed.
     """
-    config, request, store, source = inputs.config, inputs.request, inputs.store, inputs.source
+    config, request, store = inputs.config, inputs.request, inputs.store
     work, threads = decide(facts, request), config.run.threads(1)
-    if facts.survey.has_cache and work.spec.array.text is None:
+    if facts.survey.has_cache:
+        reader = make_reader(inputs.source, work.spec.array, inputs.encoder.texts)
         if request.retry_rejected:
-            work = retry_rejected(store, work, source, threads)
-        work = judge_images(store, work, compare_images(facts.survey, work, source, request, threads), request)
+            work = retry_rejected(store, work, reader, threads)
+        work = judge_images(store, work, compare_images(facts.survey, work, reader, request, threads), request)
     if work.to_build:
         warn_of_large_shards(work.spec)
     if config.run.check_space:
@@ -128,7 +130,8 @@ def decide_all(inputs: BuildInputs, facts: Facts) -> Work:
 
 def warn_of_large_shards(spec: Spec) -> None:
     """Log a warning if a stopped build would lose a shard that takes long."""
-    largest = max(run.rows * spec.sized_arrays[run.array].sample_bytes for run in spec.shards)
+    bytes_of = {array.size.name: array.sample_bytes for array in spec.sized_arrays}
+    largest = max(run.rows * bytes_of[run.array] for run in spec.shards)
     if largest > LARGE_SHARD_BYTES:
         log_warning(
             f"a shard takes {largest / 1e9:,.1f} GB, and a stopped build loses the one in hand; a smaller "

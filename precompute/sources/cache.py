@@ -7,7 +7,7 @@ from cache_store.cache.metadata import open_plan, read_spec
 from cache_store.errors import SourceError
 from cache_store.format.layout import PLAN_FILE
 from cache_store.storage.store import Store
-from precompute.sources.image_store import Images, head_reader, prefetch_of, stream_opener
+from precompute.sources.images import Images, ImagesOf, Source
 from precompute.sources.listing import Samples
 
 WITHDRAWN: dict[str, object] = {"fingerprint": None, "place": None}
@@ -17,13 +17,12 @@ ROWS_AT_ONCE = 4_096
 """Rows held as Python objects at a time."""
 
 
-class CacheSource:
+class CacheSource(ImagesOf, Source):
     """The plan of a cache, sealed or not; `images` come from the cache's own source."""
 
     def __init__(self, store: Store, images: Images) -> None:
+        super().__init__(images)
         self._store = store
-        self.locate, self.read, self.expect = images.locate, images.read, prefetch_of(images)
-        self.read_head, self.open = head_reader(images), stream_opener(images)
 
     def version(self) -> None:
         """Return None: only reading the whole plan, as a listing does, shows that it is sound."""

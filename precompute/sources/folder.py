@@ -7,7 +7,7 @@ from itertools import islice
 
 from cache_store.storage.daemon_threads import map_concurrently
 from precompute.sources.fields import Conversation, conversation_of, read_caption
-from precompute.sources.image_store import ImageStore, head_reader, prefetch_of, stream_opener
+from precompute.sources.images import ImagesOf, ImageStore, Source
 from precompute.sources.listing import BadFiles, Samples, counted_suffix, is_mask, suffix_of
 from precompute.sources.media import IMAGES, Media
 
@@ -17,16 +17,18 @@ CAPTIONS_AT_ONCE = 1_024
 """Captions in memory at a time if the tree is at a URL; many of them are requested at the same time."""
 
 
-class FolderSource:
+class FolderSource(ImagesOf, Source):
     """The files found of one kind of media are the samples; a sample's id is its name in the tree."""
 
     def __init__(self, images: ImageStore, *, is_remote: bool = False, media: Media = IMAGES) -> None:
-        self._images, self._is_remote, self._media = images, is_remote, media
-        self.locate, self.read, self.expect = images.locate, images.read, prefetch_of(images)
-        self.version, self.read_head, self.open = images.version, head_reader(images), stream_opener(images)
+        super().__init__(images)
+        self._tree, self._is_remote, self._media = images, is_remote, media
+
+    def version(self) -> str | None:
+        return self._tree.version()
 
     def samples(self) -> Samples:
-        names, includes = (listing := self._images.listing()).names, self._media.includes
+        names, includes = (listing := self._tree.listing()).names, self._media.includes
         masks = [name for name in names if is_mask(name) and includes(name)]
         captions = {text for name in names if includes(name) and (text := caption_of(name)) in names}
         others = Counter(counted_suffix(name) for name in names if not includes(name) and name not in captions)

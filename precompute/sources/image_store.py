@@ -6,10 +6,9 @@ Each reading thread has at most one file in memory, of at most MAX_FILE_BYTES, b
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from io import BytesIO
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, TypeVar
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE
@@ -23,6 +22,7 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
 from precompute.sources.file_part import PartStream
+from precompute.sources.images import ImageStore
 from precompute.sources.listing import Listing, as_posix, is_mac_metadata, is_utf8
 from precompute.sources.place import (
     HEADER_BYTES,
@@ -31,7 +31,6 @@ from precompute.sources.place import (
     NOWHERE,
     Located,
     Place,
-    planned_place,
     refuse_large,
 )
 
@@ -51,59 +50,8 @@ they stop the build, and a rerun resumes it.
 
 T = TypeVar("T")
 
-Expect = Callable[[Iterable[str]], None]
-"""Receives the names that will be read, once each and roughly in this order."""
 
-
-class Images(Protocol):
-    """Reads images by name. If they may be at a URL, it also has `expect`, which `prefetch_of` finds."""
-
-    def locate(self, name: str, /) -> Located:
-        """Find an image without reading it, while planning."""
-
-    def read(self, name: str, place: Place | None, /) -> bytes:
-        """Read the file's bytes; raise Rejected if that is impossible. Several threads call this.
-
-        `place` is where `locate` found it, perhaps long ago.
-        """
-
-
-class ImageStore(Images, Protocol):
-    def listing(self) -> Listing:
-        """List every file's name, and what else is there; raise SourceError if a folder cannot be listed."""
-
-    def version(self) -> str | None:
-        """Return a string that changes when anything is written there; None if that takes a look at every image."""
-
-
-def read_planned(images: Images, planned: Mapping[str, Any]) -> bytes:
-    """Read the image of a plan's row, which has a uri and a place."""
-    return images.read(planned["uri"], planned_place(planned["place"]))
-
-
-def head_reader(images: Images) -> Callable[[str, Place | None], bytes]:
-    """Return what reads the first HEADER_BYTES of an image, unchecked; or all of it, where that is as quick."""
-    read: Callable[[str, Place | None], bytes] = getattr(images, "read_head", images.read)
-    return read
-
-
-def stream_opener(images: Images) -> Callable[[str, Place | None], BinaryIO]:
-    """Return what opens a file as a stream that can seek: in place where that is possible, else read whole first."""
-    opener: Callable[[str, Place | None], BinaryIO] | None = getattr(images, "open", None)
-    return opener or (lambda uri, place: BytesIO(images.read(uri, place)))
-
-
-def prefetch_of(images: object) -> Expect:
-    """Return the `expect` of images; images on this machine, or read in blocks, have none and are not prefetched."""
-    expect: Expect = getattr(images, "expect", skip_prefetch)
-    return expect
-
-
-def skip_prefetch(names: Iterable[str]) -> None:
-    """Prefetch nothing: images are read on demand."""
-
-
-class ImageFolder:
+class ImageFolder(ImageStore):
     """Images in a folder of any store; names are relative to it and cannot leave it.
 
     Links are the owner's choice and are followed, also out of the folder; linked folders are not listed. A remote store
@@ -112,12 +60,14 @@ class ImageFolder:
 
     def __init__(self, store: Store) -> None:
         self._store, self._known = store, with_listing(store)
-        reads = AnnouncedResults(self._read)
-        self._get: Callable[[str], bytes] = reads.get if store.is_remote else self._read
-        self.expect: Expect = reads.expect if store.is_remote else skip_prefetch
+        self._ahead, self.fetches_ahead = AnnouncedResults(self._read), store.is_remote
 
     def read(self, name: str, place: Place | None = None) -> bytes:
-        return self._get(name)
+        return self._ahead.get(name) if self.fetches_ahead else self._read(name)
+
+    def expect(self, names: Iterable[str]) -> None:
+        if self.fetches_ahead:
+            self._ahead.expect(names)
 
     def read_head(self, name: str, place: Place | None = None) -> bytes:
         return self._reading(name, lambda there: self._store.open(there).part(0, HEADER_BYTES))

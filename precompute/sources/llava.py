@@ -6,8 +6,7 @@ A file that begins with `{` is JSON Lines, one record per line. Only a few recor
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
-from io import BytesIO
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -17,14 +16,8 @@ from cache_store.format.record import describe_mismatch
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import FieldNames, Turn, extra_of, with_extra
-from precompute.sources.image_store import (
-    HEAD_BYTES,
-    ImageStore,
-    head_reader,
-    prefetch_of,
-    skip_prefetch,
-    stream_opener,
-)
+from precompute.sources.image_store import HEAD_BYTES
+from precompute.sources.images import ImagesOf, ImageStore, Source
 from precompute.sources.listing import Samples
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import Place
@@ -59,29 +52,36 @@ class ChatRecord(msgspec.Struct):
     video: str | None = None
 
 
-class ListedImages:
+class ListedImages(ImagesOf, Source):
     """Images, or videos, that a list names, in a folder, a zip or a tar; the list is opened at each listing."""
 
     def __init__(self, open_list: Callable[[], File], images: ImageStore, fields: FieldNames, media: Media) -> None:
-        self._open_list, self._images, self._media = open_list, images, media
+        super().__init__(images)
+        self._open_list, self._images_version, self._media = open_list, images.version, media
         self._extra = fields.extra or []
-        self.locate, prefetch = images.locate, prefetch_of(images)
-        self.expect = skip_prefetch if prefetch is skip_prefetch else (lambda uris: prefetch(filter(None, uris)))
 
     def version(self) -> str | None:
-        images = self._images.version()
+        images = self._images_version()
         return images and f"{self._open_list().version.stamp} {images}"
 
-    def open(self, uri: str, place: Place | None = None) -> BinaryIO:
-        return stream_opener(self._images)(uri, place) if uri else BytesIO(self.read(uri))
+    def expect(self, names: Iterable[str]) -> None:
+        super().expect(filter(None, names))
 
-    def read_head(self, uri: str, place: Place | None = None) -> bytes:
-        return head_reader(self._images)(uri, place) if uri else self.read(uri)
+    def open(self, name: str, place: Place | None = None) -> BinaryIO:
+        self._refuse_text_only(name)
+        return super().open(name, place)
 
-    def read(self, uri: str, place: Place | None = None) -> bytes:
-        if not uri:
+    def read_head(self, name: str, place: Place | None = None) -> bytes:
+        self._refuse_text_only(name)
+        return super().read_head(name, place)
+
+    def read(self, name: str, place: Place | None = None) -> bytes:
+        self._refuse_text_only(name)
+        return super().read(name, place)
+
+    def _refuse_text_only(self, name: str) -> None:
+        if not name:
             raise Rejected(TEXT_ONLY, f"the record names no {self._media.name}")
-        return self._images.read(uri, place)
 
 
 class LlavaSource(ListedImages):

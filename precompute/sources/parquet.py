@@ -22,6 +22,7 @@ from cache_store.messages import abridge
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import Conversation, FieldNames, Turn, captions_of, conversation_of
+from precompute.sources.images import Source
 from precompute.sources.listing import MOST_NAMED, BadFiles, Samples
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
@@ -195,13 +196,12 @@ TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 """For each field, a test of its column's type, and the expected types in words."""
 
 
-class ParquetSource:
+class ParquetSource(Source):
     """Rows of Parquet files; a uri is the file's name and the row's number in it, from 0."""
 
     def __init__(self, files: SourceFiles, fields: FieldNames, media: Media = IMAGES) -> None:
         self._files, self._names, self._fields, self._media = files, frozenset(files.names), fields, media
         self._extra = fields.extra or []
-        self.version = files.version
         self._lock = threading.Lock()
         """Makes threads that need the same row group wait for one read."""
         self._table = lru_cache(FILES_HELD)(self._open_table)
@@ -210,6 +210,9 @@ class ParquetSource:
         self._refused: dict[tuple[str, int], str] = {}
         """Why a row group cannot be read, so that no other thread fills memory with it again."""
         self._table(files.names[0])  # report an unusable file before a model is loaded
+
+    def version(self) -> str | None:
+        return self._files.version()
 
     def samples(self) -> Samples:
         """List the samples in row order; without an id column, the uris are the ids."""
@@ -226,23 +229,23 @@ class ParquetSource:
                     yield {"id": id_, "uri": uri, "conversations": turns, "extra": extra, **columns}
         bad.refuse()
 
-    def locate(self, uri: str) -> Located:
+    def locate(self, name: str) -> Located:
         with self._lock:
-            name, row = self._find(uri)
-            return self._table(name).located if name and row < self._table(name).num_rows else NOWHERE
+            file, row = self._find(name)
+            return self._table(file).located if file and row < self._table(file).num_rows else NOWHERE
 
-    def read(self, uri: str, place: Place | None = None) -> bytes:
+    def read(self, name: str, place: Place | None = None) -> bytes:
         with self._lock:
-            name, row = self._find(uri)
-            if not name or row >= self._table(name).num_rows:
-                raise Rejected(MISSING, f"{uri} is no row of the source")
-            group, number = (table := self._table(name)).place(row)
+            file, row = self._find(name)
+            if not file or row >= self._table(file).num_rows:
+                raise Rejected(MISSING, f"{name} is no row of the source")
+            group, number = (table := self._table(file)).place(row)
             if table.num_rows_of(group) == 1:
-                refuse_large(uri, table.image_bytes(group))  # before it is read
-            image = self._images(name, group)[number]
+                refuse_large(name, table.image_bytes(group))  # before it is read
+            image = self._images(file, group)[number]
         if image is None:
-            raise Rejected("no image", f"{uri} holds no bytes")
-        refuse_large(uri, len(image))
+            raise Rejected("no image", f"{name} holds no bytes")
+        refuse_large(name, len(image))
         return image
 
     def _find(self, uri: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from cache_store.storage.prefetch import SharedResults
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected
 from precompute.sources.file_part import PartStream
-from precompute.sources.image_store import Images, prefetch_of, skip_prefetch, stream_opener
+from precompute.sources.images import Images
 from precompute.sources.place import TOO_LARGE, Place
 
 DIGESTS_HELD = 1_024
@@ -23,7 +23,7 @@ Where = tuple[Images, str, Place | None]
 
 def hash_in_place(source: Images, uri: str, place: Place | None) -> str:
     """Return the SHA-256 of a file that is too large to be read whole."""
-    with stream_opener(source)(uri, place) as stream:
+    with source.open(uri, place) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
 
 
@@ -36,13 +36,13 @@ class Videos:
 
     def open(self, source: Images, uri: str, place: Place | None) -> BinaryIO:
         """Open a video as a stream: in place, or in memory if it comes from a network and is not too large."""
-        if prefetch_of(source) is not skip_prefetch:
+        if source.fetches_ahead:
             try:
                 return BytesIO(self._whole.get((source, uri, place)))
             except Rejected as rejected:
                 if rejected.kind != TOO_LARGE:
                     raise
-        return stream_opener(source)(uri, place)
+        return source.open(uri, place)
 
     def sha256(self, source: Images, uri: str, place: Place | None, stream: BinaryIO) -> str:
         """Return the SHA-256 of a whole video that is open as `stream`; the stream stays where it is."""

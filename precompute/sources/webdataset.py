@@ -8,8 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from io import BytesIO
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -33,10 +32,13 @@ from precompute.sources.fields import (
     with_extra,
 )
 from precompute.sources.image_store import open_archive
+from precompute.sources.images import Source
 from precompute.sources.listing import HIDDEN, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
+
+T = TypeVar("T")
 
 SUFFIX = ".tar"
 
@@ -66,18 +68,20 @@ class TextRecord(msgspec.Struct):
     caption: str | None = None
 
 
-class WebDatasetSource:
+class WebDatasetSource(Source):
     """Samples of tars; a uri is the tar's name and the member's name."""
 
     def __init__(self, files: SourceFiles, fields: FieldNames, media: Media = IMAGES) -> None:
         self._files, self._names, self._media = files, frozenset(files.names), media
-        self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._captions, self._extra = fields.captions or [], fields.extra or []
         self._named = [*dict.fromkeys([*self._captions, *self._extra])]
         self._kind = with_extra(TextRecord, self._named)
         self._tar = lru_cache(TARS_HELD)(self._open_tar)
         self._tar(files.names[0])  # report a file that is no tar before a model is loaded
+
+    def version(self) -> str | None:
+        return self._files.version()
 
     def samples(self) -> Samples:
         """List the samples in the order of the tars."""
@@ -144,23 +148,24 @@ class WebDatasetSource:
         """Return the kind under which to count a member of a sample without an image to encode."""
         return OTHER_IMAGE if self._extension is not None and self._media.includes(member) else counted_suffix(member)
 
-    def locate(self, uri: str) -> Located:
-        """Find an image in the tar that its uri names; it reads all headers of that tar."""
-        name = self._tar_of(uri)
-        return NOWHERE if name is None else self._tar(name).locate(uri[len(name) + 1 :])
+    def locate(self, name: str) -> Located:
+        """Find an image in the tar that its name begins with; it reads all headers of that tar."""
+        tar = self._tar_of(name)
+        return NOWHERE if tar is None else self._tar(tar).locate(name[len(tar) + 1 :])
 
-    def read(self, uri: str, place: Place | None) -> bytes:
-        if (name := self._tar_of(uri)) is None:
-            raise Rejected(MISSING, f"{uri} is in no tar of the source")
-        return self._tar(name).read(uri[len(name) + 1 :], place)
+    def read(self, name: str, place: Place | None = None) -> bytes:
+        return self._in_tar(name, lambda tar, member: tar.read(member, place))
 
-    def read_head(self, uri: str, place: Place | None) -> bytes:
-        name = self._tar_of(uri)
-        return self.read(uri, place) if name is None else self._tar(name).read_head(uri[len(name) + 1 :], place)
+    def read_head(self, name: str, place: Place | None = None) -> bytes:
+        return self._in_tar(name, lambda tar, member: tar.read_head(member, place))
 
-    def open(self, uri: str, place: Place | None) -> BinaryIO:
-        name = self._tar_of(uri)
-        return BytesIO(self.read(uri, place)) if name is None else self._tar(name).open(uri[len(name) + 1 :], place)
+    def open(self, name: str, place: Place | None = None) -> BinaryIO:
+        return self._in_tar(name, lambda tar, member: tar.open(member, place))
+
+    def _in_tar(self, name: str, read: Callable[[ImageTar, str], T]) -> T:
+        if (tar := self._tar_of(name)) is None:
+            raise Rejected(MISSING, f"{name} is in no tar of the source")
+        return read(self._tar(tar), name[len(tar) + 1 :])
 
     def _tar_of(self, uri: str) -> str | None:
         slashes = (place for place, letter in enumerate(uri) if letter == "/")

@@ -41,9 +41,8 @@ def form(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def write_clips(path: Path, lengths: tuple[int, ...], form: dict[str, Any]) -> Path:
-    latents = latents_of(lengths)
     settings = {"clips": True, "rejected": [REJECTED], "samples_per_shard": 4, **form}
-    make_cache(path, latents if len(latents) > 1 else latents[0], **settings)
+    make_cache(path, latents_of(lengths), **settings)
     store = {"format": form["store_format"], "codec": form["codec"]}
     write_build(path, {"source": {"kind": "llava"}, "store": store})
     return path
@@ -84,11 +83,8 @@ def test_clips_are_verified_copied_resharded_and_withdrawn(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("lengths", "told"),
     [
-        (
-            (5,),
-            ("clip 17 frames at 16 fps, 16 high x 24 wide, squash", "[channel 4, latent_t 5, latent_y 2, latent_x 3]"),
-        ),
-        ((5, 9), ("clip 17 or 33 frames at 16 fps", "size 33x24x16 6 rows in 2 shards, [4, 9, 2, 3] a sample")),
+        ((5,), ("clip 17 frames at 16 fps, 24x16, squash", "[channel 4, latent_t, latent_y, latent_x]")),
+        ((5, 9), ("clip 17 or 33 frames at 16 fps", "33x24x16 6 rows in 2 shards, [4, 9, 2, 3], 432 bytes a sample")),
     ],
 )
 def test_info_tells_frames_and_rate(tmp_path, capsys, lengths, told):
@@ -103,11 +99,8 @@ def test_clips_are_joined_and_normalised_per_channel(tmp_path, lengths):
     paths = {}
     for name, channels in (("a", 4), ("b", 5)):
         latents, mean = latents_of(lengths, channels), [0.5 * channel for channel in range(channels)]
-        make_cache(
-            tmp_path / name, latents if len(latents) > 1 else latents[0], clips=True, latents_mean=mean,
-            latents_std=[2.0] * channels,
-        )  # fmt: skip
-        paths[name] = tmp_path / name
+        std = [2.0] * channels
+        paths[name] = make_cache(tmp_path / name, latents, clips=True, latents_mean=mean, latents_std=std)
     joined = open_joined(paths)
     for name, channels in (("a", 4), ("b", 5)):
         stored = latents_of(lengths, channels)[0][[5, 0]].astype(np.float16).astype(np.float32)

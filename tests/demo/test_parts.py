@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import Gemma3ForCausalLM, PreTrainedTokenizerFast
 
+from cache_store.format.array import Size
 from demo import dataset, language_model
 from demo.language_model import Caption, Lesson
 from demo.scenes import COLOURS, RELATIONS, SHAPES, SIDE, compose, draw
@@ -61,7 +62,7 @@ def test_broken_files_are_rejected_and_one_is_missing():
     assert written.pop("missing") is None
     for data in written.values():
         with pytest.raises(Rejected):
-            decode_image(data, ImageConfig().recipe)
+            decode_image(data, ImageConfig().recipe, Size(1, 224, 224))
 
 
 def unusual(kind: str) -> tuple[np.ndarray, np.ndarray, Image.Image]:
@@ -69,7 +70,7 @@ def unusual(kind: str) -> tuple[np.ndarray, np.ndarray, Image.Image]:
     scene = recoloured(compose(0, 11), UNUSUAL[kind])
     data = UNUSUAL[kind].write(scene)
     assert data is not None
-    shown = decode_image(data, ImageConfig().recipe).rgb
+    shown = decode_image(data, ImageConfig().recipe, Size(1, 224, 224)).rgb
     return np.asarray(draw(scene), int), np.asarray(shown, int), Image.open(io.BytesIO(data))
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_store.format.array import BucketRule, TextRecipe
+from cache_store.format.array import SizeRule
 from tests.examples.test_examples import Steps, end, kill_at, run, start, steps_in
-from tests.make_cache import make_cache
+from tests.make_cache import make_cache, text_recipe
 
 STEPS = 30
 TEXTS = {
@@ -25,22 +25,11 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of latents of two sizes, and one for each text."""
     folder, random = tmp_path_factory.mktemp("diffusion"), np.random.default_rng(0)
     sizes = [random.standard_normal((count, 4, *cells), np.float32) for count, cells in ((13, (8, 6)), (9, (4, 12)))]
-    rule = {"fit": "bucket", "buckets": BucketRule(preset="ours", resolution=64, min=32, max=128, step=16)}
-    make_cache(folder / "latents", sizes, image=rule)
-    recipe = TextRecipe(
-        source="caption",
-        clean="none",
-        template="{}",
-        max_tokens=7,
-        drop=0,
-        keeps_first=False,
-        padding="seen",
-        null_prompt="",
-        null_tokens=1,
-    )
+    rule = SizeRule(preset="ours", resolution=64, min=32, max=128, step=16)
+    make_cache(folder / "latents", sizes, image={"rule": rule})
     for texts in TEXTS.values():
         for name, shape in texts.items():
-            make_cache(folder / name, random.standard_normal((22, *shape), np.float32), text=recipe)
+            make_cache(folder / name, random.standard_normal((22, *shape), np.float32), text=text_recipe(7))
     return folder
 
 

@@ -9,11 +9,13 @@ import torch
 
 from cache_store import normalize, open_cache
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.format.array import Size
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encoders.encoder import ClipEncoder
+from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_encoder
+from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import GOOD, run_build, write_source
 from trainer.data.stream import LatentStream
 
@@ -33,7 +35,7 @@ def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_example_builds_a_cache_that_verifies_and_audits(tmp_path):
     cache = run_build(tmp_path, write_source(tmp_path / "source"), Path(PATH), image__width=48)
     opened = open_cache(cache)
-    assert opened.spec.array.named_shape == "token 6, feature 6"
+    assert opened.arrays[0].named_shape == "token 6, feature 6"
     assert opened.spec.array.encoder.class_name == PATH
     assert not verify(cache, "full").findings
     samples = opened.read(np.arange(len(GOOD))).astype(np.float32)
@@ -54,94 +56,84 @@ import torch
 class NoLayout:
     identity = "1"
     def __init__(self, device, dtype): pass
-    def encode(self, image): return image
+    def encode(self, pixels): return pixels[:, :, 0]
 class Wrong(NoLayout):
-    def layout(self, height, width): return {"channel": 3, "latent_y": height // 2, "latent_x": width}
+    def layout(self, size): return {"channel": 3, "latent_y": size.height // 2, "latent_x": size.width}
 class Row(NoLayout):
-    def layout(self, height, width): return {"row": 1}
+    def layout(self, size): return {"row": 1}
 class Pixels(Wrong):
-    def layout(self, height, width): return {"channel": 3, "latent_y": height, "latent_x": width}
+    def layout(self, size): return {"channel": 3, "latent_y": size.height, "latent_x": size.width}
     def decode(self, samples): return samples
 class Scaled(Pixels):
     normalization = {"latents_shift": 1.0, "latents_std": [1, 2, 4]}
 class Misspelt(Pixels):
     normalization = {"shift": 1.0}
 class Clip(NoLayout):
-    def layout(self, height, width, frames):
-        if frames % 2: raise ValueError(f"clip.frames must be even, got {frames}")
-        return {"channel": 3, "latent_t": frames // 2, "latent_y": height, "latent_x": width}
-    def encode(self, clip): return clip[:, :, ::2]
+    def layout(self, size):
+        if size.frames % 2: raise ValueError(f"clip.frames must be even, got {size.frames}")
+        return {"channel": 3, "latent_t": size.frames // 2, "latent_y": size.height, "latent_x": size.width}
+    def encode(self, pixels): return pixels[:, :, ::2]
 class ClipTokens(Clip):
-    def layout(self, height, width, frames=1): return {"token": frames, "feature": 3}
+    def layout(self, size): return {"token": size.frames, "feature": 3}
 """
 
 
+def load(path: str, pixel_range: str = "signed") -> Encoder:
+    config = EncoderConfig(model=path, device="cpu", compute_dtype="float32")
+    return load_encoder(config, ImageConfig(range=pixel_range).recipe)
+
+
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "frames", "message"),
     [
-        ("nowhere:Encoder", "cannot be imported: No module named 'nowhere'; install its package, or name its folder"),
-        ("mine:Nothing", "cannot be imported: module 'mine' has no attribute 'Nothing'"),
-        ("os:system", "os:system is no class; expected one with identity, layout, encode"),
-        ("collections:OrderedDict", r"cannot be made as OrderedDict\(device, dtype\)"),
-        ("mine:NoLayout", "mine:NoLayout has no layout; expected a class with identity, layout, encode"),
-        ("mine:Wrong", r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
-        ("mine:Row", "the axes row must differ from each other and from row"),
-        ("mine:Misspelt", "mine:Misspelt: normalization: it has an unknown field, shift"),
-        (PATH, "image.height and image.width must be multiples of 16, got 8x8"),
+        (
+            "nowhere:Encoder",
+            1,
+            "cannot be imported: No module named 'nowhere'; install its package, or name its folder",
+        ),
+        ("mine:Nothing", 1, "cannot be imported: module 'mine' has no attribute 'Nothing'"),
+        ("os:system", 1, "os:system is no class; expected one with identity, layout, encode"),
+        ("collections:OrderedDict", 1, r"cannot be made as OrderedDict\(device, dtype\)"),
+        ("mine:NoLayout", 1, "mine:NoLayout has no layout; expected a class with identity, layout, encode"),
+        ("mine:Wrong", 1, r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
+        ("mine:Row", 1, "the axes row must differ from each other and from row"),
+        ("mine:Misspelt", 1, "mine:Misspelt: normalization: it has an unknown field, shift"),
+        (PATH, 1, "image.height and image.width must be multiples of 16, got 8x8"),
+        (PATH, 5, f"encoder.model {PATH}: colours are those of one frame; leave clip out"),
+        ("mine:Clip", 5, "encoder.model mine:Clip: clip.frames must be even, got 5"),
+        ("mine:ClipTokens", 5, r"encode gave \(1, 3, 3, 8, 8\), and its layout says \(1, 5, 3\)"),
     ],
 )
-def test_a_mistake_in_an_encoder_is_one_line(path, message):
+def test_a_mistake_in_an_encoder_is_one_line(path, frames, message):
     with pytest.raises(EncodeOnceError, match=message) as caught:
-        encoder = load_encoder(EncoderConfig(model=path, device="cpu", compute_dtype="float32"), "signed")
-        encoder.layout(8, 8)
-        encoder.encode(torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
+        load(path).encode(torch.zeros(1, frames, 8, 8, 3, dtype=torch.uint8))
     assert "\n" not in str(caught.value)
 
 
 def test_an_encoders_own_decoder_is_used():
-    config = EncoderConfig(model="mine:Pixels", device="cpu", compute_dtype="float32")
-    encoder = load_encoder(config, "signed")
-    decode, digest = load_decoder(config)
+    encoder = load("mine:Pixels")
+    decode, digest = load_decoder(EncoderConfig(model="mine:Pixels", device="cpu", compute_dtype="float32"))
     assert digest == encoder.identity.weights_sha256
-    assert encoder.layout(8, 8).has_preview
-    pixels = encoder.encode(torch.full((1, 8, 8, 3), 255, dtype=torch.uint8))
+    assert encoder.array(Size(1, 8, 8)).has_preview
+    pixels = encoder.encode(torch.full((1, 1, 8, 8, 3), 255, dtype=torch.uint8))
     assert torch.equal(decode(pixels), torch.ones(1, 3, 8, 8))
     with pytest.raises(EncodeOnceError, match="has no decoder: its class has no decode"):
         load_decoder(EncoderConfig(model=PATH, device="cpu"))
 
 
 def test_an_encoders_own_normalisation_is_recorded():
-    identity = load_encoder(EncoderConfig(model="mine:Scaled", device="cpu"), "signed").identity
-    assert identity != load_encoder(EncoderConfig(model="mine:Pixels", device="cpu"), "signed").identity
+    identity = load("mine:Scaled").identity
+    assert identity != load("mine:Pixels").identity
     found = normalize(np.ones((3, 1, 1), np.float32) * 5, identity)
     np.testing.assert_array_equal(found.ravel(), [4, 2, 1])
 
 
-def load_clips(path):
-    return load_encoder(EncoderConfig(model=path, device="cpu", compute_dtype="float32"), "unit", clips=True)
-
-
-def test_an_encoder_of_clips_takes_one_clip_at_a_time():
-    encoder = load_clips("mine:Clip")
-    assert isinstance(encoder, ClipEncoder)
-    layout = encoder.clip_layout(4, 8, 16)
+def test_an_encoder_may_take_clips():
+    encoder = load("mine:Clip", "unit")
+    layout = encoder.array(Size(4, 8, 16))
     assert layout.shape == (3, 2, 8, 16)
     assert layout.has_preview
-    assert not load_clips("mine:ClipTokens").clip_layout(4, 8, 16).has_preview
-    assert encoder.clip_prefix(4)[0] == 4
+    assert not load("mine:ClipTokens").array(Size(4, 8, 16)).has_preview
     clips = torch.arange(2 * 4 * 8 * 16 * 3).remainder(256).to(torch.uint8).view(2, 4, 8, 16, 3)
+    assert encoder.prefix(clips) == (clips, None)
     torch.testing.assert_close(encoder.encode(clips), clips[:, ::2].permute(0, 4, 1, 2, 3) / 255)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        (PATH, rf"encoder.model {PATH} encodes images alone; .* layout\(self, height, width, frames\)"),
-        ("mine:Clip", "encoder.model mine:Clip: clip.frames must be even, got 5"),
-        ("mine:ClipTokens", r"encode gave \(1, 3, 3, 8, 8\), and its layout says \(1, 5, 3\)"),
-    ],
-)
-def test_a_mistake_in_an_encoder_of_clips_is_one_line(path, message):
-    with pytest.raises(EncodeOnceError, match=message) as caught:
-        load_clips(path).encode(torch.zeros(1, 5, 8, 8, 3, dtype=torch.uint8))
-    assert "\n" not in str(caught.value)

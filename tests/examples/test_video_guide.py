@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,10 +16,12 @@ import yaml
 from cache_store import open_cache, open_joined
 from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
+from cache_store.format.array import ClipRecipe, Size
 from precompute.cli import PROGRAM
 from precompute.cli import main as precompute
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
+from precompute.images.decode import ImageConfig
 from tests.examples.test_examples import run, steps_in
 from tests.examples.wan_model import save_transformer
 from tests.precompute.encoders.test_vaes import (
@@ -104,7 +107,7 @@ def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
     assert Path("data/clips.html").stat().st_size > 10_000
     scenes = open_cache("data/scenes").samples(np.arange(2), ["id", "clip_start"])
     assert scenes.to_pylist() == [{"id": "a-1", "clip_start": 0.0}, {"id": "a-2", "clip_start": 2.5}]
-    assert {each.frames for each in open_cache("data/buckets").spec.arrays} == {17, 33}
+    assert {each.size.frames for each in open_cache("data/buckets").spec.arrays} == {17, 33}
 
 
 def test_each_config_is_one_that_its_model_takes(tmp_path):
@@ -116,16 +119,13 @@ def test_each_config_is_one_that_its_model_takes(tmp_path):
     for model, changed in {**configs, "buckets": yaml.safe_load(buckets)}.items():
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({**whole, **changed}))
         config = PROGRAM.parse(["build", "--config", str(tmp_path / "config.yaml")]).config
-        sizes[model] = (config.clip.frames, config.image.height, config.image.width)
+        sizes[model] = (config.clip.frames, config.image.width, config.image.height)
     table = sizes_in_the_table()
     assert {model: sizes[model] for model in configs} == {model: table[model][0] for model in configs}
 
 
-Size = tuple[int, ...]
-
-
-def sizes_in_the_table() -> dict[str, tuple[Size, Size, str, float, float]]:
-    """Return, by model, frames, height and width, the latent's shape, its rule, megabytes, and terabytes of 100,000."""
+def sizes_in_the_table() -> dict[str, tuple[tuple[int, ...], tuple[int, ...], str, float, float]]:
+    """Return, by model, frames, width and height, the latent's shape, its rule, megabytes, and terabytes of 100,000."""
     found = {}
     for model in MODELS:
         (line,) = re.findall(rf"^\| {re.escape(model)} \| (.*) \|$", GUIDE, re.MULTILINE)
@@ -140,10 +140,12 @@ def test_the_guide_says_how_large_the_latents_of_a_model_are(model, tmp_path):
     torch.manual_seed(0)
     kind, config = MODELS[model]
     getattr(diffusers, kind)(**config).save_pretrained(tmp_path)
-    encoder = load_encoder(EncoderConfig(model=str(tmp_path), batch_size=1), "signed", clips=True)
     clip, latent, rule, clip_mb, all_tb = sizes_in_the_table()[model]
-    assert encoder.clip_layout(*clip).shape[1:] == latent[1:]
+    frames, width, height = clip
+    recipe = msgspec.structs.replace(ImageConfig().recipe, clip=ClipRecipe(counts=(frames,)))
+    encoder = load_encoder(EncoderConfig(model=str(tmp_path), batch_size=1), recipe)
+    assert encoder.array(Size(frames, height, width)).shape[1:] == latent[1:]
     with pytest.raises(ConfigError, match=f"must be {re.escape(rule)} for"):
-        encoder.clip_layout(clip[0] + 1, *clip[1:])
+        encoder.array(Size(frames + 1, height, width))
     assert round(2 * prod(latent) / 1e6, 1) == clip_mb
     assert round(100_000 * 2 * prod(latent) / 1e12, 2) == all_tb

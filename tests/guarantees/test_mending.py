@@ -40,7 +40,11 @@ MENDED: dict[str, tuple[Act, list[int], list[str]]] = {
     "a swapped plan": (swapped_plan, [0, 1], [PLAN]),
     "a foreign seal": (copied("images", "seal.json"), [], [PLAN]),
     "spec and samples, beside it": (together(OTHER_SEAL, lost("zarr.json", TABLE)), [1], [AGAIN, SPEC_LOST]),
-    "all metadata but the plan": (lost("zarr.json", "latents/zarr.json", "build.json"), [], ["zarr", "build.json"]),
+    "all metadata but the plan": (
+        lost("zarr.json", "latents/40x32/zarr.json", "build.json"),
+        [],
+        ["zarr", "build.json"],
+    ),
 }
 """Damage, the shards that are rebuilt for it, and what is said; the table in `test_decide.py` has the rest."""
 
@@ -54,7 +58,7 @@ def test_the_next_build_mends_damage_to_the_same_bytes(built, what):
         before = built.place.marks()
         message = built.build()
         after = built.place.marks()
-    shards = [f"latents/c/{shard}/0/0/0" for shard in range(3)]
+    shards = [f"latents/40x32/c/{shard}/0/0/0" for shard in range(3)]
     written = {number for number, name in enumerate(shards) if after[name] != before.get(name)}
     assert written <= {*rebuilt}, "in a bucket, a file that has the right bytes stays"
     notes = [line for line in message.splitlines() if "damage found" in line]
@@ -69,7 +73,7 @@ UNFINISHED = lost("seal.json", *OTHER_SHARD)
 """A cache of a killed build: without the last shard and the seal."""
 
 FILES = {SHARD: 1, "samples/000002.parquet": 2, "commits/000000.json": 0, "plan.parquet": None, "seal.json": None}
-FILES |= {"latents/zarr.json": None}
+FILES |= {"latents/40x32/zarr.json": None}
 NAMED: dict[str, tuple[Act, int | None, list[str]]] = {
     **{f"{name}, lost": (lost(name), shard, [REPAIR]) for name, shard in FILES.items()},
     **{f"{name}, flipped": (flipped(name), shard, [REPAIR]) for name, shard in FILES.items()},
@@ -103,5 +107,5 @@ def test_what_verify_names_is_repaired_to_the_same_bytes(built, what):
                 built.run(main, *shlex.split(step)[1:])
     assert [" ".join(step.split()[:2]) for step in steps] == expected
     after = built.place.marks()
-    for name in (f"latents/c/{shard}/0/0/0" for shard in range(3) if shard != damaged):
+    for name in (f"latents/40x32/c/{shard}/0/0/0" for shard in range(3) if shard != damaged):
         assert after[name] == before[name]

@@ -41,7 +41,7 @@ FEWEST = {"build": 90, "extend": 28, "retry": 17, "repair": 8, "withdraw": 15}
 FEWEST |= {"copy": 15, "copy as it is": 18, "ranks": 90}
 """Least number of different states, as docs/rationale.md has them; threads let it vary a little."""
 
-MAY_BE_NAMED = {"extend": {PLAN_FILE}, "repair": {"latents/c/0/0/0", "commits/000000.json"}}
+MAY_BE_NAMED = {"extend": {PLAN_FILE}, "repair": {"latents/16x16/c/0/0/0", "commits/000000.json"}}
 """Files that `verify` may name in a sealed cache: an extension first writes a longer plan, a repair has damage."""
 
 

@@ -59,7 +59,7 @@ def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, prox
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    "part", ["/zarr.json", "/plan.parquet", "/latents/c/1/", "/samples/", "/commits/", "/seal.json"]
+    "part", ["/zarr.json", "/plan.parquet", "/latents/16x16/c/1/", "/samples/", "/commits/", "/seal.json"]
 )
 @pytest.mark.parametrize("kind", ["503", "reset"])
 def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, proxy, kind, part):
@@ -80,8 +80,8 @@ def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, pro
     numbers = np.arange(4)
     for kind, error in {"flip": CacheError, "cut": OSError, "short": OSError, "hang": OSError}.items():
         cache = open_cache(url)
-        proxy.fail(kind, "GET", "/latents/c/", times=10**6)
-        with pytest.raises(error, match="latents/c/"):
+        proxy.fail(kind, "GET", "/latents/16x16/c/", times=10**6)
+        with pytest.raises(error, match="latents/16x16/c/"):
             cache.read(numbers)
         proxy.mend()
         np.testing.assert_array_equal(cache.read(numbers), open_cache(scene / "cache").read(numbers))

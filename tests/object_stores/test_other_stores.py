@@ -13,7 +13,7 @@ from trainer import LatentStream
 
 IN_OTHER_STORES = pytest.mark.parametrize("scheme", OTHERS)
 
-SHARD = "latents/c/1/0/0/0"
+SHARD = "latents/16x16/c/1/0/0/0"
 
 
 @IN_OTHER_STORES

@@ -7,8 +7,8 @@ import signal
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.source_images import open_source_images
 from precompute.sources import SourceConfig, open_source
-from precompute.sources.image_store import open_images, read_planned
-from precompute.sources.place import MISSING
+from precompute.sources.image_store import open_images
+from precompute.sources.place import MISSING, planned_place
 from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS
 from tests.places import Objects
@@ -228,8 +228,8 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
     assert "equal bits  8 of 8" in project.run(main, "audit", second, "--samples", 8)
     cache = open_cache(second)
     (shown,) = cache.samples(np.array([2]), ["uri", "place"]).to_pylist()
-    picture_YX3, _ = open_source_images(second)(shown["uri"], shown["place"], cache.spec.array.images, None)
-    assert picture_YX3.shape == (16, 40, 3)
+    frames_TYX3, _ = open_source_images(second)(shown, cache.arrays[0])
+    assert frames_TYX3.shape == (1, 16, 40, 3)
 
 
 def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):
@@ -276,8 +276,12 @@ def test_neighbours_in_a_tar_come_together(bucket, proxy, tmp_path):
     source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/a.tar"))
     rows = rows_of(source)
     proxy.mend()
+
+    def read(row: dict[str, Any]) -> bytes:
+        return source.read(row["uri"], planned_place(row["place"]))
+
     with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(partial(read_planned, source), rows)] == [parts["jpg"] for parts in samples.values()]
+        assert [*pool.map(read, rows)] == [parts["jpg"] for parts in samples.values()]
     assert sum(request.method == "GET" for request in proxy.requests) < 20
 
 
@@ -288,7 +292,7 @@ def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
     store = open_store(f"{bucket}/tars")
     store.put_whole("00001.tar", store.read("00000.tar"))
     with pytest.raises(SourceError, match="00001.tar"):
-        read_planned(source, row)
+        source.read(row["uri"], planned_place(row["place"]))
 
 
 def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):

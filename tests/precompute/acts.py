@@ -7,7 +7,7 @@ from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
 
 Act = Callable[[Project], object]
 
-SHARD, TABLE, RECORD = "latents/c/1/0/0/0", "samples/000001.parquet", "commits/000001.json"
+SHARD, TABLE, RECORD = "latents/40x32/c/1/0/0/0", "samples/000001.parquet", "commits/000001.json"
 """Files of shard 1."""
 
 

@@ -242,7 +242,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
     folder = tmp_path_factory.mktemp("foreign")
     source = write_source(folder / "source", **{f"sample_{each:03d}": image_bytes(90 + each) for each in (1, 9, 17)})
     run_build(folder, source, vae_path).rename(folder / "images")
-    run_build(folder, source, vae_path, image__height=40).rename(folder / "recipe")
+    run_build(folder, source, vae_path, image__resample="box").rename(folder / "recipe")
     chat = write_source(source) / "chat.json"
     chat.write_text(chat.read_text().replace("Picture", "Drawing"))
     run_build(folder, source, vae_path).rename(folder / "texts")

@@ -8,6 +8,7 @@ import signal
 import tarfile
 import time
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import datasets
@@ -21,12 +22,11 @@ from PIL import ExifTags, Image, ImageOps
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_spec
 from cache_store.cli import main as cache_store
-from cache_store.errors import ConfigError
-from cache_store.format.tables import PLACEMENT
+from cache_store.format.layout import SIZES as READ_SIZES
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
-from precompute.rerun import image_sizes
+from precompute.rerun import file_sizes
 from tests.precompute.conftest import Project, flip, image_bytes, timeless_files
 from tests.precompute.encode.builds import start_build, wait_for
 
@@ -72,13 +72,15 @@ def test_latents_are_those_of_the_scaled_and_cut_images(project):
     """Compared with diffusers' own encode of Pillow's pixels; the samples tables say how each image was placed."""
     project.build()
     cache = open_cache(project.cache)
-    samples = cache.samples(np.arange(len(cache)), ["id", "width", "height", *PLACEMENT]).to_pylist()
+    samples = cache.samples(
+        np.arange(len(cache)), ["id", "width", "height", "resized_width", "resized_height", "crop_left", "crop_top"]
+    ).to_pylist()
     assert len(samples) == NUM_IMAGES - 1
     assert len(cache.arrays) >= 4
     model = AutoencoderKLWan.from_pretrained(project.vae, subfolder="vae")
     for number, sample in enumerate(samples):
         (latent,) = cache.read(np.array([number]))
-        array = cache.array_of(np.array([number])).images
+        array = cache.array_of(np.array([number])).size
         with Image.open(project.source / "pictures" / sample["id"]) as image:
             upright = ImageOps.exif_transpose(image)
             assert upright.size == (sample["width"], sample["height"])
@@ -97,15 +99,16 @@ def test_every_shard_has_one_size_and_zarr_reads_each_array(project):
     cache, spec = open_cache(project.cache), read_spec(project.cache)
     group = zarr.open_group(project.cache, mode="r")
     assert sum(run.shards * run.rows for run in spec.shards) == NUM_IMAGES
-    rows = {array.name: 0 for array in spec.arrays}
+    rows = Counter[str]()
     for run in spec.shards:
-        rows[spec.arrays[run.array].name] += run.shards * run.rows
+        rows[run.array] += run.shards * run.rows
+    assert {*rows} == {*spec.names}
     most = max(rows.values())
     assert f"{len(rows)} sizes of images: {most} of " in said
     assert said.partition(f" images: {most} of ")[2].partition(",")[0] in rows
-    for index, array in enumerate(spec.arrays):
+    for index, name in enumerate(spec.names):
         numbers = np.flatnonzero(cache.array_indices(np.arange(len(cache))) == index)
-        rows = np.asarray(group[f"latents/{array.name}"])
+        rows = np.asarray(group[f"latents/{name}"])
         stored = rows[np.isfinite(rows).all(axis=(1, 2, 3))]
         assert len(stored) == len(numbers)
         np.testing.assert_array_equal(stored, cache.read(numbers))
@@ -198,8 +201,8 @@ def test_new_images_fill_new_shards_of_old_and_new_sizes(project):
 @pytest.mark.parametrize(("changed", "left"), [({}, 20), ({"max_pixels": 10**6}, 30)], ids=["same", "another limit"])
 def test_a_stopped_planning_goes_on_where_it_was(project, monkeypatch, changed, left):
     """No size is read twice, unless another limit may change it, and nothing of it stays."""
-    monkeypatch.setattr(image_sizes, "BLOCK_ROWS", 10)
-    read, read_size = [], image_sizes.ImageSizes._of_image
+    monkeypatch.setattr(file_sizes, "BLOCK_ROWS", 10)
+    read, read_size = [], file_sizes.FileSizes._size
 
     def counted(self, row):
         read.append(row)
@@ -207,12 +210,12 @@ def test_a_stopped_planning_goes_on_where_it_was(project, monkeypatch, changed, 
             raise OSError(5, "Input/output error")
         return read_size(self, row)
 
-    monkeypatch.setattr(image_sizes.ImageSizes, "_of_image", counted)
+    monkeypatch.setattr(file_sizes.FileSizes, "_size", counted)
     project.build(code=1)
-    assert sorted(path.name for path in project.cache.iterdir()) == ["image_sizes"]
+    assert sorted(path.name for path in project.cache.iterdir()) == [READ_SIZES]
     project.build(image={"buckets": BUCKETS, **changed})
     assert 18 + left <= len(read) <= 20 + left, "the first block of ten"
-    assert not (project.cache / "image_sizes").exists()
+    assert not (project.cache / READ_SIZES).exists()
 
 
 def test_another_resolution_over_the_same_plan_joins_row_by_row(project):
@@ -279,8 +282,11 @@ def test_commands_work_on_a_cache_of_many_sizes(project):
     assert "0 differ" in project.run(main, "audit", project.cache)
     project.run(main, "gallery", project.cache, "--output", project.folder / "gallery.html")
     assert "buckets ours, resolution 64" in project.run(cache_store, "info", project.cache)
-    with pytest.raises(ConfigError, match="images of several sizes"):
-        encode_images(open_cache(project.cache), [project.source / "pictures/p00.png"])
+    cache, numbers = open_cache(project.cache), [0, 20, 3]
+    names = cache.samples(np.array(numbers), ["id"])["id"].to_pylist()
+    encoded = encode_images(cache, [project.source / "pictures" / name for name in names])
+    for latent, number in zip(encoded, numbers, strict=True):
+        np.testing.assert_allclose(latent, cache.read(np.array([number]))[0], atol=1e-3)
     project.run(cache_store, "copy", project.cache, project.folder / "tars", "--format", "webdataset")
     assert not verify(project.folder / "tars", "full").findings
 

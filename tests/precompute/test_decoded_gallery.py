@@ -13,16 +13,16 @@ from diffusers import AutoencoderKLWan
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from cache_store.cache.metadata import write_build
+from cache_store.cache.metadata import read_spec, write_build
 from cache_store.cache.reader import open_cache
 from cache_store.cli import main as cache_store
 from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleError
 from cache_store.gallery.exhibits import Showcase
 from cache_store.gallery.pictures import psnr
 from precompute.cli import main
-from precompute.config import ImageConfig
 from precompute.gallery import DecodedGalleryConfig, open_decoder
 from precompute.source_images import open_source_images
+from tests.make_cache import make_cache
 from tests.precompute.conftest import BROKEN, image_bytes, make_vae
 
 
@@ -98,23 +98,21 @@ def recorded(images: object, **image: object) -> dict[str, object]:
     return {**sections, "image": {"height": 8, "width": 8, **image}}
 
 
-RECIPE = ImageConfig(height=8, width=8).recipe
-
-
 def test_source_images_are_upright_and_fitted(tmp_path):
     picture = Image.new("RGB", (64, 32), "red")
     picture.paste("blue", (0, 16, 64, 32))
     exif = picture.getexif()
     exif[0x0112] = 3  # turned by 180 degrees
     picture.save(tmp_path / "turned.png", exif=exif)
-    write_build(tmp_path / "cache", recorded(tmp_path))
-    read = open_source_images(tmp_path / "cache")
-    image_YX3, _ = read("turned.png", None, RECIPE, None)
-    assert image_YX3.shape == (8, 8, 3)
-    assert [image_YX3[y, 4].tolist() for y in (1, 6)] == [[0, 0, 255], [255, 0, 0]]
+    cache = make_cache(tmp_path / "cache", np.zeros((1, 4, 1, 1), np.float32))
+    write_build(cache, recorded(tmp_path))
+    read, array = open_source_images(cache), read_spec(cache).array_of(0)
+    image_TYX3, _ = read({"uri": "turned.png", "place": None}, array)
+    assert image_TYX3.shape == (1, 8, 8, 3)
+    assert [image_TYX3[0, y, 4].tolist() for y in (1, 6)] == [[0, 0, 255], [255, 0, 0]]
     for name in ("other.png", "../turned.png"):
         with pytest.raises(SourceError, match=re.escape(name)):
-            read(name, None, RECIPE, None)
+            read({"uri": name, "place": None}, array)
 
 
 OTHER_VERSIONS = {

@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import CLIPImageProcessorPil, Gemma3ImageProcessorPil, SiglipImageProcessorPil
 
 from cache_store import normalize, open_cache, open_joined
-from cache_store.cache.metadata import read_commit
+from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
@@ -39,7 +39,7 @@ def test_a_vaes_cache_verifies_audits_and_is_shown_decoded(project, class_name, 
     getattr(diffusers, class_name)(**config).save_pretrained(project.vae)
     project.build(image__width=48, store__dtype="float32", **settings)
     cache = open_cache(project.cache)
-    assert cache.spec.array.shape == shape
+    assert cache.arrays[0].shape == shape
     assert cache.spec.array.encoder.class_name == class_name
     assert not verify(project.cache, "full").findings
     said = project.run(main, "audit", project.cache, "--samples", 20, "--seed", 0)
@@ -101,7 +101,8 @@ def test_a_towers_cache_has_sums_of_features_and_is_repaired_and_copied_bit_by_b
     assert (len(content.statistics.sum), content.statistics.count) == (FEATURES, content.cached * TOKENS)
     assert (len(summary.mean), summary.preview, content.preview) == (FEATURES, None, None)
     said = tower.run(cache_store, "info", tower.cache)
-    assert f"[token {TOKENS}, feature {FEATURES}]" in said
+    assert f"[token, feature {FEATURES}]" in said
+    assert f"[{TOKENS}, {FEATURES}]" in said
     assert "SiglipVisionModel" in said
     with tower.untouched():
         assert "array.encoder.pool" in tower.build(encoder__pool=4, code=1)
@@ -119,14 +120,16 @@ def test_a_tower_joins_a_vaes_cache_of_the_same_plan(built, gemma):
 
 def repair_and_copy(project: Project) -> None:
     """Damage and lose files of a cache with samples [token, feature]; repair and copy it bit by bit."""
+    (name,) = read_spec(project.cache).names
+    array, shard = f"latents/{name}/zarr.json", f"latents/{name}/c/1/0/0"
     tars, back, copy = (project.folder / name for name in ("tars", "back", "copy"))
     with project.same_in_the_end():
-        flip(project.cache / "latents/c/1/0/0")
+        flip(project.cache / shard)
         assert any(finding.row in range(8, 16) for finding in verify(project.cache, "deep").findings)
-        for name in ("latents/c/1/0/0", "samples/000001.parquet", "commits/000001.json"):
+        for name in (shard, "samples/000001.parquet", "commits/000001.json"):
             project.lose(name)
             project.repair("--report", project.report())
-        project.lose("zarr.json", "latents/zarr.json")
+        project.lose("zarr.json", array)
         project.build("--check-sources")
     project.run(cache_store, "copy", project.cache, tars, "--format", "webdataset")
     project.run(cache_store, "copy", tars, back, "--format", "zarr")
@@ -139,7 +142,7 @@ def test_a_tower_is_audited_and_shown_without_pictures_of_samples(tower):
     assert f"{len(GOOD)} of {len(GOOD)}" in tower.run(main, "audit", tower.cache, "--samples", "1000")
     page = tower.folder / "page.html"
     tower.run(main, "gallery", tower.cache, "-o", page)
-    shown = [f"[token {TOKENS}, feature {FEATURES}]", "source image of row 0", "histograms of the features"]
+    shown = [f"[token, feature {FEATURES}]", "source image of row 0", "histograms of the features"]
     assert [each in page.read_text() for each in shown] == [True] * 3
     assert [each in page.read_text() for each in ("means of feature", "latent preview", "channel")] == [False] * 3
     said = tower.run(main, "gallery", tower.cache, "-o", page, "--decode", code=2)
@@ -164,8 +167,8 @@ def test_a_clip_prepares_images_by_its_own_processor(project):
         "clip": (2, PATCHES, FEATURES),
     }
     world, clip = (both.caches[name].spec.array for name in ("world", "clip"))
-    assert describe_samples(clip)["encoder.layer"] == "-2"
-    assert "encoder.layer" not in describe_samples(world)
-    assert (clip.image.fit, clip.image.resample, clip.image.range) == ("edge 36", "bicubic", "clip")
+    assert describe_samples(clip, [(PATCHES, FEATURES)])["encoder.layer"] == "-2"
+    assert "encoder.layer" not in describe_samples(world, [(16, 4, 5)])
+    assert clip.image.summary == f"{SIDE}x{SIDE}, edge 36, bicubic, range clip"
     project.run(main, "audit", project.folder / "clip-cache", "--samples", 5)
     assert "nothing to encode" in project.build(name="clip-cache")

@@ -16,7 +16,7 @@ from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.layout import NULL_TEXT_FILE
 from cache_store.format.plan import shuffled_tags
-from cache_store.format.tables import SAMPLES_OF_TEXTS
+from cache_store.format.tables import SAMPLES_SCHEMA
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
@@ -88,14 +88,20 @@ def test_a_cache_of_texts_holds_the_encoders_samples_their_tokens_and_the_null_p
     np.testing.assert_allclose(null, encoded(encoder, [""])[0].numpy(), rtol=0, atol=2e-3)
     np.testing.assert_allclose(null, of_empty, rtol=0, atol=2e-3)
     np.testing.assert_array_equal(cache.null_mask(), cache.mask(np.array([6]))[0])
-    table, record = cache.shards.table(0, SAMPLES_OF_TEXTS.names), read_commit(captioned.cache, 0)
-    assert table.schema == SAMPLES_OF_TEXTS
+    table, record = cache.shards.table(0, SAMPLES_SCHEMA.names), read_commit(captioned.cache, 0)
+    assert table.schema == SAMPLES_SCHEMA
     assert str(table["reason"].to_pylist()[3]).startswith("no text")
     letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
     assert table["tokens"].to_pylist() == letters_and_end
     assert (record.content.cut_texts, record.content.remarks) == (1, {})
     said = captioned.run(cache_store, "info", captioned.cache)
-    for named in ("caption", "T5EncoderModel", f"[token {TOKENS}, feature {FEATURES}]", "1 cached text, cut"):
+    for named in (
+        "caption",
+        "T5EncoderModel",
+        f"[token, feature {FEATURES}]",
+        f"[{TOKENS}, {FEATURES}]",
+        "1 cached text, cut",
+    ):
         assert named in said
 
 

@@ -94,7 +94,7 @@ def test_encoders_of_ones_own_choice_are_a_mapping_in_the_config(built, flux):
     config = built.folder / "texts.yaml"
     config.write_text(yaml.safe_dump({"source": str(built.cache), "cache": str(built.folder / "own"), "texts": chosen}))
     built.run(main, "texts", "--config", config)
-    assert [open_cache(built.folder / "own" / name).spec.array.shape[0] for name in chosen] == [9, 20]
+    assert [open_cache(built.folder / "own" / name).spec.arrays[0].shape[0] for name in chosen] == [9, 20]
 
 
 @pytest.mark.parametrize(

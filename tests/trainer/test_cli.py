@@ -67,7 +67,7 @@ def template_file(home: Path, template: str) -> dict[str, str]:
 
 
 def cut_cache(home: Path) -> dict[str, Path]:
-    (shard,) = described_cache(home / "cache", 16).glob("latents/c/1/0/0/0")
+    (shard,) = described_cache(home / "cache", 16).glob("latents/16x16/c/1/0/0/0")
     shard.write_bytes(shard.read_bytes()[:-1])
     return {"cache": home / "cache"}
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from cache_store import Cache, JoinedCache, open_joined
 from cache_store.cache.joined import refuse_other_plan
 from cache_store.errors import ConfigError
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArrayRecipe
 from cache_store.messages import differences_between, refuse
 from cache_store.storage.store import Address
 from trainer.model.model_config import WORLD, refuse_other_towers
 
 MAY_DIFFER = {
-    "image": ("fit", "flip", "max_pixels", "decode"),
+    "image": ("rule", "flip", "max_pixels", "decode"),
     "text": ("caption", "shuffle_tags", "keep_tags"),
     "encoder": ("path", "compiled", "compute_dtype", "batch_size"),
 }
@@ -131,7 +131,7 @@ def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
             refuse(summary, differences, [remedy], held="in the first", now="in the view")
 
 
-def shared_fields(array: ArraySpec) -> dict[str, object]:
+def shared_fields(array: ArrayRecipe) -> dict[str, object]:
     shared: dict[str, object] = {
         name: str(value) for name, value in msgspec.to_builtins(array).items() if name != "codec"
     }

@@ -121,7 +121,7 @@ def has_one_tower(config: ProjectorConfig) -> bool:
 
 def samples_word(tower: Tower) -> str:
     """Return the word for an encoder's samples: `latents` or `features`."""
-    return "latents" if len(tower.array.shape) == 3 else "features"
+    return "features" if tower.layout == "token" else "latents"
 
 
 def read_in_words(config: ProjectorConfig) -> str:
@@ -165,7 +165,7 @@ def standalone_section(config: ProjectorConfig) -> str:
     if not has_one_tower(config):
         given = "a mapping of " + " and ".join(f"`{tower.name}`" for tower in config.towers) + f", each {given}"
     num_tokens, width = sum(tower.tokens for tower in config.towers), config.language_model.width
-    counted = "P" if any(0 in tower.array.shape for tower in config.towers) else num_tokens
+    counted = "P" if any(len(tower.shapes) > 1 for tower in config.towers) else num_tokens
     where = f', "{local_path(config)}"' if is_local(config.language_model.name) else ""
     code = f"""\
 from projector import Answerer, ExportedProjector
@@ -235,11 +235,11 @@ def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     before = config.towers[: config.towers.index(tower)]
     first = "after BOS" if config.text.begins_with_bos else "first of all"
     first = f"after those of {before[-1].name}" if before else first
-    most = "up to " if 0 in tower.array.shape else ""
+    most = "up to " if len(tower.shapes) > 1 else ""
     return {
         tower.array.made_of: tower.array.recipe_summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
-        samples_word(tower): f"[{tower.array.named_shape}], {samples_in_words(tower)}",
+        samples_word(tower): f"[{tower.array.named(tower.shape)}], {samples_in_words(tower)}",
         "becomes": f"{most}{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
         "projector": f"{tower.projector}, layout {tower.layout}{attention_in_words(tower)}",
         "language model": f"{display_name(language.name)}, identity `{language.identity}`",

@@ -116,7 +116,9 @@ class Answerer:
         x = torch.cat([x[:, : len(first)], self.projector(samples).to(x), x[:, len(first) :]], 1)
         kinds = [*self.kinds, *[0] * (x.shape[1] - len(self.kinds))]
         more = {"token_type_ids": torch.tensor([kinds])} if self.kinds else {}
-        stop = [tokenizer.eos_token_id, *tokenizer.encode(text["end_of_turn"], add_special_tokens=False)[:1]]
+        eos = self.model.generation_config.eos_token_id
+        stop = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
+        stop |= {*tokenizer.encode(text["end_of_turn"], add_special_tokens=False)[:1]}
         cache, said = None, list[int]()
         while len(said) < longest:
             out = self.model(inputs_embeds=x, past_key_values=cache, use_cache=True, **more)
@@ -141,7 +143,7 @@ def token_kinds(config: Mapping[str, Any]) -> list[int] | None:
     if not full:
         return []
     is_gemma = any(tower.get("norm_eps") is not None for tower in config["towers"])
-    has_sizes = any(0 in tower["array"]["shape"] for tower in config["towers"])  # then token counts differ
+    has_sizes = any(len(tower["shapes"]) > 1 for tower in config["towers"])  # then token counts differ
     if not is_gemma or has_sizes or any(one == other == 1 for (one, _), (other, _) in pairwise(runs)):
         return None
     return [kind for kind, length in runs for _ in range(length)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cache_store import Cache, JoinedCache, open_cache, open_joined
@@ -106,7 +107,8 @@ def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> 
 
 
 def refuse_other_samples(tower: Tower, cache: Cache, path: str, option: str) -> None:
-    trained, found = (describe_samples(array) for array in (tower.array, cache.spec.array))
+    trained = describe_samples(tower.array, tower.shapes)
+    found = describe_samples(cache.spec.array, [each.shape for each in cache.arrays])
     if differences := differences_between(trained, found):
         remedy = f"name a cache of the image recipe and encoder that it was trained with, with {option}"
         summary = f"{path} is not what the projector of the tower {tower.name} reads"
@@ -139,20 +141,20 @@ def subjects_of_images(projector: TrainedProjector, config: GenerateConfig, imag
     subjects = [
         Subject(f"image {printable(str(path))}", {"image": str(path)}, user_turn(config.prompt or "")) for path in paths
     ]
-    sizes_N = np.zeros(len(paths), np.int64)
-    return Subjects(subjects, lambda part: {name: each[part] for name, each in latents.items()}, (), sizes_N)
+    shapes = list(zip(*([each.shape for each in tower] for tower in latents.values()), strict=True))
+    sizes_N = np.unique([str(each) for each in shapes], return_inverse=True)[1]
+
+    def read(part: slice) -> Mapping[str, Tensor]:
+        return {name: torch.stack(each[part]) for name, each in latents.items()}
+
+    return Subjects(subjects, read, (), sizes_N)
 
 
-def encode_files(tower: Tower, paths: Sequence[Path], named: str | None, *, is_one: bool) -> Tensor:
-    """Encode images as the tower's cache was: [N, *shape]; `named` is the encoder's new place, if it has moved."""
+def encode_files(tower: Tower, paths: Sequence[Path], named: str | None, *, is_one: bool) -> list[Tensor]:
+    """Encode images as the tower's cache was: [*shape] each; `named` is the encoder's new place, if it has moved."""
     model = named or tower.encoder_model
     option = "--encoder" if is_one else spell_option("encoders", [tower.name])
     of_tower = "" if is_one else f"tower {tower.name}: "
-    if 0 in tower.array.shape:
-        raise ConfigError(
-            f"image: {of_tower}the projector was trained on images of several sizes; ask about rows of a cache, with "
-            "--rows"
-        )
     if model is None:
         raise ConfigError(f"{of_tower}the projector does not know where its encoder is; name it with {option}")
     try:
@@ -161,7 +163,7 @@ def encode_files(tower: Tower, paths: Sequence[Path], named: str | None, *, is_o
         if named:
             raise
         raise type(error)(f"{of_tower}{error}; if it has moved, name its new place with {option}") from None
-    return as_tensor(encode_images(paths))
+    return [as_tensor(each) for each in encode_images(paths)]
 
 
 def image_paths(text: str) -> list[Path]:

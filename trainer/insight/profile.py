@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from cache_store import Cache, JoinedCache
 from cache_store.cache.entry_points import EncodeImages, find_source_images, open_image_encoder
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.format.array import ArraySpec
+from cache_store.format.tables import CLIP_START
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.publish import make_folder
 from trainer.config import TrainConfig
@@ -28,6 +29,9 @@ from trainer.run.inputs import open_inputs
 from trainer.run.memory import fit_memory
 from trainer.run.parallel import World
 from trainer.run.session import open_session
+
+PLANNED = ("uri", "place", CLIP_START)
+"""Columns that a reader of sources needs, as far as the plan has them."""
 
 MOST_STEPS = 1_000
 """No viewer opens the trace of more."""
@@ -45,20 +49,18 @@ class LiveEncoder:
             raise type(error)(f"--live-encoder: {error}") from None
 
     def read(self, numbers: np.ndarray) -> Samples:
-        planned = self._cache.samples(numbers, columns=["uri", "place"]).to_pylist()
-        return {name: self._encode(name, planned) for name in self._encoders}
+        columns = [name for name in PLANNED if name in self._cache.columns]
+        planned, arrays = self._cache.samples(numbers, columns).to_pylist(), self._cache.arrays_of(numbers)
+        return {name: self._encode(name, planned, arrays[name]) for name in self._encoders}
 
-    def _encode(self, name: str, planned: list[dict[str, Any]]) -> np.ndarray:
+    def _encode(self, name: str, planned: list[dict[str, Any]], array: ArraySpec) -> np.ndarray:
         with phase("image decoding"):
-            read, recipe = self._images[name], self._cache.caches[name].spec.array.images
-            images = [Image.fromarray(read(each["uri"], each["place"], recipe, None)[0]) for each in planned]
+            frames = [self._images[name](each, array)[0] for each in planned]
         with phase("live encoder"):
-            return self._encoders[name](images)
+            return np.stack(self._encoders[name](frames))
 
 
 def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
-    if cache.spec.arrays:
-        raise ConfigError(f"{cache.store} holds images of several sizes, which are not encoded in the step")
     if (model := encoder_model(cache)) is None:
         raise ConfigError(f"{cache.store} does not record where its encoder is")
     return open_image_encoder(cache.spec.array, model, str(device))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from cache_store import CacheError
 
 # Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of a world token, D model width.
-# A sample is a latent [C, H, W], or already tokens, [S, F]; then its features are standardised as channels are.
+# A sample is a latent [C, H, W], of clips [C, T, H, W], or already tokens, [S, F], whose features are standardised as
+# channels are.
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -117,7 +118,7 @@ class Projector(TowerProjector):
         tokens, features = (columns, rows) if layout == "spatial" else (rows, columns)
         super().__init__(num_world_tokens=tokens, num_features=features, width=width, ends=ends)
         self.layout = layout
-        over_cells = (-1,) if layout == "token" else (-1, 1, 1)
+        over_cells = (-1,) if layout == "token" else (-1, *[1] * (len(sample_shape) - 1))
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(over_cells))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(over_cells))
         self.layers = nn.Sequential(*SHAPES[shape](features, width))

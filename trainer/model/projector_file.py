@@ -11,11 +11,11 @@ and other programs; this program never reads it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
-from cache_store.format.array import ArraySpec, Count
+from cache_store.format.array import ArrayRecipe, Count, Side
 from cache_store.format.record import Record, canonical_json, parse_record
 from cache_store.storage.files import file_sha256
 from trainer.model.model_config import PRETRAINED, TEXT_ALONE, Attention, AutoClass
@@ -71,11 +71,18 @@ class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Number of tokens that the language model reads, START and END included; of images of several sizes, the most."""
     features: Count
     """Values of one token before the projector."""
-    array: ArraySpec
-    """Shape and dtype of a sample; image recipe and encoder, with the SHA-256 of its weights."""
+    array: ArrayRecipe
+    """Axes and dtype of a sample; image recipe and encoder, with the SHA-256 of its weights."""
+    shapes: Annotated[tuple[tuple[Side, ...], ...], msgspec.Meta(min_length=1)]
+    """Shape of a sample of each size that the cache has."""
     encoder_model: str | None
     """Where the cache's build found the encoder: a hub id or a folder."""
     cache_identity: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the largest sample."""
+        return max(self.shapes, key=prod)
 
 
 class ReadBy(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -193,13 +200,19 @@ def parse_config(data: bytes, where: str) -> ProjectorConfig:
 
 def is_known(tower: Tower) -> bool:
     """Return whether the tower's sample shape, layout and projector fit together."""
-    axes, world_tokens = len(tower.array.shape), tower.tokens - 2 * tower.ends
-    if 0 in tower.array.shape and (tower.projector == PRETRAINED or tower.layout == "channel" or world_tokens < 1):
+    axes, world_tokens = len(tower.array.axes), tower.tokens - 2 * tower.ends
+    if any(len(shape) != axes for shape in tower.shapes) or (needs_one_size(tower) and len(tower.shapes) > 1):
         return False
     if tower.projector == PRETRAINED:
-        states = tower.array.shape[0]
+        states = tower.shape[0]
         return (tower.layout, axes) == ("token", 2) and tower.norm_eps is not None and may_pool(world_tokens, states)
-    return tower.projector in SHAPES and tower.layout in LAYOUTS and axes == (2 if tower.layout == "token" else 3)
+    fits_axes = axes in ((2,) if tower.layout == "token" else (3, 4))
+    return tower.projector in SHAPES and tower.layout in LAYOUTS and fits_axes
+
+
+def needs_one_size(tower: Tower) -> bool:
+    """Return whether the tower's tokens depend on the shape of its samples, so that all must have one."""
+    return tower.projector == PRETRAINED or tower.layout == "channel"
 
 
 def may_pool(tokens: int, states: int) -> bool:
@@ -263,21 +276,19 @@ class TrainedProjector(Projectors):
         return super().forward(given)
 
 
+def shared_shape(shapes: Sequence[Sequence[int]]) -> str:
+    """Show the shape of samples; a side in which they differ is `…`."""
+    sides = (each[0] if len({*each}) == 1 else "…" for each in zip(*shapes, strict=True))
+    return ", ".join(map(str, sides))
+
+
 def refuse_no_batch(path: Path, tower: Tower, _: object, given: tuple[object]) -> None:
     """Raise ConfigError if a tower is called with what is no batch of its samples."""
-    (found,), shape = given, tower.array.shape
-    if not isinstance(found, Tensor) or found.ndim != 1 + len(shape):
+    (found,), axes = given, len(tower.array.axes)
+    if not isinstance(found, Tensor) or found.ndim != 1 + axes:
         shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        expected = ", ".join(map(str, ["N", *(side or "…" for side in shape)]))
-        raise ConfigError(f"{path} reads a tensor [{expected}] of the tower {tower.name}, got {shown}")
-
-
-def largest_shape(tower: Tower) -> tuple[int, ...]:
-    """Return the shape of a sample; of images of several sizes, one of as many cells or tokens as the largest."""
-    shape, world_tokens = tower.array.shape, tower.tokens - 2 * tower.ends
-    if 0 not in shape:
-        return shape
-    return (world_tokens, tower.features) if tower.layout == "token" else (shape[0], world_tokens, 1)
+        expected = f"[N, {shared_shape(tower.shapes)}]"
+        raise ConfigError(f"{path} reads a tensor {expected} of the tower {tower.name}, got {shown}")
 
 
 def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]) -> TowerProjector:
@@ -286,7 +297,7 @@ def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]
     if tower.projector == PRETRAINED:
         assert tower.norm_eps is not None, "as is_known has checked"
         return PretrainedProjector(
-            sample_shape=tower.array.shape,
+            sample_shape=tower.shape,
             width=width,
             num_world_tokens=tower.tokens - 2 * tower.ends,
             norm_eps=tower.norm_eps,
@@ -295,7 +306,7 @@ def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]
     mean = tensors.get(f"{tower.name}.mean")
     channels = 1 if mean is None or not mean.ndim else max(1, len(mean))
     return Projector(
-        sample_shape=largest_shape(tower),
+        sample_shape=tower.shape,
         width=width,
         layout=tower.layout,
         shape=tower.projector,

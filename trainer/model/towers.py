@@ -6,20 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 from torch import Tensor
 
 from cache_store import Cache, JoinedCache
 from cache_store.cache.metadata import read_build
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArrayRecipe
 from cache_store.format.layout import BUILD_FILE
+from cache_store.messages import flatten
 from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import refuse_no_image_masks
 from trainer.model.model_config import PRETRAINED, WORLD, Ends, ModelConfig
 from trainer.model.own_projector import ImageParts, PretrainedProjector, refuse_other_states
 from trainer.model.projector import Projector, Projectors, TowerProjector
-from trainer.model.projector_file import Tower
+from trainer.model.projector_file import Tower, shared_shape
 
 NOT_OF_MEANING = ("max_pixels", "flip", "decode")
 """Fields of an image recipe that do not change what a latent means: they choose the picture, or only round it."""
@@ -46,7 +48,7 @@ UNUSUAL: dict[str, Any] = {
 def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
     """Raise ConfigError for a cache whose samples no projector can read; called before the language model is loaded."""
     for name, cache in joined.caches.items():
-        layout_of(config, name, cache.spec.array, str(cache.store))
+        layout_of(config, name, cache)
     if all(cache.spec.array.text for cache in joined.caches.values()):
         raise ConfigError(
             f"cache: {joined.first.store} holds texts, and no other cache holds images; name one of images, "
@@ -66,14 +68,15 @@ def make_projectors(config: ModelConfig, caches: Mapping[str, Cache], language: 
 
 
 def make_projector(config: ModelConfig, name: str, cache: Cache, language: LanguageModel, seed: int) -> TowerProjector:
-    form, array, own_seed = config.form(name), cache.spec.array, tower_seed(name, seed)
-    layout = layout_of(config, name, array, str(cache.store))
+    form, own_seed = config.form(name), tower_seed(name, seed)
+    layout = layout_of(config, name, cache)
     ends = ends_of(form.ends, config, language)
     if form.projector == PRETRAINED:
         parts = require_image_parts(config, language)
-        refuse_other_states(parts, array.shape, str(cache.store))
+        (only,) = cache.arrays
+        refuse_other_states(parts, only.shape, str(cache.store))
         pretrained = PretrainedProjector(
-            sample_shape=array.shape,
+            sample_shape=only.shape,
             width=language.width,
             num_world_tokens=parts.tokens,
             norm_eps=parts.norm_eps,
@@ -101,33 +104,32 @@ def tower_seed(name: str, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8], "little") // 2
 
 
-def layout_of(config: ModelConfig, name: str, array: ArraySpec, where: str) -> str:
+def layout_of(config: ModelConfig, name: str, cache: Cache) -> str:
     """Return the layout of a cache's samples; ConfigError if no projector reads them, or tokens are given a layout."""
     asked = config.towers[name].layout if config.towers and name in config.towers else None
-    axes, feature = len(array.shape), array.feature_place
+    array, where = cache.spec.array, cache.store
+    axes, feature = len(array.axes), array.feature_place
+    layout: str = config.form(name).layout
     if (axes, feature) == (2, 1):
         if asked:
             raise ConfigError(
-                f"model.towers.{name}.layout: {where} holds [{array.named_shape}], which are tokens "
+                f"model.towers.{name}.layout: {where} holds [{array.named_axes}], which are tokens "
                 "already; leave out the layout"
             )
-        refuse_sizes(config, name, array, "token", where)
-        return "token"
-    if (axes, feature) != (3, 0):
+        layout = "token"
+    elif axes not in (3, 4) or feature != 0:
         raise ConfigError(
-            f"cache: {where} holds [{array.named_shape}] for each {array.made_of}; a projector reads latents of a VAE, "
-            "[channel, latent_y, latent_x], or tokens, [token, feature]; other samples are for a training loop of your "
-            "own: trainer.LatentStream"
+            f"cache: {where} holds [{array.named_axes}] for each {array.made_of}; a projector reads latents of a VAE, "
+            "[channel, latent_y, latent_x], with latent_t of clips, or tokens, [token, feature]; other samples are for "
+            "a training loop of your own: trainer.LatentStream"
         )
-    layout: str = config.form(name).layout
-    refuse_sizes(config, name, array, layout, where)
+    if len(cache.arrays) > 1:
+        refuse_sizes(config, name, layout, where)
     return layout
 
 
-def refuse_sizes(config: ModelConfig, name: str, array: ArraySpec, layout: str, where: str) -> None:
-    """Raise ConfigError if images have several sizes, and the tower's projector reads one."""
-    if 0 not in array.shape:
-        return
+def refuse_sizes(config: ModelConfig, name: str, layout: str, where: object) -> None:
+    """Raise ConfigError if the tower's projector reads samples of one size only."""
     if config.form(name).projector == PRETRAINED:
         raise ConfigError(f"model.projector: {PRETRAINED} reads images of one size, and those of {where} have several")
     if layout == "channel":
@@ -159,7 +161,7 @@ def ends_of(ends: Ends, config: ModelConfig, language: LanguageModel) -> Tensor 
 def sample_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each feature: the encoder's own, else the cache's."""
     array, summary = cache.spec.array, cache.seal.array
-    features = array.num_features // 2 if array.encoder.posterior == "moments" else array.num_features
+    features = array.features // 2 if array.encoder.posterior == "moments" else array.features
     if len(array.encoder.latents_mean) == features:  # FLUX.2's statistics are of patches
         return array.encoder.latents_mean, array.encoder.latents_std
     return summary.mean[:features], summary.std[:features]
@@ -170,7 +172,7 @@ def tower_record(config: ModelConfig, name: str, cache: Cache, projector: TowerP
     return Tower(
         name=name,
         projector=form.projector,
-        layout=layout_of(config, name, cache.spec.array, str(cache.store)),
+        layout=layout_of(config, name, cache),
         ends=projector.ends is not None,
         ends_from="checkpoint" if form.ends == "checkpoint" else "learned",
         attention=form.attention,
@@ -179,6 +181,7 @@ def tower_record(config: ModelConfig, name: str, cache: Cache, projector: TowerP
         tokens=projector.num_tokens,
         features=projector.num_features,
         array=cache.spec.array,
+        shapes=tuple(each.shape for each in cache.arrays),
         encoder_model=encoder_model(cache),
         cache_identity=cache.identity,
     )
@@ -209,19 +212,20 @@ def describe_tower(tower: Tower) -> dict[str, str]:
         "model.trained": str(tower.trained).lower(),
     }
     usual = {"model.ends": "learned", "model.attention": "causal", "model.trained": "true"}
-    return {**describe_samples(tower.array), **form, **dict(unusual.items() - usual.items())}
+    return {**describe_samples(tower.array, tower.shapes), **form, **dict(unusual.items() - usual.items())}
 
 
-def describe_samples(array: ArraySpec) -> dict[str, str]:
+def describe_samples(array: ArrayRecipe, shapes: Sequence[tuple[int, ...]]) -> dict[str, str]:
     """Describe the pixels, or the text, and the encoder that samples come from.
 
     Dtype and batch size are left out: they only round. So is `decode`: reducing a JPEG while it is decoded changes
     samples about as much as bfloat16 does. So is `flip`: a projector reads a flipped picture like any other.
     """
-    recipe, of = array.text or array.images, array.made_of
-    entered = {f"{of}.{name}": value for name, value in asdict(recipe).items() if name not in NOT_OF_MEANING}
+    fields = asdict(array.text or array.images).items()
+    recipe = {name: to_builtins(value) for name, value in fields if name not in NOT_OF_MEANING and value is not UNSET}
     encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
     for name, usual in UNUSUAL.items():
         if (value := getattr(array.encoder, name)) != usual:
             encoder[f"encoder.{name}"] = value
-    return {name: str(value) for name, value in {"latents.shape": array.shape, **entered, **encoder}.items()}
+    described = {"latents.shape": f"[{shared_shape(shapes)}]", **encoder, **dict(flatten({array.made_of: recipe}))}
+    return {name: str(value) for name, value in described.items()}

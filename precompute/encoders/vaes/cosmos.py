@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache_store.format.array import Normalization
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
+from cache_store.format.array import ImageRecipe, Normalization
+from precompute.encoders.encoder import Encoder, Family, refuse_cropping
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import MEANS, Config, VaeKind, stated_factor
@@ -32,7 +32,7 @@ SIGMA_DATA = 0.5
 """The scheduler's value in Cosmos 1.0, whose pipelines multiply standardised latents by it."""
 
 
-def cosmos_normalization(config: Config, weights: Config) -> Normalization:
+def cosmos_normalization(config: Config, weights: Config, is_clip: bool) -> Normalization:
     """Normalise as diffusers' `CosmosVideoToWorldPipeline.prepare_latents`, with the values of each first frame."""
     frames = {name: config[name][:: len(config[name]) // config["latent_channels"]] for name in MEANS if config[name]}
     return Normalization(
@@ -51,13 +51,13 @@ KIND = VaeKind(
 )
 
 
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     from precompute.encoders.vaes.diffusers_vae import load_native
     from precompute.encoders.vaes.folded_cosmos import folded_cosmos
     from precompute.encoders.vaes.vae import VaeEncoder
 
     frozen = folded_cosmos(files, KIND, config) if config.fold else load_native(files, KIND, config)
-    return VaeEncoder(frozen, config, pixel_range)
+    return VaeEncoder(frozen, config, image)
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:

@@ -14,6 +14,7 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
+from precompute.encoders.encoder import images_alone
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, refuse_incomplete, silence_library
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
@@ -42,14 +43,21 @@ def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> 
     return vae.requires_grad_(False).eval()
 
 
-def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: Fold | None = None) -> FrozenVae:
-    """Load the frozen encode path of the model in `files`, run by diffusers, perhaps with layers replaced by `fold`."""
+def load_native(
+    files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: Fold | None = None, *, is_clip: bool = False
+) -> FrozenVae:
+    """Load the frozen encode path of the model in `files`, run by diffusers, perhaps with layers replaced by `fold`.
+
+    Raises ConfigError, before weights are read, if the class cannot encode clips.
+    """
+    if is_clip and kind.clips is None:
+        raise images_alone(files.class_name)
     vae = read_whole_vae(files, {"encode path": kind.encode_weights + kind.further_weights})
     free_weights(vae, kind.decode_weights)
     with model_errors(files):
         weights = vae.state_dict()
         digest = encode_path_sha256(files, kind, vae.config, weights)  # before these are rounded in place
-        normalization = kind.normalization(vae.config, weights)
+        normalization = kind.normalization(vae.config, weights, is_clip)
         refuse_other_lengths(files, kind, normalization, vae.config[kind.channels])
     if fold is not None:
         fold(vae.encoder, config.torch_dtype)
@@ -66,7 +74,7 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: F
         has_posterior=kind.has_posterior,
         exact_pixels=bool(kind.float32_until),
         is_folded=fold is not None,
-        clips=None if fold or kind.clips is None else kind.clips(vae.config),
+        clips=kind.clips(vae.config) if kind.clips and is_clip else None,
     )
 
 

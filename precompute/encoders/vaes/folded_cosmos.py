@@ -32,7 +32,7 @@ def folded_cosmos(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Fr
     vae = read_whole_vae(files, {"encode path": kind.encode_weights})
     with model_errors(files):
         weights = {name: each for name, each in vae.state_dict().items() if name.startswith(kind.encode_weights)}
-        normalization = kind.normalization(vae.config, weights)
+        normalization = kind.normalization(vae.config, weights, False)
         refuse_other_lengths(files, kind, normalization, vae.config[kind.channels])
         patch = patch_matrix(vae.config["patch_size"], vae.config["patch_type"], vae.config["in_channels"])
         folded = FoldedCosmosEncoder(weights, patch, config.torch_dtype)

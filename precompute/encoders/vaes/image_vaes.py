@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cache_store.format.array import Normalization
-from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_cropping
+from cache_store.format.array import ImageRecipe, Normalization
+from precompute.encoders.encoder import Encoder, Family, refuse_cropping
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import DECODER, ENCODER, Config, VaeKind, factor_of_levels, two_cells
@@ -32,11 +32,11 @@ KL_CONFIG = (
 def native_family(kinds: Mapping[str, VaeKind]) -> Family:
     """Make the family of these kinds, given by class."""
 
-    def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
         from precompute.encoders.vaes.diffusers_vae import load_native
         from precompute.encoders.vaes.vae import VaeEncoder
 
-        return VaeEncoder(load_native(files, kinds[files.class_name], config), config, pixel_range)
+        return VaeEncoder(load_native(files, kinds[files.class_name], config), config, image)
 
     def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
         from precompute.encoders.vaes import diffusers_vae
@@ -68,7 +68,7 @@ SDXL's VAE overflows in float16, so pipelines run it in float32 (`force_upcast`)
 """
 
 
-def flux2_normalization(config: Config, weights: Config) -> Normalization:
+def flux2_normalization(config: Config, weights: Config, is_clip: bool) -> Normalization:
     """Normalise as diffusers' `Flux2Pipeline._encode_vae_image`: patchify, then (z - mean) / sqrt(var + eps)."""
     variance = weights["bn.running_var"].double() + config["batch_norm_eps"]
     return Normalization(

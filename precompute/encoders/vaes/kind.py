@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import Normalization
 from precompute.encoders.model_files import ModelFiles
 
@@ -19,7 +19,7 @@ ENCODER, DECODER = ("encoder.",), ("decoder.",)
 """Prefixes of the weights of a VAE without convolutions around its latents."""
 
 
-def config_normalization(config: Config, weights: Config) -> Normalization:
+def config_normalization(config: Config, weights: Config, is_clip: bool = False) -> Normalization:
     """Normalise as most pipelines: by mean, deviation, shift and scale of the config, as far as it has them."""
     scale = config.get("scaling_factor")
     return Normalization(
@@ -57,6 +57,16 @@ class ClipRule:
     prefix_of: Callable[[int], Prefix] | None = None
     """Returns the prefix of a clip with so many frames; by default the shortest clip of several frames."""
 
+    def latent_frames(self, frames: int, class_name: str) -> int:
+        """Return how many latent frames a clip has; raise ConfigError for a number of frames that would be cut."""
+        if frames % self.step != 1 % self.step:
+            below = (frames - 1) // self.step * self.step + 1
+            raise ConfigError(
+                f"clip.frames must be {self.step}k + 1 for {class_name}, got {frames}; the nearest are {below} and "
+                f"{below + self.step}"
+            )
+        return 1 + (frames - 1) // self.factor
+
     def prefix(self, frames: int) -> Prefix:
         """Return the shortest beginning that has at least two latent frames, if the clip has, and equals the clip's."""
         if frames == 1:
@@ -81,8 +91,8 @@ class VaeKind:
     decode_weights: tuple[str, ...] = ("decoder.", "post_quant_conv.")
     further_weights: tuple[str, ...] = ()
     """Prefixes of the weights that the normalisation depends on."""
-    normalization: Callable[[Config, Config], Normalization] = config_normalization
-    """Reads the normalisation from the config, with all defaults, and the weights by name."""
+    normalization: Callable[[Config, Config, bool], Normalization] = config_normalization
+    """Reads the normalisation, of images or of clips, from the config, with all defaults, and the weights by name."""
     needs_means: bool = False
     """Whether a config must have a mean and a deviation for each latent channel."""
     has_posterior: bool = True
@@ -90,8 +100,6 @@ class VaeKind:
     """Whether an image enters as a video of one frame."""
     clips: Callable[[Config], ClipRule] | None = None
     """Reads how clips are encoded, from the config with all defaults; None for a class that encodes images alone."""
-    clip_normalization: Callable[[Config, Config], Normalization] | None = None
-    """The normalisation of clips, if it is not that of images."""
     float32_until: str = ""
     """The part of the encoder that takes pixels in float32, whatever the dtype, because it amplifies rounding."""
     pixel_channels: Callable[[Config], int] = rgb_channels

@@ -1,6 +1,6 @@
 """An encoder made from a frozen VAE: it scales the pixels, and keeps the posterior's mean or both moments."""
 
-# Axes: N images, Y X pixels, C latent channels, H W latent cells.
+# Axes: N images or clips, T frames, Y X pixels, C latent channels, H W latent cells.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cache_store.errors import ConfigError
-from cache_store.format.array import EncoderIdentity, Normalization, SampleLayout
-from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_cropping
+from cache_store.format.array import EncoderIdentity, ImageRecipe, Normalization, SampleLayout, Size
+from precompute.encoders.encoder import (
+    PIXEL_RANGES,
+    Encoder,
+    frames_in_range,
+    range_of_images,
+    refuse_cropping,
+    still_in_range,
+)
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.vaes.kind import ClipRule
 
@@ -53,13 +60,14 @@ class FrozenVae:
     is_folded: bool = False
     is_compilable: bool = False
     clips: ClipRule | None = None
-    """How clips are encoded; None if the network takes images alone."""
+    """How clips are encoded; None for a network of images."""
 
 
-class VaeEncoder:
-    """Maps uint8 RGB to latents, on one device."""
+class VaeEncoder(Encoder):
+    """Maps uint8 RGB images, or clips, to latents, on one device."""
 
-    def __init__(self, vae: FrozenVae, config: EncoderConfig, pixel_range: PixelRange) -> None:
+    def __init__(self, vae: FrozenVae, config: EncoderConfig, image: ImageRecipe | None) -> None:
+        pixel_range = range_of_images(image)
         if pixel_range not in ("signed", "theworld"):
             raise ConfigError(f"image.range: {pixel_range} is for vision towers; a {vae.class_name} needs signed")
         self.device = config.torch_device
@@ -73,30 +81,53 @@ class VaeEncoder:
             batch_size=config.batch_size,
             **msgspec.structs.asdict(vae.normalization),
         )
-        self._vae = vae
+        self._vae, self._clips = vae, vae.clips
+        self.is_captured = vae.clips is None  # a clip takes seconds, so that launches cost nothing
         self._dtype = config.torch_dtype
         self._to_range = PIXEL_RANGES[pixel_range]
         self._kept = KEPT[self.identity.posterior]
 
-    def layout(self, height: int, width: int) -> SampleLayout:
-        """Describe a sample [C, H, W] with statistics per channel; raise ConfigError for a size that needs cropping."""
+    def array(self, size: Size) -> SampleLayout:
+        """Describe a sample [C, H, W], of clips [C, T, H, W], with statistics per channel.
+
+        Raises ConfigError for a size that needs cropping, and for a number of frames that the VAE would cut.
+        """
         factor = self._vae.spatial_factor
-        refuse_cropping(height, width, self._vae.multiple)
+        refuse_cropping(size.height, size.width, self._vae.multiple)
         channels = self._vae.channels * (2 if self.identity.posterior == "moments" else 1)
+        frames = () if self._clips is None else (self._clips.latent_frames(size.frames, self._vae.class_name),)
         return SampleLayout(
-            axes=("channel", "latent_y", "latent_x"),
-            shape=(channels, height // factor, width // factor),
+            axes=("channel", *(["latent_t"] if frames else []), "latent_y", "latent_x"),
+            shape=(channels, *frames, size.height // factor, size.width // factor),
             feature_axis="channel",
             has_preview=True,
         )
 
     @torch.inference_mode()
-    def encode(self, image_NYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to [N, C, H, W], float32, on the encoder's device."""
-        pixels_N3YX = image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        pixels_N3YX = self._to_range(pixels_N3YX.float())
-        latents_NCHW = self._vae.network(pixels_N3YX if self._vae.exact_pixels else pixels_N3YX.to(self._dtype))
-        return self._kept(latents_NCHW).float().contiguous()
+    def encode(self, pixels_NTYX3: Tensor) -> Tensor:
+        """Map uint8 RGB, on any device, to [N, C, H, W], of clips [N, C, T, H, W], float32, on the encoder's device.
+
+        One clip is encoded at a time, on a GPU too: it fills one, memory does not grow with the batch, and bits do not
+        depend on it.
+        """
+        dtype = torch.float32 if self._vae.exact_pixels else self._dtype
+        if self._clips is None:
+            image_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
+            return self._kept(self._vae.network(image_N3YX.to(dtype))).float().contiguous()
+        latents = []
+        for clip_1TYX3 in torch.split(pixels_NTYX3, 1):
+            pixels_13TYX = frames_in_range(clip_1TYX3, self._to_range, dtype, self.device)
+            latents.append(self._kept(self._vae.network(pixels_13TYX)).float().contiguous())
+        return torch.cat(latents)
+
+    def prefix(self, inputs: Tensor) -> tuple[Tensor, int | None]:
+        """Return the first frames of clips, and how many latent frames are then those of the clips, but for rounding: a
+        convolution over another length may add in another order.
+        """
+        if self._clips is None:
+            return inputs, None
+        frames, latent_frames = self._clips.prefix(inputs.shape[1])
+        return inputs[:, :frames], latent_frames
 
 
 def split_batches(network: Network) -> Network:

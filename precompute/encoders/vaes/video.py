@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from cache_store.format.array import Normalization
-from precompute.encoders.encoder import ClipEncoder, Encoder, PixelRange
+from cache_store.format.array import ImageRecipe, Normalization
+from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.image_vaes import native_family
@@ -107,24 +107,21 @@ def hunyuan_clips(config: Config) -> ClipRule:
     return ClipRule(factor=factor, step=factor, prefix_of=prefix_of)
 
 
-def ltx_normalization(config: Config, weights: Config) -> Normalization:
+def ltx_normalization(config: Config, weights: Config, is_clip: bool) -> Normalization:
     """Normalise as diffusers' `LTXImageToVideoPipeline._normalize_latents`, with means stored as weights."""
     means = {name: tuple(weights[name].tolist()) for name in MEANS}
     return config_normalization({**config, **means}, weights)
 
 
-def cogvideox_normalization(config: Config, weights: Config) -> Normalization:
-    """Normalise images as diffusers' `CogVideoXImageToVideoPipeline.prepare_latents`, which uses no means.
+def cogvideox_normalization(config: Config, weights: Config, is_clip: bool) -> Normalization:
+    """Normalise as diffusers' `CogVideoXVideoToVideoPipeline.prepare_latents`, which uses no means, does clips.
 
-    CogVideoX 1.5 divides the image that a video begins with by the scale (`invert_scale_latents`).
+    An image that a video begins with is divided by the scale in CogVideoX 1.5 (`invert_scale_latents`), as in
+    `CogVideoXImageToVideoPipeline.prepare_latents`.
     """
     scale = config["scaling_factor"]
-    return config_normalization({"scaling_factor": 1 / scale if config["invert_scale_latents"] else scale}, weights)
-
-
-def cogvideox_clip_normalization(config: Config, weights: Config) -> Normalization:
-    """Normalise clips as diffusers' `CogVideoXVideoToVideoPipeline.prepare_latents`: CogVideoX 1.5 too multiplies."""
-    return config_normalization({"scaling_factor": config["scaling_factor"]}, weights)
+    divides = config["invert_scale_latents"] and not is_clip
+    return config_normalization({"scaling_factor": 1 / scale if divides else scale}, weights)
 
 
 def video_kind(factor: Callable[[Config], int], config: tuple[str, ...], **more: Any) -> VaeKind:
@@ -153,24 +150,18 @@ KINDS = {
         factor_of_levels("block_out_channels", (128, 256, 256, 512)),
         (*BLOCKS, "down_block_types", "act_fn", "norm_eps", "norm_num_groups", "use_quant_conv"),
         normalization=cogvideox_normalization, clips=cogvideox_clips,
-        clip_normalization=cogvideox_clip_normalization,
     ),
 }  # fmt: skip
 
 
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     from precompute.encoders.vaes.diffusers_vae import load_native
     from precompute.encoders.vaes.folding import fold_still
     from precompute.encoders.vaes.vae import VaeEncoder
 
-    frozen = load_native(files, KINDS[files.class_name], config, fold_still if config.fold else None)
-    return VaeEncoder(frozen, config, pixel_range)
+    kind, is_clip = KINDS[files.class_name], bool(image and image.clip)
+    frozen = load_native(files, kind, config, fold_still if config.fold and not is_clip else None, is_clip=is_clip)
+    return VaeEncoder(frozen, config, image)
 
 
-def load_clips(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> ClipEncoder:
-    from precompute.encoders.vaes import clip_vae
-
-    return clip_vae.load_clips(files, KINDS[files.class_name], config, pixel_range)
-
-
-FAMILY = replace(native_family(KINDS), load=load, takes=("posterior", "fold"), load_clips=load_clips)
+FAMILY = replace(native_family(KINDS), load=load, takes=("posterior", "fold"), takes_clips=True)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
-from precompute.encoders.encoder import ClipEncoder, Encoder, Family, PixelRange, refuse_cropping
+from cache_store.format.array import ImageRecipe
+from precompute.encoders.encoder import Encoder, Family, refuse_cropping
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import ClipRule, Config, VaeKind, factor_of_levels, one_cell, two_cells
@@ -72,10 +73,13 @@ def refuse_size(config: Config, height: int, width: int) -> None:
     refuse_cropping(height, width, KINDS[config["_class_name"]].multiple(config))
 
 
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     from precompute.encoders.vaes.vae import VaeEncoder
 
-    return VaeEncoder(load_folded(files, config) if config.fold else load_unfolded(files, config), config, pixel_range)
+    if image and image.clip:
+        return VaeEncoder(load_unfolded(files, config, "clip", is_clip=True), config, image)
+    frozen = load_folded(files, config) if config.fold else load_unfolded(files, config, "encoder.fold: false")
+    return VaeEncoder(frozen, config, image)
 
 
 def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
@@ -85,18 +89,11 @@ def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
     return folded_wan(files, KINDS[files.class_name], config)
 
 
-def load_unfolded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
+def load_unfolded(files: ModelFiles, config: EncoderConfig, setting: str, *, is_clip: bool = False) -> FrozenVae:
     from precompute.encoders.vaes import diffusers_vae
 
-    refuse_attention(files, "encoder.fold: false")
-    return diffusers_vae.load_native(files, KINDS[files.class_name], config)
-
-
-def load_clips(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> ClipEncoder:
-    from precompute.encoders.vaes import clip_vae
-
-    refuse_attention(files, "clip")
-    return clip_vae.load_clips(files, KINDS[files.class_name], config, pixel_range)
+    refuse_attention(files, setting)
+    return diffusers_vae.load_native(files, KINDS[files.class_name], config, is_clip=is_clip)
 
 
 def refuse_attention(files: ModelFiles, setting: str) -> None:
@@ -116,5 +113,5 @@ FAMILY = Family(
     refuse_size=refuse_size,
     takes=("posterior", "fold", "compile"),
     load_decoder=load_decoder,
-    load_clips=load_clips,
+    takes_clips=True,
 )

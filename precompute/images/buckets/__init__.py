@@ -12,7 +12,7 @@ from math import isqrt
 from typing import Any
 
 from cache_store.errors import ConfigError
-from cache_store.format.array import MAX_SIDE, BucketRule
+from cache_store.format.array import MAX_SIDE, Size, SizeRule
 from precompute.images.buckets.aspects import (
     diffusion_pipe_sizes,
     nemo_sizes,
@@ -21,6 +21,7 @@ from precompute.images.buckets.aspects import (
     place_nemo,
     place_one_trainer,
 )
+from precompute.images.buckets.fixed import place_crop, place_edge, place_pad, place_squash
 from precompute.images.buckets.grids import (
     musubi_sizes,
     novelai_sizes,
@@ -32,9 +33,9 @@ from precompute.images.buckets.grids import (
 )
 from precompute.images.buckets.ours import place_ours, sizes_within, with_bounds
 from precompute.images.buckets.per_image import place_ai_toolkit, place_diffusers
-from precompute.images.buckets.placement import Aspects, Box, BucketSize, Placement, Size, area_of
+from precompute.images.buckets.placement import Aspects, Box, Placement, Sides, area_of
 
-__all__ = ["Box", "BucketSize", "BucketsConfig", "Placement", "Size", "place"]
+__all__ = ["Box", "BucketsConfig", "Placement", "Sides", "place"]
 
 SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 """Width x height."""
@@ -44,14 +45,14 @@ SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 class Preset:
     """A rule: the fields that it uses, with their defaults, and its function."""
 
-    place: Callable[[BucketRule, Size], Placement]
+    place: Callable[[SizeRule, Sides], Placement]
     defaults: Mapping[str, Any]
     """Without an entry, a field is left out; see `also`."""
     also: Collection[str] = ()
     """Fields that it uses and that have no default of their own."""
-    complete: Callable[[BucketRule], BucketRule] = lambda rule: rule
+    complete: Callable[[SizeRule], SizeRule] = lambda rule: rule
     """Fills in the defaults that depend on other fields."""
-    table: Callable[[BucketRule], Aspects] | None = None
+    table: Callable[[SizeRule], Aspects] | None = None
     """Lists its buckets; None if each image has its own."""
 
 
@@ -92,7 +93,15 @@ PRESETS = {
         table=novelai_sizes,
     ),
 }
-"""Rules by name; to add one, write its function and add an entry."""
+"""Rules of buckets by name; to add one, write its function and add an entry."""
+
+PLACES: dict[str, Callable[[SizeRule, Sides], Placement]] = {
+    "squash": place_squash,
+    "crop": place_crop,
+    "pad": place_pad,
+    "edge": place_edge,
+    **{name: preset.place for name, preset in PRESETS.items()},
+}
 
 LISTED = ("resolution", "pixels", "min", "max", "step")
 """Fields that a list of sizes replaces."""
@@ -165,7 +174,7 @@ class BucketsConfig:
         if self.sizes is not None and not self.sizes:
             raise ConfigError("image.buckets.sizes is empty; list at least one size, such as 1024x768")
 
-    def _refuse_bad_grid(self, rule: BucketRule) -> None:
+    def _refuse_bad_grid(self, rule: SizeRule) -> None:
         """Raise ConfigError unless the fields fit together, and each bucket of the rule has pixels."""
         for name in ("min", "max"):
             if (side := getattr(rule, name)) % rule.step:
@@ -203,20 +212,7 @@ class BucketsConfig:
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
     @property
-    def example_sizes(self) -> Sequence[tuple[int, int]]:
-        """Heights and widths that buckets may have: all that are listed, or two that differ in every respect."""
-        if (rule := self.rule).sizes:
-            return [(height, width) for width, height in rule.sizes]
-        return [(rows * rule.step, columns * rule.step) for rows, columns in ((9, 13), (17, 5))]
-
-    @property
-    def most_pixels(self) -> int:
-        """About the most pixels of a bucket."""
-        rule = self.rule
-        return max((width * height for width, height in rule.sizes), default=area_of(rule))
-
-    @property
-    def rule(self) -> BucketRule:
+    def rule(self) -> SizeRule:
         """The rule as a cache records it, with every number that it uses; only for a preset."""
         preset, given = PRESETS[self.preset], self._given
         values = {name: value for name, value in preset.defaults.items() if self.sizes is None or name not in LISTED}
@@ -224,10 +220,27 @@ class BucketsConfig:
             values = {name: value for name, value in values.items() if name not in ("resolution", "pixels")}
         if self.sizes is not None:
             given["sizes"] = tuple((int(width), int(height)) for width, height in (s.split("x") for s in self.sizes))
-        return preset.complete(BucketRule(preset=self.preset, **{**values, **given}))
+        return preset.complete(SizeRule(preset=self.preset, **{**values, **given}))
 
 
 @lru_cache(2**14)
-def place(rule: BucketRule, size: Size) -> Placement:
+def place(rule: SizeRule, size: Sides) -> Placement:
     """Place an image of this size (width, height); raise Rejected if the rule leaves it out."""
-    return PRESETS[rule.preset].place(rule, size)
+    return PLACES[rule.preset](rule, size)
+
+
+def placed_size(rule: SizeRule, own: Size) -> Size:
+    """Return the size that a rule gives a file of this size; raise Rejected if the rule leaves it out."""
+    return place(rule, (own.width, own.height)).bucket._replace(frames=own.frames)
+
+
+def example_sizes(rule: SizeRule) -> Sequence[tuple[int, int]]:
+    """Return heights and widths that a rule may give: all that are listed, or two that differ in every respect."""
+    if rule.sizes:
+        return [(height, width) for width, height in rule.sizes]
+    return [(rows * rule.step, columns * rule.step) for rows, columns in ((9, 13), (17, 5))]
+
+
+def most_pixels(rule: SizeRule) -> int:
+    """Return about the most pixels of an image that a rule gives."""
+    return max((width * height for width, height in rule.sizes), default=area_of(rule))

@@ -8,16 +8,14 @@ from math import log, sqrt
 
 import numpy as np
 
-from cache_store.format.array import BucketRule
+from cache_store.format.array import SizeRule
 from precompute.images.buckets.placement import (
     Aspects,
-    Box,
-    BucketSize,
     Placement,
-    Size,
+    Sides,
     area_of,
     covering_scale,
-    half_up,
+    cut_first,
     keep_middle,
     scale_by,
     with_aspects,
@@ -32,8 +30,8 @@ ONE_TRAINER_ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 
 @lru_cache
-def nemo_sizes(rule: BucketRule) -> Aspects:
-    step, sizes = rule.step, set[Size]()
+def nemo_sizes(rule: SizeRule) -> Aspects:
+    step, sizes = rule.step, set[Sides]()
     for aspect in (across / down for across, down in NEMO_ASPECTS):
         height = round(int(sqrt(area_of(rule) / aspect)) / step) * step
         width = round(int(height * aspect) / step) * step
@@ -44,7 +42,7 @@ def nemo_sizes(rule: BucketRule) -> Aspects:
     return sorted(with_aspects(sizes))
 
 
-def place_nemo(rule: BucketRule, size: Size) -> Placement:
+def place_nemo(rule: SizeRule, size: Sides) -> Placement:
     """Choose the first of the nearest aspects. Truncation may leave a side one pixel short; the crop then begins at -1,
     and the missing pixels are black.
     """
@@ -54,7 +52,7 @@ def place_nemo(rule: BucketRule, size: Size) -> Placement:
 
 
 @lru_cache
-def one_trainer_sizes(rule: BucketRule) -> Aspects:
+def one_trainer_sizes(rule: SizeRule) -> Aspects:
     """List sizes in the order of a Python set of (height, width): hashes of numbers are the same in every process."""
     resolution, step = rule.resolution, rule.step
     wide = [(1.0 / sqrt(aspect) * resolution, aspect / sqrt(aspect) * resolution) for aspect in ONE_TRAINER_ASPECTS]
@@ -63,7 +61,7 @@ def one_trainer_sizes(rule: BucketRule) -> Aspects:
     return [(height / width, (width, height)) for height, width in list(set(sizes)) if width]
 
 
-def place_one_trainer(rule: BucketRule, size: Size) -> Placement:
+def place_one_trainer(rule: SizeRule, size: Sides) -> Placement:
     """Choose the nearest height over width; the first of equals, in the set's order, wins."""
     (width, height), aspect = size, size[1] / size[0]
     nearest, bucket = min(one_trainer_sizes(rule), key=lambda entry: abs(entry[0] - aspect))
@@ -75,7 +73,7 @@ def place_one_trainer(rule: BucketRule, size: Size) -> Placement:
 
 
 @lru_cache
-def diffusion_pipe_sizes(rule: BucketRule) -> Aspects:
+def diffusion_pipe_sizes(rule: SizeRule) -> Aspects:
     """List each size after the logarithm of its aspect, which is rounded to three decimals."""
     least, most = rule.min_aspect, rule.max_aspect
     assert least, "its defaults are filled in"
@@ -84,27 +82,14 @@ def diffusion_pipe_sizes(rule: BucketRule) -> Aspects:
     return [(log(aspect), diffusion_pipe_size(rule, aspect)) for aspect in aspects]
 
 
-def diffusion_pipe_size(rule: BucketRule, aspect: float) -> Size:
+def diffusion_pipe_size(rule: SizeRule, aspect: float) -> Sides:
     width = sqrt(rule.resolution**2 * aspect)
     width, height = (round(side / rule.step) * rule.step for side in (width, rule.resolution**2 / width))
     return width, height
 
 
-def place_diffusion_pipe(rule: BucketRule, size: Size) -> Placement:
+def place_diffusion_pipe(rule: SizeRule, size: Sides) -> Placement:
     """Choose the nearest aspect, by the logarithm; cut a fractional box of it, and scale that to the bucket."""
     aspect = log(size[0] / size[1])
     _, bucket = min(diffusion_pipe_sizes(rule), key=lambda entry: abs(entry[0] - aspect))
-    left, top, right, bottom = box_of_aspect(size, bucket[0] / bucket[1])
-    scale = bucket[0] / (right - left), bucket[1] / (bottom - top)
-    resized = max(half_up(size[0] * scale[0]), bucket[0]), max(half_up(size[1] * scale[1]), bucket[1])
-    crop = min(half_up(left * scale[0]), resized[0] - bucket[0]), min(half_up(top * scale[1]), resized[1] - bucket[1])
-    return Placement(BucketSize(1, bucket[1], bucket[0]), resized, crop, (left, top, right, bottom))
-
-
-def box_of_aspect(size: Size, aspect: float) -> Box:
-    """Return the middle of an image that has an aspect, as Pillow's `ImageOps.fit` does."""
-    width, height = size
-    seen_width = aspect * height if width / height > aspect else width
-    seen_height = width / aspect if width / height < aspect else height
-    left, top = (width - seen_width) * 0.5, (height - seen_height) * 0.5
-    return left, top, left + seen_width, top + seen_height
+    return cut_first(size, bucket)

@@ -9,11 +9,11 @@ from math import log, sqrt
 
 import msgspec
 
-from cache_store.format.array import BucketRule
+from cache_store.format.array import SizeRule
 from precompute.images.buckets.placement import (
     Aspects,
     Placement,
-    Size,
+    Sides,
     area_of,
     cover,
     covering_scale,
@@ -25,19 +25,19 @@ from precompute.images.buckets.placement import (
 from precompute.images.rejected import Rejected
 
 
-def nearest_aspect(table: Aspects, aspect: float) -> Size:
+def nearest_aspect(table: Aspects, aspect: float) -> Sides:
     """Choose by the plain difference of aspects; the first of equals wins."""
     return min(table, key=lambda entry: abs(entry[0] - aspect))[1]
 
 
-def refuse_empty(size: Size, bucket: Size, step: int) -> None:
+def refuse_empty(size: Sides, bucket: Sides, step: int) -> None:
     """Raise Rejected for a bucket without pixels, which the projects' own code cannot handle either."""
     if min(bucket) < 1:
         raise Rejected("too small", f"{size[0]} x {size[1]} pixels leave no side of {step}")
 
 
 @lru_cache
-def sd_scripts_sizes(rule: BucketRule) -> Aspects:
+def sd_scripts_sizes(rule: SizeRule) -> Aspects:
     area, step = area_of(rule), rule.step
     square = int(sqrt(area) // step) * step
     sizes = {(square, square)}
@@ -48,7 +48,7 @@ def sd_scripts_sizes(rule: BucketRule) -> Aspects:
     return with_aspects(sorted(sizes))
 
 
-def place_sd_scripts(rule: BucketRule, size: Size) -> Placement:
+def place_sd_scripts(rule: SizeRule, size: Sides) -> Placement:
     """Choose the image's own size, or else the first of the nearest aspects."""
     if rule.no_upscale:
         return place_sd_scripts_without_upscale(rule, size)
@@ -58,7 +58,7 @@ def place_sd_scripts(rule: BucketRule, size: Size) -> Placement:
     return keep_middle(bucket, scale_by(size, scale, half_up))
 
 
-def place_sd_scripts_without_upscale(rule: BucketRule, size: Size) -> Placement:
+def place_sd_scripts_without_upscale(rule: SizeRule, size: Sides) -> Placement:
     """Scale an image of too many pixels to a bucket of its own; cut a smaller one to the grid."""
     step, aspect, resized = rule.step, size[0] / size[1], size
 
@@ -81,7 +81,7 @@ def place_sd_scripts_without_upscale(rule: BucketRule, size: Size) -> Placement:
 
 
 @lru_cache
-def musubi_sizes(rule: BucketRule) -> Aspects:
+def musubi_sizes(rule: SizeRule) -> Aspects:
     area, step = area_of(rule), rule.step
     square = int(sqrt(area))
     widths = range(square // 2 // step * step, square + step, step)
@@ -89,7 +89,7 @@ def musubi_sizes(rule: BucketRule) -> Aspects:
     return with_aspects(sorted(sizes | {(height, width) for width, height in sizes}))
 
 
-def place_musubi(rule: BucketRule, size: Size) -> Placement:
+def place_musubi(rule: SizeRule, size: Sides) -> Placement:
     """Choose the first of the nearest aspects; without upscaling, cut an image of few pixels to the grid."""
     if rule.no_upscale and size[0] * size[1] <= area_of(rule):
         bucket = (size[0] // rule.step * rule.step, size[1] // rule.step * rule.step)
@@ -99,15 +99,15 @@ def place_musubi(rule: BucketRule, size: Size) -> Placement:
     return keep_middle(bucket, scale_by(size, covering_scale(size, bucket), half_up))
 
 
-def with_budget(rule: BucketRule) -> BucketRule:
+def with_budget(rule: SizeRule) -> SizeRule:
     """Fill in the pixels: half as many again as the square's, as NovelAI's 768 x 512 beside 512 x 512."""
     return msgspec.structs.replace(rule, pixels=rule.pixels or rule.resolution**2 * 3 // 2)
 
 
 @lru_cache
-def novelai_sizes(rule: BucketRule) -> Aspects:
+def novelai_sizes(rule: SizeRule) -> Aspects:
     sides = range(rule.min, rule.max + 1, rule.step)
-    sizes = set[Size]()
+    sizes = set[Sides]()
     for width in sides:
         heights = [*takewhile(lambda height: width * height <= rule.pixels, sides)]  # noqa: B023 (used at once)
         if heights:
@@ -117,7 +117,7 @@ def novelai_sizes(rule: BucketRule) -> Aspects:
     return with_aspects(sorted(sizes, key=lambda size: (size[0], -size[1])))
 
 
-def place_novelai(rule: BucketRule, size: Size) -> Placement:
+def place_novelai(rule: SizeRule, size: Sides) -> Placement:
     """Choose the first of the nearest aspects, by the logarithm; skip an image whose aspect is too far away."""
     aspect, most = size[0] / size[1], rule.max_aspect_error
     assert most, "its default is filled in"

@@ -9,14 +9,14 @@ from operator import itemgetter
 
 import msgspec
 
-from cache_store.format.array import BucketRule
-from precompute.images.buckets.placement import Aspects, Placement, Size, area_of, cover, with_aspects
+from cache_store.format.array import SizeRule
+from precompute.images.buckets.placement import Aspects, Placement, Sides, area_of, cover, with_aspects
 from precompute.images.rejected import Rejected
 
 ASPECT = itemgetter(0)
 
 
-def with_bounds(rule: BucketRule) -> BucketRule:
+def with_bounds(rule: SizeRule) -> SizeRule:
     """Fill in the shortest and longest side: a quarter and the double of the square's."""
     if rule.sizes:
         return rule
@@ -26,7 +26,7 @@ def with_bounds(rule: BucketRule) -> BucketRule:
 
 
 @lru_cache
-def sizes_within(rule: BucketRule) -> Aspects:
+def sizes_within(rule: SizeRule) -> Aspects:
     """List, for every width, the largest height within the budget, and the mirrored sizes; by aspect."""
     sizes = set(rule.sizes)
     for width in () if rule.sizes else range(rule.min, rule.max + 1, rule.step):
@@ -36,7 +36,7 @@ def sizes_within(rule: BucketRule) -> Aspects:
     return sorted(with_aspects(sizes))
 
 
-def place_ours(rule: BucketRule, size: Size) -> Placement:
+def place_ours(rule: SizeRule, size: Sides) -> Placement:
     """Choose the nearest bucket; with `no_upscale`, the nearest of those that the image covers."""
     table = sizes_within(rule)
     if rule.no_upscale:
@@ -44,7 +44,7 @@ def place_ours(rule: BucketRule, size: Size) -> Placement:
     return cover(size, nearest(table, size) if table else within(rule, size))
 
 
-def nearest(table: Aspects, size: Size) -> Size:
+def nearest(table: Aspects, size: Sides) -> Sides:
     """Choose the nearest aspect; of equals the image's own size, then more pixels, then the shorter longest side.
 
     The quotient of two aspects orders as the distance of their logarithms does. It is one division of exact integers,
@@ -52,7 +52,7 @@ def nearest(table: Aspects, size: Size) -> Size:
     """
     width, height = size
 
-    def rank(bucket: Size) -> tuple[float, bool, int, int, Size]:
+    def rank(bucket: Sides) -> tuple[float, bool, int, int, Sides]:
         bucket_part, image_part = bucket[0] * height, bucket[1] * width
         quotient = max(bucket_part, image_part) / min(bucket_part, image_part)
         return quotient, bucket != size, -bucket[0] * bucket[1], max(bucket), bucket
@@ -63,7 +63,7 @@ def nearest(table: Aspects, size: Size) -> Size:
     return min((bucket for _, bucket in between), key=rank)
 
 
-def within(rule: BucketRule, size: Size) -> Size:
+def within(rule: SizeRule, size: Sides) -> Sides:
     """Return the largest size of the grid inside an image that covers no bucket, within the rule's bounds."""
     if rule.sizes:
         raise Rejected("too small", f"{size[0]} x {size[1]} pixels cover none of the bucket sizes")

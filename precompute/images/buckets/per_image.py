@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, floor, sqrt
 
-from cache_store.format.array import BucketRule
+from cache_store.format.array import Size, SizeRule
 from precompute.images.buckets.placement import (
-    BucketSize,
     Placement,
-    Size,
+    Sides,
     covering_scale,
     keep_middle,
     scale_by,
@@ -21,7 +20,7 @@ DIFFUSERS_ASPECTS = ((1, 1), (4, 5), (5, 4), (2, 3), (3, 2), (3, 4), (4, 3), (9,
 
 
 @lru_cache(maxsize=4_096)
-def diffusers_ladder(resolution: int, step: int) -> Sequence[Size]:
+def diffusers_ladder(resolution: int, step: int) -> Sequence[Sides]:
     """List the sizes of about resolution² pixels, in the order of their aspects."""
     sizes = []
     for aspect in (across / down for across, down in DIFFUSERS_ASPECTS):
@@ -30,7 +29,7 @@ def diffusers_ladder(resolution: int, step: int) -> Sequence[Size]:
     return [*dict.fromkeys(sizes)]
 
 
-def place_diffusers(rule: BucketRule, size: Size) -> Placement:
+def place_diffusers(rule: SizeRule, size: Sides) -> Placement:
     """Choose from the list, or from a ladder of at most the image's own pixels; the last of equals wins.
 
     The measure is not divided by the bucket's size, so in a list of unequal sizes it prefers small ones.
@@ -41,10 +40,10 @@ def place_diffusers(rule: BucketRule, size: Size) -> Placement:
     bucket = min(reversed(buckets), key=lambda each: abs(height * each[0] - width * each[1]))
     resized = scale_by(size, covering_scale(size, bucket), round)
     crop = round((resized[0] - bucket[0]) / 2), round((resized[1] - bucket[1]) / 2)
-    return Placement(BucketSize(1, bucket[1], bucket[0]), resized, crop)
+    return Placement(Size(1, bucket[1], bucket[0]), resized, crop)
 
 
-def place_ai_toolkit(rule: BucketRule, size: Size) -> Placement:
+def place_ai_toolkit(rule: SizeRule, size: Sides) -> Placement:
     """Round both sides down or up to the grid; of sizes within resolution² pixels, the nearest in pixels wins."""
     step, budget, own = rule.step, rule.resolution**2, size[0] * size[1]
     target = min(own, budget)

@@ -3,59 +3,52 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from cache_store.format.array import BucketRule
+from cache_store.format.array import Size, SizeRule
 
-Size = tuple[int, int]
+Sides = tuple[int, int]
 """Width and height, in pixels."""
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
-Aspects = Sequence[tuple[float, Size]]
+Aspects = Sequence[tuple[float, Sides]]
 """A table of buckets, each after the number that images are compared with."""
 
 
-class BucketSize(NamedTuple):
-    """The size that all images of a bucket have; frames are 1 for images."""
-
-    frames: int
-    height: int
-    width: int
-
-
 class Placement(NamedTuple):
-    """How a rule places an image: scale it to `resized`, then keep the bucket's part."""
+    """How a rule places an image: scale it to `resized`, then keep the part of its size, `bucket`."""
 
-    bucket: BucketSize
-    resized: Size
+    bucket: Size
+    resized: Sides
     """Size that the whole image is scaled to."""
     crop: tuple[int, int]
-    """Left and top of the bucket's part in the scaled image; -1 where NeMo's rule leaves a side one pixel short."""
+    """Left and top of the bucket's part in the scaled image; below 0 where that is smaller, by `pad`, or by one pixel
+    as NeMo's rule may leave it."""
     seen: Box | None = None
     """The part of the image, in its own pixels, that is scaled to the bucket at once, if the rule cuts first."""
 
 
-def area_of(rule: BucketRule) -> int:
+def area_of(rule: SizeRule) -> int:
     """Return the most pixels of a bucket."""
     return rule.pixels or rule.resolution**2
 
 
-def with_aspects(sizes: Iterable[Size]) -> Aspects:
+def with_aspects(sizes: Iterable[Sides]) -> Aspects:
     """Put its aspect, width over height, before each size."""
     return [(size[0] / size[1], size) for size in sizes]
 
 
-def keep_middle(bucket: Size, resized: Size) -> Placement:
+def keep_middle(bucket: Sides, resized: Sides) -> Placement:
     """Keep the middle of the scaled image; of an odd excess, one pixel more is cut at the right and the bottom."""
     crop = (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2
-    return Placement(BucketSize(1, bucket[1], bucket[0]), resized, crop)
+    return Placement(Size(1, bucket[1], bucket[0]), resized, crop)
 
 
-def covering_scale(size: Size, bucket: Size) -> float:
+def covering_scale(size: Sides, bucket: Sides) -> float:
     """Return the smallest scale at which the image covers the bucket."""
     return max(bucket[0] / size[0], bucket[1] / size[1])
 
 
-def scale_by(size: Size, scale: float, to_int: Callable[[float], int]) -> Size:
+def scale_by(size: Sides, scale: float, to_int: Callable[[float], int]) -> Sides:
     return to_int(size[0] * scale), to_int(size[1] * scale)
 
 
@@ -63,7 +56,7 @@ def half_up(value: float) -> int:
     return int(value + 0.5)
 
 
-def cover(size: Size, bucket: Size) -> Placement:
+def cover(size: Sides, bucket: Sides) -> Placement:
     """Scale an image until it covers the bucket, without floats: one side fits, the other is rounded half up."""
     (width, height), (columns, rows) = size, bucket
     if columns * height >= rows * width:
@@ -71,3 +64,21 @@ def cover(size: Size, bucket: Size) -> Placement:
     else:
         resized = ((2 * rows * width + height) // (2 * height), rows)
     return keep_middle(bucket, resized)
+
+
+def cut_first(size: Sides, bucket: Sides) -> Placement:
+    """Cut the middle that has the bucket's aspect, a fractional box, and scale that to the bucket at once."""
+    left, top, right, bottom = seen = box_of_aspect(size, bucket[0] / bucket[1])
+    scale = bucket[0] / (right - left), bucket[1] / (bottom - top)
+    resized = max(half_up(size[0] * scale[0]), bucket[0]), max(half_up(size[1] * scale[1]), bucket[1])
+    crop = min(half_up(left * scale[0]), resized[0] - bucket[0]), min(half_up(top * scale[1]), resized[1] - bucket[1])
+    return Placement(Size(1, bucket[1], bucket[0]), resized, crop, seen)
+
+
+def box_of_aspect(size: Sides, aspect: float) -> Box:
+    """Return the middle of an image that has an aspect, as Pillow's `ImageOps.fit` does."""
+    width, height = size
+    seen_width = aspect * height if width / height > aspect else width
+    seen_height = width / aspect if width / height < aspect else height
+    left, top = (width - seen_width) * 0.5, (height - seen_height) * 0.5
+    return left, top, left + seen_width, top + seen_height

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
+from precompute.sources.images import ImageStore
 from precompute.sources.listing import Listing, is_mac_metadata, is_utf8
 from precompute.sources.place import DAMAGED, MISSING, NOWHERE, Located, Place
 
@@ -30,7 +31,7 @@ class Index(NamedTuple):
     """The top folder of all members, which names may omit."""
 
 
-class Archive:
+class Archive(ImageStore):
     """Images in an archive; macOS metadata is ignored."""
 
     def __init__(self, file: File) -> None:
@@ -90,7 +91,7 @@ class Archive:
     def _fingerprint(self, place: Place) -> str:
         return f"{place.crc32:08x}:{place.size}"
 
-    def read_head(self, name: str, place: Place | None) -> bytes:
+    def read_head(self, name: str, place: Place | None = None) -> bytes:
         """Read a member's first bytes where it was just found; the whole member is read later, and checked."""
         if place is None or place.problem:
             return self.read(name, place)
@@ -99,7 +100,7 @@ class Archive:
     @abstractmethod
     def _head_at(self, name: str, place: Place) -> bytes: ...
 
-    def read(self, name: str, place: Place | None) -> bytes:
+    def read(self, name: str, place: Place | None = None) -> bytes:
         """Read a member where it was planned, if it is there; else look it up: the archive was written again."""
         if place and not place.problem:
             try:

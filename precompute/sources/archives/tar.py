@@ -214,7 +214,7 @@ class ImageTar(Archive):
             raise damaged(name, f"its header is not at byte {place.offset:,}")
         return data[tarfile.BLOCKSIZE :]
 
-    def open(self, name: str, place: Place | None) -> BinaryIO:
+    def open(self, name: str, place: Place | None = None) -> BinaryIO:
         """Open a member as a stream, in place; raise Rejected if it is not where it was planned."""
         if place is None or place.problem:
             return io.BytesIO(self.read(name, place))  # raises what the index says of it

@@ -21,6 +21,7 @@ from cache_store.copy.withdraw import withdraw
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.layout import samples_file
 from cache_store.format.plan import is_withdrawn
+from cache_store.format.tables import SAMPLES_SCHEMA, TOKENS
 from cache_store.storage.protocol import Data
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import REJECTED, ROWS, contents, flip, samples_of, shard_name
@@ -130,14 +131,14 @@ def test_no_byte_of_a_withdrawn_sample_is_left_in_any_file(make, gone, form, cap
         np.testing.assert_array_equal(now.null_text(), null_text)
 
 
-def test_what_stays_of_a_row_are_its_number_id_and_uri(make, gone):
+def test_what_stays_of_a_row_are_its_number_id_uri_and_size(make, gone):
     cache = make()
     assert main(["withdraw", str(cache), "--ids", gone]) == 0
     plan = open_plan(cache)
     rows = plan.rows(0, ROWS)
     assert np.flatnonzero(is_withdrawn(rows)).tolist() == GONE
-    nothing = {"conversations": None, "fingerprint": None, "place": None, "mood": None}
-    assert rows.slice(5, 1).to_pylist() == [{"row": 5, "id": IDS[5], "uri": f"{IDS[5]}.png", **nothing}]
+    others = {"conversations": None, "fingerprint": None, "place": None, "mood": None, "size": "40x48"}
+    assert rows.slice(5, 1).to_pylist() == [{"row": 5, "id": IDS[5], "uri": f"{IDS[5]}.png", **others}]
     (row,) = read_samples(cache, 0).slice(5, 1).to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
         "row": 5,
@@ -249,7 +250,7 @@ def test_verify_names_what_is_left_of_a_withdrawn_row(tmp_path):
     texts = [None if row == 5 else caption(CAPTIONS[row]) for row in range(ROWS)]
     cache = make_cache(tmp_path / "cache", samples_of((4, 6, 5)), IDS, texts)
     problems = {(each.row, each.file, each.problem) for each in verify(cache, "deep").findings}
-    table, held = samples_file(0), ("content_sha256", "width", "height", "offset", "length", "crc32c")
+    table, held = samples_file(0), {*SAMPLES_SCHEMA.names} - {"row", "id", "status", "reason", TOKENS}
     assert problems == {
         (5, table, "is not withdrawn, the plan says otherwise"),
         *((5, table, f"is withdrawn, but its {name} is still there") for name in held),

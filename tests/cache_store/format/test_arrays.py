@@ -66,10 +66,12 @@ def test_samples_of_any_array_are_sound_and_read_in_any_order(array, capsys):
         assert (report.findings, report.shards, report.covered, report.samples) == ((), 4, 4, len(CACHED))
     order = np.random.default_rng(1).permutation(len(CACHED))
     np.testing.assert_array_equal(open_cache(path).read(order), samples[CACHED][order], strict=True)
-    shape = samples.shape[1:]
-    named = ", ".join(f"{axis} {side}" for axis, side in zip(AXES[len(shape)], shape, strict=True))
+    array = open_cache(path).spec.array
+    axes = ", ".join(f"{axis} {array.features}" if axis == array.feature_axis else axis for axis in array.axes)
     assert main(["info", str(path)]) == 0
-    assert f"\narray           {open_cache(path).spec.array.dtype} [{named}], codec " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"\narray           {array.dtype} [{axes}], codec " in out
+    assert f"{len(samples)} rows in 4 shards, {[*samples.shape[1:]]}, " in out
 
 
 def test_the_seals_statistics_run_along_the_feature_axis(array):
@@ -90,16 +92,17 @@ def test_the_seals_statistics_run_along_the_feature_axis(array):
 def test_readers_of_zarr_see_values_and_axes_as_written(array):
     """Only TensorStore reads bfloat16. Of uint8 they see codes, which the samples table turns into values."""
     path, samples = array
-    is_quantized = open_cache(path).spec.array.is_quantized
-    spec = {"driver": "zarr3", "kvstore": f"file://{path}/latents"}
+    spec = open_cache(path).spec
+    is_quantized, (name,) = spec.array.is_quantized, spec.names
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}/latents/{name}"}
     found = [tensorstore.open(spec).result().read().result()]
     if samples.dtype != "bfloat16":
-        found.append(zarr.open_group(path, mode="r")["latents"][:])
+        found.append(zarr.open_group(path, mode="r")["latents"][name][:])
         with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-            found.append(zarr.open_group(path, mode="r")["latents"][:])
-        with xarray.open_zarr(path, chunks=None) as dataset:
-            assert dataset["latents"].dims == ("row", *AXES[samples.ndim - 1])
-            found.append(dataset["latents"].values)
+            found.append(zarr.open_group(path, mode="r")["latents"][name][:])
+        with xarray.open_zarr(path, group="latents", chunks=None) as dataset:
+            assert dataset[name].dims == ("row", *AXES[samples.ndim - 1])
+            found.append(dataset[name].values)
     for values in map(np.asarray, found):
         if is_quantized:
             np.testing.assert_array_equal(values_of_codes(path, values[CACHED]), samples[CACHED], strict=True)
@@ -194,34 +197,36 @@ def test_latents_that_are_all_equal_can_be_sealed(tmp_path):
     assert np.isfinite(summary.preview.weight).all()
 
 
-TOWER: dict[str, Any] = {"axes": ["token", "feature"], "shape": [3, 8], "feature_axis": "feature", "has_preview": False}
-VAE: dict[str, Any] = {"axes": ["c", "y", "x"], "shape": [4, 3, 2], "feature_axis": "c", "has_preview": True}
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    (TOWER | {"axes": [], "shape": []}, "array.axes"),
-    (TOWER | {"axes": ["a", "b", "c", "d", "e"], "shape": [1] * 5}, "array.axes 4"),
-    (TOWER | {"shape": [3]}, "token, feature, shape"),
-    (TOWER | {"shape": [3] * 10_000}, "shape 10000"),
-    (TOWER | {"shape": [0, 8]}, "0"),
-    (TOWER | {"shape": [3, 2**16 + 1]}, "array.shape 65536"),
-    (TOWER | {"axes": ["feature", "feature"]}, "axes"),
-    (TOWER | {"axes": ["row", "feature"]}, "axes row"),
-    *((TOWER | {"axes": [name, "feature"]}, "array.axes") for name in ("to\nken", "token\n", "t" * 33)),
-    (TOWER | {"feature_axis": "channel"}, "feature_axis channel"),
-    (TOWER | {"has_preview": True}, "preview"),
-    (VAE | {"feature_axis": "x"}, "preview"),
-    (TOWER | {"has_preview": None}, "array.has_preview `bool`, `null`"),
-    ({"dtype": "bfloat16"}, "float16 float32"),
-    ({"codec": "zstd"}, "tars"),
+TOWER: dict[str, Any] = {"axes": ["token", "feature"], "feature_axis": "feature", "features": 8, "has_preview": False}
+VAE: dict[str, Any] = {"axes": ["c", "y", "x"], "feature_axis": "c", "features": 4, "has_preview": True}
+REFUSED: list[tuple[dict[str, Any], list[int], str]] = [
+    (TOWER | {"axes": []}, [], "array.axes"),
+    (TOWER | {"axes": ["a", "b", "c", "d", "e"]}, [1] * 5, "array.axes 4"),
+    (TOWER, [3], "token, feature, shape"),
+    (TOWER, [3] * 10_000, "shape 10000"),
+    (TOWER, [0, 8], "0"),
+    (TOWER, [3, 2**16 + 1], "shape 65536"),
+    (TOWER, [3, 9], "feature 9 8"),
+    (TOWER | {"axes": ["feature", "feature"]}, [3, 8], "axes"),
+    (TOWER | {"axes": ["row", "feature"]}, [3, 8], "axes row"),
+    *((TOWER | {"axes": [name, "feature"]}, [3, 8], "array.axes") for name in ("to\nken", "token\n", "t" * 33)),
+    (TOWER | {"feature_axis": "channel"}, [3, 8], "feature_axis channel"),
+    (TOWER | {"has_preview": True}, [3, 8], "preview"),
+    (VAE | {"feature_axis": "x"}, [4, 3, 2], "preview"),
+    (TOWER | {"has_preview": None}, [3, 8], "array.has_preview `bool`, `null`"),
+    ({"dtype": "bfloat16"}, [4, 6, 5], "float16 float32"),
+    ({"codec": "zstd"}, [4, 6, 5], "tars"),
 ]
 
 
 def test_an_array_that_cannot_be_is_refused_in_one_line(tmp_path):
     cache = make_cache(tmp_path / "cache", np.zeros((3, 4, 6, 5), np.float32), store_format="webdataset")
     sound = (cache / "zarr.json").read_bytes()
-    for fields, names in REFUSED:
+    for fields, shape, names in REFUSED:
         (cache / "zarr.json").write_bytes(sound)
         with edited_spec(cache) as spec:
             spec["array"] |= fields
+            spec["arrays"][0]["shape"] = shape
         with pytest.raises(CacheError) as refused:
             open_cache(cache)
         assert_names(refused.value, f"{cache} {names}")

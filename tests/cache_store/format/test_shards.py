@@ -8,6 +8,7 @@ import zarr
 from cache_store import open_cache
 from cache_store.cache.metadata import spec_problems
 from cache_store.errors import CacheError
+from cache_store.format.array import Size
 from cache_store.format.schema import ShardRun, SizedArray
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
@@ -40,20 +41,21 @@ def test_rows_are_read_and_damage_is_named_in_shards_of_any_length(tmp_path, lat
 def test_a_zarr_array_has_a_chunk_for_each_shard(tmp_path, latents):
     """The slots behind a short shard are absent, as those of rejected rows are."""
     path = make_cache(tmp_path / "cache", latents, lengths=LENGTHS, dtype="float32")
-    found = zarr.open_group(path, mode="r")["latents"][:]
+    found = zarr.open_group(path, mode="r")["latents/32x24"][:]
     assert len(found) == 4 * 8 + 2
     places = np.concatenate([8 * shard + np.arange(length) for shard, length in enumerate(LENGTHS)])
     np.testing.assert_array_equal(found[places], latents)
     assert np.isnan(np.delete(found, places, axis=0)).all()
 
 
-FULL = ShardRun(shards=1, rows=8)
+NAME, SIZE = "32x24", Size(1, 24, 32)
+FULL, ARRAY = ShardRun(shards=1, rows=8, array=NAME), SizedArray(size=SIZE, shape=(2, 3, 4))
 RUNS = {
-    "longer than a full shard": ([ShardRun(shards=1, rows=9)], (), "samples_per_shard 8"),
-    "in no array": ([ShardRun(shards=1, rows=8, array=1)], (), "array 1"),
-    "too many": ([ShardRun(shards=10**6, rows=8), ShardRun(shards=1, rows=1)], (), "1,000,001"),
-    "two of one size": ([FULL], (SizedArray(width=32, height=24, shape=(2, 3, 4)),) * 2, "arrays size"),
-    "of nothing": ([FULL], (SizedArray(width=32, height=24, shape=(2, 3)),), "channel"),
+    "longer than a full shard": ([ShardRun(shards=1, rows=9, array=NAME)], [ARRAY], "samples_per_shard 8"),
+    "in no array": ([ShardRun(shards=1, rows=8, array="8x8")], [ARRAY], "array 8x8"),
+    "too many": ([ShardRun(shards=10**6, rows=8, array=NAME), FULL], [ARRAY], "1,000,001"),
+    "two of one size": ([FULL], [ARRAY, ARRAY], "arrays size"),
+    "of nothing": ([FULL], [SizedArray(size=SIZE, shape=(2, 3))], "channel"),
 }
 
 
@@ -61,7 +63,7 @@ RUNS = {
 def test_shards_that_cannot_be_are_named(tmp_path, latents, name):
     runs, arrays, names = RUNS[name]
     spec = open_cache(make_cache(tmp_path / "cache", latents[:8])).spec
-    assert_names(spec_problems(msgspec.structs.replace(spec, shards=tuple(runs), arrays=arrays)), names)
+    assert_names(spec_problems(msgspec.structs.replace(spec, shards=tuple(runs), arrays=tuple(arrays))), names)
 
 
 def test_a_spec_whose_shards_are_not_the_sealed_ones_is_refused(tmp_path, latents):

@@ -4,38 +4,42 @@ import itertools
 import math
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 
 from cache_store.format import sums
-from cache_store.format.array import SampleLayout, StoreDtype
+from cache_store.format.array import ArraySpec, Size, StoreDtype
 from cache_store.format.codec import crc32c
 from cache_store.format.quantized import as_read, quantize
 from cache_store.format.sums import LANES, PREVIEW_STRIDE, RunningSums, add_batch_by_numpy
+from tests.make_cache import make_array, make_encoder
 
 WAYS = sorted({sums.add_batch, add_batch_by_numpy}, key=lambda way: way.__name__)
 """Only numpy's if there was no compiler."""
-LAYOUTS = (
-    [
-        SampleLayout(axes=("channel", "y", "x"), shape=shape, feature_axis="channel", has_preview=True)
-        for shape in ((16, 28, 28), (3, 1, 1), (5, 7, 3), (1, 2, 9))
-    ]
-    + [
-        SampleLayout(axes=("channel", "t", "y", "x"), shape=shape, feature_axis="channel", has_preview=True)
-        for shape in ((16, 5, 8, 13), (3, 1, 7, 3), (2, 4, 1, 5))
-    ]
-    + [
-        SampleLayout(axes=("token", "feature"), shape=(9, 21), feature_axis="feature", has_preview=False),
-        SampleLayout(axes=("y", "feature", "x"), shape=(4, 3, 11), feature_axis="feature", has_preview=False),
-        SampleLayout(axes=("feature",), shape=(1,), feature_axis="feature", has_preview=False),
-    ]
-)
+SHAPES: dict[tuple[int, ...], tuple[str, ...]] = {
+    **dict.fromkeys([(16, 28, 28), (3, 1, 1), (5, 7, 3), (1, 2, 9)], ("channel", "y", "x")),
+    **dict.fromkeys([(16, 5, 8, 13), (3, 1, 7, 3), (2, 4, 1, 5)], ("channel", "t", "y", "x")),
+    (9, 21): ("token", "feature"),
+    (4, 3, 11): ("y", "feature", "x"),
+    (1,): ("feature",),
+}
+"""Axes by shape; samples with channels have previews."""
+CASES = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
+def array_of(shape: tuple[int, ...], dtype: StoreDtype) -> ArraySpec:
+    axes, base = SHAPES[shape], make_array((1, 1, 1), "float16", "none", make_encoder(1, [0.0], [1.0]))
+    feature = "channel" if "channel" in axes else "feature"
+    fields = {"axes": axes, "feature_axis": feature, "features": shape[axes.index(feature)], "dtype": dtype}
+    recipe = msgspec.structs.replace(base, **fields, has_preview=feature == "channel")
+    return recipe.of_size(Size(1, 8, 8), shape)
+
+
+def random_samples(shape: tuple[int, ...], number: int) -> np.ndarray:
     """Make samples of all magnitudes of float16, and smaller and larger ones; some values are not finite."""
     rng = np.random.default_rng(number)
-    shape = (number, *layout.shape)
+    shape = (number, *shape)
     samples = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 14, shape)
     samples[rng.random(shape) < 0.05] = 0.0
     samples[rng.random(shape) < 0.05] *= -0.0
@@ -45,15 +49,15 @@ def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
     return samples
 
 
-def random_rgb(layout: SampleLayout, number: int) -> np.ndarray | None:
-    if not layout.has_preview:
+def random_rgb(array: ArraySpec, number: int) -> np.ndarray | None:
+    if not array.has_preview:
         return None
-    return np.random.default_rng(1).random((number, *layout.preview_cells, 3)).astype(np.float32)
+    return np.random.default_rng(1).random((number, *array.preview_cells, 3)).astype(np.float32)
 
 
-def summed(way, layout, dtype, samples, rgb, batches):
+def summed(way, array, samples, rgb, batches):
     """Add batches of these sizes; return sums, stored bytes of kept samples, which are kept, and their checksums."""
-    running, found = RunningSums(layout, dtype, way), []
+    running, found = RunningSums(array, way), []
     wanted = np.arange(len(samples)) % 5 != 4
     starts = itertools.accumulate(batches, initial=0)
     for start, size in zip(starts, batches, strict=False):
@@ -64,15 +68,13 @@ def summed(way, layout, dtype, samples, rgb, batches):
 
 
 @pytest.mark.parametrize("dtype", get_args(StoreDtype))
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.shape))
-def test_c_and_numpy_give_the_same_bits_in_any_batches(layout, dtype):
-    if dtype == "uint8" and not layout.can_be_quantized:
+@CASES
+def test_c_and_numpy_give_the_same_bits_in_any_batches(shape, dtype):
+    if dtype == "uint8" and SHAPES[shape][0] != "channel":
         pytest.skip("a token or a number has no scale")
-    samples = random_samples(layout, 12)
-    rgb = random_rgb(layout, 12)
-    first, *others = (
-        summed(way, layout, dtype, samples, rgb, batches) for way in WAYS for batches in ([12], [1] * 12, [5, 7])
-    )
+    array, samples = array_of(shape, dtype), random_samples(shape, 12)
+    rgb = random_rgb(array, 12)
+    first, *others = (summed(way, array, samples, rgb, batches) for way in WAYS for batches in ([12], [1] * 12, [5, 7]))
     for other in others:
         assert other[1:] == first[1:]
         assert other[0].statistics() == first[0].statistics()
@@ -87,16 +89,16 @@ def test_c_and_numpy_give_the_same_bits_in_any_batches(layout, dtype):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.shape))
-def test_sums_are_added_in_the_order_that_is_written_down(way, layout):
+@CASES
+def test_sums_are_added_in_the_order_that_is_written_down(way, shape):
     """The sums equal those of a loop over Python's floats."""
-    rng = np.random.default_rng(0)
-    samples = rng.standard_normal((3, *layout.shape)).astype(np.float32)
-    rgb = random_rgb(layout, 3)
-    running, *_ = summed(way, layout, "float32", samples, rgb, [3])
-    place, statistics = layout.feature_place, running.statistics()
-    outer, inner = math.prod(layout.shape[:place]), math.prod(layout.shape[place + 1 :])
-    for feature in range(layout.num_features):
+    array, rng = array_of(shape, "float32"), np.random.default_rng(0)
+    samples = rng.standard_normal((3, *shape)).astype(np.float32)
+    rgb = random_rgb(array, 3)
+    running, *_ = summed(way, array, samples, rgb, [3])
+    place, statistics = array.feature_place, running.statistics()
+    outer, inner = math.prod(shape[:place]), math.prod(shape[place + 1 :])
+    for feature in range(array.features):
         total, squares = 0.0, 0.0
         for values in samples.reshape(3, outer, -1, inner)[:, :, feature].astype(float).tolist():
             lanes = [[0.0] * LANES, [0.0] * LANES]
@@ -109,8 +111,8 @@ def test_sums_are_added_in_the_order_that_is_written_down(way, layout):
         product = 0.0
         for sample, colours in zip(samples.astype(float), rgb.astype(float), strict=True):
             of_sample = 0.0
-            middle = sample[0, layout.shape[1] // 2] if sample.ndim == 4 else sample[0]
-            for y, x in itertools.product(*(range(0, side, PREVIEW_STRIDE) for side in layout.preview_cells)):
+            middle = sample[0, shape[1] // 2] if sample.ndim == 4 else sample[0]
+            for y, x in itertools.product(*(range(0, side, PREVIEW_STRIDE) for side in array.preview_cells)):
                 of_sample += float(middle[y, x]) * float(colours[y, x, 2])
             product += of_sample
         assert running.preview().moment[0][2] == product
@@ -124,8 +126,8 @@ def halved(lanes: list[float]) -> float:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_kept_sample_leaves_no_sums(way):
-    samples = np.full((2, 16, 28, 28), np.inf, np.float32)
-    running, stored, kept, _ = summed(way, LAYOUTS[0], "float16", samples, np.zeros((2, 28, 28, 3)), [2])
+    array, samples = array_of((16, 28, 28), "float16"), np.full((2, 16, 28, 28), np.inf, np.float32)
+    running, stored, kept, _ = summed(way, array, samples, np.zeros((2, 28, 28, 3)), [2])
     assert (running.statistics(), running.preview(), stored, kept) == (None, None, b"", [False, False])
 
 

@@ -135,12 +135,12 @@ def test_the_page_refers_to_nothing_outside_itself(page):
             Image.open(io.BytesIO(decoded)).load()
 
 
-def test_texts_are_shown_as_text_and_sizes_as_height_by_width(page):
-    """The recipe has 6 x 5 cells, images 70 x 9,000 pixels."""
-    sizes = "48 × 40image, height × width", "48 high x 40 wide, squash", "70 high × 9,000 wide"
+def test_texts_are_shown_as_text_and_sizes_by_their_names(page):
+    """The array has 6 x 5 cells, images 70 x 9,000 pixels."""
+    sizes = "1 sizeof images: 40x48, squash", "40x48: channel 4, latent_y 6, latent_x 5", "70 high × 9,000 wide"
     for told in (HOSTILE_ID, HOSTILE_CAPTION, *sizes, "3 of 30 planned rows have no latent"):
         assert told in text_of(page)
-    for never in (HOSTILE_ID, HOSTILE_CAPTION, "40 × 48", "9,000 high"):
+    for never in (HOSTILE_ID, HOSTILE_CAPTION, "48x40", "9,000 high"):
         assert never not in page
     _, *rejects = page.split('<article class="card reject">')
     for row, html in zip(REJECTED, rejects, strict=True):
@@ -222,7 +222,7 @@ def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
         assert (np.diff(ascending) > 0).all()
     for shard in set(range(30)) - {int(number) // 8 for number in (*drawn.number_N, *numbers)}:
         (path / samples_file(shard)).unlink()
-        (path / f"latents/c/{shard}/0/0/0").unlink()
+        (path / f"latents/40x48/c/{shard}/0/0/0").unlink()
     page = page_of(path, tmp_path / "page.html", rows=4)
     assert "12 samples of 3 shards, drawn with seed 0" in text_of(page)
 
@@ -237,8 +237,8 @@ def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
     for exhibit in content.shown:
         assert exhibit.preview.shape[0] * exhibit.array.shape[2] == exhibit.preview.shape[1] * exhibit.array.shape[1]
     page = text_of(config.page.read_text())
-    assert "2 × 2 × 3" in page
-    assert "2 × 4 × 1" in page
+    assert "24x16: channel 2, latent_y 2, latent_x 3" in page
+    assert "8x32: channel 2, latent_y 4, latent_x 1" in page
     assert content.histograms.count_FB.sum() == sum(np.prod(exhibit.array.shape) for exhibit in content.shown)
 
 
@@ -256,8 +256,9 @@ def clip_of(start: float, frames: int) -> np.ndarray:
 
 
 def showcase_of_clips(cache: Path) -> exhibits.Showcase:
-    def read_clip(uri, place, recipe, clip_start):
-        return clip_of(clip_start, recipe.clip.frames), f"{int(2 * clip_start):064x}"
+    def read_clip(sample, array):
+        start = sample["clip_start"]
+        return clip_of(start, array.size.frames), f"{int(2 * start):064x}"
 
     def decode(stored):
         return np.stack([clip_of(0.0, 4 * stored.shape[2] - 3)] * len(stored))
@@ -293,13 +294,13 @@ def test_the_page_and_the_sheet_of_clips_say_frames_and_show_strips(tmp_path):
     config = GalleryConfig(output=str(tmp_path / "a.html"))
     content = make_gallery(clips_cache(tmp_path / "cache"), config).content
     page = config.page.read_text()
-    for told in ("17 frames, 16 high × 24 wide: 4 × 5 × 2 × 3", "33 frames, 16 high", "No source clips"):
+    for told in ("17x24x16: channel 4, latent_t 5, latent_y 2, latent_x 3", "33x24x16: ", "No source clips"):
         assert told in text_of(page)
     assert Image.open(io.BytesIO(images_of(page, "latent preview of row 5")[0])).size == (8 * 3 + 7, 2)
     heights = [sheets.compose(each, *sheets.fitting_size(each)).shape[0] for each in content.shown]
     assert min(heights) > 2 * sheets.fitting_size(content.shown[0])[0], "strips are below each other"
     one_size = make_cache(tmp_path / "one", np.zeros((2, 4, 21, 2, 3), np.float32), clips=True)
-    assert "clip, height × width: 81 frames at 16 fps" in text_of(page_of(one_size, tmp_path / "one.html"))
+    assert "1 sizeof clips: 81 frames at 16 fps" in text_of(page_of(one_size, tmp_path / "one.html"))
 
 
 def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
@@ -326,14 +327,14 @@ def test_labels_of_a_sheet_are_whole_where_they_fit_and_else_cut():
     assert max(map(sheets.text_width, (*cut, *lines))) <= sheets.COLUMN
 
 
-@pytest.mark.parametrize("name", ["latents/c/0/0/0/0", "samples/000001.parquet", "seal.json"])
+@pytest.mark.parametrize("name", ["latents/40x48/c/0/0/0/0", "samples/000001.parquet", "seal.json"])
 def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path, capsys, name):
     """Also of a shard of rejects alone, whose latents the page does not need."""
     cache, page = make_cache(tmp_path / "cache", LATENTS, rejected=range(8, 16)), tmp_path / "page.html"
     page.write_text("earlier")
     flip(cache / name, 0) if "/" in name else (cache / name).unlink()
     assert main(["gallery", str(cache), "-o", str(page)]) == 1
-    assert_names(capsys.readouterr().err, {"latents/c/0/0/0/0": "row 0 shard"}.get(name, f"{cache}"))
+    assert_names(capsys.readouterr().err, {"latents/40x48/c/0/0/0/0": "row 0 shard"}.get(name, f"{cache}"))
     assert page.read_text() == "earlier"
 
 

@@ -91,7 +91,7 @@ def read_everything(root: Path) -> None:
     numbers = np.arange(len(cache))[:100]
     assert cache.samples(numbers).column_names == [*SAMPLES_SCHEMA.names, *PLANNED_COLUMNS]
     for check in (True, False):
-        assert cache.read(numbers, check=check).shape == (len(numbers), *cache.spec.array.shape)
+        assert cache.read(numbers, check=check).shape == (len(numbers), *cache.arrays[0].shape)
 
 
 def read_plan(root: Path) -> None:
@@ -126,15 +126,14 @@ LATER_VERSION = {"format_version": 2, "more": "fields that only that version has
         (
             "zarr.json",
             [
-                {"rows": 10**18},
-                {"rows": 10**12, "samples_per_shard": 1},
-                {"rows": MAX_SHARDS + 1, "samples_per_shard": 1},
+                *({"shards.0.shards": shards} for shards in (10**18, MAX_SHARDS + 1, MAX_SHARDS, 0)),
+                *({"shards.0.rows": rows} for rows in (10**18, 0, -5, "7")),
                 {"samples_per_shard": 2**40},
-                *({"rows": rows} for rows in (0, -5, "7")),
                 {"array": {}},
-                {"arrays": {"latents": {}, "siglip": {}}},
-                *({"array.shape": shape} for shape in ([2**31, 2**31, 1], [2**16, 2**16, 2], [0, 3, 2], [-2, 3, 2])),
-                *({"array.shape": shape} for shape in ([2, 3], [2, 3, 2, 1], [1.5] * 3)),
+                *({"arrays": arrays} for arrays in ([], {"latents": {}, "siglip": {}})),
+                *({"arrays.0.size": size} for size in ([1, 8, 8], [8, 8], [1, 0, 8], [1, 8, 2**17])),
+                *({"arrays.0.shape": shape} for shape in ([2, 2**31, 1], [2, 2**16, 2**15], [0, 3, 2], [-2, 3, 2])),
+                *({"arrays.0.shape": shape} for shape in ([2, 3], [2, 3, 2, 1], [4, 3, 2], [1.5] * 3)),
             ],
         ),
         ("commits/000000.json", [{"content.files.0.path": path} for path in OUTSIDE]),

@@ -103,7 +103,7 @@ def test_verify_and_info_print_json(cache, capsys):
     info = json.loads(capsys.readouterr().out)
     assert verified.items() >= {"sound": True, "identity": info["identity"], "samples": info["cached"]}.items()
     assert (info["cached"], info["rejected"], info["committed"], info["shards"]) == (27, 3, 4, 4)
-    assert info["spec"]["array"]["shape"] == [4, 6, 5]
+    assert info["spec"]["arrays"][0]["shape"] == [4, 6, 5]
     assert len(info["statistics"]["mean"]) == 4
     (cache / "seal.json").unlink()
     assert main(["info", str(cache), "--json"]) == 0

@@ -130,7 +130,7 @@ def test_more_samples_than_are_asked_for_at_once_are_read(copied):
 @EVERY_STORE
 def test_a_shard_that_lost_what_it_had_is_no_cut_answer(copied, server, tmp_path):
     """It is deleted, emptied, or cut in its third sample; also with kept blocks."""
-    objects, shard = Objects(copied[1], server.endpoint), "latents/c/1/0/0/0"
+    objects, shard = Objects(copied[1], server.endpoint), "latents/40x48/c/1/0/0/0"
     data = objects.read(shard)
     for length, names in ((None, ""), (0, f"0 {len(data)}"), (700, f"700 {len(data)}")):
         there = [open_cache(copied[1]), open_cache(copied[1], cache_dir=tmp_path / "kept")]

@@ -185,7 +185,7 @@ def edit_sums(field: str) -> Damage:
 
 def edit_spec(at: At) -> None:
     with signing.edited_spec(at(".")) as spec:
-        spec["array"]["image"]["fit"] = "other"
+        spec["array"]["image"]["resample"] = "other"
 
 
 NO_SEAL = lose("seal.json")

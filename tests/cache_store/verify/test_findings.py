@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cache_store.format.array import Size
 from cache_store.format.codec import crc32c
 from cache_store.format.layout import Location
 from cache_store.verify.shard import scan_shard
@@ -75,7 +76,7 @@ RECORD_EDITS: list[dict[str, Any]] = [
     *({field: "0" * 64} for field in ("plan_digest", "rows_digest", "files.1.sha256")),
     *({field: None} for field in ("statistics", "preview")),
     *({field: 0.25} for field in ("statistics.sum.0", "preview.moment.0.0")),
-    *({field: 7} for field in ("recipe.array.image.height", "files.0.bytes")),
+    *({field: 7} for field in ("recipe.array.image.max_pixels", "files.0.bytes")),
     *({"shard": 0}, {"files.0.path": "../x"}, {"files": []}, {"reasons": {"too large": 1}}, {"non_finite": 3}),
     *({"remarks": {"odd, so what": 1}}, {"cut_texts": 1}),
     *({"statistics.maximum.3": 9.0}, {"statistics.count": 1}, {"statistics.sum": [0.0, 0.0, 0.0]}),
@@ -115,7 +116,8 @@ def test_an_edited_record_is_named_with_or_without_a_new_digest(cache, what, edi
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -np.nan], ids=str)
 def test_what_is_wrong_with_a_sample_is_said_wherever_it_lies(gap, value):
     """Even at places that no build chooses; the gaps between samples hold non-finite values."""
-    array = make_array((16, 28, 28), "float16", "none", make_encoder(4, [], []))
+    shape = (16, 28, 28)
+    array = make_array(shape, "float16", "none", make_encoder(4, [], [])).of_size(Size(1, 224, 224), shape)
     samples = np.random.default_rng(0).standard_normal((30, *array.shape)).astype("<f2")
     samples[:, 0, 0, :2] = 65_504, -65_504  # the largest finite values
     samples[[0, 9, 10, 29], 5, 7, 9] = value

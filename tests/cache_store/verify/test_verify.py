@@ -240,7 +240,7 @@ def test_files_that_only_the_seal_knows_are_no_strays(tmp_path):
     """The rest of the metadata is of the time before the cache grew."""
     ids, rows = [f"sample-{row}" for row in range(16)], samples_of((4, 3, 2), 16)
     before, cache = (make_cache(tmp_path / f"{count}", rows[:count], ids[:count]) for count in (8, 16))
-    for name in ("plan.parquet", "zarr.json", "latents/zarr.json"):
+    for name in ("plan.parquet", "zarr.json", "latents/16x24/zarr.json"):
         shutil.copy(before / name, cache / name)
     report = verify(cache, "full")
     assert "seal.json" in {finding.file for finding in report.findings}

@@ -28,13 +28,12 @@ from PIL import Image
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_samples, read_spec
 from cache_store.cli import main as cache_store
-from cache_store.errors import ConfigError
 from cache_store.format.plan import caption_of
 from cache_store.format.tables import CLIP_START
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
-from precompute.rerun import clips as listing
+from precompute.inputs.frames import ClipReader
 from precompute.sources import image_store, place
 from precompute.sources import videos as video_files
 from tests.command_runs import quick_loading
@@ -53,6 +52,7 @@ OLD = (10**18, 10**18)
 """Times of all videos, in nanoseconds."""
 SIZE = (64, 48)
 """Width and height of clips, and of most videos."""
+ARRAY = "latents/5x64x48"
 
 
 class Made(NamedTuple):
@@ -197,7 +197,7 @@ def test_a_folder_of_videos_becomes_a_cache_of_clips(built):
         assert each["id"].startswith(f"{each['uri']}@")
         assert (each["width"], each["height"]) == video.size
         assert caption_of(each["conversations"]) == video.caption
-    assert cache.spec.array.shape == (16, 2, 6, 8)
+    assert cache.spec.arrays[0].shape == (16, 2, 6, 8)
     assert rejects_of(built.cache) == {f"{name}@0": reason for name, reason in BROKEN.items()}
     assert not verify(built.cache, "deep").findings
 
@@ -342,13 +342,13 @@ def test_an_archive_gives_the_same_clips(built, kind):
 @pytest.fixture
 def probed(monkeypatch) -> list[str]:
     """Names of videos that are looked at for their length, as it happens."""
-    names, probe = list[str](), listing.VideoProbes._probe
+    names, probe = list[str](), ClipReader._probe
 
     def noted(self, uri, place):
         names.append(uri)
         return probe(self, uri, place)
 
-    monkeypatch.setattr(listing.VideoProbes, "_probe", noted)
+    monkeypatch.setattr(ClipReader, "_probe", noted)
     return names
 
 
@@ -366,7 +366,7 @@ def test_new_videos_are_added_by_extend(own, probed):
     assert probed == ["aa.mp4"]
     own.build("--extend")
     assert {each["id"] for each in samples_of(own.cache, "id")} == {*CLIPS, "aa.mp4@0", "aa.mp4@5"}
-    shards = [name for name in kept if name.startswith(("commits/00000[0-2]", "latents/c/0", "latents/c/1/"))]
+    shards = [name for name in kept if name.startswith(("commits/00000[0-2]", f"{ARRAY}/c/0", f"{ARRAY}/c/1/"))]
     assert {name: kept[name] for name in shards} == {name: own.place.marks()[name] for name in shards}
     assert not verify(own.cache, "full").findings
 
@@ -402,7 +402,7 @@ def test_an_audit_is_sound_until_a_video_changes(own):
 
 def test_a_flipped_bit_is_repaired_to_the_same_bytes(built):
     with built.same_in_the_end():
-        built.place.flip("latents/c/1/0/0/0/0")
+        built.place.flip(f"{ARRAY}/c/1/0/0/0/0")
         built.repair("--report", built.report())
 
 
@@ -556,11 +556,10 @@ def test_every_clip_is_in_the_array_of_its_frames_and_size(lengths):
     model = AutoencoderKLWan.from_pretrained(lengths.vae, subfolder="vae")
     found = {}
     for number, sample in enumerate(samples_of(lengths.cache, "id", "uri", CLIP_START)):
-        array, video = cache.array_of(np.array([number])), GOOD[sample["uri"]]
+        size, video = cache.array_of(np.array([number])).size, GOOD[sample["uri"]]
         (latent,) = cache.read(np.array([number]))
-        image = array.images
-        found[sample["id"]] = (image.clip.frames, image.width, image.height)
-        seen = seen_by_pyav(lengths.source / sample["uri"], sample[CLIP_START], video.rate, image.clip.frames)
+        found[sample["id"]] = size.name
+        seen = seen_by_pyav(lengths.source / sample["uri"], sample[CLIP_START], video.rate, size.frames)
         with torch.inference_mode():
             pixels = torch.from_numpy(seen).permute(3, 0, 1, 2)[None] / 127.5 - 1
             (expected,) = model.encode(pixels).latent_dist.mode().numpy()
@@ -570,7 +569,7 @@ def test_every_clip_is_in_the_array_of_its_frames_and_size(lengths):
         available = video.frames * FPS // video.rate
         length = 9 if available >= 9 else 5
         starts = range(0, available - length + 1, length)
-        expected |= {f"{name}@{first}": (length, *SIZE) for first in starts}
+        expected |= {f"{name}@{first}": f"{length}x64x48" for first in starts}
     assert found == expected
     assert {*rejects_of(lengths.cache)} == {f"{name}@0" for name in BROKEN}
     assert not verify(lengths.cache, "deep").findings
@@ -593,8 +592,7 @@ def test_clips_of_several_lengths_resume_grow_and_are_repaired(lengths):
     samples = samples_of(lengths.cache, "id")
     assert {"wide.mp4@0", "tall.mp4@0"} <= {each["id"] for each in samples}
     numbers = np.array([at for at, each in enumerate(samples) if each["id"] == "tall.mp4@0"])
-    image = open_cache(lengths.cache).array_of(numbers).images
-    assert (image.clip.frames, image.width, image.height) == (9, 48, 64)
+    assert open_cache(lengths.cache).array_of(numbers).size.name == "9x48x64"
     assert "nothing to encode" in lengths.build()
     assert not verify(lengths.cache, "deep").findings
     assert "0 differ" in lengths.run(main, "audit", lengths.cache)
@@ -646,9 +644,12 @@ def test_other_picks_of_the_same_videos_are_other_samples(built):
         assert_names(built.build(code=1, clip={"frames": FRAMES, "fps": FPS, "pick": "head"}), "a.mp4@0")
 
 
-def test_an_image_is_not_encoded_as_a_clip(built):
-    with pytest.raises(ConfigError, match="clips of videos"):
-        encode_images(open_cache(built.cache), [built.source / "cover.jpg"])
+def test_the_beginnings_of_videos_are_encoded_as_their_clips_were(built):
+    cache = open_cache(built.cache)
+    starts = [name for name in sorted(CLIPS) if name.endswith("@0")]
+    latents = cache.read(np.array([sorted(CLIPS).index(name) for name in starts]))
+    encoded = encode_images(cache, [built.source / name.partition("@")[0] for name in starts])
+    np.testing.assert_allclose(np.stack(encoded), latents, rtol=0, atol=1e-5)
 
 
 def test_images_of_a_cache_of_clips_are_no_images(built):

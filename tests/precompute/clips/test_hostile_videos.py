@@ -13,7 +13,7 @@ import av
 import msgspec
 import pytest
 
-from cache_store.format.array import ClipRecipe
+from cache_store.format.array import ClipRecipe, Size
 from precompute.clips.sample_tables import MAX_SAMPLES, MAX_TABLES
 from precompute.clips.video import decode_clip, probe_video
 from precompute.images.decode import ImageConfig
@@ -22,7 +22,8 @@ from tests.videos import add_silence, make_video
 
 FRAMES = 24
 NAMES = ("h264.mp4", "h264.mkv", "hevc.mp4", "vp8.webm", "vp9.webm", "av1.webm", "mpeg4.avi")
-RECIPE = msgspec.structs.replace(ImageConfig(width=64, height=48).recipe, clip=ClipRecipe(frames=FRAMES, fps=24.0))
+RECIPE = msgspec.structs.replace(ImageConfig(width=64, height=48).recipe, clip=ClipRecipe(counts=(FRAMES,), fps=24.0))
+PLANNED = Size(FRAMES, 48, 64)
 MAX_PIXELS = 10**8
 MORE_BYTES = 200 * 2**20
 """Memory that a hostile file may take beyond an honest one."""
@@ -38,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def count_frames(data: bytes) -> int:
-    return len(list(decode_clip(io.BytesIO(data), 0.0, RECIPE).images))
+    return len(list(decode_clip(io.BytesIO(data), 0.0, RECIPE, PLANNED).images))
 
 
 def reasons(data: bytes) -> tuple[str, str]:
@@ -202,7 +203,7 @@ def test_frames_that_grow_are_refused(tmp_path, size, found):
     data = (tmp_path / "a.webm").read_bytes()
     recipe = msgspec.structs.replace(RECIPE, max_pixels=128 * 96)
     with pytest.raises(Rejected, match=found):
-        list(decode_clip(io.BytesIO(data), 0.0, recipe).images)
+        list(decode_clip(io.BytesIO(data), 0.0, recipe, PLANNED).images)
 
 
 def test_files_without_video_say_what_they_are(made, tmp_path):
@@ -235,7 +236,7 @@ def frames_until_reject(data: bytes) -> list[bytes]:
     """Return the frames of a whole clip that were given before it was rejected, if it was."""
     frames = []
     with suppress(Rejected):
-        frames.extend(image.tobytes() for image in decode_clip(io.BytesIO(data), 0.0, RECIPE).images)
+        frames.extend(image.tobytes() for image in decode_clip(io.BytesIO(data), 0.0, RECIPE, PLANNED).images)
     return frames
 
 

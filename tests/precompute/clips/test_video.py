@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import av
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cache_store.format.array import ClipRecipe, ImageRecipe
+from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.clips import video, video_file
 from precompute.clips.upright import Upright
 from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
 from precompute.images.decode import ImageConfig
+from precompute.images.fit import unreduced
 from precompute.images.rejected import Rejected
+from tests.precompute.images.fitting import fitted, size_of
 from tests.videos import make_video, number_of, scene
 
 FRAMES, RATE = 50, 24
@@ -58,11 +61,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 def recipe_of(frames: int, fps: float | None = RATE, size: tuple[int, int] = SIZE, **fields: object) -> ImageRecipe:
     image = ImageConfig(width=size[0], height=size[1], **fields).recipe
-    return msgspec.structs.replace(image, clip=ClipRecipe(frames=frames, fps=fps))
+    return msgspec.structs.replace(image, clip=ClipRecipe(counts=(frames,), fps=fps))
 
 
 def clip_of(data: bytes, start: float, frames: int, fps: float | None = RATE, **fields: object) -> Clip:
-    return decode_clip(io.BytesIO(data), start, recipe_of(frames, fps, **fields))
+    recipe = recipe_of(frames, fps, **fields)
+    return decode_clip(io.BytesIO(data), start, recipe, size_of(recipe)._replace(frames=frames))
 
 
 def numbers(data: bytes, start: float, frames: int, fps: float | None = RATE, **fields: object) -> list[int]:
@@ -219,12 +223,9 @@ def test_colours_that_would_come_out_wrong_are_rejected(tmp_path):
 
 
 def test_a_frame_is_fitted_as_an_image_is(made):
-    from precompute.images.fit import fit_image, unreduced
-
-    (stored,) = clip_of(made["h264.mp4"], 0.5, 1).images
-    recipe = recipe_of(1, size=(32, 40), fit="crop", resample="lanczos")
-    (fitted,) = decode_clip(io.BytesIO(made["h264.mp4"]), 0.5, recipe).images
-    assert fitted.tobytes() == fit_image(unreduced(stored), recipe).tobytes()
+    how = {"size": (32, 40), "fit": "crop", "resample": "lanczos"}
+    (stored,), (frame,) = (clip_of(made["h264.mp4"], 0.5, 1, **each).images for each in ({}, how))
+    assert frame.tobytes() == fitted(unreduced(stored), recipe_of(1, **how)).tobytes()
 
 
 def test_a_cover_picture_is_no_video(tmp_path):
@@ -245,7 +246,8 @@ def test_a_clip_reads_little_of_a_long_file(tmp_path):
         options={"crf": "1"},
         audio=3.0,
     ).read_bytes()
-    for use in (lambda file: probe_video(file, 10**8), lambda file: list(decode_clip(file, 1.5, recipe_of(2)).images)):
+    decode = partial(decode_clip, start=1.5, recipe=recipe_of(2), planned=Size(2, *SIZE[::-1]))
+    for use in (lambda file: probe_video(file, 10**8), lambda file: list(decode(file).images)):
         file = CountedFile(data)
         use(file)
         assert file.num_bytes < 4 * 2**20 < len(data) / 1.5

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,18 @@ import torch
 import precompute.rerun.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
-from cache_store.format.array import SampleLayout
+from cache_store.format.array import Size
 from precompute.cli import main
 from precompute.encode.canary import Canary, choose_places, difference
 from precompute.encode.tolerance import LIMITS, Difference, Limits
 from precompute.encoders import hardware
-from precompute.encoders.encoder import Encoder, PixelRange
+from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import cudnn_text, hardware_of
 from precompute.encoders.registry import load_encoder, load_reference
 from tests.cache_store.signing import load, save_signed
-from tests.precompute.encoders.loading import photos
+from tests.make_cache import make_array, make_encoder
+from tests.precompute.encoders.loading import image_recipe, photos
 from tests.precompute.encoders.test_text_encoder import TEXTS, padded
 from tests.precompute.encoders.test_vaes import VAES, Vae
 from tests.precompute.encoders.test_vision_towers import QWENS, save_qwen
@@ -35,7 +37,7 @@ from tests.precompute.encoders.towers import SIDE, TOWERS, save_model
 
 DEVICE = torch.device("cpu")
 
-LAYOUT = SampleLayout(axes=("token", "feature"), shape=(5, 4), feature_axis="feature", has_preview=False)
+ARRAY = make_array((5, 4), "float16", "none", make_encoder(1, [], [])).of_size(Size(1, 8, 8), (5, 4))
 
 
 def convolutions_of(encoder) -> list[torch.nn.Module]:
@@ -59,32 +61,29 @@ def break_the_dtype(encoder) -> None:
     encoder._vae = replace(encoder._vae, network=rounded)
 
 
-@pytest.mark.parametrize("break_it", [break_a_weight, break_a_convolution, break_the_dtype])
-def test_a_device_that_computes_something_else_commits_nothing(project, monkeypatch, break_it):
-    def load_broken(config, pixel_range, **clips):
-        encoder = load_encoder(config, pixel_range, **clips)
+def silence_a_convolution(encoder) -> None:
+    convolutions_of(encoder)[3].weight.data.zero_()
+
+
+BREAKS = [*((each, "float32") for each in (break_a_weight, break_a_convolution, break_the_dtype))]
+
+
+@pytest.mark.parametrize(("break_it", "dtype"), [*BREAKS, (silence_a_convolution, "bfloat16")])
+def test_a_device_that_computes_something_else_commits_nothing(project, monkeypatch, break_it, dtype):
+    def load_broken(config, image):
+        encoder = load_encoder(config, image)
         break_it(encoder)
         return encoder
 
     monkeypatch.setattr(build_module, "load_encoder", load_broken)
-    said = project.build(code=1)
+    said = project.build(encoder__compute_dtype=dtype, code=1)
     assert "encoder.device cpu (cpu " in said
     assert "does not reproduce the samples of the same weights in float32 on a CPU" in said
-    assert f"float32 on a cpu device may differ by {LIMITS['float32', 'cpu']}" in said
+    assert f"{dtype} on a cpu device may differ by {LIMITS[dtype, 'cpu']}" in said
+    assert ("slower: encoder.compute_dtype: float32" in said) is (dtype == "bfloat16"), "the last remedy"
     assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
     monkeypatch.undo()
-    project.build()
-
-
-def test_bfloat16_does_not_hide_a_broken_layer(project, monkeypatch):
-    def load_broken(config, pixel_range, **clips):
-        encoder = load_encoder(config, pixel_range, **clips)
-        convolutions_of(encoder)[3].weight.data.zero_()
-        return encoder
-
-    monkeypatch.setattr(build_module, "load_encoder", load_broken)
-    said = project.build(encoder__compute_dtype="bfloat16", code=1)
-    assert "slower: encoder.compute_dtype: float32" in said, "the last remedy"
+    project.build(encoder__compute_dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -105,12 +104,15 @@ SOUND: list[tuple[Any, Callable[[Any, Path], Any], int]] = [
 @pytest.mark.parametrize(("kind", "save", "side"), SOUND, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_a_sound_encoder_of_every_family_passes_at_its_default_dtype(tmp_path, kind, save, side):
     save(kind, tmp_path)
-    config = EncoderConfig(model=str(tmp_path), device="cpu", max_tokens=None if side else 32)
-    pixel_range: PixelRange = "clip" if kind in list(QWENS) else "signed"
-    encoder: Any = load_encoder(config, pixel_range)
+    output: Any = "pooled" if kind == "CLIPTextModelWithProjection" else "tokens"
+    config = EncoderConfig(model=str(tmp_path), device="cpu", max_tokens=None if side else 32, output=output)
+    image = image_recipe("clip" if kind in list(QWENS) else "signed") if side else None
+    encoder: Any = load_encoder(config, image)
     inputs = photos(side, side) if side else padded(encoder, TEXTS)
-    with Canary(config, pixel_range) as checking:
-        checking.begin(inputs.numpy(), encoder.encode(inputs).numpy(), [0, 1], encoder.layout(side, side))
+    layout = encoder.array(Size(1, side or 1, side or 32))
+    array: Any = SimpleNamespace(encoder=encoder.identity, feature_place=layout.feature_place)
+    with Canary(config, image) as checking:
+        checking.begin(inputs.numpy(), encoder.encode(inputs).numpy(), [0, 1], array)
         checking.refuse_wrong_device(DEVICE)
 
 
@@ -126,25 +128,25 @@ def test_one_value_far_off_is_judged_only_if_it_is_off_by_an_order():
 def test_differences_are_shares_of_the_whole_or_of_a_larger_feature():
     reference = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
     reference[..., 3] *= 1_000
-    off = difference(reference * np.float32(1.01), reference, LAYOUT)
+    off = difference(reference * np.float32(1.01), reference, ARRAY)
     assert 0.004 < off.overall < 0.011, "a large feature is measured by its own size"
     broken = reference.copy()
     broken[1, 0, 0] = np.nan
-    assert difference(broken, reference, LAYOUT).largest == np.inf
-    assert difference(reference, broken, LAYOUT).largest == 0, "only the other sample is compared"
-    assert difference(broken[1:], broken[1:], LAYOUT) == difference(reference, reference, LAYOUT)
+    assert difference(broken, reference, ARRAY).largest == np.inf
+    assert difference(reference, broken, ARRAY).largest == 0, "only the other sample is compared"
+    assert difference(broken[1:], broken[1:], ARRAY) == difference(reference, reference, ARRAY)
 
 
 def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
     """On a slow machine the reference takes longer than a worker has to end."""
-    ended, stop, inputs = threading.Event(), threading.Event(), np.zeros((1, 8, 8, 3), np.uint8)
+    ended, stop, inputs = threading.Event(), threading.Event(), np.zeros((1, 1, 8, 8, 3), np.uint8)
     monkeypatch.setattr("precompute.encode.canary.STOP_REQUEST", stop)
     monkeypatch.setattr("precompute.encode.canary.load_reference", lambda *arguments: ended.wait(60))
-    with Canary(EncoderConfig(model="none"), "signed") as checking:
-        checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [], LAYOUT)
-        assert checking.wants_images, "the batch had no good image"
-        checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [0], LAYOUT)
-        assert not checking.wants_images
+    with Canary(EncoderConfig(model="none"), image_recipe()) as checking:
+        checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [], ARRAY)
+        assert checking.wants_samples, "the batch had no good image"
+        checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [0], ARRAY)
+        assert not checking.wants_samples
         stop.set()
         with pytest.raises(Interrupted, match="run the same command again"):
             checking.refuse_wrong_device(DEVICE)
@@ -152,9 +154,9 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
 
 
 def test_the_wait_for_the_check_is_not_counted_as_writing(project, monkeypatch):
-    def slow(*arguments: Any, **clips: bool) -> Encoder:
+    def slow(*arguments: Any) -> Encoder:
         time.sleep(2)
-        return load_reference(*arguments, **clips)
+        return load_reference(*arguments)
 
     monkeypatch.setattr("precompute.encode.canary.load_reference", slow)
     said = re.search(r"the encoder worked \d+% of the time, checking the device took (\d+)%", project.build())
@@ -164,7 +166,7 @@ def test_the_wait_for_the_check_is_not_counted_as_writing(project, monkeypatch):
 
 @pytest.mark.parametrize(("side", "compared"), [(8, [1, 2]), (256, [1, 2]), (512, [1])])
 def test_fewer_large_images_are_compared(side, compared):
-    assert choose_places([1, 2, 3], (4, side, side, 3)) == compared
+    assert choose_places([1, 2, 3], (4, 1, side, side, 3)) == compared
 
 
 def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(project):

@@ -4,12 +4,11 @@ import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from cache_store.format.array import ArraySpec
+from cache_store.format.array import ArraySpec, Size
 from precompute.encode.device_feed import SLOTS, DirectFeed, StreamedFeed, feed_of
 from precompute.images.fit import MID_GREY
 from tests.make_cache import make_array, make_encoder
@@ -71,27 +70,32 @@ class Host:
 class Encoder:
     """An encoder whose samples depend only on their own image."""
 
-    device = torch.device("cpu")
+    device, is_captured = torch.device("cpu"), True
 
     def __init__(self) -> None:
         self.batches: list[np.ndarray] = []
 
-    def encode(self, image_NYX3):
-        self.batches.append(image_NYX3.numpy().copy())
-        means = image_NYX3.float().mean((1, 2, 3))
+    def encode(self, pixels_NTYX3):
+        self.batches.append(pixels_NTYX3.numpy().copy())
+        means = pixels_NTYX3.float().mean((1, 2, 3, 4))
         return means[:, None, None, None].expand(-1, 2, 2, 3) * torch.arange(12.0).view(2, 2, 3)
+
+
+def array_of(height: int, width: int) -> ArraySpec:
+    recipe = make_array((2, 2, 3), "float16", "none", make_encoder(BATCH, [0.0] * 2, [1.0] * 2))
+    return recipe.of_size(Size(1, height, width), (2, 2, 3))
 
 
 @pytest.fixture
 def array() -> ArraySpec:
-    return make_array((2, 2, 3), "float16", "none", make_encoder(BATCH, [0.0] * 2, [1.0] * 2))
+    return array_of(16, 24)
 
 
 def encode(feed, array, batch):
-    """Encode a batch through a room of the feed, as a build does."""
-    room = feed.rooms.take(array)
-    room[: len(batch)] = batch
-    return feed.encode(array, room, len(batch))
+    """Encode a batch through a buffer of the feed, as a build does."""
+    buffer = feed.buffers.take(array)
+    buffer[: len(batch)] = batch
+    return feed.encode(array, buffer, len(batch))
 
 
 def directly(array, batch):
@@ -100,7 +104,7 @@ def directly(array, batch):
 
 def batches_of(array, *sizes):
     rng = np.random.default_rng(0)
-    return [rng.integers(0, 256, (size, array.image.height, array.image.width, 3), np.uint8) for size in sizes]
+    return [rng.integers(0, 256, (size, *array.size, 3), np.uint8) for size in sizes]
 
 
 @pytest.mark.parametrize("captures", [True, False])
@@ -137,18 +141,17 @@ def test_at_most_one_batch_per_slot_is_on_the_device(array):
 
 
 def test_slots_and_graph_are_made_anew_for_each_size(array):
-    """Each size begins when all samples of the one before have arrived; rooms of another size are not kept."""
-    image = msgspec.structs.replace(array.image, height=24, width=48)
-    wide, host = msgspec.structs.replace(array, image=image), Host()
+    """Each size begins when all samples of the one before have arrived; buffers of another size are not kept."""
+    wide, host = array_of(24, 48), Host()
     feed = StreamedFeed(Encoder(), host)
     for each in (array, array, wide, wide, array):
         (batch,) = batches_of(each, 3)
-        room = feed.rooms.take(each)
-        room[:3] = batch
-        np.testing.assert_array_equal(feed.encode(each, room, 3).samples()[0], directly(each, batch))
-        feed.rooms.give_back(room)
+        buffer = feed.buffers.take(each)
+        buffer[:3] = batch
+        np.testing.assert_array_equal(feed.encode(each, buffer, 3).samples()[0], directly(each, batch))
+        feed.buffers.give_back(buffer)
     assert host.replays == 5
-    assert feed.rooms.take(wide).shape == (BATCH, 24, 48, 3)
+    assert feed.buffers.take(wide).shape == (BATCH, 1, 24, 48, 3)
 
 
 def test_a_cpu_is_called(array):
@@ -159,7 +162,7 @@ def test_a_cpu_is_called(array):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gives_the_same_bytes_through_graph_and_slots(array):
     encoder = Encoder()
-    encoder.encode = lambda image: image.to("cuda").float().mean((1, 2, 3))[:, None, None, None].expand(-1, 2, 2, 3)
+    encoder.encode = lambda image: image.to("cuda").float().mean((1, 2, 3, 4))[:, None, None, None].expand(-1, 2, 2, 3)
     encoder.device = torch.device("cuda", 0)
     feed = feed_of(encoder)
     assert isinstance(feed, StreamedFeed)

@@ -75,7 +75,7 @@ def kill_the_parent(project: Project, build: Build) -> None:
 
 def take_the_folder_away(project: Project, build: Build) -> None:
     """Put a file in place of the folder of shards, which no worker, not even root, can write into."""
-    shards = project.cache / "latents/c"
+    shards = project.cache / "latents/40x32/c"
     os.killpg(build.pid, signal.SIGSTOP)  # so that no worker makes the folder again
     shards.rename(project.folder / "away")
     shards.touch()
@@ -89,7 +89,7 @@ def take_the_folder_away(project: Project, build: Build) -> None:
         (has_workers, terminate_all, 3, "precompute: stopped: "),
         (has_committed, interrupt_all, 3, "run the same command again"),
         (has_committed, kill_a_worker, 1, "died with exit code -9"),
-        (has_committed, take_the_folder_away, 1, ": {cache}/latents/c"),
+        (has_committed, take_the_folder_away, 1, ": {cache}/latents/40x32/c"),
         (has_committed, kill_the_parent, -signal.SIGKILL, ""),
         (has_committed, kill_a_worker_and_the_parent, -signal.SIGKILL, ""),
     ],
@@ -107,8 +107,8 @@ def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, distu
     assert not (project.cache / "seal.json").exists(), "the build was not disturbed"
     assert code != 3 or not list(project.cache.rglob("*.partial"))
     if (away := project.folder / "away").exists():
-        (project.cache / "latents/c").unlink()
-        away.rename(project.cache / "latents/c")
+        (project.cache / "latents/40x32/c").unlink()
+        away.rename(project.cache / "latents/40x32/c")
     project.build(**MANY_SHARDS)
     project.build(name="undisturbed", **MANY_SHARDS)
     assert project.files() == timeless_files(project.folder / "undisturbed")
@@ -116,7 +116,7 @@ def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, distu
 
 def test_a_model_that_changes_as_workers_start_stops_the_build(built, forked_workers):
     config = BuildConfig.of_cache(built.cache)
-    encoder, source = load_encoder(config.encoder, config.image.range), open_source(config.source)
+    encoder, source = load_encoder(config.encoder, config.image_recipe), open_source(config.source)
     other = replace(config.encoder, model=str(make_vae(built.folder / "other", seed=1)))
     changed = replace(config, encoder=other, run=RunConfig(workers=2))
     job = EncodeJob(config=changed, store=LocalStore(built.cache), spec=read_spec(built.cache), shards=[0, 1])

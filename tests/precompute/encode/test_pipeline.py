@@ -27,16 +27,17 @@ from cache_store.cache.writer import ShardBuilder
 from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
-from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches, planned_batches
+from precompute.encode.batches import Batch, Decoders, decoded_batches, make_buffer, planned_batches
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, encode_shards
 from precompute.encode.progress import ADVISED_S, BuildProgress
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.images.decode import decode_image
-from precompute.images.fit import MID_GREY, fit_image, to_pixels
-from precompute.sources import Source, open_source
+from precompute.inputs import make_reader
+from precompute.sources import open_source
+from precompute.sources.images import Source
 from tests.nvml import stand_in
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, run_build, write_source
+from tests.precompute.images.fitting import decoded, fitted
 from tests.precompute.images.hostile_images import png, save
 
 
@@ -45,21 +46,22 @@ class Planned(NamedTuple):
     source: Source
 
     def batches(self, shards: Sequence[int] = range(3)) -> Iterator[Batch]:
-        return planned_batches(self.job.store, self.job.spec, shards)
+        reader = make_reader(self.source, self.job.spec.array)
+        return planned_batches(reader, self.job.store, self.job.spec, shards, make_buffer)
 
     def decoded(self, shards: Sequence[int] = range(3)) -> list[Batch]:
         with Decoders(2) as pool:
-            return [batch.decode(pool, self.source) for batch in self.batches(shards)]
+            return [batch.decode(pool) for batch in self.batches(shards)]
 
     def encode(self, work: Callable[[], object], on_progress: Callable[[Progress], object]) -> None:
         """Encode every shard with an encoder that calls `work` for each batch and gives zeros."""
-        shape = self.job.spec.array.shape
+        shape = self.job.spec.arrays[0].shape
 
-        def encode(image_NYX3: torch.Tensor) -> torch.Tensor:
+        def encode(pixels_NTYX3: torch.Tensor) -> torch.Tensor:
             work()
-            return torch.zeros(len(image_NYX3), *shape)
+            return torch.zeros(len(pixels_NTYX3), *shape)
 
-        encoder: Any = SimpleNamespace(device=torch.device("cpu"), encode=encode)
+        encoder: Any = SimpleNamespace(device=torch.device("cpu"), encode=encode, texts=None)
         encode_shards(
             self.job, self.source, encoder, [range(3)], decode_threads=2, on_progress=on_progress,
         )  # fmt: skip
@@ -111,12 +113,12 @@ def test_a_rejected_image_is_grey_in_its_batch(project, encoding, failure):
         chat.write_text(chat.read_text().replace('"sample-004.png"', '"nowhere.png"'))
     project.build()
     assert [len(batch) for batch in encoded] == [3, 3, 2, 3, 3, 2, 3, 3]  # of shards of 8, 8 and 6
-    recipe = read_spec(project.cache).array.image
-    for number, pixels_YX3 in enumerate(np.concatenate(encoded)):
+    recipe = read_spec(project.cache).array.images
+    for number, pixels_TYX3 in enumerate(np.concatenate(encoded)):
         expected = np.full((32, 40, 3), 128)
         if number not in BROKEN:
-            expected = to_pixels(fit_image(decode_image(image_bytes(number), recipe), recipe))
-        np.testing.assert_array_equal(pixels_YX3, expected)
+            expected = np.asarray(fitted(decoded(image_bytes(number), recipe), recipe))
+        np.testing.assert_array_equal(pixels_TYX3, expected[None])
 
 
 def test_a_batch_whose_images_are_all_rejected_is_not_encoded(project, encoding):
@@ -130,12 +132,12 @@ def test_a_batch_whose_images_are_all_rejected_is_not_encoded(project, encoding)
 
 
 def test_the_small_image_is_the_mean_of_a_latents_cells(planned):
-    """The preview is fitted to these values; those of a rejected image are grey."""
+    """The preview is fitted to these values, of sound images."""
     for number, batch in enumerate(planned.decoded()):
-        assert (set(batch.rgb_Nhw3.flat) == {MID_GREY}) == (number in BROKEN)
         count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
-        cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
-        np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
+        cells = batch.inputs.reshape(count, latent_height, 8, latent_width, 8, 3)
+        expected = np.zeros(batch.rgb_Nhw3.shape) if number in BROKEN else cells.mean(axis=(2, 4))
+        np.testing.assert_allclose(batch.rgb_Nhw3, expected, atol=0.5)
 
 
 def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
@@ -148,15 +150,15 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
             yield batch
 
     with Decoders(2) as pool:
-        batches = decoded_batches(counted(), pool, planned.source)
+        batches, ahead = decoded_batches(counted(), pool), pool.batches_ahead(planned.job.spec)
         for taken in range(1, 10):
             next(batches).wait()
-            assert len(started) == taken + BATCHES_AHEAD
+            assert len(started) == taken + ahead
 
 
 def test_images_are_handed_over_in_pieces_that_leave_no_thread_idle():
-    for batch_images, threads, piece in ((32, 2, 4), (8, 2, 4), (8, 4, 3), (8, 16, 1), (32, 16, 3), (1, 2, 1)):
-        assert Decoders(threads).piece_images(batch_images) == piece
+    for batch_size, threads, piece in ((32, 2, 4), (8, 2, 4), (8, 4, 3), (8, 16, 1), (32, 16, 3), (1, 2, 1)):
+        assert Decoders(threads).piece_samples(batch_size) == piece
 
 
 class LazyDisk:
@@ -266,12 +268,12 @@ def test_a_record_says_whether_auto_compiled_the_encoder(planned, monkeypatch, c
     assert {record.run.hardware.get("encoder") for record in records} == {"compiled" if compiles else None}
 
 
-def test_a_build_uses_a_few_rooms_again_and_again(planned, monkeypatch):
+def test_a_build_uses_a_few_buffers_again_and_again(planned, monkeypatch):
     """Their number depends on the batches that are decoded, encoded and written at a time, not on the data set."""
-    made, make = list[np.ndarray](), device_feed.make_room
-    monkeypatch.setattr(device_feed, "make_room", lambda array: made.append(make(array)) or made[-1])
+    made = list[np.ndarray]()
+    monkeypatch.setattr(device_feed, "make_buffer", lambda array: made.append(make_buffer(array)) or made[-1])
     planned.encode(lambda: None, lambda progress: None)
-    assert len(made) <= BATCHES_AHEAD + WRITES_BEHIND + 3 < SAMPLES
+    assert len(made) <= Decoders(2).batches_ahead(planned.job.spec) + WRITES_BEHIND + 3 < SAMPLES
 
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])

@@ -18,6 +18,7 @@ import yaml
 
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError
+from cache_store.format.array import Size
 from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
@@ -123,13 +124,13 @@ class Poison:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         pass
 
-    def layout(self, height: int, width: int) -> dict[str, int]:
-        return {"channel": 3, "latent_y": height // 8, "latent_x": width // 8}
+    def layout(self, size: Size) -> dict[str, int]:
+        return {"channel": 3, "latent_y": size.height // 8, "latent_x": size.width // 8}
 
-    def encode(self, image_N3YX: torch.Tensor) -> torch.Tensor:
-        if len(image_N3YX) == 3:
+    def encode(self, pixels_N3TYX: torch.Tensor) -> torch.Tensor:
+        if len(pixels_N3TYX) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return torch.nn.functional.avg_pool2d(image_N3YX, 8)
+        return torch.nn.functional.avg_pool2d(pixels_N3TYX[:, :, 0], 8)
 
 
 def test_a_shard_that_kills_its_worker_again_and_again_ends_the_build(project, cluster):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError
+from cache_store.format.array import Size
 from precompute.encode.canary import difference
 from precompute.encode.tolerance import LIMITS
-from precompute.encoders.encoder import ClipEncoder
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.registry import load_decoder, load_encoder
+from precompute.encoders.registry import load_decoder
 from tests.named import assert_names
-from tests.precompute.encoders.loading import changed_config, photos
+from tests.precompute.encoders.loading import CLIP, changed_config, load, photos, shape_of
 from tests.precompute.encoders.test_vaes import IMAGE_VAES, NARROW_WAN, PATCHED_WAN, VIDEO_VAES, Vae
 
 WAN_21 = Vae("AutoencoderKLWan", NARROW_WAN, 8, 16)
@@ -57,14 +57,11 @@ class Loaded:
         return self.diffusers.encode(pixels).latent_dist.mode()
 
 
-def load_clips(model: str, **options):
-    config = EncoderConfig(model=model, **{"device": "cpu", "compute_dtype": "float32", **options})
-    return load_encoder(config, "signed", clips=True)
+load_clips = partial(load, clip=CLIP)
 
 
 def clips_of(frames: int, number: int = 1, height: int = HEIGHT) -> Tensor:
-    """Make random clips, uint8 [N, T, Y, X, 3]."""
-    return photos(height, WIDTH, number * frames).reshape(number, frames, height, WIDTH, 3)
+    return photos(height, WIDTH, number, frames)
 
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
@@ -78,10 +75,9 @@ def assert_equal(latents: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
 
 def test_latents_of_clips_are_diffusers_own(loaded):
     """And of the shape that the layout says. No encode path is folded."""
-    assert isinstance(loaded.encoder, ClipEncoder)
     assert loaded.encoder.identity.path == "native"
     for frames in (1, *loaded.lengths()[:3]):
-        latents, layout = loaded.encoder.encode(clips_of(frames)), loaded.encoder.clip_layout(frames, HEIGHT, WIDTH)
+        latents, layout = loaded.encoder.encode(clips_of(frames)), loaded.encoder.array(Size(frames, HEIGHT, WIDTH))
         assert_equal(latents, loaded.by_diffusers(clips_of(frames)))
         assert latents.std() > 0.01
         sides = 1 + (frames - 1) // loaded.factor, HEIGHT // loaded.kind.factor, WIDTH // loaded.kind.factor
@@ -94,14 +90,14 @@ def test_moments_of_clips_are_diffusers_own(loaded):
     encoder = load_clips(loaded.model, posterior="moments")
     latents = encoder.encode(clips_of(frames))
     mean, logvar = latents.chunk(2, dim=1)
-    assert latents.shape[1:] == encoder.clip_layout(frames, HEIGHT, WIDTH).shape
+    assert latents.shape[1:] == shape_of(encoder, HEIGHT, WIDTH, frames)
     assert_equal(mean, loaded.by_diffusers(clips_of(frames)))
     assert (logvar != mean).any()
 
 
 def test_the_first_latent_frame_is_the_images_latent_unless_it_depends_on_later_frames(loaded):
     frames = loaded.lengths()[1]
-    image, clip = loaded.encoder.encode(clips_of(frames)[:, 0]), loaded.encoder.encode(clips_of(frames))
+    image, clip = load(loaded.model).encode(clips_of(frames)[:, :1]), loaded.encoder.encode(clips_of(frames))
     difference = (clip[:, :, 0] - image).abs().max()
     if loaded.kind in LOOK_AHEAD:
         assert difference > 0.05 * image.std()
@@ -111,12 +107,14 @@ def test_the_first_latent_frame_is_the_images_latent_unless_it_depends_on_later_
 
 def test_the_prefix_alone_has_the_clips_own_latent_frames(loaded):
     """At least two of them, but for a single frame."""
-    assert loaded.encoder.clip_prefix(1) == (1, 1)
+    assert loaded.encoder.prefix(clips_of(1))[1] == 1
     for length in loaded.lengths():
-        clip, (frames, same) = clips_of(length), loaded.encoder.clip_prefix(length)
+        clip = clips_of(length)
+        first, same = loaded.encoder.prefix(clip)
+        frames = first.shape[1]
         assert 2 <= same <= 1 + (frames - 1) // loaded.factor
         assert frames <= length
-        prefix, whole = loaded.encoder.encode(clip[:, :frames]), loaded.encoder.encode(clip)
+        prefix, whole = loaded.encoder.encode(first), loaded.encoder.encode(clip)
         assert_equal(prefix[:, :, :same], whole[:, :, :same], atol=2e-5)
 
 
@@ -131,12 +129,12 @@ def test_other_numbers_of_frames_are_refused_with_the_nearest(loaded):
     below = 1 + 2 * loaded.step
     for frames in range(below + 1, below + loaded.step):
         with pytest.raises(ConfigError) as raised:
-            loaded.encoder.clip_layout(frames, HEIGHT, WIDTH)
+            shape_of(loaded.encoder, HEIGHT, WIDTH, frames)
         rule = f"{loaded.step}k 1 {loaded.kind.class_name} {frames} {below} {below + loaded.step}"
         assert_names(raised.value, f"clip.frames {rule}")
         assert "\n" not in str(raised.value)
     with pytest.raises(ConfigError, match=f"multiples of {loaded.kind.factor}, got {HEIGHT + 1}x{WIDTH}"):
-        loaded.encoder.clip_layout(below, HEIGHT + 1, WIDTH)
+        shape_of(loaded.encoder, HEIGHT + 1, WIDTH, below)
 
 
 def test_a_decoder_gives_as_many_frames_as_were_encoded(loaded):
@@ -157,7 +155,7 @@ IMAGES_ALONE = [kind for kind in IMAGE_VAES if kind.class_name != "AutoencoderKL
 def test_a_vae_of_images_alone_refuses_clips_in_one_line(kind, tmp_path):
     kind.save(tmp_path)
     with pytest.raises(ConfigError) as raised:
-        load_clips(str(tmp_path)).clip_layout(5, 64, 64)
+        load_clips(tmp_path)
     assert_names(raised.value, f"{kind.class_name} clip")
     assert "\n" not in str(raised.value)
 
@@ -174,7 +172,7 @@ def peak_bytes(work) -> int:
 def test_a_longer_clip_of_wan_takes_more_memory_only_for_its_pixels(tmp_path):
     """The pixels, in uint8 and float32, and the latents; activations do not grow."""
     WAN_21.save(tmp_path)
-    encoder = load_clips(str(tmp_path))
+    encoder = load_clips(tmp_path)
     peaks = [peak_bytes(partial(encoder.encode, clips_of(frames))) for frames in (17, 81)]
     pixels = (81 - 17) * HEIGHT * WIDTH * 3 * 4
     assert peaks[1] - peaks[0] < 2 * pixels
@@ -183,7 +181,7 @@ def test_a_longer_clip_of_wan_takes_more_memory_only_for_its_pixels(tmp_path):
 def test_a_batch_of_clips_takes_no_more_memory_than_its_latents(tmp_path):
     """LTX encodes whole clips, so that two at once would take twice the memory."""
     LTX.save(tmp_path)
-    encoder = load_clips(str(tmp_path))
+    encoder = load_clips(tmp_path)
     one, four = (peak_bytes(partial(encoder.encode, clips_of(17, number))) for number in (1, 4))
     assert four < 1.1 * one
 
@@ -191,8 +189,7 @@ def test_a_batch_of_clips_takes_no_more_memory_than_its_latents(tmp_path):
 def test_clips_of_cogvideox_1_5_are_scaled_as_videos_not_as_first_images(tmp_path):
     """Diffusers multiplies videos by the scale; `invert_scale_latents` is of the image that a video begins with."""
     COGVIDEOX.save(tmp_path)
-    still = load_encoder(EncoderConfig(model=str(tmp_path), device="cpu"), "signed")
-    clips = load_clips(str(tmp_path))
+    still, clips = load(tmp_path), load_clips(tmp_path)
     assert (clips.identity.latents_scale, still.identity.latents_scale) == (4.0, 0.25)
     assert clips.identity.weights_sha256 == still.identity.weights_sha256
 
@@ -201,7 +198,7 @@ def test_clips_of_cogvideox_1_5_are_scaled_as_videos_not_as_first_images(tmp_pat
 def test_fields_without_effect_on_clips_are_refused(field, value, tmp_path):
     WAN_21.save(tmp_path)
     with pytest.raises(ConfigError) as raised:
-        load_clips(str(tmp_path), **{field: value})
+        load_clips(tmp_path, **{field: value})
     shown = str(value).lower()
     assert str(raised.value) == f"encoder.{field}: {shown} has no effect on clips of AutoencoderKLWan; leave it out"
 
@@ -210,13 +207,13 @@ def test_a_wan_that_diffusers_cannot_run_is_refused(tmp_path):
     WAN_21.save(tmp_path)
     changed_config(attn_scales=[0.5])(tmp_path)
     with pytest.raises(ConfigError, match="clip cannot run a model with attn_scales, diffusers' encode fails on them"):
-        load_clips(str(tmp_path))
+        load_clips(tmp_path)
 
 
 def test_bfloat16_is_within_the_limits_of_the_canary(loaded):
     frames = 1 + loaded.step
     exact, rounded = (load_clips(loaded.model, compute_dtype=each) for each in ("float32", "bfloat16"))
-    layout, clip = exact.clip_layout(frames, HEIGHT, WIDTH), clips_of(frames)
+    layout, clip = exact.array(Size(frames, HEIGHT, WIDTH)), clips_of(frames)
     found = difference(rounded.encode(clip).numpy(), exact.encode(clip).numpy(), layout)
     assert found.overall > 1e-4
     assert LIMITS["bfloat16", "cpu"].admit(found)
@@ -224,7 +221,7 @@ def test_bfloat16_is_within_the_limits_of_the_canary(loaded):
 
 def test_a_full_size_wan_encodes_a_clip(tmp_path, full_size_vae):
     full_size_vae.save_pretrained(tmp_path)
-    encoder, clip = load_clips(str(tmp_path)), clips_of(9)
+    encoder, clip = load_clips(tmp_path), clips_of(9)
     with torch.inference_mode():
         theirs = full_size_vae.encode(clip.permute(0, 4, 1, 2, 3).float() / 127.5 - 1).latent_dist.mean
     assert theirs.shape == (1, 16, 3, 4, 8)

@@ -49,10 +49,11 @@ import sys
 from cache_store.program.running import run_program
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
+from precompute.images.decode import ImageConfig
 
 def load(models):
     for model in models:
-        identity = load_encoder(EncoderConfig(model=model, device="cpu"), "signed").identity
+        identity = load_encoder(EncoderConfig(model=model, device="cpu"), ImageConfig().recipe).identity
         print(identity.weights_sha256, "after" if "diffusers" in sys.modules else "without", "importing diffusers")
 
 sys.exit(run_program("precompute", load, sys.argv[1:]))

@@ -8,11 +8,12 @@ from transformers import BitImageProcessorPil, SiglipImageProcessorPil, ViTImage
 
 from cache_store.errors import ConfigError
 from precompute.config import BuildConfig
-from precompute.encoders.encoder import PIXEL_RANGES
+from precompute.encoders.encoder import PIXEL_RANGES, still_in_range
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.preprocessing import recipe_of_model
+from precompute.images.buckets import place
 from precompute.images.decode import ImageConfig
-from precompute.images.fit import fit_image, to_pixels, unreduced
+from precompute.images.fit import fit_image, unreduced
 from precompute.sources import SourceConfig
 from tests.precompute.encoders.loading import changed_config
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, SIDE, save_model
@@ -41,8 +42,8 @@ def test_images_are_prepared_as_the_models_processor_does(processor, size, clip)
     image = BuildConfig(cache="c", source=source, encoder=encoder, image=ImageConfig(from_model=True)).prepared().image
     assert not image.from_model
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
-    pixels_NYX3 = torch.from_numpy(to_pixels(fit_image(unreduced(noise), image.recipe)).copy())[None]
-    ours = PIXEL_RANGES[image.range](pixels_NYX3.permute(0, 3, 1, 2).float())
+    fitted = fit_image(unreduced(noise), image.recipe, place(image.rule, noise.size))
+    ours = still_in_range(torch.tensor(np.array([[fitted]])), PIXEL_RANGES[image.range], torch.device("cpu"))
     theirs = torch.from_numpy(processor(noise, return_tensors="np")["pixel_values"])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)  # a level is 0.004 or more
 

@@ -19,7 +19,7 @@ from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder, load_reference
 from precompute.encoders.text_encoder import ZEROS, TransformersTextEncoder
 from precompute.encoders.text_presets import PRESETS
-from tests.precompute.encoders.loading import load
+from tests.precompute.encoders.loading import image_recipe, load, shape_of
 from tests.precompute.encoders.test_padding import MASKED
 from tests.precompute.encoders.text_models import (
     TEXT_MODELS,
@@ -190,7 +190,7 @@ def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
         assert recipe.padding in ZEROS
         counts = np.array([tokens.whole for tokens in encoder.tokens(texts)])
         theirs = theirs.where(torch.from_numpy(recipe.mask(counts))[:, :, None], 0.0)
-    assert ours.shape == theirs.shape == (len(texts), *encoder.layout(0, 0).shape)
+    assert ours.shape == theirs.shape == (len(texts), *shape_of(encoder, 1, recipe.max_tokens))
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     null_NT = torch.full((1, recipe.drop + recipe.max_tokens), NO_TOKEN)
@@ -297,8 +297,8 @@ def test_the_identity_follows_weights_and_tokenizer_not_files(tmp_path, kind):
     assert load_text(alone).identity == encoder.identity
     config = EncoderConfig(model=str(folder), device="cpu", max_tokens=32)
     ids_NT = padded(encoder, TEXTS)
-    exact, rounded = encoder.encode(ids_NT), load_encoder(config, "signed").encode(ids_NT)
-    torch.testing.assert_close(load_reference(config, "signed").encode(ids_NT), exact, rtol=0, atol=0)
+    exact, rounded = encoder.encode(ids_NT), load_encoder(config, None).encode(ids_NT)
+    torch.testing.assert_close(load_reference(config, None).encode(ids_NT), exact, rtol=0, atol=0)
     assert 0 < (rounded - exact).square().mean().sqrt() < 0.03 * rounded.std()
 
 
@@ -318,7 +318,7 @@ def test_a_qwen_vl_reads_texts_or_images_as_configured(tmp_path):
     folder = save_text_encoder("Qwen2_5_VLForConditionalGeneration", tmp_path, "_2")
     assert load_text(folder, subfolder="text_encoder_2").identity.class_name == "Qwen2_5_VLTextModel"
     config = EncoderConfig(model=str(folder), subfolder="text_encoder_2", device="cpu")
-    assert load_encoder(config, "clip").identity.class_name == "Qwen2_5_VisionTransformerPretrainedModel"
+    assert load_encoder(config, image_recipe("clip")).identity.class_name == "Qwen2_5_VisionTransformerPretrainedModel"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_reference, refuse_image_size
-from tests.precompute.encoders.loading import load, photos, signed
+from tests.precompute.encoders.loading import image_recipe, load, photos, shape_of, signed
 
 KL_BLOCKS = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
 NARROW_KL = {**KL_BLOCKS, "block_out_channels": [8, 8, 16], "norm_num_groups": 4}
@@ -127,9 +128,9 @@ def is_video(vae: Any) -> bool:
 
 
 @torch.inference_mode()
-def encode_by_diffusers(vae: Any, images_NYX3: Tensor) -> Any:
+def encode_by_diffusers(vae: Any, images_N1YX3: Tensor) -> Any:
     """Return the posterior, or the latents of a VAE without one."""
-    pixels = signed(images_NYX3)
+    pixels = signed(images_N1YX3)
     if vae.config.get("in_channels") == 4:
         pixels = torch.cat([pixels, torch.ones_like(pixels[:, :1])], 1)
     (encoded,) = vae.encode(pixels.unsqueeze(2) if is_video(vae) else pixels, return_dict=False)
@@ -148,8 +149,8 @@ def test_latents_are_diffusers_own(kind, tmp_path, height, width):
         latents, expected = encoder.encode(images), expected.reshape(2, -1, *size)
         torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5 if kind.folds else 0)
         assert latents.std() > 0.01
-        assert latents.shape[1:] == encoder.layout(height, width).shape
-        reference = load_reference(EncoderConfig(model=str(tmp_path), posterior=posterior), "signed")
+        assert latents.shape[1:] == shape_of(encoder, height, width)
+        reference = load_reference(EncoderConfig(model=str(tmp_path), posterior=posterior), image_recipe())
         assert torch.equal(reference.encode(images), expected)
         assert (encoder.identity.path, reference.identity.path) == ("folded" if kind.folds else "native", "native")
         assert encoder.identity.weights_sha256 == reference.identity.weights_sha256
@@ -177,7 +178,7 @@ def test_a_size_that_is_no_multiple_is_refused_unloaded(kind, tmp_path):
     kind.save(tmp_path)
     multiple = kind.factor * kind.cells
     width = multiple * 3 + kind.factor // 2
-    for refuse in (load(tmp_path).layout, lambda *size: refuse_image_size(EncoderConfig(model=str(tmp_path)), *size)):
+    for refuse in (partial(shape_of, load(tmp_path)), partial(refuse_image_size, EncoderConfig(model=str(tmp_path)))):
         for size in ((96, width), (0, multiple)):
             with pytest.raises(ConfigError, match=f"{multiple}.*{size[0]}x{size[1]}"):
                 refuse(*size)

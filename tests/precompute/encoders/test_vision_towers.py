@@ -10,10 +10,11 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil, SiglipVisionConfig, SiglipVisionModel
 
 from cache_store.errors import ConfigError, ModelError
+from cache_store.format.array import Size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_reference, refuse_image_size
 from precompute.encoders.tower import FrozenTower, TowerEncoder
-from tests.precompute.encoders.loading import load, photos, signed
+from tests.precompute.encoders.loading import image_recipe, load, photos, shape_of, signed
 from tests.precompute.encoders.towers import (
     FEATURES,
     LAYERS,
@@ -64,10 +65,10 @@ def test_tokens_are_transformers_own(kind, folders):
         tokens = encoder.encode(PHOTOS)
         assert torch.equal(tokens, expected)
         assert tokens.std() > 0.1
-        assert tokens.shape[1:] == encoder.layout(SIDE, SIDE).shape
-        assert encoder.layout(SIDE, SIDE).axes == ("token", "feature")
+        assert tokens.shape[1:] == shape_of(encoder, SIDE, SIDE)
+        assert encoder.array(Size(1, SIDE, SIDE)).axes == ("token", "feature")
         assert (encoder.identity.path, encoder.identity.posterior) == ("native", "none")
-        reference = load_reference(EncoderConfig(model=str(folders[kind]), **options), "signed")
+        reference = load_reference(EncoderConfig(model=str(folders[kind]), **options), image_recipe())
         assert torch.equal(reference.encode(PHOTOS), expected)
     assert load(folders[kind]).identity.layer == (-2 if "Llava" in kind else None)
     pooled = load(folders[kind], pool=4).encode(PHOTOS)
@@ -105,8 +106,8 @@ def test_gemma_3s_full_size_tower_makes_256_tokens_of_an_image():
         weights_sha256="0" * 64, image_side=896, patches=64, features=1152, pool=4,
     )  # fmt: skip
     encoder = TowerEncoder(tower, EncoderConfig(model="m", device="cpu", compute_dtype="float32"), "signed")
-    tokens = encoder.encode(torch.zeros(2, 896, 896, 3, dtype=torch.uint8))
-    assert tokens.shape[1:] == encoder.layout(896, 896).shape == (256, 1152)
+    tokens = encoder.encode(torch.zeros(2, 1, 896, 896, 3, dtype=torch.uint8))
+    assert tokens.shape[1:] == shape_of(encoder, 896, 896) == (256, 1152)
 
 
 def test_a_tower_takes_only_its_own_size(kind, folders, tmp_path):
@@ -114,7 +115,10 @@ def test_a_tower_takes_only_its_own_size(kind, folders, tmp_path):
     (tmp_path / "config.json").write_bytes((folders[kind] / "config.json").read_bytes())
     refuse_image_size(EncoderConfig(model=str(tmp_path)), SIDE, SIDE)
     for size in ((SIDE, 40), (224, 224)):
-        for refuse in (partial(refuse_image_size, EncoderConfig(model=str(tmp_path))), load(folders[kind]).layout):
+        for refuse in (
+            partial(refuse_image_size, EncoderConfig(model=str(tmp_path))),
+            partial(shape_of, load(folders[kind])),
+        ):
             with pytest.raises(ConfigError, match=str(SIDE)):
                 refuse(*size)
 
@@ -153,7 +157,7 @@ def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(kind, rows, columns
     height, width = 2 * patch * rows, 2 * patch * columns
     images = photos(height, width)
     processor = Qwen2VLImageProcessorPil(do_resize=False, patch_size=patch)
-    made = processor([Image.fromarray(each) for each in images.numpy()], return_tensors="pt")
+    made = processor([Image.fromarray(each) for each in images[:, 0].numpy()], return_tensors="pt")
     with torch.inference_mode():
         given = model.model.get_image_features(made["pixel_values"], made["image_grid_thw"])
     levels = {}
@@ -165,7 +169,7 @@ def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(kind, rows, columns
         tokens = encoder.encode(images)
         torch.testing.assert_close(tokens, torch.stack(list(expected)), rtol=0, atol=1e-5)
         assert tokens.std() > 0.1
-        assert tokens.shape[1:] == encoder.layout(height, width).shape == (rows * columns, 8)
+        assert tokens.shape[1:] == shape_of(encoder, height, width) == (rows * columns, 8)
         assert encoder.identity.layer == (None if layer == "auto" else layer)
     with pytest.raises(ModelError, match="deepstack"):
         load(tmp_path, "clip", layer=1)

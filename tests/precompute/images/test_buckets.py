@@ -12,9 +12,9 @@ from diffusers.training_utils import find_nearest_bucket, generate_aspect_ratio_
 from PIL import Image, ImageOps
 
 from cache_store.errors import ConfigError
-from cache_store.format.array import BucketRule
+from cache_store.format.array import SizeRule
 from precompute.images.buckets import PRESETS, BucketsConfig, place
-from precompute.images.buckets.placement import Size, area_of
+from precompute.images.buckets.placement import Sides, area_of
 from precompute.images.rejected import Rejected
 
 EXAMPLES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "bucket_examples.json").read_text())["rules"]
@@ -32,12 +32,12 @@ CONFIGS = {
 by_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=[*CONFIGS])
 
 
-def bucket_of(rule: BucketRule, size: Size) -> Size:
+def bucket_of(rule: SizeRule, size: Sides) -> Sides:
     _, height, width = place(rule, size).bucket
     return width, height
 
 
-def random_sizes(count: int, seed: int = 0) -> list[Size]:
+def random_sizes(count: int, seed: int = 0) -> list[Sides]:
     """Draw sizes of all aspects up to 1:4, most of them of photographs."""
     random = np.random.default_rng(seed)
     sides = np.exp(random.uniform(np.log(150), np.log(6_000), count))
@@ -175,7 +175,7 @@ def test_the_bounds_of_ours_follow_the_resolution():
 
 @by_config
 def test_a_rule_is_recorded_whole(config):
-    assert msgspec.json.decode(msgspec.json.encode(config.rule), type=BucketRule) == config.rule
+    assert msgspec.json.decode(msgspec.json.encode(config.rule), type=SizeRule) == config.rule
 
 
 def test_a_record_has_only_the_numbers_that_the_rule_uses():

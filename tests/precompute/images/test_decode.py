@@ -11,22 +11,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images.decode import (
-    SUFFIXES,
-    SUFFIXES_OF,
-    ImageConfig,
-    decode_image,
-)
-from precompute.images.fit import FITS, RESAMPLING, fit_image, unreduced
+from precompute.images.decode import SUFFIXES, SUFFIXES_OF
+from precompute.images.fit import RESAMPLING, unreduced
 from precompute.images.pixels import to_rgb
 from precompute.images.rejected import Rejected
+from tests.precompute.images.fitting import FITS, decoded, fitted, recipe_of
 from tests.precompute.images.hostile_images import EXIF, PNG_MAGIC, png, png_chunk, save, tiff_around
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
 
 def decode(data: bytes, max_pixels: int = 10**6) -> np.ndarray:
-    return np.asarray(decode_image(data, ImageConfig(max_pixels=max_pixels).recipe).rgb)
+    return np.asarray(decoded(data, recipe_of(max_pixels=max_pixels)).rgb)
 
 
 def rejection(data: bytes) -> str:
@@ -190,20 +186,20 @@ def images() -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("image", list(images()), ids=lambda image: image[0])
 def test_an_image_becomes_these_pixels(image):
     _, data, expected, *tolerance = image
-    decoded = decode(data)
-    assert decoded.shape == expected.shape
-    assert np.abs(decoded.astype(int) - expected).max() <= sum(tolerance)
+    found = decode(data)
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(int) - expected).max() <= sum(tolerance)
 
 
 @pytest.mark.parametrize("decoding", ["full", "reduced"])
 def test_an_image_says_whether_its_exif_could_be_read(decoding):
-    recipe = ImageConfig(decode=decoding).recipe
+    recipe = recipe_of(decode=decoding)
     broken, exif = dict(broken_exif()), Image.Exif()
-    assert [name for name, data in broken.items() if decode_image(data, recipe).exif_is_readable] == []
+    assert [name for name, data in broken.items() if decoded(data, recipe).exif_is_readable] == []
     exif[0x010E] = "a description"
     sound = [saved(BLOCKS, each, exif=exif, **LOSSY.get(each, {})) for each in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")]
     without_need = [data for _, data in exif_that_turns_nothing()]
-    assert all(decode_image(data, recipe).exif_is_readable for data in (*sound, *without_need, PNG))
+    assert all(decoded(data, recipe).exif_is_readable for data in (*sound, *without_need, PNG))
 
 
 def test_every_suffix_is_one_of_its_format():
@@ -250,15 +246,15 @@ def test_an_image_of_just_so_many_pixels_is_decoded():
         decode(PNG, 16 * 24 - 1)
 
 
-def fitted(pixels: np.ndarray, **recipe: Any) -> np.ndarray:
-    return np.asarray(fit_image(unreduced(Image.fromarray(pixels)), ImageConfig(**recipe).recipe))
+def fit_pixels(pixels: np.ndarray, **recipe: Any) -> np.ndarray:
+    return np.asarray(fitted(unreduced(Image.fromarray(pixels)), recipe_of(**recipe)))
 
 
 @pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])
 def test_a_flip_is_the_fitted_image_mirrored(fit, resample):
     """This also holds if a side is odd, so that crop and pad cannot be even."""
     plain, flipped = (
-        fitted(PIXELS, height=15, width=13, fit=fit, resample=resample, flip=flip) for flip in (False, True)
+        fit_pixels(PIXELS, height=15, width=13, fit=fit, resample=resample, flip=flip) for flip in (False, True)
     )
     np.testing.assert_array_equal(flipped, plain[:, ::-1])
 
@@ -267,7 +263,7 @@ def test_a_flip_is_the_fitted_image_mirrored(fit, resample):
 def test_the_thinnest_images_fit(fit, resample):
     for size in [(1, 100_000), (100_000, 1), (1, 1), (3, 7)]:
         image = np.zeros((*size, 3), np.uint8)
-        assert fitted(image, height=64, width=48, fit=fit, resample=resample).shape == (64, 48, 3)
+        assert fit_pixels(image, height=64, width=48, fit=fit, resample=resample).shape == (64, 48, 3)
 
 
 def test_an_image_made_rgb_in_strips_is_as_one_made_at_once():

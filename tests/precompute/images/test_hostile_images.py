@@ -22,19 +22,19 @@ from precompute.images.decode import (
     MEMORY_PER_BYTE,
     MEMORY_PER_PIXEL,
     SUFFIXES_OF,
-    ImageConfig,
-    decode_image,
     silence_decoders,
 )
-from precompute.images.fit import fit_image, unreduced
+from precompute.images.fit import unreduced
 from precompute.images.parts import AVIF_FRAME_COUNT, JPEG_MARKER, refuse_costly
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import LONG_NUMBER
 from tests.precompute.images import hostile_images as hostile
+from tests.precompute.images.fitting import FITS, fitted, recipe_of
+from tests.precompute.images.fitting import decoded as decode
 
 MAX_PIXELS = hostile.HEAVY_PIXELS[0] * hostile.HEAVY_PIXELS[1]
 
-RECIPE = ImageConfig(max_pixels=MAX_PIXELS).recipe
+RECIPE = recipe_of(max_pixels=MAX_PIXELS)
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
@@ -44,14 +44,14 @@ CORPUS, FUZZED = hostile.fuzz_corpus(), 6_000
 def decoded(data: bytes) -> np.ndarray | str:
     """Return the pixels, or the reason why the file was rejected."""
     try:
-        return np.asarray(decode_image(data, RECIPE).rgb)
+        return np.asarray(decode(data, RECIPE).rgb)
     except Rejected as rejected:
         return rejected.reason
 
 
 def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
     rng, reasons = np.random.default_rng(0), list[str]()
-    recipes = [ImageConfig(height=16, width=24, fit=fit).recipe for fit in ("squash", "crop", "pad")]
+    recipes = [recipe_of(16, 24, fit=fit) for fit in FITS]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         silence_decoders()
@@ -60,7 +60,7 @@ def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
             if isinstance(end, str):
                 reasons.append(end)
             else:
-                assert fit_image(unreduced(Image.fromarray(end)), recipes[number % 3]).size == (24, 16)
+                assert fitted(unreduced(Image.fromarray(end)), recipes[number % 3]).size == (24, 16)
     assert FUZZED // 10 < len(reasons) < FUZZED * 9 // 10
     assert not any("\n" in reason or "0x" in reason for reason in reasons), "addresses would differ between runs"
     assert capfd.readouterr() == ("", "")  # libtiff would, from C
@@ -79,15 +79,14 @@ WATCHED = """
 import resource, sys
 from pathlib import Path
 from precompute.images.decode import silence_decoders
-from precompute.images.decode import ImageConfig, decode_image
-from precompute.images.fit import fit_image, to_pixels
 from precompute.images.rejected import Rejected
+from tests.precompute.images.fitting import decoded, fitted, recipe_of
 
-recipe = ImageConfig(max_pixels=int(sys.argv[1])).recipe
+recipe = recipe_of(max_pixels=int(sys.argv[1]))
 
 def end_of(name):
     try:
-        to_pixels(fit_image(decode_image(Path(name).read_bytes(), recipe), recipe))
+        fitted(decoded(Path(name).read_bytes(), recipe), recipe)
         return "image"
     except Rejected as rejected:
         return rejected.reason
@@ -222,7 +221,7 @@ def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around,
     """The run replaces a file's second half; in a JPEG also before the first segment, in the data and after the end."""
     silence_decoders()
     for run in (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"#", b" ", b"9", b"\n", b"#\n", b"1 ", b"<", b"\0\0\0\x08"):
-        assert calls(decode_image, around(run * (size // len(run))), RECIPE) <= 100 * FEW_PARTS, run
+        assert calls(decode, around(run * (size // len(run))), RECIPE) <= 100 * FEW_PARTS, run
 
 
 def test_behind_a_sequential_jpegs_only_scan_nothing_is_searched():

@@ -4,16 +4,16 @@ import struct
 from functools import partial
 from itertools import product
 
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from cache_store.format.array import ImageRecipe
-from precompute.images.decode import ORIENTATIONS, ImageConfig, decode_image, silence_decoders
-from precompute.images.fit import FITS, RESAMPLING, fit_image, reduction, unreduced
+from precompute.images.decode import ORIENTATIONS, silence_decoders
+from precompute.images.fit import RESAMPLING, reduction, unreduced
 from precompute.images.rejected import Rejected
 from tests.precompute.images import hostile_images as hostile
+from tests.precompute.images.fitting import FITS, decoded, fitted, recipe_of, size_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
@@ -43,20 +43,16 @@ PHOTOGRAPHS = {
 }
 
 
-def recipe_of(decode: str, **fields: object) -> ImageRecipe:
-    return msgspec.structs.replace(ImageConfig(max_pixels=10**6).recipe, decode=decode, **fields)
-
-
 @pytest.mark.parametrize(("fit", "name"), [*product(FITS, PHOTOGRAPHS)])
 def test_a_reduced_jpeg_gives_nearly_the_same_pixels(fit, name):
     """No edge is shifted, although EXIF may turn a partial pixel to any of them."""
     for height, width in ((50, 50), (25, 33), (20, 25)):
-        recipes = [recipe_of(decode, height=height, width=width, fit=fit) for decode in ("full", "reduced")]
-        full, reduced = (decode_image(PHOTOGRAPHS[name], recipe) for recipe in recipes)
+        recipes = [recipe_of(height, width, fit=fit, decode=decode) for decode in ("full", "reduced")]
+        full, reduced = (decoded(PHOTOGRAPHS[name], recipe) for recipe in recipes)
         assert reduced.size == full.size == full.rgb.size
         assert reduced.reduction > full.reduction == 1
-        fitted = [fit_image(*each) for each in zip((full, reduced), recipes, strict=True)]
-        apart = np.abs(np.subtract(*(np.asarray(each, int) for each in fitted)))
+        pixels = [np.asarray(fitted(*each), int) for each in zip((full, reduced), recipes, strict=True)]
+        apart = np.abs(np.subtract(*pixels))
         assert apart.max() <= 8
         assert apart.mean() < 1
 
@@ -77,8 +73,9 @@ def test_a_reduced_jpeg_gives_nearly_the_same_pixels(fit, name):
 )
 def test_twice_the_size_that_is_fitted_to_remains(fit, size, target, expected):
     width, height = target
-    assert reduction(size, recipe_of("reduced", fit=fit, width=width, height=height)) == expected
-    assert reduction(size, recipe_of("full", fit=fit, width=width, height=height)) == 1
+    for decode, factor in (("reduced", expected), ("full", 1)):
+        recipe = recipe_of(height, width, fit=fit, decode=decode)
+        assert reduction(size, recipe, size_of(recipe)) == factor
 
 
 def lossless_jpeg(height: int, width: int) -> bytes:
@@ -99,16 +96,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_other_image_is_decoded_in_full(name):
-    full, reduced = (
-        decode_image(OTHERS[name], recipe_of(decode, height=16, width=24)) for decode in ("full", "reduced")
-    )
+    full, reduced = (decoded(OTHERS[name], recipe_of(16, 24, decode=decode)) for decode in ("full", "reduced"))
     assert np.array_equal(full.rgb, reduced.rgb)
     assert (full.size, full.reduction, full.origin) == (reduced.size, reduced.reduction, reduced.origin)
 
 
 def end_of(data: bytes, recipe: ImageRecipe) -> tuple[int, int] | str:
     try:
-        return decode_image(data, recipe).size
+        return decoded(data, recipe).size
     except Rejected as rejected:
         return rejected.reason
 
@@ -121,7 +116,7 @@ def test_damaged_jpegs_are_rejected_as_in_full():
     rng, rejected = np.random.default_rng(0), 0
     for _ in range(1_500):
         data = hostile.mutated(corpus, rng)
-        full, reduced = (end_of(data, recipe_of(decode, height=1, width=1)) for decode in ("full", "reduced"))
+        full, reduced = (end_of(data, recipe_of(1, 1, decode=decode)) for decode in ("full", "reduced"))
         assert full == reduced
         rejected += isinstance(full, str)
     assert 300 < rejected < 1_200
@@ -134,6 +129,6 @@ def test_an_image_that_is_not_reduced_is_fitted_as_by_pillow():
         for _ in range(20):
             width, height, *target = rng.integers(1, 90, 4).tolist()
             image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
-            recipe = recipe_of("full", fit=fit, resample=filter_, width=target[0], height=target[1])
+            recipe = recipe_of(target[1], target[0], fit=fit, resample=filter_)
             expected = by_pillow[fit](image, tuple(target), RESAMPLING[filter_])
-            assert np.array_equal(fit_image(unreduced(image), recipe), expected), (fit, filter_, image.size, target)
+            assert np.array_equal(fitted(unreduced(image), recipe), expected), (fit, filter_, image.size, target)

@@ -6,6 +6,8 @@ The facts hold a store that can do nothing and lists that cannot be read, so a d
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from io import BytesIO
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,15 +21,19 @@ from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import PLAN_FILE, SPEC_FILE, samples_file
+from cache_store.format.plan import PlanFile, encode_plan
 from cache_store.format.record import sign
+from cache_store.format.tables import TableFile
 from cache_store.verify.findings import Report
+from precompute.rerun.arrange import OneSize
 from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
 from precompute.rerun.facts import Facts, compare_lists, planned_facts
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.rows import Rows, rows_in_scratch, slices_of
-from tests.make_cache import caption, make_array, make_encoder, make_plan
+from tests.make_cache import caption, make_array, make_encoder, make_plan, sized_array
 
 PER_SHARD = 8
+SIZED = sized_array((1, 1, 1), None)
 ARRAY = make_array((1, 1, 1), "float16", "none", make_encoder(4, [0.0], [1.0]))
 RECIPE = schema.Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
 TALLER = msgspec.structs.replace(RECIPE, array=make_array((1, 2, 1), "float16", "none", ARRAY.encoder))
@@ -49,8 +55,16 @@ def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
     return make_plan(len(ids), ids, [caption(texts.get(name, name)) for name in ids])
 
 
+def array_of(name: str) -> schema.SizedArray:
+    return SIZED
+
+
+def sized(rows: Rows) -> Rows:
+    return OneSize(SIZED, PER_SHARD).arrange_new(rows)
+
+
 def rows(table: pa.Table, size: int = PER_SHARD) -> Rows:
-    return rows_in_scratch(slices_of(table, size))
+    return sized(rows_in_scratch(slices_of(table, size)))
 
 
 def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
@@ -58,11 +72,11 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
     sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
-        shard=shard, first_row=spec.shard_rows(shard).start, recipe=spec.recipe,
+        shard=shard, first_row=spec.shard_rows(shard).start, array=SIZED.size.name, recipe=spec.recipe,
         plan_digest=rows(plan, spec.samples_per_shard).digests.shards[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
         rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
-        statistics=schema.FeatureStatistics(count=count * spec.array.shape[1], **sums),
+        statistics=schema.FeatureStatistics(count=count * spec.array_of(shard).shape[1], **sums),
         preview=schema.PreviewEquations(gram=((1.0, 0.0), (0.0, 1.0)), moment=((0.0,) * 3,) * 2),
     )  # fmt: skip
     run = schema.CommitRun(attempt=1, seconds=1.0, images_per_s=1.0, host="", device="cpu", versions={})
@@ -71,7 +85,9 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
 
 def plan_on_disk(planned: Rows, content: str = "") -> Reading[PlanOnDisk]:
     file = schema.FileRecord(path=PLAN_FILE, bytes=1, sha256=content)
-    return Reading(PlanOnDisk(plan=planned.plan, file=file, digests=planned.digests))
+    encode_plan(stream := BytesIO(), planned.shards(), repeat(SIZED.size.name))
+    plan = PlanFile(TableFile(lambda: BytesIO(stream.getvalue()), PLAN_FILE))
+    return Reading(PlanOnDisk(plan=plan, file=file, digests=planned.digests))
 
 
 def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
@@ -116,7 +132,7 @@ class Case(NamedTuple):
     """Shards with rejected samples that can be decoded now."""
 
     def decided(self) -> Work:
-        facts = compare_lists(self.found, self.recipe, rows(self.source))
+        facts = compare_lists(self.found, self.recipe, rows(self.source), array_of)
         return decide(unreadable(facts), self.request).with_recovered(0, self.recovered)
 
 
@@ -139,20 +155,22 @@ def reported(survey: Survey) -> BuildRequest:
 
 LONGER = samples(range(20))
 APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
-GROWN = rows_in_scratch([LONGER[:8], LONGER[8:12], LONGER[12:]])
+GROWN = sized(rows_in_scratch([LONGER[:8], LONGER[8:12], LONGER[12:]]))
 BEGUN = replace(WHOLE, plan=plan_on_disk(GROWN), seal=Reading())
 SWAPPED = replace(WHOLE, plan=plan_on_disk(rows(samples([1, 0, *range(2, 12)]))), seal=Reading(), shards={})
 OTHER_TEXTS = replace(WHOLE, plan=plan_on_disk(rows(samples(s09="x"))))
 FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
 OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal, plan=WHOLE.plan)
 OTHER_PLAN = replace(
-    WHOLE, spec=Reading(RECIPE.spec("0", schema.even_shards(12, PER_SHARD))), metadata={SPEC_FILE: b"of another plan"}
+    WHOLE,
+    spec=Reading(RECIPE.spec("0", schema.even_shards(12, PER_SHARD, SIZED.size.name), [SIZED])),
+    metadata={SPEC_FILE: b"of another plan"},
 )
 NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problems={"f": CacheError("C/f is missing")})
 NO_RECORD = ShardOnDisk(record=DAMAGED)
 NO_SEAL = without("seal")
 SPEC_DAMAGED = replace(WHOLE, spec=DAMAGED, metadata={SPEC_FILE: b"damaged"})
-NO_ARRAY = replace(WHOLE, metadata={**WHOLE.metadata, "latents/zarr.json": None})
+NO_ARRAY = replace(WHOLE, metadata={**WHOLE.metadata, "latents/8x8/zarr.json": None})
 OTHER_SEAL, OTHER_SIZE = replace(WHOLE, seal=FOREIGN.seal), replace(WHOLE, seal=surveyed(TALLER).seal)
 BESIDE_OTHER = replace(without("spec"), seal=OTHER_SIZE.seal)
 TWO_RECIPES = shard_1(surveyed(TALLER).shards[1])
@@ -177,7 +195,7 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a retry beside damage": (Case(shard_1(NO_FILE), recovered={0: 1}), [0, 1], [0], AGAIN),
     "a lost spec": (Case(without("spec")), [], [], "zarr.json: is missing"),
     "a damaged spec": (Case(SPEC_DAMAGED), [], [], "zarr.json: is not what the spec says it should be"),
-    "no metadata of the array": (Case(NO_ARRAY), [], [], "latents/zarr.json: is missing"),
+    "no metadata of the array": (Case(NO_ARRAY), [], [], "latents/8x8/zarr.json: is missing"),
     "neither spec nor records": (Case(replace(without("spec"), shards={})), [0, 1], [], "zarr.json: is missing"),
     "a spec of another recipe": (Case(OTHER_SPEC), [], [], "zarr.json: is not what the spec says it should be"),
     "a spec of another plan": (Case(OTHER_PLAN), [], [], "zarr.json: is not what the spec says it should be"),
@@ -220,11 +238,11 @@ def test_what_is_kept_and_built(name):
 
 
 REFUSED: dict[str, tuple[Case, type[Exception], list[str]]] = {
-    "another recipe": (Case(recipe=TALLER), StaleError, ["array.image.height", "--cache NEW"]),
-    "one, no spec": (Case(without("spec"), recipe=TALLER), StaleError, ["array.image.height"]),
-    "one, which the seal has": (Case(OTHER_SIZE, recipe=TALLER), StaleError, ["array.image.height"]),
-    "one, extending": (Case(source=LONGER, request=APPEND, recipe=TALLER), StaleError, ["array.image.height"]),
-    "two recipes": (Case(TWO_RECIPES), StaleError, ["commits/000001.json", "array.image.height"]),
+    "another recipe": (Case(recipe=TALLER), StaleError, ["array.image.rule.sizes", "--cache NEW"]),
+    "one, no spec": (Case(without("spec"), recipe=TALLER), StaleError, ["array.image.rule.sizes"]),
+    "one, which the seal has": (Case(OTHER_SIZE, recipe=TALLER), StaleError, ["array.image.rule.sizes"]),
+    "one, extending": (Case(source=LONGER, request=APPEND, recipe=TALLER), StaleError, ["array.image.rule.sizes"]),
+    "two recipes": (Case(TWO_RECIPES), StaleError, ["commits/000001.json", "array.image.rule.sizes"]),
     "no recipe": (Case(NO_RECIPE), StaleError, ["zarr.json", "seal.json", "commits/"]),
     "new samples": (Case(source=LONGER), StaleError, ["s12", "--extend"]),
     "new, no spec": (Case(without("spec"), LONGER), StaleError, ["s12", "--extend"]),
@@ -296,7 +314,7 @@ FOR_RANKS: dict[str, tuple[Survey, list[int] | None]] = {
 @pytest.mark.parametrize("name", FOR_RANKS)
 def test_ranks_build_a_whole_plan_and_mend_nothing(name):
     found, to_build = FOR_RANKS[name]
-    facts = unreadable(planned_facts(found, TALLER if name == "another recipe" else RECIPE))
+    facts = unreadable(planned_facts(found, TALLER if name == "another recipe" else RECIPE, array_of))
     with pytest.raises((CacheError, StaleError)) if to_build is None else nullcontext():
         work = decide_planned(facts, BuildRequest())
         assert work.to_build == work.shards_to("build") == to_build

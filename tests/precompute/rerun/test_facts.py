@@ -6,18 +6,16 @@ import zipfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cache_store.cache.metadata import read_build
-from cache_store.format.plan import PlanFile
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
 from precompute.cli import main
-from precompute.config import BuildConfig
 from precompute.rerun import facts as module
 from precompute.rerun.source_plan import SourceList
-from precompute.sources import Source
 from tests.faulty_store import CountingStore
 from tests.precompute.acts import RECORD, copied, flipped, lost
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
@@ -70,9 +68,9 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     seen = list[None]()
     list_source = module.list_source
 
-    def counted(source: Source, config: BuildConfig, planned: PlanFile | None, **more: bool) -> SourceList:
+    def counted(*given: Any, **more: bool) -> SourceList:
         seen.append(None)
-        return list_source(source, config, planned, **more)
+        return list_source(*given, **more)
 
     monkeypatch.setattr(module, "list_source", counted)
     return seen
@@ -99,7 +97,7 @@ def test_a_rerun_of_a_finished_build_opens_each_file_once_and_touches_none(built
     monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
     with built.untouched():
         built.build("--cache", f"counting://{built.cache}")
-    metadata = ["build.json", "latents/zarr.json", "plan.parquet", "seal.json", "zarr.json"]
+    metadata = ["build.json", "latents/40x32/zarr.json", "latents/zarr.json", "plan.parquet", "seal.json", "zarr.json"]
     assert opened == dict.fromkeys([*(f"commits/{shard:06d}.json" for shard in range(3)), *metadata], 1)
 
 

@@ -15,13 +15,15 @@ from cache_store.errors import CacheError, SourceError
 from cache_store.format.schema import MAX_SHARDS, Recipe
 from cache_store.format.tables import MAX_PLAN_FOOTER_BYTES
 from cache_store.storage.local import LocalStore
+from precompute.rerun.arrange import OneSize
 from precompute.rerun.match_rows import ROWS_HELD, compare_plans, reorder_by_ids
 from precompute.rerun.rows import Rows, number_rows, rows_in_scratch
 from precompute.rerun.source_plan import make_plan, refuse_duplicates, sorted_by_id
 from precompute.sources.listing import Samples
-from tests.make_cache import caption, make_array, make_encoder
+from tests.make_cache import caption, make_array, make_encoder, sized_array
 
 PER_SHARD = 64
+SIZED = sized_array((1, 1, 1), None)
 ARRAY = make_array((1, 1, 1), "float16", "none", make_encoder(4, [0.0], [1.0]))
 RECIPE = Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
 
@@ -66,13 +68,13 @@ def test_ten_times_as_many_samples_take_no_more_memory():
 def test_a_plan_takes_a_kilobyte_of_footer_a_shard_however_long_its_captions(tmp_path, monkeypatch):
     """The list of samples may be as large as a plan; one that no reader would take is not published."""
     captioned = (sample(number) | {"conversations": caption(chr(97 + number) * 3_000)} for number in range(20))
-    rows = make_plan(Samples(captioned, in_rows=True), 1)
+    rows = OneSize(SIZED, 1).arrange_new(make_plan(Samples(captioned, in_rows=True), 1))
     spec, store = rows.spec(RECIPE), LocalStore(tmp_path)
     write_plan(store, spec, rows.shards())
     footer: int = pq.read_metadata(tmp_path / "plan.parquet").serialized_size
     assert footer < 20 * MAX_PLAN_FOOTER_BYTES / MAX_SHARDS
     for place in ("cache_store.cache.metadata", "precompute.rerun.rows"):
-        monkeypatch.setattr(f"{place}.MAX_PLAN_FOOTER_BYTES", footer - 1)
+        monkeypatch.setattr(f"{place}.MAX_PLAN_FOOTER_BYTES", footer // 2)
     (tmp_path / "plan.parquet").unlink()
     with pytest.raises(CacheError, match=r"plan\.parquet.*footer"):
         write_plan(store, spec, rows.shards())
@@ -104,6 +106,7 @@ def test_samples_in_another_order_come_into_the_caches_rows(held):
     numbers = list(range(50))
     random.Random(0).shuffle(numbers)
     planned, found = plan_of(range(0, 50, 2), per_shard=4), plan_of(numbers, per_shard=4)
+    planned = OneSize(SIZED, 4).arrange_new(planned)
     arranged = reorder_by_ids(found, planned.id_hashes(), 4, held)
     expected = plan_of([*range(0, 50, 2), *(number for number in numbers if number % 2)], per_shard=4)
     assert arranged.digests == expected.digests

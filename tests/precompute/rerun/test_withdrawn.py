@@ -45,7 +45,7 @@ def assert_withdrawn(cache: Path) -> None:
 
 
 def repaired(project: Project) -> None:
-    for name in ("latents/c/0/0/0/0", "samples/000000.parquet", "commits/000001.json"):
+    for name in ("latents/40x32/c/0/0/0/0", "samples/000000.parquet", "commits/000001.json"):
         project.lose(name)
     project.repair("--shards", "[0, 1, 2]")
 

@@ -7,8 +7,10 @@ from typing import Any
 import datasets
 import webdataset
 
-from precompute.sources import Source, SourceConfig, open_source
+from precompute.inputs.frames import where_of
+from precompute.sources import SourceConfig, open_source
 from precompute.sources.fields import FieldNames
+from precompute.sources.images import Source
 from tests.precompute.conftest import image_bytes, plan_table
 
 
@@ -47,6 +49,10 @@ def write_pictures(kind: str, path: Path, *numbers: int) -> Path:
 
 def opened(kind: str, path: Path, **fields: str) -> Source:
     return open_source(SourceConfig(kind=kind, path=str(path), fields=FieldNames(**fields)))
+
+
+def read_planned(source: Source, row: Mapping[str, Any]) -> bytes:
+    return source.read(*where_of(row))
 
 
 def rows_of(source: Source) -> list[dict[str, Any]]:

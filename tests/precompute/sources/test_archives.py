@@ -19,7 +19,8 @@ import pytest
 from cache_store.errors import SourceError
 from cache_store.storage.local import LocalStore
 from precompute.images.rejected import Rejected
-from precompute.sources.image_store import ImageFolder, Images, ImageStore, open_image_store, open_images
+from precompute.sources.image_store import ImageFolder, open_image_store, open_images
+from precompute.sources.images import Images, ImageStore
 from precompute.sources.place import MAX_FILE_BYTES, MISSING
 from tests.precompute.images.hostile_images import mutated
 

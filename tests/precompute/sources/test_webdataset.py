@@ -12,10 +12,9 @@ from cache_store.format.plan import caption_of
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import read_headers
 from precompute.sources.fields import conversation_of
-from precompute.sources.image_store import read_planned
 from precompute.sources.place import MISSING
 from tests.precompute.conftest import image_bytes, plan_table
-from tests.precompute.sources.pictures import numbered, opened, rows_of, write_tar
+from tests.precompute.sources.pictures import numbered, opened, read_planned, rows_of, write_tar
 from tests.precompute.sources.test_archives import NOTHING, A, fetch, member
 
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]

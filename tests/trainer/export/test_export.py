@@ -83,7 +83,7 @@ def test_the_card_shows_the_runs_figures_and_its_curve(trained, tmp_path):
     figures = f"{loss:.4f} {own:.4f}, {other:.4f}: {other - own:.4f}"
     assert_names(
         text,
-        f"AutoencoderKLWan lm0 (curve.png) {figures} 24 high x 16 wide, squash, bilinear, `world.mean` `world.std`",
+        f"AutoencoderKLWan lm0 (curve.png) {figures} 16x24, squash, bilinear, `world.mean` `world.std`",
     )
     for words in ("12 steps, 96 samples", "[channel 4, latent_y 3, latent_x 2]", "8 tokens of 32"):
         assert words in text

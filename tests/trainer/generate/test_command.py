@@ -107,9 +107,9 @@ def test_another_model_cache_or_run_is_refused_unless_its_samples_mean_the_same(
     assert [each["row"] for each in answers(run, "--rows=1,2", f"--cache={alike}")] == [1, 2]
     rescaled = described_cache(tmp_path / "rescaled", 12, latents=make_latents(), latents_std=[1.0, 2.0, 3.0, 4.0])
     error = refused(capsys, 1, f"{rescaled} world encoder.latents_std", run, ask, f"--cache={rescaled}")
-    assert "image.height" not in error
+    assert "image." not in error
     larger = make_cache(tmp_path / "larger", make_latents().repeat(2, 2), latents_mean=MEAN, latents_std=STD)
-    refused(capsys, 1, "image.height", run, ask, f"--cache={larger}")
+    refused(capsys, 1, "image.rule.sizes", run, ask, f"--cache={larger}")
     refused(capsys, 2, f"{tmp_path}/none", tmp_path / "none", ask)
     refused(capsys, 2, "--cache", shutil.copy(run / PROJECTOR_FILE, tmp_path), ask)
 

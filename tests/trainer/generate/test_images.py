@@ -1,18 +1,20 @@
 """An image file is answered as its cached row: each tower encodes it by the recipe and the model of its own cache."""
 
+import io
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace as changed
+from PIL import Image
 
 from cache_store import open_cache
 from cache_store.cache.entry_points import open_image_encoder
 from cache_store.errors import ConfigError, SourceError, StaleError
-from precompute.encode_images import encode_images, round_to_dtype
+from precompute.encode_images import checked, encode_images
 from tests.named import assert_names
-from tests.precompute.conftest import GOOD, image_bytes, run_build
+from tests.precompute.conftest import GOOD, image_bytes, run_build, sample_name, write_source
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 from tests.trainer.answers import filled, reported
 from tests.trainer.conftest import MakeConfig
@@ -45,22 +47,28 @@ CHANGES = [
     {},
     {"encoder__posterior": "moments"},
     {"encoder__fold": False, "store__dtype": "bfloat16", "image__fit": "pad"},
+    {"image": {"buckets": {"preset": "ours", "resolution": 48, "min": 32, "step": 8}}},
 ]
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_an_image_encodes_to_its_row(home, tmp_path, changes):
     """To the bit in its planned batch; elsewhere the batch, or the place in it, may round otherwise."""
-    cache = open_cache(
-        run_build(tmp_path, home / "source", home / "vae", **changes) if changes else home / "world/cache"
-    )
+    tall = io.BytesIO()
+    Image.open(image_file(home, GOOD[2])).transpose(Image.Transpose.ROTATE_90).save(tall, "PNG")
+    source = write_source(tmp_path / "source", sample_002=tall.getvalue())
+    cache = open_cache(run_build(tmp_path, source, home / "vae", **changes))
+    assert len(cache.arrays) == (2 if "image" in changes else 1)
     paths = [image_file(home, number) for number in GOOD]
-    rows = cache.read(np.arange(len(GOOD)))
-    encoded, alone = encode_images(cache, paths), encode_images(cache, [str(paths[5])])
-    assert np.array_equal(encoded[:3], rows[:3])
-    for found, expected in ((encoded, rows), (alone, rows[5:6])):
+    paths[2] = tmp_path / "tall.png"
+    paths[2].write_bytes(tall.getvalue())
+    place = {name: place for place, name in enumerate(cache.samples(np.arange(len(GOOD)), ["id"])["id"].to_pylist())}
+    rows = [cache.read(np.array([place[sample_name(number)]]))[0] for number in GOOD]
+    encoded = encode_images(cache, paths)
+    assert len(cache.arrays) > 1 or all(map(np.array_equal, encoded[:3], rows[:3]))
+    for found, expected in zip([*encoded, *encode_images(cache, [str(paths[5])])], [*rows, rows[5]], strict=True):
         np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), rtol=0.01, atol=1e-3)
-    assert len(encode_images(cache, [])) == 0
+    assert encode_images(cache, []) == []
 
 
 @pytest.mark.parametrize("run", ["world", "towers", "clip_and_vae"])
@@ -116,14 +124,16 @@ def test_a_moved_encoder_is_asked_for(home, run, option, names, request, capsys)
 
 
 def test_an_unknown_recipe_and_a_latent_too_large_are_refused(home, monkeypatch):
-    array, model = open_cache(home / "world/cache").spec.array, str(home / "vae")
-    for image in (changed(array.image, fit="stretch"), changed(array.image, alpha="on black")):
+    spec, model = open_cache(home / "world/cache").spec, str(home / "vae")
+    array = spec.array
+    stretched = changed(array.image, rule=changed(array.image.rule, preset="stretch"))
+    for image in (stretched, changed(array.image, alpha="on black")):
         with pytest.raises(ConfigError):
             open_image_encoder(changed(array, image=image), model)
     with pytest.raises(StaleError):
         open_image_encoder(changed(array, encoder=changed(array.encoder, latents_mean=(0.0,) * 16)), model)
     with pytest.raises(SourceError, match=r"a\.png.*float16"):
-        round_to_dtype(np.full((1, *array.shape), 1e6, np.float32), [Path("a.png")], array)
+        checked([Path("a.png")], np.full((1, 16, 4, 5), 1e6, np.float32), spec.array_of(0))
     monkeypatch.setitem(sys.modules, "precompute.encode_images", None)
     with pytest.raises(ConfigError, match="`pip install "):
         open_image_encoder(array, model)

@@ -17,10 +17,11 @@ import torch
 
 from cache_store import JoinedCache, open_cache
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.format.array import Size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
-from precompute.images.fit import fit_image, to_pixels
+from precompute.images.fit import fit_image, placement_of
 from tests.forked import FORKED
 from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
@@ -170,12 +171,13 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted, sh
 def test_cached_training_is_training_with_a_live_encoder(configured, tmp_path):
     vae, source = make_vae(tmp_path), write_source(tmp_path / "source")
     cache = run_build(tmp_path, source, vae, store__dtype="float32", encoder__batch_size=1)
-    encoder = load_encoder(EncoderConfig(model=str(vae), compute_dtype="float32", device="cpu"), "signed")
-    recipe = ImageConfig(height=32, width=40).recipe
+    recipe, size = ImageConfig(height=32, width=40).recipe, Size(1, 32, 40)
+    encoder = load_encoder(EncoderConfig(model=str(vae), compute_dtype="float32", device="cpu"), recipe)
 
     def encode(number: int) -> np.ndarray:
-        pixels_1YX3 = np.stack([to_pixels(fit_image(decode_image(image_bytes(number), recipe), recipe))])
-        return encoder.encode(torch.from_numpy(pixels_1YX3))[0].numpy()
+        image = decode_image(image_bytes(number), recipe, size)
+        pixels_YX3 = np.array(fit_image(image, recipe, placement_of(image.size, recipe, size)))
+        return encoder.encode(torch.from_numpy(pixels_YX3)[None, None])[0].numpy()
 
     def read(numbers: np.ndarray) -> np.ndarray:
         return np.stack([encode(row) for row in open_cache(cache).samples(numbers, ["row"])["row"].to_pylist()])

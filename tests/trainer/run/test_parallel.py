@@ -25,7 +25,7 @@ def cache_path(tmp_path: Path) -> Path:
 
 OBSTRUCTIONS = {
     "a batch that does not divide": (lambda home: None, 2, "data.batch_size 7"),
-    "a damaged cache": (lambda home: os.truncate(home / "cache/latents/c/1/0/0/0", 9), 1, "/cache"),
+    "a damaged cache": (lambda home: os.truncate(home / "cache/latents/16x16/c/1/0/0/0", 9), 1, "/cache"),
     "no log": (lambda home: (home / "run/metrics.jsonl").mkdir(), 1, "metrics.jsonl"),
     "no folder for its text": (lambda home: (home / "text").touch(), 2, "/text"),
 }

@@ -97,8 +97,6 @@ def test_eval_captions_and_answers_take_each_image_in_its_size(trained, sized, t
     assert main([*ask, "--rows", "41,0,1,25,24,2", "--batch_size", "1", "--report", str(alone)]) == 0
     said = [[each["answer"] for each in json.loads(path.read_text())["answers"]] for path in (together, alone)]
     assert said[0] == said[1]
-    assert main([*ask, "--image", __file__, "--prompt", "what is this"]) == 2
-    assert_names(capsys.readouterr().err, "image several sizes --rows")
     card = export_and_ask(trained, tmp_path, rows=(1,))
     assert_names(card, "up to 8 tokens")
 
@@ -109,6 +107,13 @@ def test_a_projector_reads_every_size(trained, sized):
     for number, (_, height, width) in zip((0, 25, 39), SHAPES, strict=True):
         samples = as_tensor(cache.read(np.array([number])))
         assert projector(samples).shape == (1, height * width + 2, 32)
+
+
+def test_a_projector_is_used_and_trained_further_on_images_of_other_sizes(trained, configured, tmp_path):
+    """As after an extension by images of a new aspect."""
+    other = sized_cache(tmp_path / "other", [SHAPES[0], (4, 2, 1), (4, 1, 3)])
+    assert main(["generate", str(trained.run.folder), "--rows=41,0", "--max_tokens=2", f"--cache={other}"]) == 0
+    train_alone(configured(cache=other, init_projector=str(trained.run.folder), max_steps=1, **FEW))
 
 
 def test_reconstruction_and_full_attention_follow_the_size(configured, sized):

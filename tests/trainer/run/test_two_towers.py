@@ -100,8 +100,8 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, refus
     assert load_projector(config.run.folder).names == ("world", "text")
     _, tower = json.loads((config.run.folder / CONFIG_FILE).read_text())["towers"]
     assert (tower["tokens"], tower["array"]["text"]["max_tokens"], "image" in tower["array"]) == (6, 6, False)
-    meant = describe_samples(open_cache(text).spec.array)
-    assert (meant["text.padding"], "image.height" in meant) == ("seen", False)
+    meant = describe_samples(open_cache(text).spec.array, [(6, 12)])
+    assert (meant["text.padding"], "image.rule.preset" in meant) == ("seen", False)
 
 
 @pytest.mark.parametrize("stop", [4, 6, 18])
@@ -167,7 +167,7 @@ REFUSED = [
     (2, ["--model.towers={siglip: {trained: false}}"], "siglip"),
     (2, ["--model.towers={siglip: {projector: pretrained, ends: learned}}"], "siglip ends"),
     (2, ["--model.towers={world: {projector: pretrained}, siglip: {projector: pretrained}}"], "world siglip"),
-    (2, ["--model.towers={siglip: {layout: spatial}}"], "[token 6, feature 12]"),
+    (2, ["--model.towers={siglip: {layout: spatial}}"], "[token, feature 12]"),
     (1, ["--model.towers={siglip: {projector: pretrained}}"], "projector"),
     (1, ["--model.towers={siglip: {ends: checkpoint}}"], "projector"),
     (2, ["--model.towers={siglip: {end: none}}"], "model.towers.siglip.ends?"),
@@ -196,9 +196,18 @@ def test_caches_of_different_plans_are_no_towers_of_one_run(configured, caches, 
     assert not (tmp_path / "run").exists()
 
 
-def test_clips_are_no_tower_and_the_message_names_the_stream(configured, refusal, tmp_path):
-    clips = described_cache(tmp_path / "clips", 12, latents=np.ones((12, 4, 5, 2, 3), np.float32), clips=True)
-    error = refusal(2, configured(cache=clips), names=f"{clips} latent_t 5 clip trainer.LatentStream")
+def test_the_cells_of_a_clip_are_tokens(configured, tmp_path):
+    latents = np.random.default_rng(0).standard_normal((12, 4, 5, 2, 3), np.float32)
+    clips = described_cache(tmp_path / "clips", 12, latents=latents, clips=True)
+    run = train_alone(configured(cache=clips, max_steps=2)).run.folder
+    projector, shown = load_projector(run), as_tensor(open_cache(clips).read(np.arange(2)))
+    assert projector.num_tokens == 5 * 2 * 3 + 2
+    assert projector(shown).shape == (2, projector.num_tokens, 32)
+
+
+def test_samples_that_no_projector_reads_are_named_with_the_stream(configured, refusal, tmp_path):
+    vectors = described_cache(tmp_path / "vectors", 12, latents=np.ones((12, 8), np.float32))
+    error = refusal(2, configured(cache=vectors), names=f"{vectors} [feature 8] trainer.LatentStream")
     assert error.count("\n") == 1
 
 

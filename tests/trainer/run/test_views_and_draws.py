@@ -78,13 +78,13 @@ def test_a_run_shows_the_same_however_it_is_cut_up(make_shown, whole):
 def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
     session = open_alone(whole)
     views = [open_cache(view["world"]) for view in whole.views]
-    seen = set()
+    order, seen = session.loader.stream.order, set()
     for step in range(8):
         (batch,) = (loaded := session.loader(step)).micro_batches
         positions = np.arange(8 * step, 8 * step + 8)
         rows = session.cache.rows(loaded.numbers)
         stored = [view.read(rows - np.searchsorted(view.rejected_rows(), rows)) for view in views]
-        chosen = session.loader.stream.order.views_at(positions, len(views))
+        chosen = order.views(order.places(positions), len(views))
         expected = torch.from_numpy(np.stack(stored)[chosen, np.arange(8)])
         if "moments" in views[0].spec.array.encoder.posterior:
             expected = sample_posterior(expected, seed=0, positions=positions)

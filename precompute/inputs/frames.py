@@ -1,0 +1,207 @@
+"""Frames of a source's images and videos, fitted as the recipe says."""
+
+# Axes: T frames, Y X pixels, 3 RGB.
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from threading import Semaphore
+from typing import Any
+
+import numpy as np
+
+from cache_store.cache.writer import Outcome
+from cache_store.format.array import ArraySpec, ImageRecipe, Size
+from cache_store.format.plan import PlanFile
+from cache_store.format.tables import CLIP_START
+from cache_store.storage.prefetch import SharedResults
+from precompute.clips.config import ClipConfig, count_for
+from precompute.clips.video import Video, decode_clip, probe_video
+from precompute.images.buckets import Placement, Sides
+from precompute.images.decode import content_sha256, decode_image, size_from_head, size_of
+from precompute.images.fit import fit_image, placement_of
+from precompute.images.rejected import Rejected
+from precompute.inputs.busy import BusyTimes
+from precompute.inputs.clip_list import ClipLister, clips_in_plan, with_checked_starts
+from precompute.inputs.reader import Inputs, Sample
+from precompute.sources.images import Images
+from precompute.sources.listing import Samples
+from precompute.sources.place import MISSING, TOO_LARGE, Place, planned_place
+from precompute.sources.videos import DIGESTS_HELD, Videos, hash_in_place
+
+VIDEOS_PROBED = 2**20
+"""Videos whose lengths and sizes are kept while planning, 250 bytes each: each is then looked at once."""
+
+BROKEN_EXIF = "broken EXIF, not turned"
+INTERLACED = "interlaced frames, encoded as progressive"
+STANDING = "repeated frames, more than three quarters"
+
+STILL, CELLS = 0.1, 4
+"""Levels, of one pixel in CELLS x CELLS, by which a frame differs at most on average from the frame that it repeats:
+H.264 changes a picture that stands still by up to 0.04."""
+
+
+class FrameReader(ABC):
+    """Reads one sample at a time from a source; a subclass reads a kind of file."""
+
+    columns: Sequence[str] = ("uri", "fingerprint", "place")
+    null_inputs: Inputs | None = None
+
+    def __init__(self, source: Images, recipe: ImageRecipe, busy: BusyTimes | None = None) -> None:
+        self._source, self._recipe, self._busy = source, recipe, busy or BusyTimes()
+        self._digests = SharedResults[tuple[str, Place | None], str](self._hash, DIGESTS_HELD)
+
+    def samples(self, listed: Samples, planned: PlanFile | None) -> Samples:
+        return listed
+
+    @abstractmethod
+    def size(self, sample: Sample) -> Size | None: ...
+
+    def expect(self, samples: Iterable[Sample]) -> None:
+        self._source.expect(sample["uri"] for sample in samples)
+
+    def read(self, samples: Sequence[Sample], array: ArraySpec, out: Sequence[Inputs]) -> list[Outcome]:
+        return [self._read_one(sample, array.size, place) for sample, place in zip(samples, out, strict=True)]
+
+    def digest(self, sample: Sample) -> str:
+        return self._digests.get(where_of(sample))
+
+    def _hash(self, where: tuple[str, Place | None]) -> str:
+        try:
+            return content_sha256(self._source.read(*where))
+        except Rejected as rejected:
+            if rejected.kind != TOO_LARGE:
+                raise
+        return hash_in_place(self._source, *where)
+
+    def _read_one(self, sample: Sample, size: Size, place: Inputs) -> Outcome:
+        facts = dict[str, Any](content_sha256=None)
+        try:
+            self._fill(sample, size, place, facts)
+        except Rejected as rejected:
+            facts["reason"] = rejected.reason
+        return Outcome(**facts)
+
+    @abstractmethod
+    def _fill(self, sample: Sample, size: Size, place_TYX3: Inputs, facts: dict[str, Any]) -> None:
+        """Fill the frames of a sample, and note what is known of it; raise Rejected if that is impossible."""
+
+
+class ImageReader(FrameReader):
+    """Reads images, a frame each; `threads` of them at a time if their first bytes do not tell their size."""
+
+    def __init__(
+        self,
+        source: Images,
+        recipe: ImageRecipe,
+        busy: BusyTimes | None = None,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(source, recipe, busy)
+        self._whole = Semaphore(threads)
+
+    def size(self, sample: Sample) -> Size | None:
+        """Read the size of an image, mostly from its first bytes."""
+        if sample["fingerprint"] == MISSING:
+            return None
+        with suppress(Rejected):
+            sides = size_from_head(self._source.read_head(*where_of(sample)))
+            if sides is None:
+                with self._whole:
+                    sides = size_of(self._source.read(*where_of(sample)), self._recipe.max_pixels)
+            return None if sides is None else Size(1, sides[1], sides[0])
+        return None
+
+    def _fill(self, sample: Sample, size: Size, place_TYX3: Inputs, facts: dict[str, Any]) -> None:
+        with self._busy.measured("source"):
+            data = self._source.read(*where_of(sample))
+        facts["content_sha256"] = content_sha256(data)
+        image = decode_image(data, self._recipe, size)
+        facts["remarks"] = () if image.exif_is_readable else (BROKEN_EXIF,)
+        placement = placement_of(image.size, self._recipe, size)
+        facts |= placed(image.size, placement)
+        place_TYX3[0] = np.asarray(fit_image(image, self._recipe, placement))
+
+
+class ClipReader(FrameReader):
+    """Reads clips of videos; each video is opened in place, hashed once, and while planning looked at once."""
+
+    columns: Sequence[str] = (*FrameReader.columns, CLIP_START)
+
+    def __init__(
+        self,
+        source: Images,
+        recipe: ImageRecipe,
+        clips: ClipConfig | None = None,
+        busy: BusyTimes | None = None,
+    ) -> None:
+        """`clips` says which clips a video has; only `samples` needs it."""
+        super().__init__(source, recipe, busy)
+        assert recipe.clip, "a recipe of images"
+        self._clip, self._clips, self._videos = recipe.clip, clips, Videos()
+        self._probed = lru_cache(VIDEOS_PROBED)(self._probe)
+
+    def samples(self, listed: Samples, planned: PlanFile | None) -> Samples:
+        """Return the clips of listed videos."""
+        if CLIP_START in listed.extra:
+            return replace(listed, each=with_checked_starts(listed), captioned=Counter())
+        assert self._clips, "for reading alone"
+        known = clips_in_plan(planned, self._clips) if planned else {}
+        clips = ClipLister(self.probe, self._clips, known).clips(listed)
+        return replace(listed, each=clips, captioned=Counter(), extra=(*listed.extra, CLIP_START))
+
+    def probe(self, sample: Sample) -> Video | None:
+        """Look at the video of a sample; None if it cannot be read."""
+        return None if sample["fingerprint"] == MISSING else self._probed(*where_of(sample))
+
+    def _probe(self, uri: str, place: Place | None) -> Video | None:
+        try:
+            with self._source.open(uri, place) as stream:
+                return probe_video(stream, self._recipe.max_pixels)
+        except Rejected:
+            return None
+
+    def expect(self, samples: Iterable[Sample]) -> None:
+        """Do nothing: threads share the videos that they read, and a video announced for each clip is fetched again."""
+
+    def size(self, sample: Sample) -> Size | None:
+        """Return the size of a video, with the largest number of frames that the clip can have."""
+        if (video := self.probe(sample)) is None:
+            return None
+        left = video.num_frames(self._clip.fps) - round(sample[CLIP_START] * (self._clip.fps or video.rate))
+        frames = count_for(self._clip.counts, left)
+        return None if frames is None else Size(frames, video.height, video.width)
+
+    def _fill(self, sample: Sample, size: Size, place_TYX3: Inputs, facts: dict[str, Any]) -> None:
+        where = where_of(sample)
+        with self._busy.measured("source"):
+            stream = self._videos.open(self._source, *where)
+        with stream:
+            with self._busy.measured("source"):
+                facts["content_sha256"] = self._videos.sha256(self._source, *where, stream)
+            clip = decode_clip(stream, sample[CLIP_START], self._recipe, size)
+            facts |= placed(clip.size, clip.placement)
+            for number, image in enumerate(clip.images):
+                place_TYX3[number] = np.asarray(image)
+            odd = {INTERLACED: clip.is_interlaced, STANDING: 4 * count_different(place_TYX3) < len(place_TYX3)}
+            facts["remarks"] = [name for name, is_so in odd.items() if is_so]
+
+
+def count_different(frames_TYX3: Inputs) -> int:
+    """Count the frames that differ from the one before, and the first."""
+    few_Tyx3 = frames_TYX3[:, ::CELLS, ::CELLS].astype(np.int16)
+    return 1 + int((np.abs(np.diff(few_Tyx3, axis=0)).mean((1, 2, 3)) > STILL).sum())
+
+
+def where_of(sample: Sample) -> tuple[str, Place | None]:
+    return sample["uri"], planned_place(sample["place"])
+
+
+def placed(size: Sides, placement: Placement) -> dict[str, int]:
+    """Return how an image was scaled and cut, as fields of `Outcome`."""
+    (width, height), resized, crop = size, placement.resized, placement.crop
+    across = {"width": width, "resized_width": resized[0], "crop_left": crop[0]}
+    return across | {"height": height, "resized_height": resized[1], "crop_top": crop[1]}
