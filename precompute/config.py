@@ -5,7 +5,7 @@ This module does not import torch, so that `--help` and config errors are fast.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError, install
-from cache_store.format.array import CodecName, ImageRecipe, StoreDtype
+from cache_store.format.array import CodecName, ImageRecipe, Size, StoreDtype
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, StoreFormat
@@ -21,9 +21,10 @@ from cache_store.gallery.command import GalleryConfig
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import Address, is_url, open_store
 from precompute.clips.config import ClipConfig
-from precompute.encoders.encoder_config import EncoderConfig
+from precompute.encoders.encoder_config import TEXT_FIELDS, EncoderConfig
+from precompute.images.buckets import example_sizes
 from precompute.images.decode import ImageConfig
-from precompute.sources import SourceConfig, recorded_section
+from precompute.sources import SourceConfig, recognised, recorded_section
 from precompute.sources.media import IMAGES, VIDEOS, Media
 
 
@@ -94,6 +95,28 @@ SECTIONS = {
 }
 """Config sections that a cache records about its build."""
 
+Kind = Literal["image", "clip", "text"]
+
+KINDS: dict[Kind, str] = {
+    "image": "neither clip.frames nor encoder.max_tokens is set",
+    "clip": "clip.frames is set",
+    "text": "encoder.max_tokens is set",
+}
+"""Kinds of samples, and what makes a build one of them."""
+
+SUITS: dict[str, tuple[Kind, ...]] = {
+    "image": ("image", "clip"),
+    "clip": ("clip",),
+    **dict.fromkeys(("image.from_model", "image.decode", "encoder.fold", "encoder.compile"), ("image",)),
+    **{f"encoder.{name}": ("text",) for name in TEXT_FIELDS},
+    **{f"source.{name}": ("text",) for name in ("text", "caption", "shuffle_tags", "keep_tags")},
+}
+"""Sections and fields that suit some kinds of samples alone."""
+
+
+def default_of(each: Field[Any]) -> object:
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
@@ -111,59 +134,48 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
-        self._refuse_other_inputs()
-        if self.clip.is_on:
-            self._refuse_unfit_clips()
+        if self.encoder.reads_text and self.source.text is None:
+            raise ConfigError("encoder.max_tokens is for a text encoder, which reads texts; set source.text: caption")
+        self._refuse_unsuited_fields()
+        if self.clip.is_on and find_spec("av") is None:
+            raise ConfigError(f"clip: PyAV, which decodes videos, is not installed; run {install('video')}")
         folder = Path(str(open_store(self.cache))).resolve()  # refuses a URL of another kind, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
         if self.run.engine == "ray" and self.encoder.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"encoder.device: Ray assigns the GPUs; use auto, cpu or cuda, not {self.encoder.device}")
 
-    def _refuse_other_inputs(self) -> None:
-        """Raise ConfigError unless source, recipe and encoder are all for images, or all for texts."""
-        if self.encoder.reads_text and self.source.text is None:
-            raise ConfigError("encoder.max_tokens is for a text encoder, which reads texts; set source.text: caption")
-        if self.source.text is not None and not self.encoder.reads_text:
-            raise ConfigError(
-                f"source.text: {self.source.text} is for a text encoder; set encoder.max_tokens too, 512 say, or leave "
-                "it out"
-            )
-        changed = [name for name, value in vars(ImageConfig()).items() if getattr(self.image, name) != value]
-        if self.encoder.reads_text and changed:
-            raise ConfigError(f"image.{changed[0]} has no effect on a text encoder; leave image: out")
-        if self.encoder.reads_text and self.clip.is_on:
-            raise ConfigError("clip.frames has no effect on a text encoder; leave clip: out")
+    @property
+    def kind(self) -> Kind:
+        """What the samples are."""
+        return "text" if self.encoder.reads_text else "clip" if self.clip.is_on else "image"
 
-    def _refuse_unfit_clips(self) -> None:
-        """Raise ConfigError unless the fields of clips suit those of images and the encoder."""
-        if find_spec("av") is None:
-            raise ConfigError(f"clip: PyAV, which decodes videos, is not installed; run {install('video')}")
-        if len(self.clip.counts) > 1 and not self.image.has_buckets:
-            raise ConfigError(
-                f"clip.frames: {self.clip.frames}: several numbers need image.buckets; for one size, set "
-                f"image.buckets.preset: ours and image.buckets.sizes: [{self.image.width}x{self.image.height}]"
-            )
-        if self.image.from_model:
-            raise ConfigError("image.from_model is for vision towers, which encode images alone; leave it out")
-        if self.image.decode != "full":
-            raise ConfigError(
-                f"image.decode: {self.image.decode} is for JPEGs and has no effect on clips; leave it out"
-            )
+    def _refuse_unsuited_fields(self) -> None:
+        """Raise ConfigError for a field that the kind of samples has no use for."""
+        for section in SECTIONS:
+            values: Any = getattr(self, section)
+            for each in fields(values):
+                kinds = SUITS.get(f"{section}.{each.name}") or SUITS.get(section) or KINDS
+                if self.kind not in kinds and getattr(values, each.name) != default_of(each):
+                    raise ConfigError(
+                        f"{section}.{each.name} is for {' and '.join(f'{kind}s' for kind in kinds)}, and this build "
+                        f"encodes {self.kind}s, since {KINDS[self.kind]}; leave it out"
+                    )
 
     def prepared(self) -> Self:
-        """Return the config with `image:` filled from the model's files if it asks for that; may download them.
+        """Return the config with the kind of the source, and with `image:` from the model's files if it asks for that.
 
-        Clips are encoded one at a time, so that a batch is one clip.
+        It may download these. Clips are encoded one at a time, so that a batch is one clip.
         """
+        source = recognised(self.source)
         if self.clip.is_on:
-            return replace(self, encoder=replace(self.encoder, batch_size=1))
+            return replace(self, source=source, encoder=replace(self.encoder, batch_size=1))
         if not self.image.from_model:
-            return self
+            return replace(self, source=source)
         from precompute.encoders.preprocessing import recipe_of_model  # needs huggingface_hub, as `--help` does not
 
         chosen = replace(self.image, from_model=False)
-        return replace(self, image=replace(chosen, **recipe_of_model(self.encoder.model)))
+        return replace(self, source=source, image=replace(chosen, **recipe_of_model(self.encoder.model)))
 
     @property
     def media(self) -> Media:
@@ -171,12 +183,20 @@ class BuildConfig:
         return VIDEOS if self.clip.is_on else IMAGES
 
     @property
-    def image_recipe(self) -> ImageRecipe:
-        """The recipe of images or clips; if they have several sizes, its sides and frames are 0."""
+    def image_recipe(self) -> ImageRecipe | None:
+        """The recipe of images or clips; None for texts."""
+        if self.encoder.reads_text:
+            return None
         recipe = self.image.recipe
-        if not self.clip.is_on:
-            return recipe
-        return msgspec.structs.replace(recipe, clip=self.clip.recipe(has_buckets=self.image.has_buckets))
+        return msgspec.structs.replace(recipe, clip=self.clip.recipe) if self.clip.is_on else recipe
+
+    @property
+    def example_sizes(self) -> list[Size]:
+        """Sizes of samples: all that are listed, or two of a rule of buckets that differ in every respect."""
+        if self.encoder.max_tokens is not None:
+            return [Size(1, 1, self.encoder.max_tokens)]
+        sizes = example_sizes(self.image.rule)
+        return [Size(frames, *sides) for frames in self.clip.counts or [1] for sides in sizes]
 
     @property
     def planning_encoder(self) -> EncoderConfig:

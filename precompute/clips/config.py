@@ -1,7 +1,7 @@
 """The `clip:` section of a build's config, and which clips of a video it asks for. Needs no decoder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.errors import ConfigError
@@ -16,8 +16,7 @@ class ClipConfig:
 
     frames: int | list[int] | None = None
     """Frames of a clip, as the encoder takes them: 4k + 1 for Wan and HunyuanVideo, 6k + 1 for Mochi, 8k + 1 for LTX
-    and CogVideoX. null: samples are images. With image.buckets also a list: a video gets the largest number that it has
-    frames for."""
+    and CogVideoX. null: samples are images. A list: a video gets the largest of the numbers that it has frames for."""
     fps: float | Literal["source"] | None = None
     """Frames per second of a clip, whatever the video has: 16 for Wan 2.1, 24 for Wan 2.2 5B and HunyuanVideo. A frame
     is the one that the video shows at that time. source: every frame of the video, in turn."""
@@ -30,8 +29,6 @@ class ClipConfig:
 
     def __post_init__(self) -> None:
         if self.frames is None:
-            if given := [each.name for each in fields(self) if getattr(self, each.name) != each.default]:
-                raise ConfigError(f"clip.{given[0]} needs clip.frames, 81 say; or leave clip out for images")
             return
         for count in self.counts:
             if not 1 <= count <= MAX_SIDE:
@@ -66,11 +63,9 @@ class ClipConfig:
         """Frames per second; None for every frame of a video."""
         return None if self.fps in (None, "source") else float(self.fps)
 
-    def recipe(self, *, has_buckets: bool) -> ClipRecipe:
-        """Make the recipe; with buckets, each array says how many frames it has."""
-        if has_buckets:
-            return ClipRecipe(frames=0, counts=tuple(self.counts), fps=self.rate)
-        return ClipRecipe(frames=self.counts[0], fps=self.rate)
+    @property
+    def recipe(self) -> ClipRecipe:
+        return ClipRecipe(counts=tuple(self.counts), fps=self.rate)
 
     def first_frames(self, available: int) -> Sequence[int]:
         """Return where the clips of a video with this many frames, at the clip's fps, begin; [0] if it is too short."""

@@ -91,12 +91,6 @@ class EncoderConfig:
             raise ConfigError("encoder.compile needs encoder.fold: true; diffusers' own path is not compiled")
         if self.pool != "auto" and self.pool < 1:
             raise ConfigError(f"encoder.pool must be at least 1 or auto, got {self.pool}")
-        if self.max_tokens is None:
-            if given := [name for name in TEXT_FIELDS if getattr(self, name) != getattr(type(self), name)]:
-                raise ConfigError(
-                    f"encoder.{given[0]} is for text encoders; set encoder.max_tokens, 512 say, or leave it out"
-                )
-            return
         for name, least in (("max_tokens", 1), ("drop", 0)):
             if isinstance(value := getattr(self, name), int) and not least <= value <= MAX_SIDE:
                 raise ConfigError(f"encoder.{name} must be in [{least}, {MAX_SIDE:,}], got {value:,}")

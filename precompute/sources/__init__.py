@@ -3,26 +3,29 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from cache_store.cache.metadata import read_build, refuse_no_cache
+from cache_store.cache.metadata import has_cache, read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
 from cache_store.format.array import MAX_COUNT, MAX_SIDE, TextRecipe
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.record import describe_mismatch
+from cache_store.log import log_info
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url
 from precompute.sources.cache import CacheSource
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import FolderSource
-from precompute.sources.image_store import ImageFolder, Images, holds_files, open_images
-from precompute.sources.listing import Samples
+from precompute.sources.image_store import ImageFolder, holds_files, open_images
+from precompute.sources.images import Source
+from precompute.sources.listing import suffix_of
 from precompute.sources.llava import LlavaSource
-from precompute.sources.media import IMAGES, Media
+from precompute.sources.media import IMAGES, VIDEOS, Media
 from precompute.sources.parquet import SUFFIX as PARQUET
 from precompute.sources.parquet import ParquetSource
 from precompute.sources.source_files import find_files
@@ -32,16 +35,33 @@ from precompute.sources.webdataset import WebDatasetSource
 
 T = TypeVar("T")
 
+Kind = Literal["llava", "folder", "table", "webdataset", "parquet", "cache"]
+
+BY_SUFFIX: dict[str, Kind] = {
+    ".csv": "table",
+    ".json": "llava",
+    ".zip": "folder",
+    TAR: "webdataset",
+    PARQUET: "parquet",
+}
+"""Kinds of sources by the suffix of a file or a pattern."""
+
+FILES_SEEN = 1_000
+"""Files of a folder that tell its kind."""
+
+MAX_LINE = 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """The source of images, or with `clip` of videos, and their texts."""
 
-    kind: Literal["llava", "folder", "table", "webdataset", "parquet", "cache"]
+    kind: Kind | Literal["auto"] = "auto"
     """llava: a chat.json of id, image and conversations, or JSON Lines of such records. folder: a tree of images, with
     captions in name.txt beside them. table: a CSV, or JSON Lines, of file names and captions. webdataset: img2dataset's
     tars, with a .txt or .json per image. parquet: rows of images and texts, as Hugging Face datasets writes. cache: the
-    samples of another cache, in the same rows, so that both can be read together."""
+    samples of another cache, in the same rows, so that both can be read together. auto: by the name of source.path; a
+    folder, or JSON Lines, by what it holds."""
     path: str
     """llava, table: the list. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file,
     a folder of files, or a pattern: 'shards/{00000..00099}.tar', 'data/train-*.parquet'. cache: the other cache. URLs
@@ -65,12 +85,6 @@ class SourceConfig:
     fields: FieldNames = field(default_factory=FieldNames)
 
     def __post_init__(self) -> None:
-        kind = SOURCES[self.kind]
-        if kind.images_are and self.images is not None:
-            kinds = " or ".join(name for name, each in SOURCES.items() if not each.images_are)
-            raise ConfigError(f"source.images is for kind {kinds}; with kind {self.kind}, {kind.images_are}")
-        if unused := {name for name, value in asdict(self.fields).items() if value} - kind.fields:
-            raise ConfigError(f"source.fields.{min(unused)} has no effect for kind {self.kind}; leave it out")
         if not 1 <= self.caption <= MAX_SIDE:
             raise ConfigError(f"source.caption must be in [1, {MAX_SIDE:,}], got {self.caption:,}")
         for name in ("shuffle_tags", "keep_tags"):
@@ -78,9 +92,14 @@ class SourceConfig:
                 raise ConfigError(f"source.{name} must be in [0, {MAX_COUNT:,}], got {value:,}")
         if self.keep_tags and self.shuffle_tags is None:
             raise ConfigError("source.keep_tags has no effect without source.shuffle_tags; set both, or leave it out")
-        chosen = "caption" if self.caption > 1 else "shuffle_tags" if self.shuffle_tags is not None else ""
-        if chosen and self.text is None:
-            raise ConfigError(f"source.{chosen} is for a text encoder; set source.text: caption too, or leave it out")
+        if self.kind == "auto":
+            return
+        kind = SOURCES[self.kind]
+        if kind.images_are and self.images is not None:
+            kinds = " or ".join(name for name, each in SOURCES.items() if not each.images_are)
+            raise ConfigError(f"source.images is for kind {kinds}; with kind {self.kind}, {kind.images_are}")
+        if unused := {name for name, value in asdict(self.fields).items() if value} - kind.fields:
+            raise ConfigError(f"source.fields.{min(unused)} has no effect for kind {self.kind}; leave it out")
 
     def recipe(self, recipe: TextRecipe) -> TextRecipe:
         """Return a text encoder's recipe for the text that is chosen here."""
@@ -88,16 +107,30 @@ class SourceConfig:
         return msgspec.structs.replace(recipe, **chosen)
 
 
-class Source(Images, Protocol):
-    """A source of samples, and of images by uri; to add a kind, write such a class and add a line to SOURCES."""
+def recognised(config: SourceConfig) -> SourceConfig:
+    """Return the config with its kind; MissingPathError if nothing is there."""
+    if config.kind != "auto":
+        return config
+    kind = BY_SUFFIX.get(suffix_of(config.path).lower()) or kind_of_content(config.path)
+    log_info(f"source.path {config.path} is read as source.kind {kind}; name another kind if it is one")
+    return replace(config, kind=kind)
 
-    def samples(self) -> Samples:
-        """List every sample, and count the files that are skipped."""
 
-    def version(self) -> str | None:
-        """Return a string that changes when any listed file is written, added or removed, without reading the files;
-        None if that takes a look at every image.
-        """
+def kind_of_content(path: str) -> Kind:
+    """Return the kind of a list by its first record, that of a folder by its first files."""
+    if suffix_of(path).lower() == ".jsonl":
+        folder, name = split_url(path) if is_url(path) else (require_path(path).parent, Path(path).name)
+        return "llava" if b'"conversations"' in open_list(open_store(folder), name).readline(MAX_LINE) else "table"
+    if not is_url(path) and not require_path(path).is_dir():
+        raise ConfigError(f"source.path: {path} is of no known kind by its name; name it with source.kind")
+    store = open_store(path)
+    if has_cache(store):
+        return "cache"
+    names = [name for name, _ in islice(store.walk(), FILES_SEEN)]
+    found = {suffix_of(name).lower() for name in names}
+    if any(map(IMAGES.includes, names)) or any(map(VIDEOS.includes, names)):
+        return "folder"
+    return "webdataset" if TAR in found else "parquet" if PARQUET in found else "folder"  # tars may have tables beside
 
 
 def open_source(config: SourceConfig, media: Media = IMAGES) -> Source:
@@ -169,7 +202,7 @@ class SourceKind:
     """The fields of FieldNames that it uses."""
 
 
-SOURCES = {
+SOURCES: dict[str, SourceKind] = {
     "llava": SourceKind(
         open=partial(open_listed, LlavaSource),
         add_texts="Give each record an answer in its conversations",

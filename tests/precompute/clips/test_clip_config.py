@@ -35,18 +35,15 @@ def test_clips_begin_where_the_pick_says(fields, firsts):
 
 
 @pytest.mark.parametrize(
-    ("fields", "recipe", "with_buckets"),
+    ("fields", "recipe"),
     [
-        ({"fps": 16}, ClipRecipe(frames=17, fps=16.0), ClipRecipe(frames=0, counts=(17,), fps=16.0)),
-        ({"fps": "source"}, ClipRecipe(frames=17), ClipRecipe(frames=0, counts=(17,))),
-        ({"fps": 24, "frames": [9, 17]}, None, ClipRecipe(frames=0, counts=(9, 17), fps=24.0)),
+        ({"fps": 16}, ClipRecipe(counts=(17,), fps=16.0)),
+        ({"fps": "source"}, ClipRecipe(counts=(17,))),
+        ({"fps": 24, "frames": [9, 17]}, ClipRecipe(counts=(9, 17), fps=24.0)),
     ],
 )
-def test_a_recipe_says_frames_and_rate(fields, recipe, with_buckets):
-    """Several numbers need buckets; then each array says its own."""
-    config = ClipConfig(**{"frames": 17, **fields})
-    assert config.recipe(has_buckets=True) == with_buckets
-    assert recipe is None or config.recipe(has_buckets=False) == recipe
+def test_a_recipe_says_frames_and_rate(fields, recipe):
+    assert ClipConfig(**{"frames": 17, **fields}).recipe == recipe
 
 
 def test_without_frames_samples_are_images():
@@ -56,9 +53,6 @@ def test_without_frames_samples_are_images():
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"fps": 16}, r"clip.fps needs clip.frames"),
-    ({"pick": "chunk"}, r"clip.pick needs clip.frames"),
-    ({"stride": 3}, r"clip.stride needs clip.frames"),
     ({"frames": 0, "fps": 16}, r"clip.frames must be in \[1, .*got 0"),
     ({"frames": [17, -3], "fps": 16}, r"clip.frames must be in \[1, .*got -3"),
     ({"frames": 10**9, "fps": 16}, r"clip.frames must be in \[1, .*got 1,000,000,000"),

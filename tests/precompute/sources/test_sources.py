@@ -19,7 +19,8 @@ from cache_store.errors import SourceError
 from cache_store.storage.local import LocalFile
 from precompute.cli import main
 from precompute.images.rejected import Rejected
-from precompute.sources import SOURCES, Source, SourceConfig, open_source
+from precompute.sources import SOURCES, SourceConfig, open_source, recognised
+from precompute.sources.images import Source
 from precompute.sources.llava import record_texts
 from precompute.sources.place import DAMAGED, MISSING
 from tests.make_cache import make_cache
@@ -184,6 +185,40 @@ def test_a_path_that_is_no_source_is_wrong_usage(project, message):
     assert not project.cache.exists()
 
 
+KINDS: dict[str, tuple[str, dict[str, bytes]]] = {
+    "llava": ("chat.json", {"chat.json": b"[]"}),
+    "llava, as lines": ("chat.jsonl", {"chat.jsonl": b'{"id": "a", "image": "a.png", "conversations": []}'}),
+    "table": ("list.CSV", {"list.CSV": b"file_name"}),
+    "table, as lines": ("list.jsonl", {"list.jsonl": b'{"file_name": "a.png"}'}),
+    "folder": ("", {"deep/a.png": b"", "b.tar": b""}),
+    "folder, as zip": ("a.zip", {"a.zip": b""}),
+    "folder, without files": ("", {"README": b""}),
+    "webdataset": ("{00..01}.tar", {}),
+    "webdataset, with tables": ("", {"00.tar": b"", "00.parquet": b""}),
+    "parquet": ("", {"data/train-0.parquet": b"", "README.md": b""}),
+    "cache": ("", {"zarr.json": b"{}", "commits/00000000.json": b"{}"}),
+}
+"""The path of a source, and files, by its kind."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kind_of_a_source_is_known_by_its_name_or_by_what_it_holds(tmp_path, kind):
+    path, files = KINDS[kind]
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    assert recognised(SourceConfig(path=str(tmp_path / path))).kind == kind.partition(",")[0]
+
+
+def test_a_build_records_the_kind_that_it_found(project):
+    assert "images.zip is read as source.kind folder" in project.build(source={"path": str(project.images)})
+    assert json.loads((project.cache / "build.json").read_bytes())["config"]["source"]["kind"] == "folder"
+    (project.folder / "list.xyz").write_bytes(b"")
+    (line,) = project.build(code=2, source={"path": str(project.folder / "list.xyz")}).splitlines()
+    assert "source.kind" in line
+    assert "list.xyz" in line
+
+
 TREE = {
     **dict.fromkeys(("photos/a.jpg", "photos/b.PNG", "photos/deep/c.jpg"), b"pixels"),
     "photos/a.txt": b"\xef\xbb\xbf A\n cat \n",
@@ -319,7 +354,7 @@ def test_tars_and_tables_give_the_latents_of_a_folder_and_grow(project, forked_w
     assert ours.samples(rows, columns) == theirs.samples(rows, columns)
     assert [int(each) for each in ours.samples(rows, ["id"])["id"].to_pylist()] == order
     with project.same_in_the_end():
-        project.lose("latents/c/1/0/0/0")
+        project.lose("latents/40x32/c/1/0/0/0")
         project.repair("--shards", "1")
 
 
