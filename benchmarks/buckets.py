@@ -19,27 +19,31 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import parser_with, positive_int, print_record, program
 from benchmarks.photographs import write_images
+from cache_store.format.schema import SizedArray
 from precompute.images.buckets import BucketsConfig
-from precompute.rerun.arrange import Arranger
-from precompute.rerun.image_sizes import ImageSizes
+from precompute.images.decode import ImageConfig
+from precompute.inputs.frames import ImageReader
+from precompute.rerun.arrange import BySize
+from precompute.rerun.file_sizes import FileSizes
 from precompute.rerun.rows import Rows
 from precompute.rerun.source_plan import make_plan
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.listing import Samples
-from trainer.data.buckets import BucketOrder
+from trainer.data.buckets import SampleOrder
 
 PACKAGES = ("numpy", "pyarrow", "pillow", "encode-once")
 SHARD_ROWS, BATCH, BATCHES = 4_096, 256, 1_000
 
 
-class RandomSizes(ImageSizes):
+class RandomSizes(FileSizes):
     """Sizes from 400 to 4,000 pixels a side, in place of files."""
 
     def __init__(self) -> None:
         pass
 
     def of(self, rows: Rows, first: int = 0) -> NDArray[np.int32]:
-        return np.random.default_rng(0).integers(400, 4_000, (len(rows) - first, 2), np.int32)
+        sides = np.random.default_rng(0).integers(400, 4_000, (len(rows) - first, 2), np.int32)
+        return np.insert(sides, 0, 1, axis=1)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -49,15 +53,16 @@ def run(argv: Sequence[str]) -> int:
         write_images(Path(name) / "images", options, options.headers)
         source = open_source(SourceConfig(kind="folder", path=f"{name}/images"))
         listed = make_plan(source.samples(), SHARD_ROWS)
-        measure(found, "sizes", options.headers, lambda: ImageSizes(source, None, 10**8, threads=2).of(listed))
+        reader = ImageReader(source, ImageConfig().recipe, threads=2)
+        measure(found, "sizes", options.headers, lambda: FileSizes(reader, "", None).of(listed))
     plan = measure(found, "list", options.samples, lambda: make_plan(Samples(samples(options.samples)), SHARD_ROWS))
-    arranger = Arranger(BucketsConfig(preset="ours").rule, RandomSizes(), lambda _: (16, 1, 1), SHARD_ROWS, "aspect")
+    rule = BucketsConfig(preset="ours").rule
+    arranger = BySize(rule, SHARD_ROWS, RandomSizes(), lambda size: SizedArray(size=size, shape=(16, 1, 1)), "aspect")
     rows = measure(found, "arrange", options.samples, lambda: arranger.arrange_new(plan))
-    assert rows.array_indices is not None
     counts = np.bincount(rows.array_indices, np.diff(rows.bounds)).astype(int).tolist()
-    order = BucketOrder("identity", 0, tuple(counts), BATCH)
+    order = SampleOrder("identity", 0, tuple(counts), BATCH)
     numbers = np.random.default_rng(0).integers(0, 10**6, BATCHES).tolist()
-    measure(found, "order", BATCHES, lambda: [order.at(order.batch(number, BATCH)) for number in numbers])
+    measure(found, "order", BATCHES, lambda: [order.at(order.batch(number)) for number in numbers])
     for step, figures in found.items():
         print(f"{step:<8} {figures['per_s']:>12,.0f}/s {figures['seconds']:>8.1f} s {figures['peak_mib']:>6.0f} MiB")
     print_record(options, PACKAGES, buckets=len(counts), shards=rows.num_shards, results=found)

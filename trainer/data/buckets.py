@@ -1,31 +1,29 @@
-"""Buckets: a cache of several image sizes is shown in batches of one size each.
+"""Buckets: the samples of each size are shown in batches of their own.
 
 "One size a batch, batches of a fixed length, each sample once an epoch, none dropped" cannot all hold, so `remainder`
 says which gives way, for a bucket of n samples in batches of B:
 
 - `carry`: each bucket has an endless sequence of epochs of its own, and what does not fill a batch is carried into the
-  next epoch. Epoch e has floor((e + 1) n / B) - floor(e n / B) of its batches, which may be none. Each sample is shown
-  once in each epoch of its bucket; a batch that spans two of them, or more, may hold a sample twice.
+  next epoch: each sample is shown once in each epoch of its bucket; a batch that spans two of them, or more, may hold a
+  sample twice.
 - `short`: each epoch has ceil(n / B) of its batches, and the last of them is short.
 - `repeat`: likewise, but the last batch is filled with samples of that epoch again.
 
-An epoch's batches come in a keyed random order. Everything is computed from the batch's number: its epoch, its place in
-the epoch's order, from this its bucket and its own number there, and from this the positions in the bucket's sequence.
+`Shares` deals the batches out to the buckets. The batch's number says its bucket and its own number there, and from
+this the positions in the bucket's sequence.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from cache_store import JoinedCache
 from cache_store.errors import ConfigError
 from trainer.config import MAX_SHUFFLE_BLOCK
-from trainer.data.order import Int64Array, SampleOrder, batch_positions, epoch_key, lanes_of, permute
+from trainer.data.order import Int64Array, Permutation, Shares, lanes_of
 from trainer.data.views import Views
 
 Remainder = Literal["carry", "short", "repeat"]
@@ -88,7 +86,7 @@ def sizes_of(cache: JoinedCache) -> Sizes:
     views = cache.views if isinstance(cache, Views) else (cache,)
     specs = [[each.spec for each in view.caches.values()] for view in views]
     rows_R = np.unique(np.concatenate([spec.bounds[:-1] for view in specs for spec in view]))
-    named = [[np.array([each.name for each in spec.arrays] or [""]) for spec in view] for view in specs]
+    named = [[np.array(spec.names) for spec in view] for view in specs]
     shards = [[np.searchsorted(spec.bounds, rows_R, side="right") - 1 for spec in view] for view in specs]
     first, *others = (
         np.stack([name[spec.array_indices[shard]] for spec, name, shard in zip(*view, strict=True)], axis=1)
@@ -99,7 +97,7 @@ def sizes_of(cache: JoinedCache) -> Sizes:
             row, sizes = faulty[0], [" and ".join(each[faulty[0]]) for each in (other, first)]
             raise ConfigError(
                 f"views: the image of row {rows_R[row]} is {sizes[0]} in {view.first.store}, but {sizes[1]} in "
-                f"{cache.first.store}; build both with the same image.buckets"
+                f"{cache.first.store}; build both with the same sizes of images"
             )
     found, row, size_R = np.unique(first, axis=0, return_index=True, return_inverse=True)
     by_row = np.argsort(row)
@@ -107,7 +105,7 @@ def sizes_of(cache: JoinedCache) -> Sizes:
     begins = np.flatnonzero(np.diff(sizes_R, prepend=-1))
     rows_R, sizes_R = rows_R[begins], sizes_R[begins]
     return Sizes(
-        names=tuple(" and ".join(dict.fromkeys(filter(None, found[size].tolist()))) for size in by_row),
+        names=tuple(" and ".join(dict.fromkeys(found[size].tolist())) for size in by_row),
         starts_R=rows_R - np.searchsorted(cache.rejected_rows(), rows_R),
         sizes_R=sizes_R,
     )
@@ -143,8 +141,16 @@ def group_by_size(
     return counts_B.astype(np.int64), Repeats(chosen[order], np.cumsum(weights_N[order]))
 
 
+class Places(NamedTuple):
+    """Where samples are in the sequences of their buckets."""
+
+    bucket_N: Int64Array
+    own_N: Int64Array
+    """Positions in the bucket's own endless sequence of epochs."""
+
+
 @dataclass(frozen=True)
-class BucketOrder:
+class SampleOrder:
     """The order of samples in buckets: which one is at each position, where batch k has positions [k·B, (k + 1)·B).
 
     A short batch has fewer positions, and the rest of its range has no sample. Indices count bucket after bucket.
@@ -157,112 +163,95 @@ class BucketOrder:
     batch_size: int
     remainder: Remainder = "carry"
     block: int = 1
-    """Single samples are shuffled."""
+    """Number of neighbours that are shuffled together; 1: single samples."""
 
     @cached_property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    @property
     def epoch_positions(self) -> int:
         """Number of positions of an epoch; to carry, on average."""
-        return self.count if self.remainder == "carry" else int(self._filled.sum()) * self.batch_size
+        return sum(self.counts) if self.remainder == "carry" else int(self._filled.sum()) * self.batch_size
 
-    @property
-    def positions_alike(self) -> int:
-        """Number of positions, from 0 on, whose samples have one size."""
-        return len(self.batch(0, self.batch_size))
-
-    def batch(self, number: int, batch_size: int) -> Int64Array:
+    def batch(self, number: int) -> Int64Array:
         """Return the positions of a global batch."""
-        positions = batch_positions(number, batch_size)
-        return positions[: len(self._own(number)[1])] if self.remainder == "short" else positions
+        bucket, own = self._shares.place(number)
+        left = self.counts[bucket] - own % int(self._filled[bucket]) * self.batch_size
+        size = min(left, self.batch_size) if self.remainder == "short" else self.batch_size
+        return number * self.batch_size + np.arange(size)
+
+    def places(self, positions: Int64Array) -> Places:
+        """Return where the samples at `positions` are in their buckets."""
+        numbers, within = np.divmod(positions, self.batch_size)
+        found, batch_N = np.unique(numbers, return_inverse=True)
+        placed = np.array([self._shares.place(number) for number in found.tolist()], np.int64).reshape(-1, 2)
+        bucket_N, own_N = placed[batch_N].T
+        if self.remainder == "carry":
+            return Places(bucket_N, own_N * self.batch_size + within)
+        epoch_N, part_N = np.divmod(own_N, self._filled[bucket_N])
+        counts_N = np.array(self.counts, np.int64)[bucket_N]
+        return Places(bucket_N, epoch_N * counts_N + (part_N * self.batch_size + within) % counts_N)
 
     def at(self, positions: Int64Array) -> Int64Array:
-        """Return the indices in [0, count) at `positions`."""
-        indices = np.empty_like(positions)
-        for here, bucket, own in self._by_batch(positions):
-            indices[here] = sum(self.counts[:bucket]) + self._order(bucket).at(own)
+        """Return the indices of the samples at `positions`."""
+        return self.indices(self.places(positions))
+
+    def indices(self, places: Places) -> Int64Array:
+        indices = np.empty_like(places.own_N)
+        for bucket in np.unique(places.bucket_N).tolist():
+            here = places.bucket_N == bucket
+            indices[here] = sum(self.counts[:bucket]) + self.permutation(bucket).at(places.own_N[here])
         return indices
 
-    def views_at(self, positions: Int64Array, views: int) -> Int64Array:
-        """Return the view, in [0, views), that the sample at each position shows; see `SampleOrder.views_at`."""
-        shown = np.empty_like(positions)
-        for here, bucket, own in self._by_batch(positions):
-            shown[here] = self._order(bucket).views_at(own, views)
+    def views(self, places: Places, views: int) -> Int64Array:
+        """Return the view, in [0, views), that each sample shows; see `Permutation.views_at`."""
+        shown = np.empty_like(places.own_N)
+        for bucket in np.unique(places.bucket_N).tolist():
+            here = places.bucket_N == bucket
+            shown[here] = self.permutation(bucket).views_at(places.own_N[here], views)
         return shown
+
+    def first(self, most: int) -> Places:
+        """Return the first places, up to `most`, of the bucket that the first batch shows."""
+        bucket, _ = self._shares.place(0)
+        own = np.arange(min(most, self.counts[bucket]))
+        return Places(np.full_like(own, bucket), own)
+
+    def permutation(self, bucket: int) -> Permutation:
+        """Return the order within a bucket."""
+        identity = f"{self.identity}\n{bucket}" if bucket else self.identity
+        return Permutation(identity, self.seed, self.counts[bucket], self.block, lanes_of(self.batch_size))
+
+    def end(self, bucket: int, position: int) -> int:
+        """Return the end of a bucket's places that the batches before a position show, to carry."""
+        return self._shares.before(position // self.batch_size)[bucket] * self.batch_size
 
     def refuse_ranks(self, world_size: int, names: tuple[str, ...]) -> None:
         """Raise ConfigError if a short batch would leave a rank without a sample."""
         for name, count in zip(names, self.counts, strict=True):
             if self.remainder == "short" and count and (last := (count - 1) % self.batch_size + 1) < world_size:
                 raise ConfigError(
-                    f"remainder: short: bucket {name or 'of all'} has {count:,} samples, so its last batch of {last} "
+                    f"remainder: short: bucket {name} has {count:,} samples, so its last batch of {last} "
                     f"has none for some of {world_size} ranks: take `carry` or `repeat`, fewer ranks or another "
                     "batch_size, or leave the bucket out of `samples`"
                 )
 
     @cached_property
-    def _counts(self) -> Int64Array:
-        return np.array(self.counts, np.int64)
-
-    @cached_property
     def _filled(self) -> Int64Array:
         """Number of batches that hold all of each bucket, the last perhaps in part."""
-        return -(-self._counts // self.batch_size)
+        return -(-np.array(self.counts, np.int64) // self.batch_size)
 
-    def _order(self, bucket: int) -> SampleOrder:
-        return SampleOrder(f"{self.identity}\n{bucket}", self.seed, self.counts[bucket])
-
-    def _before(self, epoch: int) -> Int64Array:
-        """Return the number of each bucket's batches in the epochs before `epoch`."""
-        return epoch * self._counts // self.batch_size if self.remainder == "carry" else epoch * self._filled
-
-    def _epoch(self, number: int) -> int:
-        """Return the epoch of a global batch, by bisection between two bounds of the number of batches before it."""
-        low = number // int(self._filled.sum())
-        high = (number + len(self.counts)) * self.batch_size // self.count + 1
-        before = bisect_right(range(low, high), number, key=lambda epoch: int(self._before(epoch).sum()))
-        return low + before - 1
-
-    def _own(self, number: int) -> tuple[int, Int64Array]:
-        """Return the bucket of a global batch, and its positions in the bucket's own sequence of epochs."""
-        epoch = self._epoch(number)
-        before_B, after_B = self._before(epoch), self._before(epoch + 1)
-        ends_B = np.cumsum(after_B - before_B)
-        key = epoch_key(f"{self.identity}\nbatches", self.seed, epoch)
-        place = int(permute(np.array([number - before_B.sum()]), int(ends_B[-1]), key)[0])
-        bucket = int(np.searchsorted(ends_B, place, side="right"))
-        own = int(after_B[bucket] - ends_B[bucket]) + place
-        if self.remainder == "carry":
-            return bucket, batch_positions(own, self.batch_size)
-        count = self.counts[bucket]
-        own_epoch, part = divmod(own, int(self._filled[bucket]))
-        within = batch_positions(part, self.batch_size)
-        return bucket, own_epoch * count + (within[within < count] if self.remainder == "short" else within % count)
-
-    def _by_batch(self, positions: Int64Array) -> Iterator[tuple[np.ndarray, int, Int64Array]]:
-        """Yield for each batch which of `positions` it has, its bucket, and their positions in the bucket's order."""
-        numbers, places = np.divmod(positions, self.batch_size)
-        for number in np.unique(numbers).tolist():
-            here = numbers == number
-            bucket, own = self._own(number)
-            yield here, bucket, own[places[here]]
+    @cached_property
+    def _shares(self) -> Shares:
+        weights = self.counts if self.remainder == "carry" else self._filled.tolist()
+        return Shares(weights, (f"{self.identity}\n{self.seed}\n{bucket}" for bucket in range(len(self.counts))))
 
 
 def make_order(
     identity: str, seed: int, counts: Int64Array, batch_size: int, shuffle_block: int, remainder: Remainder
-) -> SampleOrder | BucketOrder:
+) -> SampleOrder:
     """Make the order of samples, `counts` of each size: of single ones, or of blocks if `shuffle_block` is above 1."""
     if not (isinstance(shuffle_block, int) and 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK):
         raise ConfigError(f"shuffle_block must be a whole number in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block!r}")
     if remainder not in get_args(Remainder):
         raise ConfigError(f"remainder must be one of {', '.join(get_args(Remainder))}, got {remainder!r}")
-    if remainder == "carry" and np.count_nonzero(counts) == 1:
-        return SampleOrder(identity, seed, int(counts.sum()), block=shuffle_block, lanes=lanes_of(batch_size))
-    if shuffle_block > 1:
-        raise ConfigError(
-            f"shuffle_block {shuffle_block}: samples of several sizes, or with another `remainder` than `carry`, are "
-            "shuffled one by one; leave it at 1"
-        )
-    return BucketOrder(identity, seed, tuple(counts.tolist()), batch_size, remainder)
+    if shuffle_block > 1 and remainder != "carry":
+        raise ConfigError(f"shuffle_block {shuffle_block} needs `remainder: carry`, got {remainder}; leave it at 1")
+    return SampleOrder(identity, seed, tuple(counts.tolist()), batch_size, remainder, shuffle_block)

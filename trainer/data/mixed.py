@@ -1,20 +1,16 @@
 """Mixtures of streams: each global batch comes from one of several, in given shares.
 
-Which stream gives batch k is a pure function of (k, weights, seed). The streams are split off one after the other: of
-the first k batches that are left, floor(k s + u) are of the next stream, where s is its share among the streams left
-and u in [0, 1) a hash of the seed. So the batch's own number in its stream follows without counting, and at any time
-each stream has had its share, to within as many batches as there are streams.
+The stream that gives batch k, and its own number there, are pure functions of (k, weights, seed).
 """
 
-import hashlib
+import math
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
-from math import floor
 from typing import Any
 
 from cache_store.errors import ConfigError
-from trainer.data.order import RankShare, is_in, whole
+from trainer.data.order import RankShare, Shares, is_in, whole
 from trainer.data.passes import BatchStream
 from trainer.data.prefetch import WindowReader
 from trainer.data.stream import LatentStream
@@ -55,25 +51,22 @@ class MixedStream(BatchStream):
         share = same_share(streams)
         super().__init__(share, None if batches is None else whole("batches", batches, 1) * share.batch_size)
         self.streams, self.seed = dict(streams), whole("seed", seed)
-        self._shares = {name: Fraction(str(weights[name])) for name in streams}
+        self._weights = {name: Fraction(str(weights[name])) for name in streams}
+        unit = math.lcm(*(weight.denominator for weight in self._weights.values()))
+        keys, self._names = (f"{self.seed}\n{name}" for name in streams), list(streams)
+        self._shares = Shares([int(weight * unit) for weight in self._weights.values()], keys)
 
     def place(self, number: int) -> tuple[str, int]:
         """Return the stream of global batch `number`, and the batch's number in it."""
-        left = sum(self._shares.values(), Fraction())
-        for name, share in self._shares.items():
-            offset = Fraction(int(hashlib.sha256(f"{self.seed}\n{name}".encode()).hexdigest()[:8], 16), 2**32)
-            before, after = (floor(each * share / left + offset) for each in (number, number + 1))
-            if after > before:
-                return name, before
-            number, left = number - before, left - share
-        raise AssertionError("the last stream's share is 1")
+        part, own = self._shares.place(number)
+        return self._names[part], own
 
     def batch(self, number: int, ahead: WindowReader | None = None) -> dict[str, Any]:
         name, own = self.place(number)
         return {**self.streams[name].batch(own), "stream": name, "cursor": (number + 1) * self.batch_size}
 
     def must_match(self) -> dict[str, Any]:
-        shares = ", ".join(f"{name} {share}" for name, share in self._shares.items())
+        shares = ", ".join(f"{name} {share}" for name, share in self._weights.items())
         fields: dict[str, Any] = {"mixture": shares, "seed": self.seed}
         for name, each in self.streams.items():
             fields |= {f"{name}.{key}": value for key, value in each.must_match().items()}

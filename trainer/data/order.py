@@ -10,6 +10,7 @@ own random order. `lanes` is a multiple of the batch size, so a rank reads from 
 """
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -30,7 +31,7 @@ ROUNDS = 6
 
 
 @dataclass(frozen=True)
-class SampleOrder:
+class Permutation:
     """The order of `count` samples: which one is at each position of an endless sequence of epochs."""
 
     identity: str
@@ -40,20 +41,6 @@ class SampleOrder:
     """Number of neighbours in a block, which are shown within one window; 1: single samples are shuffled."""
     lanes: int = 1
     """Number of blocks in a window."""
-
-    @property
-    def epoch_positions(self) -> int:
-        """Number of positions of an epoch."""
-        return self.count
-
-    @property
-    def positions_alike(self) -> int:
-        """Number of positions, from 0 on, whose samples have one size."""
-        return self.count
-
-    def batch(self, number: int, batch_size: int) -> Int64Array:
-        """Return the positions of a global batch."""
-        return batch_positions(number, batch_size)
 
     def at(self, positions: Int64Array) -> Int64Array:
         """Return the indices in [0, count) at `positions`."""
@@ -131,8 +118,34 @@ class RankShare:
         return np.extract(positions % self.batch_size // samples == self.rank, positions)
 
 
-def batch_positions(batch: int, batch_size: int) -> Int64Array:
-    return np.arange(batch * batch_size, (batch + 1) * batch_size)
+class Shares:
+    """Deals numbered batches out to parts in given shares: which part has batch k follows from k alone.
+
+    The parts are split off one after the other: of the first k batches that are left, floor(k s + u) are of the next
+    part, where s is its share among the parts left and u in [0, 1) a hash. So a batch's own number in its part follows
+    without counting. At any time each part has had its share, to within as many batches as there are parts, and exactly
+    after each multiple of the sum of the weights.
+    """
+
+    def __init__(self, weights: Sequence[int], keys: Iterable[str]) -> None:
+        """Each part's offset u is a hash of its key."""
+        self._weights = weights
+        self._offsets = [int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) for key in keys]
+
+    def before(self, number: int) -> list[int]:
+        """Return how many of the first `number` batches each part has."""
+        counts, left = list[int](), sum(self._weights)
+        for weight, offset in zip(self._weights, self._offsets, strict=True):
+            counts.append(((number * weight << 32) + offset * left) // (left << 32) if weight else 0)
+            number, left = number - counts[-1], left - weight
+        return counts
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Return the part of batch `number`, and the batch's number in it."""
+        for part, (before, after) in enumerate(zip(self.before(number), self.before(number + 1), strict=True)):
+            if after > before:
+                return part, before
+        raise AssertionError("the last part's share is 1")
 
 
 def epoch_key(identity: str, seed: int, epoch: int) -> bytes:
@@ -161,7 +174,7 @@ def permute(positions: Int64Array, count: int, key: bytes, variants: Int64Array 
     return values.astype(np.int64)
 
 
-def permute_blocks(positions: Int64Array, order: SampleOrder, key: bytes) -> Int64Array:
+def permute_blocks(positions: Int64Array, order: Permutation, key: bytes) -> Int64Array:
     """Apply the permutation in blocks that `key` chooses; samples that fill no whole block come last.
 
     Indices are shifted by an offset that depends on the epoch's key, so each epoch has other block borders.

@@ -20,7 +20,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainer.data.order import Int64Array, RankShare, SampleOrder
+from trainer.data.buckets import Places, SampleOrder
+from trainer.data.order import Int64Array, RankShare
 
 ITEMS_PER_THREAD = 2
 """Items made ahead by each thread."""
@@ -35,7 +36,9 @@ WINDOWS_AHEAD = 2
 """Windows read ahead of the current one: one can wait for answers while the other's samples are checked and copied."""
 
 MOST_WINDOWS = WINDOWS_AHEAD + 2
-"""Most windows held: the current one, those ahead, and the previous one, which another thread may still read from."""
+"""Most windows of a bucket that are held: the current one, those ahead, and the one before, which another thread may
+still read from.
+"""
 
 # Axes: N samples to show.
 
@@ -104,31 +107,35 @@ class Patience:
 class Window:
     """One rank's part of a window."""
 
-    positions: Int64Array
-    """Positions that this rank shows, ascending."""
+    own: Int64Array
+    """Positions in the bucket that this rank shows, ascending."""
     samples: Future[Samples]
     left: int
     """Number of samples not shown yet."""
 
 
 class WindowReader:
-    """Reads one rank's samples by position. Positions must rise slowly from call to call; any thread may call.
+    """Reads one rank's part of a batch at a time. Batches must rise slowly from call to call; any thread may call.
 
-    It holds this rank's part of a window until all of that was shown, and reads its parts of the next windows ahead.
+    It holds this rank's part of a bucket's window until all of that was shown, and reads its parts of the bucket's next
+    windows ahead.
     """
 
-    def __init__(self, order: SampleOrder, share: RankShare, read: Callable[[Int64Array], Samples], end: int) -> None:
-        """`read` returns the samples at positions; it is never asked for positions from `end` on."""
+    def __init__(self, order: SampleOrder, share: RankShare, read: Callable[[Places], Samples], end: int) -> None:
+        """`read` returns the samples at places; it is never asked for those of batches from the position `end` on."""
         self._order, self._share, self._read, self._end = order, share, read, end
         self._pool = ThreadPoolExecutor(WINDOWS_AHEAD, thread_name_prefix="window")
         self._lock = threading.Lock()
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[tuple[int, int], Window] = {}
+        """By bucket and first position there."""
 
     def __call__(self, positions_N: Int64Array) -> Samples:
         shown: dict[str, np.ndarray] = {}
-        for first, end, here in self._bounds(positions_N):
-            window = self._window(first, end)
-            rows = np.searchsorted(window.positions, positions_N[here])
+        places = self._order.places(positions_N)
+        bucket, own_N = int(places.bucket_N[0]), places.own_N
+        for first, end, here in self._bounds(bucket, own_N):
+            window = self._window(bucket, first, end)
+            rows = np.searchsorted(window.own, own_N[here])
             for name, each in window.samples.result().items():
                 if len(here) == len(positions_N):
                     shown[name] = each[rows]
@@ -136,45 +143,47 @@ class WindowReader:
                 if name not in shown:
                     shown[name] = np.empty((len(positions_N), *each.shape[1:]), each.dtype)
                 shown[name][here] = each[rows]
-            self._release(first, window, len(here))
+            self._release((bucket, first), window, len(here))
         return shown
 
     def close(self) -> None:
         """Stop without waiting for reads in progress: after Ctrl-C, the store may not answer."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _bounds(self, positions_N: Int64Array) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield for each window its range of positions [first, end), and the indices of `positions_N` within it."""
-        position, last = int(positions_N.min()), int(positions_N.max())
+    def _bounds(self, bucket: int, own_N: Int64Array) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield for each window its range of positions [first, end), and the indices of `own_N` within it."""
+        position, last, order = int(own_N.min()), int(own_N.max()), self._order.permutation(bucket)
         while position <= last:
-            first, end = self._order.window(position)
-            yield first, end, np.flatnonzero((positions_N >= first) & (positions_N < end))
+            first, end = order.window(position)
+            yield first, end, np.flatnonzero((own_N >= first) & (own_N < end))
             position = end
 
-    def _window(self, first: int, end: int) -> Window:
+    def _window(self, bucket: int, first: int, end: int) -> Window:
         """Return the window, and start to read the next ones."""
+        order, last = self._order.permutation(bucket), self._order.end(bucket, self._end)
         with self._lock:
-            window = self._begin(first, end)
+            window = self._begin(bucket, first, min(end, last))
             for _ in range(WINDOWS_AHEAD):
-                first, end = self._order.window(end)
-                if first < self._end:
-                    self._begin(first, end)
+                first, end = order.window(end)
+                if first < last:
+                    self._begin(bucket, first, min(end, last))
             return window
 
-    def _begin(self, first: int, end: int) -> Window:
-        if first not in self._windows:
-            positions = self._share.select(np.arange(first, min(end, self._end)))
-            self._windows[first] = Window(positions, self._pool.submit(self._read, positions), len(positions))
-        return self._windows[first]
+    def _begin(self, bucket: int, first: int, end: int) -> Window:
+        if (bucket, first) not in self._windows:
+            own = self._share.select(np.arange(first, end))
+            samples = self._pool.submit(self._read, Places(np.full_like(own, bucket), own))
+            self._windows[bucket, first] = Window(own, samples, len(own))
+        return self._windows[bucket, first]
 
-    def _release(self, first: int, window: Window, shown: int) -> None:
+    def _release(self, place: tuple[int, int], window: Window, shown: int) -> None:
         """Drop the window once all its samples were shown.
 
-        Also drop the oldest windows beyond MOST_WINDOWS: a resumed run shows only a part of its first window.
+        Also drop the bucket's oldest windows beyond MOST_WINDOWS: a resumed run shows only a part of its first window.
         """
         with self._lock:
             window.left -= shown
             if window.left == 0:
-                self._windows.pop(first, None)
-            for oldest in sorted(self._windows)[:-MOST_WINDOWS]:
+                self._windows.pop(place, None)
+            for oldest in sorted(each for each in self._windows if each[0] == place[0])[:-MOST_WINDOWS]:
                 del self._windows[oldest]

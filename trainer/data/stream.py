@@ -1,15 +1,13 @@
 """Latents in training order: for the trainer, and for your own training loop.
 
 The position is the number of samples consumed. Global batch k covers the positions [k·B, (k+1)·B) of an endless
-sequence of epochs. Of one image size, a batch may span two epochs and is never short. Rank r of R takes the r-th
-contiguous part of it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order.
-
-A global batch of a cache of several image sizes is of one size (`trainer/data/buckets.py`). Positions are counted as
-for one size. With `remainder: short`, a batch may have fewer samples: the last of its positions stay empty.
+sequence of epochs, and is of one size (`trainer/data/buckets.py`). Rank r of R takes the r-th contiguous part of it;
+DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order. A batch may span two epochs
+and is never short; with `remainder: short`, it may have fewer samples: the last of its positions stay empty.
 
 A pass covers `epochs` epochs, and the next pass continues where it ended (`trainer/data/passes.py`). An epoch of n
-samples has n positions, so a pass has as many batches for several sizes as for one. With `remainder: short` or
-`repeat`, an epoch is a whole number of batches, and so is a pass of whole epochs. A sample of weight w counts as w.
+samples has n positions. With `remainder: short` or `repeat`, an epoch is a whole number of batches, and so is a pass of
+whole epochs. A sample of weight w counts as w.
 """
 
 import hashlib
@@ -29,9 +27,9 @@ from cache_store.cache.reader import Cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize, refuse_unstated
 from trainer.config import MAX_EPOCHS
-from trainer.data.buckets import BucketOrder, Remainder, group_by_size, make_order, sizes_of
+from trainer.data.buckets import Places, Remainder, group_by_size, make_order, sizes_of
 from trainer.data.dropout import caption_dropped, refuse_rate, with_nulls
-from trainer.data.order import Int64Array, RankShare, SampleOrder, is_in, whole, whole_positions
+from trainer.data.order import Int64Array, RankShare, is_in, whole, whole_positions
 from trainer.data.passes import BatchStream
 from trainer.data.prefetch import Samples, WindowReader
 from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
@@ -81,7 +79,7 @@ class LatentStream(BatchStream):
             `repeat`: the last batch of each size is filled with samples of that size again. With one size and `carry`,
             only the last batch of a pass reaches into the next epoch.
         shuffle_block: Above 1, that many neighbours are read together, ahead of their batches, and held while they are
-            shown (`trainer/data/order.py`). It allows at most one worker; threads read ahead. Images have one size.
+            shown (`trainer/data/order.py`), of each size. It allows at most one worker; threads read ahead.
         draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
         normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
             a latent is drawn first.
@@ -139,8 +137,7 @@ class LatentStream(BatchStream):
         self._weights = "none" if repeats is None else numbers_digest(repeats)
         self.remainder = remainder
         self.order = make_order(self.cache.identity, whole("seed", seed), counts, batch_size, shuffle_block, remainder)
-        if isinstance(self.order, BucketOrder):
-            self.order.refuse_ranks(world_size, self.sizes.names)
+        self.order.refuse_ranks(world_size, self.sizes.names)
         super().__init__(share, None if epochs is None else exact(epochs) * self.order.epoch_positions)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -171,21 +168,27 @@ class LatentStream(BatchStream):
 
     def batch_positions(self, number: int) -> Int64Array:
         """Return the positions of global batch `number`, counted from 0."""
-        return self.order.batch(number, self.batch_size)
+        return self.order.batch(number)
 
     def numbers(self, positions: Int64Array) -> Int64Array:
         """Return the numbers of the samples at `positions`."""
         return self._numbers[self.order.at(positions)]
 
+    def first_numbers(self, most: int) -> Int64Array:
+        """Return the numbers of the first samples of one size, up to `most`."""
+        return self._numbers[self.order.indices(self.order.first(most))]
+
     def read_ahead(self, end: int) -> WindowReader | None:
         """Return a reader that reads blocks ahead of their batches, up to `end`; None if the shuffle has no blocks."""
-        if not isinstance(self.order, SampleOrder) or self.order.block == 1:
+        if self.order.block == 1:
             return None
-        return WindowReader(self.order, self.share, lambda at: self._read(self.numbers(at), at), end)
+        return WindowReader(
+            self.order, self.share, lambda at: self._read(self._numbers[self.order.indices(at)], at), end
+        )
 
     def show(self, numbers: Int64Array, positions: Int64Array, ahead: WindowReader | None = None) -> dict[str, Tensor]:
         """Read the samples `numbers`, which are at `positions`, as training shows them: by name, [N, *shape] each."""
-        latents = as_tensors(ahead(positions) if ahead else self._read(numbers, positions))
+        latents = as_tensors(ahead(positions) if ahead else self._read(numbers, self.order.places(positions)))
         for tower, (name, cache) in enumerate(self.cache.caches.items()):
             array = cache.spec.array
             if self.draw and array.encoder.posterior == "moments":
@@ -194,14 +197,15 @@ class LatentStream(BatchStream):
                 latents[name] = normalize(latents[name], drawn_normalization(array.encoder), array.channel_axis)
         return latents
 
-    def _read(self, numbers: Int64Array, positions: Int64Array) -> Samples:
+    def _read(self, numbers: Int64Array, places: Places) -> Samples:
         if isinstance(self.source, Views):
-            return self.source.show(numbers, self.order.views_at(positions, len(self.source.views)))
+            return self.source.show(numbers, self.order.views(places, len(self.source.views)))
         return self.source.read(numbers)
 
     def _mask(self, numbers: Int64Array, positions: Int64Array) -> Samples:
         if isinstance(self.source, Views) and self.source.has_masks:
-            return self.source.show_mask(numbers, self.order.views_at(positions, len(self.source.views)))
+            places = self.order.places(positions)
+            return self.source.show_mask(numbers, self.order.views(places, len(self.source.views)))
         return self.cache.mask(numbers)
 
     def must_match(self) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from cache_store import CacheError
 from cache_store.errors import ConfigError, ModelError
 from cache_store.storage.store import is_url
@@ -171,7 +169,7 @@ def initialise_projectors(inputs: Inputs, loader: StepLoader, start: TrainedProj
 def match_embeddings(inputs: Inputs, loader: StepLoader, towers: Sequence[str]) -> None:
     """Scale towers' output to the token embeddings, measured on a fixed draw of training samples."""
     stream = loader.stream
-    samples = stream.source.read(stream.numbers(np.arange(min(CALIBRATION_SAMPLES, stream.order.positions_alike))))
+    samples = stream.source.read(stream.first_numbers(CALIBRATION_SAMPLES))
     target = inputs.language.embedding_rms()
     for name in towers:
         inputs.projectors[name].match_rms(as_tensor(samples[name]), target)

@@ -26,7 +26,8 @@ from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
-from trainer.data.order import RankShare, SampleOrder, epoch_key, lanes_of, permute
+from trainer.data.buckets import Places, SampleOrder
+from trainer.data.order import Permutation, RankShare, epoch_key, lanes_of, permute
 from trainer.data.prefetch import WindowReader, prefetched
 
 COUNT, BATCH = 21, 4
@@ -66,7 +67,7 @@ def test_every_sample_stands_at_exactly_one_position(count):
 @pytest.mark.parametrize("count", [1, 2, 5, 31, 32, 33, 300, 4_095, 4_097])
 @pytest.mark.parametrize(("block", "batch_size"), [(2, 1), (8, 4), (32, 256)])
 def test_a_shuffle_in_blocks_shows_every_sample_once_an_epoch(count, block, batch_size):
-    order = SampleOrder("cache", 0, count, block=block, lanes=lanes_of(batch_size))
+    order = Permutation("cache", 0, count, block=block, lanes=lanes_of(batch_size))
     epochs = order.at(np.arange(3 * count)).reshape(3, count)
     np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(count), (3, 1)))
     bounds = [order.window(0)]
@@ -83,7 +84,7 @@ def runs_of(numbers: np.ndarray) -> int:
 def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():
     """Neighbouring blocks count as one run, and a block that the end of the cache cuts as two."""
     count, block, batch_size, ranks = 60_000, 16, 64, 8
-    order = SampleOrder("cache", 0, count, block=block, lanes=lanes_of(batch_size))
+    order = Permutation("cache", 0, count, block=block, lanes=lanes_of(batch_size))
     first, end = order.window(2 * count + 5_000)
     assert end - first == 128 * block
     parts = [RankShare(batch_size, rank, ranks).select(np.arange(first, end)) for rank in range(ranks)]
@@ -110,11 +111,11 @@ def test_a_stream_in_blocks_reads_each_sample_once_and_ahead(tmp_path):
 
 def test_windows_are_released_once_they_were_shown():
     """Three are held, the current one and two ahead; a fourth after a start in the middle of a window."""
-    order = SampleOrder("cache", 0, 1_000, block=4, lanes=lanes_of(8))
+    order = SampleOrder("cache", 0, (1_000,), 8, block=4)
     held: list[weakref.ref[np.ndarray]] = []
 
-    def read(positions: np.ndarray) -> dict[str, np.ndarray]:
-        samples = order.at(positions)
+    def read(places: Places) -> dict[str, np.ndarray]:
+        samples = order.indices(places)
         held.append(weakref.ref(samples))
         return {"world": samples}
 
@@ -132,14 +133,14 @@ def test_epoch_seed_and_cache_decide_the_order_in_every_version():
         assert (one == other).mean() < 0.01
     assert permute(np.arange(8), 8, keys[0]).tolist() == [1, 5, 7, 6, 0, 3, 2, 4]
     assert permute(np.arange(16), 16, keys[0]).tolist() == [10, 14, 7, 6, 0, 3, 2, 4, 12, 9, 1, 15, 13, 8, 5, 11]
-    later = SampleOrder("cache", 7, 595_000).at(3 * 595_000 + np.array([0, 1, 594_999]))
+    later = Permutation("cache", 7, 595_000).at(3 * 595_000 + np.array([0, 1, 594_999]))
     assert later.tolist() == [529365, 12586, 475385]
 
 
 def test_ranks_and_endless_passes_follow_the_keyed_order(cache):
     whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
     seen = list(itertools.chain.from_iterable(whole))
-    assert seen == SampleOrder(open_cache(cache).identity, 0, COUNT).at(np.arange(64)).tolist()
+    assert seen == Permutation(open_cache(cache).identity, 0, COUNT).at(np.arange(64)).tolist()
     for epoch in range(3):
         assert sorted(seen[COUNT * epoch : COUNT * (epoch + 1)]) == list(range(COUNT))
     assert numbers_of(itertools.islice(LatentStream(cache, BATCH, epochs=None), 16)) == whole
@@ -153,7 +154,7 @@ def test_chosen_samples_are_all_that_a_stream_shows(cache, shuffle_block):
     chosen = partial(LatentStream, cache, BATCH, samples=CHOSEN, epochs=4, shuffle_block=shuffle_block)
     batches, stored = list(chosen()), open_cache(cache)
     whole = numbers_of(batches)
-    order = SampleOrder(stored.identity, 0, len(CHOSEN), block=shuffle_block, lanes=lanes_of(BATCH))
+    order = Permutation(stored.identity, 0, len(CHOSEN), block=shuffle_block, lanes=lanes_of(BATCH))
     assert np.concatenate(whole).tolist() == CHOSEN[order.at(np.arange(28))].tolist()
     assert (np.sort(np.concatenate(whole).reshape(4, 7)) == np.sort(CHOSEN)).all()
     for batch in batches:
@@ -365,13 +366,13 @@ def test_nobody_waits_for_what_is_being_read_when_reading_ends():
     """A store may not answer after Ctrl-C."""
     answered = threading.Event()
 
-    def read(positions: np.ndarray) -> dict[str, np.ndarray]:
-        assert not positions.any() or answered.wait(60)
-        return {"world": positions}
+    def read(places: Places) -> dict[str, np.ndarray]:
+        assert not places.own_N.any() or answered.wait(60)
+        return {"world": places.own_N}
 
-    order = SampleOrder("cache", 0, 1_000, block=1, lanes=lanes_of(1))
+    order = SampleOrder("cache", 0, (1_000,), 1)
     with closing(WindowReader(order, RankShare(1, 0, 1), read, 1_000)) as windows:
-        windows._window(0, order.window(0)[1])
+        windows._window(0, *order.permutation(0).window(0))
     with closing(prefetched(lambda key: key == 0 or answered.wait(60), range(9))) as items:
         assert next(items)
     reading = [thread for thread in threading.enumerate() if thread.name.startswith(("window", "prefetch"))]

@@ -10,9 +10,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from cache_store.errors import ConfigError, StaleError
+from cache_store.format.array import SizeRule
 from tests.make_cache import make_cache
 from trainer import LatentStream
-from trainer.data.order import SampleOrder
+from trainer.data.order import Permutation
 from trainer.data.views import Views, open_views
 
 ROWS, BATCH = 23, 4
@@ -20,7 +21,7 @@ REJECTS = {"plain": [2, 9], "flipped": [9, 20], "cropped": []}
 IMAGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "flipped": {"flip": True, "decode": "reduced"},
-    "cropped": {"fit": "crop", "max_pixels": 9},
+    "cropped": {"rule": SizeRule(preset="crop", sizes=((24, 24),)), "max_pixels": 9},
 }
 SHOWN = [row for row in range(ROWS) if row not in (2, 9, 20)]
 LATENTS = dict(zip(IMAGES, np.random.default_rng(0).standard_normal((3, ROWS, 4, 3, 3), np.float32), strict=True))
@@ -38,7 +39,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.parametrize(("count", "views"), [(1, 2), (40, 2), (33, 3), (7, 5)])
 def test_a_sample_shows_each_view_once_in_as_many_epochs(count, views):
-    order, epochs = SampleOrder("cache", 3, count), 4 * views
+    order, epochs = Permutation("cache", 3, count), 4 * views
     positions = np.arange(epochs * count)
     shown, samples = order.views_at(positions, views), order.at(positions)
     for turn in np.split(np.arange(len(positions)), 4):
@@ -51,12 +52,12 @@ def test_every_epoch_shows_the_views_about_equally():
     """Another seed or cache mixes them differently; every version mixes them alike."""
     positions = np.arange(6_000)
     first, *others = (
-        SampleOrder(identity, seed, 6_000).views_at(positions, 3) for identity, seed in [("a", 0), ("a", 1), ("b", 0)]
+        Permutation(identity, seed, 6_000).views_at(positions, 3) for identity, seed in [("a", 0), ("a", 1), ("b", 0)]
     )
     for shown in (first, *others):
         assert all(abs(share - 2_000) < 150 for share in Counter(shown.tolist()).values())
     assert all(0.25 < (first == other).mean() < 0.42 for other in others)
-    assert "".join(map(str, SampleOrder("a", 0, 8).views_at(np.arange(16), 2))) == "1011011100100001"
+    assert "".join(map(str, Permutation("a", 0, 8).views_at(np.arange(16), 2))) == "1011011100100001"
 
 
 def test_a_stream_of_views_shows_them_in_turn_and_resumes(paths):
@@ -105,8 +106,8 @@ def test_caches_that_are_no_views_of_each_other_are_refused(paths, tmp_path):
     for number, (message, options) in enumerate(others.items()):
         with pytest.raises(StaleError, match=f"(?s){message}"):
             open_views([paths[0], make_cache(tmp_path / str(number), latents, **options)])
-    with pytest.raises(StaleError, match=r"world\.shape"):
-        open_views([paths[0], make_cache(tmp_path / "wider", np.zeros((ROWS, 4, 3, 4), np.float32))])
+    with pytest.raises(ConfigError, match="views: the image of row 0 is 32x24 in .*wider, but 24x24 in"):
+        LatentStream([paths[0], make_cache(tmp_path / "wider", np.zeros((ROWS, 4, 3, 4), np.float32))], BATCH)
     with pytest.raises(ConfigError, match=r"views.*1.*siglip"):
         open_views([{"world": paths[0]}, {"world": paths[1], "siglip": paths[1]}])
     texts = [make_cache(tmp_path / each, latents, image={"resample": each}) for each in ("box", "lanczos")]
