@@ -147,7 +147,7 @@ class BuildConfig:
 
     @property
     def kind(self) -> Kind:
-        """What the samples are."""
+        """The kind of the samples."""
         return "text" if self.encoder.reads_text else "clip" if self.clip.is_on else "image"
 
     def _refuse_unsuited_fields(self) -> None:

@@ -301,7 +301,7 @@ class SampleAxes(Record, frozen=True, kw_only=True):
 
 
 class SampleLayout(SampleAxes, frozen=True, kw_only=True):
-    """What an encoder makes of one size."""
+    """The sample that an encoder makes of an input of one size."""
 
     shape: tuple[Side, ...]
 
@@ -315,7 +315,7 @@ class SampleLayout(SampleAxes, frozen=True, kw_only=True):
 
 
 class ArrayRecipe(SampleAxes, frozen=True, kw_only=True, omit_defaults=True):
-    """What the samples of all sizes of a cache share: axes, storage, and the recipe from an image or a text."""
+    """Axes, storage and recipe, which samples of all sizes of a cache share."""
 
     features: Side
     """Length of the feature axis."""

@@ -51,7 +51,7 @@ class Tokens(NamedTuple):
 
 
 class TextInputs(Protocol):
-    """What a text encoder says of its inputs: how a text becomes tokens."""
+    """Turns texts into tokens, as a text encoder reads them."""
 
     recipe: TextRecipe
     null_ids: Sequence[int]

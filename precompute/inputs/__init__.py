@@ -1,4 +1,4 @@
-"""What an encoder reads of a source: `make_reader` chooses by the recipe; `reader.py` says what a reader is."""
+"""Readers fill an encoder's inputs: `make_reader` chooses by the recipe; `reader.py` says what a reader is."""
 
 from cache_store.format.array import ArrayRecipe
 from precompute.clips.config import ClipConfig

@@ -1,4 +1,4 @@
-"""What an encoder reads: frames of images and videos, or tokens of texts, in the places of a batch."""
+"""A reader fills the places of a batch with frames of images and videos, or with tokens of texts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
