@@ -19,11 +19,11 @@ from cache_store.errors import CacheError
 from cache_store.format.array import ArrayRecipe, ArraySpec
 from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import EncodedRows, Location
 from cache_store.format.plan import plan_digest
 from cache_store.format.quantized import Scale
 from cache_store.format.record import FORMAT_VERSION, sign
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
+from cache_store.format.shards import EncodedRows, Location
 from cache_store.format.sums import Rounded, RunningSums
 from cache_store.format.tables import CACHED, REJECTED, WITHDRAWN, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.log import utc_time

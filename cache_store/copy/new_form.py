@@ -19,9 +19,10 @@ from cache_store.errors import CacheError
 from cache_store.format.array import ArraySpec, CodecName
 from cache_store.format.codec import crc32c, decode_sample, encode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import SEAL_FILE, EncodedRows, Location, ShardSamples
+from cache_store.format.layout import SEAL_FILE
 from cache_store.format.record import sign
 from cache_store.format.schema import CommitRecord, Spec
+from cache_store.format.shards import EncodedRows, Location, ShardSamples
 from cache_store.format.tables import TOKENS, samples_schema
 from cache_store.storage.store import Store
 from cache_store.verify.record import file_finding, usable_record

@@ -20,10 +20,11 @@ from cache_store.copy.reshard import BATCH_BYTES
 from cache_store.errors import CacheError
 from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import Location, ShardSamples, commit_file
+from cache_store.format.layout import commit_file
 from cache_store.format.plan import is_withdrawn
 from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitRecord
+from cache_store.format.shards import Location, ShardSamples
 from cache_store.format.tables import WITHDRAWN, samples_schema
 from cache_store.verify.record import file_finding, table_problem
 

@@ -1,7 +1,8 @@
 """The shard formats by name."""
 
-from cache_store.format.layout import NULL_TEXT_FILE, ShardFormat, samples_file
+from cache_store.format.layout import NULL_TEXT_FILE, samples_file
 from cache_store.format.schema import Spec, StoreFormat
+from cache_store.format.shards import ShardFormat
 from cache_store.format.tar import TarFormat
 from cache_store.format.zarr import ZarrFormat
 

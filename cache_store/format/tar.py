@@ -20,9 +20,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.array import ArraySpec, CodecName, StoreDtype
-from cache_store.format.layout import NOWHERE, SPEC_ATTRIBUTE, SPEC_FILE, EncodedRows, ShardSamples
+from cache_store.format.layout import SPEC_ATTRIBUTE, SPEC_FILE
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import Spec
+from cache_store.format.shards import NOWHERE, EncodedRows, ShardSamples
 from cache_store.format.tables import PLAN_COLUMNS, TOKENS
 
 BLOCK_BYTES = 512

@@ -20,17 +20,10 @@ from numpy.typing import NDArray
 
 from cache_store.format.array import ROW_AXIS, CodecName, StoreDtype
 from cache_store.format.codec import crc32c, zarr_codecs
-from cache_store.format.layout import (
-    NOWHERE,
-    SPEC_ATTRIBUTE,
-    SPEC_FILE,
-    ZARR_ARRAY,
-    EncodedRows,
-    Location,
-    ShardSamples,
-)
+from cache_store.format.layout import SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import Spec
+from cache_store.format.shards import NOWHERE, EncodedRows, Location, ShardSamples
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")

@@ -12,9 +12,10 @@ from cache_store.cache.survey import ShardOnDisk
 from cache_store.errors import DAMAGE
 from cache_store.format.array import ArraySpec
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import PLAN_FILE, Location, ShardSamples, commit_file, samples_file
+from cache_store.format.layout import PLAN_FILE, commit_file, samples_file
 from cache_store.format.plan import KEPT_OF_WITHDRAWN, is_withdrawn
 from cache_store.format.schema import CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
+from cache_store.format.shards import Location, ShardSamples
 from cache_store.format.sums import equal_but_for_rounding
 from cache_store.format.tables import (
     CACHED,

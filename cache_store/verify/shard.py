@@ -20,10 +20,11 @@ from cache_store.errors import DAMAGE, CacheError
 from cache_store.format.array import ArraySpec
 from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.formats import files_of_shard, shard_format
-from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
+from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.plan import PlanFile
 from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
+from cache_store.format.shards import Location, ShardSamples
 from cache_store.format.sums import RunningSums
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, damage_finding

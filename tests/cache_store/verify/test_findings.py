@@ -16,7 +16,7 @@ import pytest
 
 from cache_store.format.array import Size
 from cache_store.format.codec import crc32c
-from cache_store.format.layout import Location
+from cache_store.format.shards import Location
 from cache_store.verify.shard import scan_shard
 from cache_store.verify.verify import verify
 from tests.cache_store import signing
