@@ -21,14 +21,15 @@ from benchmarks.harness import parser_with, positive_int, print_record, program
 from benchmarks.photographs import write_images
 from cache_store.format.schema import SizedArray
 from precompute.images.buckets import BucketsConfig
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 from precompute.inputs.frames import ImageReader
 from precompute.rerun.arrange import BySize
 from precompute.rerun.file_sizes import FileSizes
 from precompute.rerun.rows import Rows
 from precompute.rerun.source_plan import make_plan
-from precompute.sources import SourceConfig, open_source
+from precompute.sources.config import SourceConfig
 from precompute.sources.listing import Samples
+from precompute.sources.opening import open_source
 from trainer.data.buckets import SampleOrder
 
 PACKAGES = ("numpy", "pyarrow", "pillow", "encode-once")

@@ -44,7 +44,7 @@ from precompute.inputs import make_reader
 from precompute.inputs.reader import Inputs
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.steps import plan_for_ranks
-from precompute.sources import open_source
+from precompute.sources.opening import open_source
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
 

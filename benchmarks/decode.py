@@ -24,7 +24,8 @@ from benchmarks.photographs import jpegs_of
 from cache_store.format.array import ImageRecipe, Size
 from precompute.encoders.encoder_config import ComputeDtype, EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.config import ImageConfig
+from precompute.images.decode import decode_image
 from precompute.images.fit import RESAMPLING, fit_image, placement_of
 
 # Axes: N images, Y X pixels, 3 RGB.

@@ -25,7 +25,7 @@ from precompute.encode.device_feed import CudaRuntime
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import ComputeDtype, EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 
 # Axes: N images, Y X pixels, 3 RGB.
 

@@ -22,7 +22,7 @@ from benchmarks.encode import random_images, run_to_end
 from benchmarks.harness import Seconds, parser_with, program, rates, ratios, report, take_turns
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 
 # Axes: N images, Y X pixels, 3 RGB.
 

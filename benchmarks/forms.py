@@ -73,7 +73,7 @@ def compare_pictures(options: argparse.Namespace) -> int:
 
     from precompute.encoders.encoder_config import EncoderConfig
     from precompute.encoders.registry import load_decoder, load_encoder
-    from precompute.images.decode import ImageConfig
+    from precompute.images.config import ImageConfig
 
     exact, coarse = (
         load_encoder(EncoderConfig(model=options.encoder, device="cpu", compute_dtype=dtype), ImageConfig().recipe)

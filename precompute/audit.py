@@ -41,8 +41,8 @@ from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
 from precompute.inputs import make_reader
 from precompute.rerun.facts import recipe_of
-from precompute.sources import open_source
 from precompute.sources.images import Source
+from precompute.sources.opening import open_source
 
 SHARDS_HELD = 16
 """Samples tables kept in memory."""

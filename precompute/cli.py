@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import print_gallery
 from cache_store.log import log_about, log_result
@@ -228,24 +226,24 @@ def gallery_command(arguments: Any) -> int:
 
 def show(summary: Any, cache: str) -> None:
     """Print the build's summary: counts, cache identity and the next command."""
-    seal, console = summary.seal, Console(highlight=False, soft_wrap=True)
+    seal = summary.seal
     encoded = summary.encoded
-    console.print(str(encoded) if encoded.shards else "nothing to encode: all shards are committed")
+    print(str(encoded) if encoded.shards else "nothing to encode: all shards are committed")
     if summary.num_retried:
-        console.print(f"recovered {summary.recovered:,} of {summary.num_retried:,} rejected samples tried again")
+        print(f"recovered {summary.recovered:,} of {summary.num_retried:,} rejected samples tried again")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
-    console.print(f"{seal.spec.rows:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
+    print(f"{seal.spec.rows:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
     if seal.cut_texts:
-        console.print(f"cut {counted(seal.cut_texts, 'text')} longer than encoder.max_tokens")
+        print(f"cut {counted(seal.cut_texts, 'text')} longer than encoder.max_tokens")
     for remark, number in sorted(seal.remarks.items()):
         what, _, effect = remark.partition(", ")
-        console.print(f"{what} in {counted(number, f'cached {seal.spec.array.made_of}')}, {effect}")
-    console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of samples, cache identity {seal.identity}")
+        print(f"{what} in {counted(number, f'cached {seal.spec.array.made_of}')}, {effect}")
+    print(f"sealed {cache}: {seal.array.bytes:,} bytes of samples, cache identity {seal.identity}")
     counts = {name: getattr(seal, name) for name in ("cached", "rejected", "reasons", "identity")}
     built = {"rows": seal.spec.rows, **counts, "bytes": seal.array.bytes, **asdict(encoded)}
     log_result(f"sealed {cache}: {counted(seal.cached, 'sample')}", build=built)
-    console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
+    print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 
 CLASSES = "\n".join(["families of encoder.model, each named by its first class:", *help_lines()])

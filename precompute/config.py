@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError, install
 from cache_store.format.array import CodecName, ImageRecipe, Size, StoreDtype
-from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, StoreFormat
 from cache_store.gallery.command import GalleryConfig
@@ -23,9 +22,11 @@ from cache_store.storage.store import Address, is_url, open_store
 from precompute.clips.config import ClipConfig
 from precompute.encoders.encoder_config import TEXT_FIELDS, EncoderConfig
 from precompute.images.buckets import example_sizes
-from precompute.images.decode import ImageConfig
-from precompute.sources import SourceConfig, recognised, recorded_section
-from precompute.sources.media import IMAGES, VIDEOS, Media
+from precompute.images.config import ImageConfig
+from precompute.sources.config import SourceConfig
+
+if TYPE_CHECKING:
+    from precompute.sources.media import Media
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class StoreConfig:
         if not 1 <= self.samples_per_shard <= MAX_SAMPLES_PER_SHARD:
             bounds = f"in [1, {MAX_SAMPLES_PER_SHARD:,}]"
             raise ConfigError(f"store.samples_per_shard must be {bounds}, got {self.samples_per_shard:,}")
+        from cache_store.format.formats import FORMATS  # needs codecs, as `--help` does not
+
         if problem := FORMATS[self.format].unsupported(self.dtype, self.codec):
             raise ConfigError(f"store.format {self.format}: {problem}")
 
@@ -167,6 +170,8 @@ class BuildConfig:
 
         It may download these. Clips are encoded one at a time, so that a batch is one clip.
         """
+        from precompute.sources.opening import recognised  # needs Arrow, as `--help` does not
+
         source = recognised(self.source)
         if self.clip.is_on:
             return replace(self, source=source, encoder=replace(self.encoder, batch_size=1))
@@ -178,8 +183,10 @@ class BuildConfig:
         return replace(self, source=source, image=replace(chosen, **recipe_of_model(self.encoder.model)))
 
     @property
-    def media(self) -> Media:
+    def media(self) -> "Media":
         """The kind of files that the source is searched for."""
+        from precompute.sources.media import IMAGES, VIDEOS  # needs Pillow, as `--help` does not
+
         return VIDEOS if self.clip.is_on else IMAGES
 
     @property
@@ -206,6 +213,8 @@ class BuildConfig:
     @classmethod
     def of_cache(cls, cache: Address) -> Self:
         """Read the config of an existing cache, as `recorded` wrote it; raise CacheError if this version cannot."""
+        from precompute.sources.opening import recorded_section  # needs Arrow, as `--help` does not
+
         store = open_store(cache)
         made: dict[str, Any] = {name: recorded_section(store, name, kind) for name, kind in SECTIONS.items()}
         # No limit: these rejects were accepted once, and rebuilt shards reject the same samples.

@@ -28,7 +28,8 @@ from precompute.encoders.encoder import PIXEL_RANGES, Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import find_family, load_encoder, taken_fields
 from precompute.images.buckets import PLACES, placed_size
-from precompute.images.decode import RECIPE_FIELDS, silence_decoders
+from precompute.images.config import RECIPE_FIELDS
+from precompute.images.decode import silence_decoders
 from precompute.images.fit import RESAMPLING
 from precompute.images.rejected import Rejected
 from precompute.inputs import Reader, make_reader

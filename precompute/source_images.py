@@ -14,7 +14,7 @@ from precompute.config import BuildConfig
 from precompute.images.decode import silence_decoders
 from precompute.inputs import make_reader
 from precompute.inputs.reader import inputs_of
-from precompute.sources import open_source
+from precompute.sources.opening import open_source
 
 
 def open_source_images(cache: Address) -> ReadImage:

@@ -15,7 +15,7 @@ from cache_store.storage.store import is_url
 from precompute.config import BuildConfig, RunConfig, StoreConfig
 from precompute.encoders.encoder_config import ComputeDtype, EncoderConfig
 from precompute.encoders.text_presets import PRESETS
-from precompute.sources import SourceConfig
+from precompute.sources.config import SourceConfig
 
 NAME = re.compile(r"\w[\w.-]*")
 

@@ -17,8 +17,8 @@ from precompute.encode.pipeline import encode_shards
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
-from precompute.sources import open_source
 from precompute.sources.images import Source
+from precompute.sources.opening import open_source
 
 ENCODER_THREADS = 2
 """Threads of each worker's encoder on a CPU; a larger machine has more workers. oneDNN orders some convolutions by the

@@ -32,8 +32,8 @@ from precompute.rerun.arrange import Arranger
 from precompute.rerun.decide import checked_spec
 from precompute.rerun.facts import make_arranger, recipe_of
 from precompute.rerun.rows import UNSIZED, rows_in_scratch, slices_of
-from precompute.sources import open_source
 from precompute.sources.listing import Samples
+from precompute.sources.opening import open_source
 
 RUN_SAMPLES = 256
 """Samples drawn in one piece, because a build reads neighbours and some sources read them together."""

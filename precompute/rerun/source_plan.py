@@ -35,7 +35,7 @@ from precompute.rerun.rows import (
     rows_in_scratch,
     slices_of,
 )
-from precompute.sources import SOURCES, SourceConfig
+from precompute.sources.config import SOURCES, SourceConfig
 from precompute.sources.image_store import folder_below, is_unsafe
 from precompute.sources.images import Source
 from precompute.sources.listing import Samples

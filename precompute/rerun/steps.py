@@ -41,7 +41,7 @@ from precompute.rerun.facts import BuildInputs, Facts, read_facts, read_planned_
 from precompute.rerun.rank import Rank
 from precompute.rerun.refusals import refuse_little_space, refuse_mending, refuse_missing_shards
 from precompute.rerun.request import BuildRequest, damaged_shards, read_report
-from precompute.sources import open_source
+from precompute.sources.opening import open_source
 
 LARGE_SHARD_BYTES = 2**32
 """A shard of 4,096 float16 latents of 1024 x 1024 images takes half as much."""

@@ -2,42 +2,12 @@
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
 
-from cache_store.errors import ConfigError, SourceError
-from cache_store.format.tables import extra_problem
+from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-
-
-@dataclass(frozen=True, kw_only=True)
-class FieldNames:
-    """Names of a sample's fields, if they are not the usual ones."""
-
-    image: str | None = None
-    """webdataset: the extension, if a sample has several images (jpg, seg.png). parquet: the column; default: image,
-    img, or a format's name. table: the column of file names; default: these, file_name, path or image_path. cache:
-    another column of the Parquet files that the cache was made from. For videos: video instead of image."""
-    id: str | None = None
-    """parquet, table: the column; default: id, key or __key__; without one, the id is file and row, or the file."""
-    caption: str | None = None
-    """parquet, table: the column; default: caption, text, txt, and prompt of a table; may be absent."""
-    captions: list[str] | None = None
-    """If a sample has several captions: parquet: columns, webdataset: keys of the .json, each a text or a list of
-    texts. A sample without any of them uses its caption."""
-    conversations: str | None = None
-    """parquet: the column; default: conversations; a row that has them does not use its caption."""
-    extra: list[str] | None = None
-    """Fields that travel in the plan, for `cache.samples` and `cache.where`: parquet, table: columns. webdataset: keys
-    of the .json. llava: keys of the record. Each has texts, whole numbers, numbers, true or false, or lists of texts.
-    """
-
-    def __post_init__(self) -> None:
-        if problem := extra_problem(self.extra or []):
-            raise ConfigError(f"source.fields.extra: {problem}")
-
 
 Conversation = list[dict[str, str]]
 

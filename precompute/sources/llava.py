@@ -15,7 +15,8 @@ from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
-from precompute.sources.fields import FieldNames, Turn, extra_of, with_extra
+from precompute.sources.config import FieldNames
+from precompute.sources.fields import Turn, extra_of, with_extra
 from precompute.sources.image_store import HEAD_BYTES
 from precompute.sources.images import ImagesOf, ImageStore, Source
 from precompute.sources.listing import Samples

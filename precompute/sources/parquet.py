@@ -21,7 +21,8 @@ from cache_store.format.tables import TableFile
 from cache_store.messages import abridge
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
-from precompute.sources.fields import Conversation, FieldNames, Turn, captions_of, conversation_of
+from precompute.sources.config import FieldNames
+from precompute.sources.fields import Conversation, Turn, captions_of, conversation_of
 from precompute.sources.images import Source
 from precompute.sources.listing import MOST_NAMED, BadFiles, Samples
 from precompute.sources.media import IMAGES, Media

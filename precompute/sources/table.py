@@ -12,7 +12,8 @@ from typing import Any
 from cache_store.errors import SourceError
 from cache_store.format.tables import CLIP_START
 from cache_store.storage.protocol import File
-from precompute.sources.fields import FieldNames, conversation_of
+from precompute.sources.config import FieldNames
+from precompute.sources.fields import conversation_of
 from precompute.sources.images import ImageStore
 from precompute.sources.listing import Samples
 from precompute.sources.llava import MAX_LINE_BYTES, ListedImages, begins_with_record, read_lines

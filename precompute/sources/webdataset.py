@@ -20,9 +20,9 @@ from cache_store.storage.prefetch import SharedResults
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import Index
 from precompute.sources.archives.tar import ImageTar
+from precompute.sources.config import FieldNames
 from precompute.sources.fields import (
     Conversation,
-    FieldNames,
     Turn,
     captions_of,
     conversation_of,

@@ -28,7 +28,7 @@ from benchmarks import (
     train_step,
     verify,
 )
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 from tests.precompute.conftest import make_vae
 from tests.precompute.encoders.test_vaes import VAES
 

@@ -17,7 +17,8 @@ from demo.scenes import COLOURS, RELATIONS, SHAPES, SIDE, compose, draw
 from demo.special_files import BROKEN, ORIENTATION_TAG, UNUSUAL, recoloured
 from demo.tokenizer import make_tokenizer
 from demo.vae import encode, make_vae
-from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.config import ImageConfig
+from precompute.images.decode import decode_image
 from precompute.images.rejected import Rejected
 from trainer.text.tokenizer import load_chat_tokenizer
 

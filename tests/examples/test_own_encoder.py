@@ -15,7 +15,7 @@ from precompute.cli import main
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_encoder
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 from tests.precompute.conftest import GOOD, run_build, write_source
 from trainer.data.stream import LatentStream
 

@@ -21,7 +21,7 @@ from precompute.cli import PROGRAM
 from precompute.cli import main as precompute
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 from tests.examples.test_examples import run, steps_in
 from tests.examples.wan_model import save_transformer
 from tests.precompute.encoders.test_vaes import (

@@ -22,8 +22,9 @@ from cache_store.storage.store import open_store
 from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.source_images import open_source_images
-from precompute.sources import SourceConfig, open_source
+from precompute.sources.config import SourceConfig
 from precompute.sources.image_store import open_images
+from precompute.sources.opening import open_source
 from precompute.sources.place import MISSING, planned_place
 from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS

@@ -27,8 +27,9 @@ from precompute.cli import main
 from precompute.encode.canary import Canary
 from precompute.encoders.vaes.vae import VaeEncoder
 from precompute.rerun.source_plan import make_plan
-from precompute.sources import SourceConfig, open_source
+from precompute.sources.config import SourceConfig
 from precompute.sources.listing import Samples
+from precompute.sources.opening import open_source
 from tests.places import Folder, Place
 
 SAMPLES = 22

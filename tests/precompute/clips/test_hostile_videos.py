@@ -16,7 +16,7 @@ import pytest
 from cache_store.format.array import ClipRecipe, Size
 from precompute.clips.sample_tables import MAX_SAMPLES, MAX_TABLES
 from precompute.clips.video import decode_clip, probe_video
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 from precompute.images.rejected import Rejected
 from tests.videos import add_silence, make_video
 

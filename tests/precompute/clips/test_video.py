@@ -17,7 +17,7 @@ from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.clips import video, video_file
 from precompute.clips.upright import Upright
 from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 from precompute.images.fit import unreduced
 from precompute.images.rejected import Rejected
 from tests.precompute.images.fitting import fitted, size_of

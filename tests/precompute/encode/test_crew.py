@@ -7,8 +7,8 @@ import pytest
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.crew import Crew, Machine, crew_of, crew_on_gpus
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.images.decode import ImageConfig
-from precompute.sources import SourceConfig
+from precompute.images.config import ImageConfig
+from precompute.sources.config import SourceConfig
 
 GIB = 2**30
 NODE = Machine(cores=128, host_bytes=1_024 * GIB, gpus=8, gpu_bytes=75 * GIB)

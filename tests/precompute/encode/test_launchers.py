@@ -17,7 +17,7 @@ from precompute.config import BuildConfig, RunConfig
 from precompute.encode.job import EncodeJob
 from precompute.encode.launchers import run_workers
 from precompute.encoders.registry import load_encoder
-from precompute.sources import open_source
+from precompute.sources.opening import open_source
 from tests.precompute.conftest import Project, make_vae, timeless_files
 from tests.precompute.encode.builds import Build, processes_of, start_build, wait_for
 

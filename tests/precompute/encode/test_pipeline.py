@@ -33,8 +33,8 @@ from precompute.encode.pipeline import WRITES_BEHIND, encode_shards
 from precompute.encode.progress import ADVISED_S, BuildProgress
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.inputs import make_reader
-from precompute.sources import open_source
 from precompute.sources.images import Source
+from precompute.sources.opening import open_source
 from tests.nvml import stand_in
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, run_build, write_source
 from tests.precompute.images.fitting import decoded, fitted

@@ -14,7 +14,7 @@ from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.encoders.encoder import PixelRange
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 
 Spoil = Callable[[Path], object]
 

@@ -49,7 +49,7 @@ import sys
 from cache_store.program.running import run_program
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 
 def load(models):
     for model in models:

@@ -12,9 +12,9 @@ from precompute.encoders.encoder import PIXEL_RANGES, still_in_range
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.preprocessing import recipe_of_model
 from precompute.images.buckets import place
-from precompute.images.decode import ImageConfig
+from precompute.images.config import ImageConfig
 from precompute.images.fit import fit_image, unreduced
-from precompute.sources import SourceConfig
+from precompute.sources.config import SourceConfig
 from tests.precompute.encoders.loading import changed_config
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, SIDE, save_model
 

@@ -5,7 +5,8 @@ from typing import Any
 from PIL import Image
 
 from cache_store.format.array import ImageRecipe, Size
-from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.config import ImageConfig
+from precompute.images.decode import decode_image
 from precompute.images.fit import Decoded, fit_image, placement_of
 
 FITS = ("squash", "crop", "pad")

@@ -24,7 +24,8 @@ from cache_store.format.array import Size
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode.pipeline import library_versions
-from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.config import ImageConfig
+from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, placement_of
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, sample_name, timeless_files
 from tests.precompute.encoders.loading import load

@@ -18,9 +18,9 @@ from cache_store.errors import CacheError, ConfigError, SourceError
 from cache_store.format.plan import answers_of
 from cache_store.format.tables import MAX_EXTRA, PLAN_SCHEMA
 from cache_store.verify.verify import verify
-from precompute.sources import SourceConfig, open_source
-from precompute.sources.fields import FieldNames
+from precompute.sources.config import FieldNames, SourceConfig
 from precompute.sources.images import Source
+from precompute.sources.opening import open_source
 from tests.precompute.conftest import Project, image_bytes, plan_table
 from tests.precompute.sources.pictures import write_tar
 

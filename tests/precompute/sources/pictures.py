@@ -8,9 +8,9 @@ import datasets
 import webdataset
 
 from precompute.inputs.frames import where_of
-from precompute.sources import SourceConfig, open_source
-from precompute.sources.fields import FieldNames
+from precompute.sources.config import FieldNames, SourceConfig
 from precompute.sources.images import Source
+from precompute.sources.opening import open_source
 from tests.precompute.conftest import image_bytes, plan_table
 
 

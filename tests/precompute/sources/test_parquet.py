@@ -138,7 +138,9 @@ READ_ALL = """
 import os, resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from cache_store.errors import SourceError
-from precompute.sources import SourceConfig, open_source, parquet
+from precompute.sources import parquet
+from precompute.sources.config import SourceConfig
+from precompute.sources.opening import open_source
 path, most_image_bytes, more = sys.argv[1], *map(int, sys.argv[2:])
 parquet.MAX_GROUP_BYTES["images"] = most_image_bytes
 source = open_source(SourceConfig(kind="parquet", path=path))

@@ -19,9 +19,10 @@ from cache_store.errors import SourceError
 from cache_store.storage.local import LocalFile
 from precompute.cli import main
 from precompute.images.rejected import Rejected
-from precompute.sources import SOURCES, SourceConfig, open_source, recognised
+from precompute.sources.config import SOURCES, SourceConfig
 from precompute.sources.images import Source
 from precompute.sources.llava import record_texts
+from precompute.sources.opening import open_source, recognised
 from precompute.sources.place import DAMAGED, MISSING
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes, plan_table

@@ -8,10 +8,10 @@ import pytest
 
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.plan import caption_of
-from precompute.sources import SourceConfig, open_source
-from precompute.sources.fields import FieldNames
+from precompute.sources.config import FieldNames, SourceConfig
 from precompute.sources.images import Source
 from precompute.sources.media import IMAGES, VIDEOS, Media
+from precompute.sources.opening import open_source
 from precompute.sources.place import MISSING
 from tests.precompute.conftest import image_bytes, plan_table
 

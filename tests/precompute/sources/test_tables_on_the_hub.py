@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from precompute.sources import SourceConfig, open_source
+from precompute.sources.config import SourceConfig
+from precompute.sources.opening import open_source
 from tests.hub import DATA_SET, running_hub
 from tests.precompute.sources.pictures import write_dataset
 
 READ_ALL = """
 import hashlib, sys
 from cache_store.program.running import run_program
-from precompute.sources import SourceConfig, open_source
+from precompute.sources.config import SourceConfig
+from precompute.sources.opening import open_source
 
 def run(words):
     source = open_source(SourceConfig(kind="parquet", path=words[0]))

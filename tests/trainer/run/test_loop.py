@@ -20,7 +20,8 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.format.array import Size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.config import ImageConfig
+from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, placement_of
 from tests.forked import FORKED
 from tests.named import assert_names
