@@ -122,3 +122,11 @@ def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, losse
     assert f"precompute repair {folder.cache} --shards '[1]'" in message
     folder.repair("--shards", "[1]")
     assert "22 images" in folder.build("--check-sources")
+
+
+def test_a_changed_image_is_refused_in_one_line_beside_a_damaged_table(folder):
+    """A table with another column's name cannot say which image it was."""
+    (table := folder.cache / TABLE).write_bytes(table.read_bytes().replace(b"status", b"stAtus"))
+    change_in_secret(image(folder, 10))
+    with folder.untouched():
+        assert "shard 1" in folder.repair("--shards", "1", code=1)
