@@ -7,7 +7,7 @@ replaced only when the new ones are whole on disk and have one of the allowed di
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -20,10 +20,9 @@ from cache_store.format.array import ArrayRecipe, ArraySpec
 from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.plan import plan_digest
-from cache_store.format.quantized import Scale
 from cache_store.format.record import FORMAT_VERSION, sign
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
-from cache_store.format.shards import EncodedRows, Location
+from cache_store.format.shards import EncodedRows, Location, ShardSamples
 from cache_store.format.sums import Rounded, RunningSums
 from cache_store.format.tables import CACHED, REJECTED, WITHDRAWN, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.log import utc_time
@@ -90,7 +89,7 @@ class ShardBuilder:
         self._outcomes: list[Outcome] = []
         self._places: list[np.ndarray] = []
         self._sums = RunningSums(self._array)
-        self._non_finite = 0
+        self._remarks, self._is_copy = Counter[str](), False
         self._null_text: bytes | None = None
         self.is_others = False
         """Whether another program had committed the shard meanwhile."""
@@ -109,15 +108,13 @@ class ShardBuilder:
         samples: np.ndarray,
         rgb_NHW3: np.ndarray | None,
         outcomes: Sequence[Outcome],
-        scale: Scale | None = None,
     ) -> None:
         """Add the next rows: float32 [N, *shape] and the outcome of each.
 
-        If the array has a preview, `rgb_NHW3` has the images at the latents' resolution, RGB in [0, 1]. Samples that
-        come from a quantized cache keep their `scale`.
+        If the array has a preview, `rgb_NHW3` has the images at the latents' resolution, RGB in [0, 1].
         """
         wanted = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
-        rounded = self._sums.round_and_add(samples, wanted, rgb_NHW3, scale)
+        rounded = self._sums.round_and_add(samples, wanted, rgb_NHW3)
         outcomes = scaled(outcomes, rounded)
         for number in np.flatnonzero(wanted & ~rounded.kept).tolist():
             outcomes[number] = self._rejected(samples[number], outcomes[number])
@@ -125,12 +122,16 @@ class ShardBuilder:
         with self._files.writing():
             self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
+        self._remarks.update(name for each in outcomes if each.reason is None for name in each.remarks)
 
-    def append_encoded(self, payloads: Sequence[memoryview], values: np.ndarray, outcomes: Sequence[Outcome]) -> None:
+    def append_encoded(
+        self, payloads: Sequence[bytes | memoryview], values: np.ndarray, outcomes: Sequence[Outcome]
+    ) -> None:
         """Add the next rows; the samples of those without a reason are encoded already, and have these values.
 
-        `values` are as they are read: [N, *shape].
+        `values` are as they are read: [N, *shape]. The shard file is then read back before it is committed.
         """
+        self._is_copy = True
         if payloads:
             self._sums.add(values)
         kept = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
@@ -138,6 +139,11 @@ class ShardBuilder:
         with self._files.writing():
             self._places.append(self._writer.append(rows_of(payloads, kept, checksums, outcomes)))
         self._outcomes.extend(outcomes)
+
+    def inherit(self, content: CommitContent) -> None:
+        """Take over the facts of a copied shard that its samples do not tell: remarks, the preview's equations."""
+        self._remarks.update(content.remarks)
+        self._sums.add_equations(content.preview)
 
     def add_null_text(self, sample: np.ndarray) -> None:
         """Keep the null prompt's sample, float32 [*shape], in the first shard of texts; CacheError if it overflows."""
@@ -152,7 +158,6 @@ class ShardBuilder:
     def _rejected(self, sample: np.ndarray, outcome: Outcome) -> Outcome:
         """Reject a sample that is not finite, before or after rounding to the stored dtype."""
         non_finite = int(np.count_nonzero(~np.isfinite(sample)))
-        self._non_finite += non_finite
         dtype = self._array.dtype
         reason = (
             f"latent not finite: {non_finite} values"
@@ -181,14 +186,15 @@ class ShardBuilder:
         )
         return self.commit_run(run)
 
-    def commit_run(self, run: CommitRun, inherited: Mapping[str, Any] | None = None) -> CommitRecord:
-        """Commit with this run; `inherited` are fields that copied samples do not tell."""
+    def commit_run(self, run: CommitRun) -> CommitRecord:
+        """Commit with this run, such as that of a copied shard."""
         assert len(self._outcomes) == self._planned.num_rows, (len(self._outcomes), self._planned.num_rows)
         with self._files.writing():
             self._writer.finish()
         samples = samples_table(self._array, self._planned, self._outcomes, np.concatenate(self._places))
+        if self._is_copy:
+            self._read_back(ShardSamples(self._spec, self._shard, samples, self._planned))
         content = self._content(self._files.finish(samples, self._null_text), samples)
-        content = msgspec.structs.replace(content, **(inherited or {}))
         if WITHDRAWN in content.reasons:  # sums cannot be taken apart, and a build must give the same record again
             content = msgspec.structs.replace(content, preview=None)
         if self._allowed_digests and content.digest not in self._allowed_digests:
@@ -198,10 +204,21 @@ class ShardBuilder:
         self.is_others = committed is not record
         return committed
 
+    def _read_back(self, samples: ShardSamples) -> None:
+        """Raise CacheError if the shard file does not read back as it was written."""
+        form, data = shard_format(self._spec), self._files.read_back()
+        places = filter(None, samples.locations)
+        problems = ["a sample" for at in places if crc32c(data[at.offset : at.offset + at.length]) != at.crc32c]
+        problems += [problem for _, problem in form.structure_problems(data, samples)]
+        if problems:
+            file = form.shard_file(self._shard)
+            raise CacheError(f"{file} does not read back as it was written: {problems[0]}; is the disk failing?")
+
     def _content(self, files: tuple[FileRecord, ...], samples: pa.Table) -> CommitContent:
         planned = self._planned
         reasons = [outcome.reason for outcome in self._outcomes if outcome.reason is not None]
         contents = [outcome.content_sha256 for outcome in self._outcomes]
+        cached = len(self._outcomes) - len(reasons)
         return CommitContent(
             shard=self._shard,
             first_row=self._spec.shard_rows(self._shard).start,
@@ -210,11 +227,12 @@ class ShardBuilder:
             plan_digest=plan_digest(planned),
             files=files,
             rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),
-            cached=len(self._outcomes) - len(reasons),
+            cached=cached,
             rejected=len(reasons),
             reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
-            non_finite=self._non_finite,
-            remarks=dict(Counter(name for each in self._outcomes if each.reason is None for name in each.remarks)),
+            non_finite=sum(map(non_finite_values, self._outcomes)),
+            # nothing tells which samples a copied shard's remarks were about
+            remarks={name: min(number, cached) for name, number in self._remarks.items() if cached},
             cut_texts=cut_texts(self._array, samples),
             statistics=self._sums.statistics(),
             preview=self._sums.preview(),

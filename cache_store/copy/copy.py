@@ -7,10 +7,11 @@ cache until then.
 
 import hashlib
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,19 +28,19 @@ from cache_store.cache.metadata import (
     write_plan,
 )
 from cache_store.cache.reader import open_cache
-from cache_store.cache.survey import Survey, size_problem, survey_records
-from cache_store.copy.new_form import CacheAt, NewForm
+from cache_store.cache.survey import ShardOnDisk, Survey, size_problem, survey_records
 from cache_store.copy.options import CopyConfig
-from cache_store.copy.reshard import Packer, packed
+from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json, sign
-from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
+from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec, even_shards
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Address, Store, open_store, with_listing
+from cache_store.verify.record import usable_record
 from cache_store.verify.verify import clear_leftovers, verify
 
 COPIED_AT_ONCE = 8
@@ -110,13 +111,13 @@ def copy(
             plan_file = repack_plan(from_store, target)
         for name, data in metadata_of(target.spec):
             put_checked(to_store, name, data)
-        if is_packed:
-            pack = Packer(opened, records, target, there.shards)
-            copied = copy_shards(range(target.spec.num_shards), pack, 1, progress)
+        if is_new_form:
+            copy_one = ShardCopier(source, records, target, there.shards)
+            copied = copy_shards(range(target.spec.num_shards), copy_one, 1, progress)
             seal = make_seal(target.spec, [record.content for record, _ in copied], plan_file)
-        elif is_new_form:
-            copied = copy_shards(in_order, NewForm(source, target, there.shards), 1, progress)
-            seal = seal_of_copy(target.spec, [record.content for record, _ in copied], source_seal)
+            if not is_packed:  # another machine may solve for the preview's map with other roundings
+                array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
+                seal = sign(msgspec.structs.replace(seal, array=array))
         else:
             copied = copy_shards(in_order, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
             seal = source_seal
@@ -144,6 +145,16 @@ def spec_of_copy(spec: Spec, config: CopyConfig, *, reshard: bool) -> Spec:
     array = msgspec.structs.replace(spec.array, codec=codec)
     spec = msgspec.structs.replace(spec, store_format=form, array=array)
     return packed(spec) if reshard else spec
+
+
+def packed(spec: Spec) -> Spec:
+    """Return the spec with neighbouring shards of one array made as long as they may be."""
+    shards = (
+        run
+        for array, runs in groupby(spec.shards, lambda run: run.array)
+        for run in even_shards(sum(each.shards * each.rows for each in runs), spec.samples_per_shard, array)
+    )
+    return msgspec.structs.replace(spec, shards=tuple(shards))
 
 
 def repack_plan(source: Store, target: CacheAt) -> FileRecord:
@@ -211,6 +222,45 @@ def copy_shards(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+class ShardCopier:
+    """Copies the samples of a sealed cache into shards of another form or other lengths, whose plan is on disk.
+
+    `records` are the source's; `there` has the shards that the target holds already.
+    """
+
+    def __init__(
+        self, source: CacheAt, records: Mapping[int, CommitRecord], target: CacheAt, there: Mapping[int, ShardOnDisk]
+    ) -> None:
+        self._source, self._records, self._target, self._there = source, records, target, there
+        self._planned, self._plan = open_plan(source.store), open_plan(target.store)
+
+    def __call__(self, shard: int) -> tuple[CommitRecord, bool]:
+        """Copy a shard unless it is there, undamaged; CacheError if the source is damaged."""
+        store, spec = self._target
+        if shard in self._there:
+            held, problem = usable_record(spec, shard, self._there[shard])
+            if held and not problem:
+                return held, False
+        store.delete(SEAL_FILE)
+        try:
+            return copy_samples(self._target, shard, self._plan.shard(shard), self._parts(spec.shard_rows(shard))), True
+        except OldShardError as error:
+            raise damaged(self._source.store, str(error)) from None
+
+    def _parts(self, rows: range) -> Iterator[tuple[OldShard, range]]:
+        """Yield the source's shards that have these rows, and which of theirs these are."""
+        spec = self._source.spec
+        for shard in range(spec.shard_of_row(rows.start), spec.shard_of_row(rows[-1]) + 1):
+            record, (start, stop) = self._records[shard], (int(each) for each in spec.bounds[shard : shard + 2])
+            planned = self._planned.recorded_rows(record.content)
+            slots = range(max(rows.start, start) - start, min(rows.stop, stop) - start)
+            yield OldShard(self._source, record, planned), slots
+
+
+def damaged(store: Store, problem: str) -> CacheError:
+    return CacheError(f"{store} is damaged: {problem}; run `cache-store verify {shlex.quote(str(store))} --level full`")
+
+
 def copy_shard(from_store: Store, target: Store, there: Store, record: CommitRecord) -> tuple[CommitRecord, bool]:
     """Copy a shard's files unless it is complete. `there` lists the target as it was before."""
     name, files = commit_file(record.content.shard), record.content.files
@@ -236,10 +286,7 @@ def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) 
             digest.update(block)
             draft.stream.write(block)
         if digest.hexdigest() != file.sha256:
-            verified = f"cache-store verify {shlex.quote(str(from_store))} --level full"
-            raise CacheError(
-                f"{from_store.where(file.path)} is damaged: its sha256 is not as recorded; run `{verified}`"
-            )
+            raise damaged(from_store, f"the sha256 of {file.path} is not as recorded")
         draft.finish()
         draft.publish()
     if stored_sha256(target, file.path) != file.sha256:
@@ -252,10 +299,3 @@ def put_checked(target: Store, name: str, data: bytes) -> None:
         target.put_whole(name, data)
         if target.read(name) != data:
             raise CacheError(f"{target.where(name)} does not read back as it was written; run the same command again")
-
-
-def seal_of_copy(spec: Spec, contents: list[CommitContent], source_seal: Seal) -> Seal:
-    """Make the seal of a copy in a new form, with the statistics copied: another machine may round them differently."""
-    seal = make_seal(spec, contents, source_seal.plan_file)
-    array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
-    return sign(msgspec.structs.replace(seal, array=array))

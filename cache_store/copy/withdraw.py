@@ -31,13 +31,12 @@ from cache_store.cache.metadata import (
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import survey_records
-from cache_store.copy.new_form import CacheAt
 from cache_store.copy.options import WithdrawConfig
-from cache_store.copy.rewrite import rewrite_shard
+from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import PlanFile, is_withdrawn, without_samples
-from cache_store.format.schema import BuildRecord, Seal
+from cache_store.format.schema import BuildRecord, CommitRecord, Seal
 from cache_store.format.tables import CACHED
 from cache_store.log import log_info, log_result
 from cache_store.messages import BUILD_AGAIN, counted, printable
@@ -247,6 +246,26 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     )
     write_build(store, build.config, listed, spec_digest=build.spec_digest and spec.digest)
     return seal, len(others)
+
+
+def rewrite_shard(cache: CacheAt, record: CommitRecord, planned: pa.Table) -> CommitRecord:
+    """Write the shard of `record` again for its rows of the new plan, `planned`; return its new record.
+
+    The new files replace the old ones in turn, the shard file first and the record last, so that a stopped rewriting
+    can be resumed. CacheError if the shard is damaged, or if the plan withdraws none of its samples.
+    """
+    shard = record.content.shard
+    try:
+        if not is_withdrawn(planned).any():
+            raise OldShardError("it was made for other samples than the plan's")
+        old = OldShard(cache, record, planned, rewritten=True)
+        return copy_samples(cache, shard, planned, [(old, range(len(planned)))], rewritten=True)
+    except OldShardError as error:
+        raise CacheError(
+            f"{cache.store}: shard {shard} cannot be copied without its withdrawn samples: {error}; delete "
+            f"{cache.store.where(commit_file(shard))}, then run the `precompute build` of this cache, which encodes "
+            "the shard again"
+        ) from None
 
 
 def withdraw_from_plan(store: Store, ids: Collection[str]) -> PlanFile:

@@ -25,16 +25,15 @@ class Scale(NamedTuple):
     """Difference between the values of neighbouring codes; 0 if all values of the channel are equal."""
 
 
-def quantize(samples: NDArray[np.float32], scale: Scale | None = None) -> tuple[NDArray[np.uint8], Scale]:
-    """Return the codes of samples [N, C, ...] and their scale, unless it is given.
+def quantize(samples: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Scale]:
+    """Return the codes of samples [N, C, ...] and their scale.
 
     A sample that is not finite, or whose range overflows float32, gives values that are not finite either.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if scale is None:
-            values_NCV = samples.reshape(*samples.shape[:2], -1)
-            low_NC = values_NCV.min(axis=2)
-            scale = Scale(low_NC, (values_NCV.max(axis=2) - low_NC) / LARGEST_CODE)
+        values_NCV = samples.reshape(*samples.shape[:2], -1)
+        low_NC = values_NCV.min(axis=2)
+        scale = Scale(low_NC, (values_NCV.max(axis=2) - low_NC) / LARGEST_CODE)
         low, step = (along_channels(each, samples.ndim) for each in scale)
         places = np.rint((samples - low) / np.where(step == 0, np.float32(1), step))
         return np.clip(np.nan_to_num(places), 0, LARGEST_CODE).astype(np.uint8), scale

@@ -160,19 +160,18 @@ class RunningSums:
         samples: NDArray[np.float32],
         wanted: NDArray[np.bool_],
         rgb_NHW3: Array | None,
-        scale: Scale | None = None,
     ) -> Rounded:
         """Round the samples of a batch, float32 [N, *shape], and add the wanted ones, as they are read back.
 
         An array with a preview also needs `rgb_NHW3`, the images at the samples' resolution, RGB in [0, 1]; of
-        clips, the frames at the middle latent frame. Samples that were quantized before may have a `scale`.
+        clips, the frames at the middle latent frame.
         """
         samples, number = np.ascontiguousarray(samples, np.float32), len(samples)
         checksums = np.zeros(number, np.uint32)
         if not self._is_quantized:
             stored = np.empty((number, math.prod(self._shape) * self._dtype.itemsize), np.uint8)
             return Rounded(stored, self._add(stored, samples, wanted, rgb_NHW3, checksums), checksums, None)
-        codes, scale = quantize(samples, scale)
+        codes, scale = quantize(samples)
         kept = self._add(as_bytes(dequantize(codes, scale)), None, wanted, rgb_NHW3, None)
         stored = as_bytes(codes)
         checksums[kept] = [crc32c(each.data) for each in stored[kept]]
@@ -181,6 +180,12 @@ class RunningSums:
     def add(self, values: Array) -> None:
         """Add finite samples as they are read [N, *shape]; the preview's equations stay as they are."""
         self._add(as_bytes(values), None, np.ones(len(values), np.bool_), None, None)
+
+    def add_equations(self, equations: PreviewEquations | None) -> None:
+        """Add the preview's equations of other sums."""
+        if equations and self._gram is not None and self._moment is not None:
+            self._gram += np.array(equations.gram)
+            self._moment += np.array(equations.moment)
 
     def _add(
         self,

@@ -37,12 +37,11 @@ def test_a_value_is_read_back_within_half_a_step_and_the_ends_exactly(latents):
     assert (codes.min(), codes.max()) == (0, 255)
 
 
-def test_codes_depend_neither_on_the_batch_nor_on_how_often_they_are_made(latents):
+def test_codes_do_not_depend_on_the_batch(latents):
     codes, scale = quantize(latents)
     alone = [quantize(each[None]) for each in latents]
     np.testing.assert_array_equal(np.concatenate([each for each, _ in alone]), codes)
     np.testing.assert_array_equal(np.concatenate([each.uint8_step for _, each in alone]), scale.uint8_step)
-    np.testing.assert_array_equal(dequantize(*quantize(dequantize(codes, scale), scale)), dequantize(codes, scale))
 
 
 def test_latents_that_are_not_finite_or_overflow_are_rejected_with_a_reason(tmp_path, latents):
