@@ -183,6 +183,8 @@ class LanguageModel(nn.Module):
         """
         refuse_uncompilable(backend, self.device)
         layers = self.layers() if part == "layers" else []
+        if layers:  # beyond torch's limit of 8, further sizes and lengths of text would run uncompiled
+            torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_GRAPHS
         for layer in layers:
             layer.compile(backend=backend, dynamic=False)
         if not layers:
@@ -194,6 +196,9 @@ def enter_both(outer: AbstractContextManager[Any], inner: AbstractContextManager
     with outer, inner:
         yield
 
+
+MOST_GRAPHS = 2**16
+"""More than the sizes of a cache times the lengths that texts are padded to."""
 
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 

@@ -2,17 +2,19 @@
 
 import json
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from cache_store import open_cache
 from tests.make_cache import make_cache
 from tests.named import assert_names
 from tests.trainer.answers import export_and_ask
-from tests.trainer.conftest import MakeConfig, describe
+from tests.trainer.conftest import MakeConfig, describe, save_language_model
 from tests.trainer.runs import (
     assert_near_run,
     assert_same_run,
@@ -28,6 +30,7 @@ from trainer import load_projector
 from trainer.cli import main
 from trainer.config import ReconstructionConfig, TrainConfig
 from trainer.data.stream import as_tensor
+from trainer.model.language_model import LanguageModel
 from trainer.model.model_config import TowerConfig
 from trainer.run.memory import of_largest_image
 from trainer.run.validation import rank_parts
@@ -76,6 +79,23 @@ def test_a_run_that_is_stopped_and_resumed_or_has_two_ranks_gives_the_same_losse
     two = train_on_two_ranks(configured("two", cache=sized, text_dir=trained.data.text_dir, accumulate=2, **FEW))
     assert_near_run(two, trained)
     assert_near_run(two, trained, "val_loss", "val_loss_shuffled")
+
+
+def test_ranks_divide_the_language_model(trained, configured, sized):
+    two = train_on_two_ranks(configured("parts", cache=sized, text_dir=trained.data.text_dir, parallel="fsdp2", **FEW))
+    assert_near_run(two, trained)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
+def test_a_compiled_run_compiles_each_size_and_length_once(configured, sized, tmp_path, monkeypatch):
+    """Graphs are captured as for inductor, whose own compilation would take minutes here."""
+    captured = partialmethod(LanguageModel.compile_decoder, backend="aot_eager")
+    monkeypatch.setattr(LanguageModel, "compile_decoder", captured)
+    torch._dynamo.reset()
+    counters.clear()
+    one_layer = save_language_model(tmp_path / "lm", num_hidden_layers=1, layer_types=["full_attention"])
+    config = train_alone(configured(cache=sized, compile="layers", sample_captions=0, language_model=one_layer, **FEW))
+    assert 3 <= counters["stats"]["unique_graphs"] <= len(SHAPES) * len(open_alone(config).loader.planned)
 
 
 def test_eval_captions_and_answers_take_each_image_in_its_size(trained, sized, tmp_path, capsys):
