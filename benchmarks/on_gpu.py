@@ -30,16 +30,15 @@ from benchmarks.photographs import write_images
 from cache_store.format.array import Size
 from cache_store.program.running import usable_cores
 from precompute.audit import audit
-from precompute.config import AuditConfig, BuildConfig
+from precompute.config import AuditConfig, BuildConfig, EstimateConfig
 from precompute.encode.canary import SAMPLES, difference
 from precompute.encode.device_feed import feed_of
 from precompute.encode.tolerance import Difference
 from precompute.encoders.encoder_config import ComputeDtype
 from precompute.encoders.registry import load_encoder, load_reference
-from precompute.estimate.estimate import estimate
-from precompute.estimate.estimate_config import EstimateConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, placement_of
+from precompute.probe import measure
 from precompute.rerun.steps import build
 
 PACKAGES = ("torch", "diffusers", "numpy", "pillow", "encode-once")
@@ -112,13 +111,13 @@ def checks(config: BuildConfig, options: argparse.Namespace) -> dict[str, Any]:
     samples = min(options.count, 2 * options.batch_size)
     found = audit(config.cache, AuditConfig(samples=samples, seed=0, device="cpu"))
     values = {name: getattr(config, name) for name in ("source", "encoder", "image", "store", "run")}
-    probe = estimate(EstimateConfig(cache=f"{config.cache}.none", **values, seconds=10.0)).probe
-    estimated = {"encoder": probe.encode_per_s, "decoding": probe.decode_per_s, "both": probe.both_per_s}
-    audited = {"findings": len(found.findings), "worst": found.quantile(1.0), "limits": asdict(found.limits)}
+    paced = measure(EstimateConfig(cache=f"{config.cache}.none", **values, seconds=10.0))
+    estimated: dict[str, float] = {part: round(1 / seconds, 1) for part, seconds in paced.busy_s.items()}
+    audited = {"findings": len(found.findings), "worst": found.worst, "limits": found.limits}
     return {
         "canary": {dtype: asdict(difference_of(config, dtype)) for dtype in DTYPES},
         "audit_on_cpu": audited | {"statement": found.statement},
-        "estimated_images_per_s": {part: round(speed, 1) for part, speed in estimated.items()},
+        "estimated_images_per_s": estimated | {"worker": round(1 / paced.sample_s, 1)},
     }
 
 

@@ -1,6 +1,6 @@
-"""`precompute audit`: encode a random sample of images again and compare with the cached latents.
+"""`precompute audit`: encode a random draw of samples again and compare them with the cached ones.
 
-Verification shows that a cache holds the bytes as written; an audit, that they were right. A latent depends on its
+Verification shows that a cache holds the bytes as written; an audit, that they were right. A sample depends on its
 planned batch, so the whole batch of a drawn sample is encoded again and compared. Only the drawn samples enter the
 last line's share, because errors within one batch are not independent.
 """
@@ -8,12 +8,11 @@ last line's share, because errors within one batch are not independent.
 import secrets
 import shlex
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from itertools import islice, tee
 from math import inf
-from threading import Event
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,32 +21,112 @@ import torch
 
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.reader import Cache, open_cache
+from cache_store.cache.writer import Outcome
 from cache_store.errors import CacheError
-from cache_store.format.layout import commit_file, samples_file
-from cache_store.format.schema import CommitRun
+from cache_store.format.array import StoreDtype
+from cache_store.format.layout import SEAL_FILE, commit_file, samples_file
+from cache_store.format.quantized import as_read, steps
 from cache_store.format.tables import CACHED
-from cache_store.messages import counted, differences_between, refuse
+from cache_store.messages import align_rows, counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Address
-from precompute.audit_report import AuditReport, ComparedSample, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
 from precompute.encode.batches import Batch, Decoders, decoded_batches
-from precompute.encode.pipeline import library_versions
-from precompute.encode.tolerance import LIMITS, Limits, device_class, root_mean_square, sample_units
+from precompute.encode.tolerance import LIMITS, Difference, Limits, device_class, sample_units
 from precompute.encode.worker import ENCODER_THREADS
-from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
-from precompute.inputs import make_reader
+from precompute.inputs import Reader, make_reader
 from precompute.rerun.facts import recipe_of
-from precompute.sources.images import Source
 from precompute.sources.opening import open_source
 
-SHARDS_HELD = 16
-"""Samples tables kept in memory."""
-
 SEEDS = 2**32
+MOST_DRAWN = 2**17
+"""Most samples that are drawn if only time limits the draw; each is encoded with its batch."""
+CONFIDENCE = 0.95
+SHOWN_FINDINGS = 50
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cached sample that is not the one of its image (`latent`), or whose image is not the encoded one (`image`)."""
+
+    shard: int
+    row: int
+    id: str
+    kind: str
+    problem: str
+
+
+@dataclass(kw_only=True)
+class AuditReport:
+    """What an audit has compared so far, and what it found."""
+
+    cache: str
+    identity: str
+    seed: int
+    device: str
+    samples: int
+    """Cached samples in the whole cache."""
+    asked: int
+    """Number of samples to draw."""
+    limits: str = ""
+    """The differences allowed beyond rounding, for the devices of the last batch."""
+    drawn: int = 0
+    compared: int = 0
+    """Samples of the batches of those drawn."""
+    equal_bits: int = 0
+    worst: float = 0.0
+    """Largest absolute difference of a value; infinite if a new latent is not finite."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def statement(self) -> str:
+        """Say which samples are wrong, or how many may be."""
+        wrong = "differ by more than the limits and rounding, or their image is not the encoded one"
+        if self.compared == self.samples:
+            return f"all {self.samples:,} cached samples were compared: {len(self.findings):,} {wrong}"
+        if self.findings:
+            return f"{len(self.findings):,} of the {self.compared:,} samples compared {wrong}"
+        # if a share of 1 - 0.05 ** (1 / n) were wrong, a draw of n samples would have one in 95 of 100 draws
+        bound = 1 - (1 - CONFIDENCE) ** (1 / self.drawn)
+        return f"with {CONFIDENCE:.0%} confidence at most {bound:.2%} of the {self.samples:,} cached samples {wrong}"
+
+    @property
+    def next_steps(self) -> list[str]:
+        """Return the steps to take after findings."""
+        found, shards = list[str](), {each.shard for each in self.findings if each.kind == "latent"}
+        if shards:
+            names = [f"{self.cache}/{name}" for name in (SEAL_FILE, *map(commit_file, sorted(shards)))]
+            found += [
+                f"if the encoder and the sources are right, run: rm {shlex.join(names)}",
+                "rerun the `precompute build` that made the cache: it encodes these shards again. The cache gets a new "
+                "identity, so restart training. If the seal stays, the build accepts only the sealed bytes",
+            ]
+        if any(each.kind == "image" for each in self.findings):
+            found.append("restore the original images, or build a new cache; changed images cannot go into this one")
+        return found
+
+    def as_dict(self, error: str | None = None) -> dict[str, object]:
+        """Return the fields of a report file; `error` says why not all samples asked for were drawn."""
+        sound = error is None and not self.findings
+        return {"sound": sound, "error": error, **asdict(self), "statement": self.statement, "next": self.next_steps}
+
+    def lines(self) -> list[str]:
+        """Format the conditions, the findings, the statement, the next steps."""
+        fields = [
+            ("seed", str(self.seed)),
+            ("drawn", f"{self.drawn:,} of {self.samples:,} cached samples"),
+            ("compared", f"{counted(self.compared, 'sample')}, the planned batches of those drawn, on {self.device}"),
+            ("equal bits", f"{self.equal_bits:,} of {self.compared:,}"),
+            ("worst", f"{self.worst:.3g}"),
+            ("limits", self.limits),
+        ]
+        found = [f"row {each.row}, {each.id} (shard {each.shard}): {each.problem}" for each in self.findings]
+        if more := found[SHOWN_FINDINGS:]:
+            found[SHOWN_FINDINGS:] = [f"and {len(more):,} more; --report FILE writes them all"]
+        return [*align_rows(fields), *found, self.statement, *(f"next: {step}" for step in self.next_steps)]
 
 
 def audit(address: Address, config: AuditConfig) -> AuditReport:
@@ -60,156 +139,131 @@ def audit(address: Address, config: AuditConfig) -> AuditReport:
     cache = open_cache(address)
     if not len(cache):
         raise CacheError(f"{cache.store} holds no cached sample; there is nothing to audit")
-    built = BuildConfig.of_cache(cache.store)
+    built, started = BuildConfig.of_cache(cache.store), time.monotonic()
     with advising_on_moved_paths(cache.store):
         source = open_source(built.source, built.media)
         wanted = replace(built.encoder, device=config.device or built.encoder.device)
         encoder = load_encoder(wanted, built.image_recipe)
-    refuse_changed_encoder(cache, built, encoder)
-    torch.set_num_threads(ENCODER_THREADS)
-    with Decoders(built.run.threads(1)) as pool, stop_on_signals() as stop:
-        return Auditor(cache, source, encoder, pool).run(config, stop)
-
-
-def refuse_changed_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
-    """Raise StaleError with a table of what changed in the recorded encoder and recipe since the build."""
-    before, now = cache.spec.array, recipe_of(built, encoder).array
-    if differences := differences_between(msgspec.to_builtins(before), msgspec.to_builtins(now)):
+    before, now = (msgspec.to_builtins(each) for each in (cache.spec.array, recipe_of(built, encoder).array))
+    if differences := differences_between(before, now):
+        changed = f"{built.encoder.model} is no longer the encoder that made this cache; nothing was compared"
         refuse(
-            f"{cache.store}: {built.encoder.model} is no longer the encoder that made this cache; nothing was compared",
-            differences,
-            ["restore the encoder as it was and run the same command again"],
+            f"{cache.store}: {changed}", differences, ["restore the encoder as it was and run the same command again"]
         )
+    seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
+    order = draw(len(cache), config.num_samples or MOST_DRAWN, seed)
+    report = AuditReport(
+        cache=str(cache.store),
+        identity=cache.seal.identity,
+        seed=seed,
+        device=str(encoder.device),
+        samples=len(cache),
+        asked=len(order),
+    )
+    planned = PlannedBatches(cache, make_reader(source, cache.spec.array, encoder.texts), report)
+    torch.set_num_threads(ENCODER_THREADS)
+    total = None if config.num_samples is None else len(order)
+    with (
+        Decoders(built.run.threads(1)) as pool,
+        stop_on_signals() as stop,
+        ProgressBar("audit", total, "sample") as bar,
+    ):
+        for batch in decoded_batches(planned.of(order), pool):
+            batch.wait()
+            planned.compare(batch, encoder.encode(torch.from_numpy(batch.inputs)).cpu().numpy())
+            while report.drawn < report.asked and order[report.drawn] in planned.compared:
+                report.drawn += 1  # in draw order: the other samples of a batch do not count as drawn
+            bar.reach(report.drawn)
+            if stop.is_set() or time.monotonic() - started > (config.seconds or inf):
+                pool.shutdown(cancel_futures=True)
+                break
+    report.findings.sort(key=lambda each: each.row)
+    return report
 
 
-def random_order(total: int, seed: int) -> Iterator[int]:
-    """Yield each number in [0, total) once, in random order.
-
-    This is a Fisher-Yates shuffle that stores only the moved places, because the cache may be far larger than the draw.
-    """
-    generator, moved = np.random.default_rng(seed), dict[int, int]()
-    for place in range(total):
-        taken = int(generator.integers(place, total))
-        yield moved.get(taken, taken)
-        moved[taken] = moved.pop(place, place)
+def draw(total: int, samples: int, seed: int) -> list[int]:
+    """Draw sample numbers in random order, each once."""
+    numbers: list[int] = np.random.default_rng(seed).choice(total, min(total, samples), replace=False).tolist()
+    return numbers
 
 
-class Auditor:
-    """Encodes planned batches of a sealed cache again and compares them with what it holds."""
+class PlannedBatches:
+    """The batches of a sealed cache's samples, and what became of them."""
 
-    def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: Decoders) -> None:
-        self._cache, self._encoder, self._pool = cache, encoder, pool
-        self._array, self._reader = cache.spec.array, make_reader(source, cache.spec.array, encoder.texts)
-        self._units = sample_units(self._array, cache.seal.array)
-        self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
-        self._runs: dict[int, CommitRun] = {}
-        """Device and library versions of each shard's build, for the shards read so far."""
+    def __init__(self, cache: Cache, reader: Reader, report: AuditReport) -> None:
+        self._cache, self._reader, self._report = cache, reader, report
+        self._units = sample_units(cache.spec.array, cache.seal.array)
+        self._planned = lru_cache(maxsize=16)(self._read_planned)
+        self.compared = set[int]()
+        """Numbers of the samples that were compared."""
 
-    def run(self, config: AuditConfig, stop: Event) -> AuditReport:
-        started, total = time.monotonic(), len(self._cache)
-        seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
-        to_draw = min(config.num_samples or total, total)
-        order, ahead = tee(islice(random_order(total, seed), to_draw))
-        drawn, compared, upcoming = list[ComparedSample](), dict[int, ComparedSample](), next(order, None)
-        limit_s = config.seconds if config.num_samples is None else None
-        with ProgressBar("audit", limit_s or to_draw, "s" if limit_s else "sample") as bar:
-            for batch in decoded_batches(self._batches(ahead), self._pool):
-                compared.update({each.number: each for each in self._compare(batch)})
-                while upcoming in compared:  # in draw order: the other samples of a batch do not count as drawn
-                    drawn.append(compared[upcoming])
-                    upcoming = next(order, None)
-                seconds = time.monotonic() - started
-                if limit_s:
-                    bar.reach(min(round(seconds, 1), limit_s), counted(len(drawn), "sample"))
-                else:
-                    bar.reach(len(drawn))
-                if stop.is_set() or seconds > (config.seconds or inf):
-                    self._pool.shutdown(cancel_futures=True)
-                    break
-        return self._report(seed, time.monotonic() - started, to_draw, drawn, compared.values())
+    def of(self, drawn: Sequence[int]) -> Iterator[Batch]:
+        """Yield the batches of the drawn samples, each once, in the order of the draw."""
+        size, batched = self._cache.spec.array.encoder.batch_size, set[int]()
+        for number in drawn:
+            if number not in batched:
+                shard = int(self._cache.shards.shards_of(number))
+                table, numbers, _ = self._planned(shard)
+                start = int(np.flatnonzero(numbers == number)[0]) // size * size
+                batched.update(numbers[start : start + size].tolist())
+                yield Batch(self._reader, self._cache.spec, table, shard, start)
 
-    def _batches(self, drawn: Iterable[int]) -> Iterator[Batch]:
-        """Yield the planned batches of the drawn samples, each once, in the order of the draw."""
-        size = self._array.encoder.batch_size
-        batched = set[int]()
-        for number in (number for number in drawn if number not in batched):
-            shard = int(self._cache.shards.shards_of(number))
-            planned, numbers = self._planned(shard)
-            start = int(np.flatnonzero(numbers == number)[0]) // size * size
-            batch = Batch(self._reader, self._cache.spec, planned, shard, start)
-            batched.update(numbers[batch.start : batch.stop].tolist())
-            yield batch
-
-    def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
-        """Read a shard's planned samples, and their sample numbers, -1 for rejected ones."""
-        shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
+    def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray, Limits]:
+        """Read a shard's planned samples, their sample numbers, -1 for rejected ones, and its limits."""
+        shards, count, store = self._cache.shards, self._cache.seal.cached_per_shard[shard], self._cache.store
         names = ["row", "id", "conversations", "content_sha256", "status", *self._reader.columns]
-        table = shards.table(shard, [*dict.fromkeys(names)])
+        table, record = shards.table(shard, [*dict.fromkeys(names)]), read_commit(store, shard)
         cached = np.array(table["status"].to_pylist()) == CACHED
-        if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
-            raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.store))}`")
+        is_whole = table["row"].to_pylist() == list(self._cache.spec.shard_rows(shard)) and cached.sum() == count
+        if record is None or not is_whole:
+            broken = f"{samples_file(shard)} is damaged" if record else f"{commit_file(shard)} is missing"
+            raise CacheError(f"{broken}; run `cache-store verify {shlex.quote(str(store))}`")
         numbers = np.full(table.num_rows, -1, np.int64)
         numbers[cached] = np.arange(shards.starts[shard], shards.ends[shard])
-        return table, numbers
+        kind = self._cache.spec.array.encoder.compute_dtype, device_class(record.run.device, self._report.device)
+        return table, numbers, LIMITS[kind]
 
-    def _compare(self, batch: Batch) -> Iterator[ComparedSample]:
-        """Encode the batch again and compare every cached sample of it."""
-        outcomes = batch.wait()
-        encoded = self._encoder.encode(torch.from_numpy(batch.inputs)).cpu().numpy()
-        samples = batch.samples.to_pylist()
-        numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
+    def compare(self, batch: Batch, encoded: np.ndarray) -> None:
+        """Compare every cached sample of the batch with its new latent, float32."""
+        report, samples, outcomes = self._report, batch.samples.to_pylist(), batch.wait()
+        _, numbers, limits = self._planned(batch.shard)
+        numbers = numbers[batch.start : batch.stop]
         places = np.flatnonzero(numbers >= 0)
-        found = differences(self._cache.read(numbers[places]), encoded[places], self._array.dtype, self._units)
-        for place, difference in zip(places.tolist(), found, strict=True):
-            problem = source_problem(samples[place]["content_sha256"], outcomes[place])
-            yield ComparedSample(
-                number=int(numbers[place]),
-                shard=batch.shard,
-                row=samples[place]["row"],
-                id=samples[place]["id"],
-                limits=self._limits(batch.shard),
-                difference=None if problem else difference,
-                source_problem=problem,
-            )
+        pairs = zip(self._cache.read(numbers[places]), as_read(encoded[places], batch.array.dtype), strict=True)
+        for place, (stored, rounded) in zip(places.tolist(), pairs, strict=True):
+            sample, kind, problem = samples[place], "image", source_problem(samples[place], outcomes[place])
+            if problem is None:
+                largest, beyond = difference_of(stored, rounded, batch.array.dtype, self._units)
+                report.worst = max(report.worst, largest)
+                report.equal_bits += stored.tobytes() == rounded.tobytes()
+                if not limits.admit(beyond):
+                    kind, problem = "latent", f"its latent differs by {beyond}; the limit is {limits}"
+            if problem is not None:
+                report.findings.append(Finding(batch.shard, sample["row"], sample["id"], kind, problem))
+        report.compared, report.limits = report.compared + len(places), str(limits)
+        self.compared.update(numbers[places].tolist())
 
-    def _limits(self, shard: int) -> Limits:
-        """Look up the limits for the shard's device and this one."""
-        if shard not in self._runs:
-            record = read_commit(self._cache.store, shard)
-            if record is None:
-                command = f"cache-store verify {shlex.quote(str(self._cache.store))}"
-                raise CacheError(f"{commit_file(shard)} is missing; run `{command}`")
-            self._runs[shard] = record.run
-        devices = device_class(self._runs[shard].device, str(self._encoder.device))
-        return LIMITS[self._array.encoder.compute_dtype, devices]
 
-    def _report(
-        self,
-        seed: int,
-        seconds: float,
-        to_draw: int,
-        drawn: Iterable[ComparedSample],
-        compared: Iterable[ComparedSample],
-    ) -> AuditReport:
-        runs, device = list(self._runs.values()), str(self._encoder.device)
-        devices = device_class(*(run.device for run in runs), device)
-        return AuditReport(
-            cache=str(self._cache.store),
-            identity=self._cache.seal.identity,
-            seed=seed,
-            seconds=round(seconds, 3),
-            device=device,
-            versions=library_versions(),
-            built_on=tuple(sorted({run.device for run in runs})),
-            built_with=tuple({tuple(run.versions.items()): run.versions for run in runs}.values()),
-            made_by=tuple(sorted({run.made_by for run in runs})),
-            device_class=devices,
-            compute_dtype=self._array.encoder.compute_dtype,
-            store_dtype=self._array.dtype,
-            limits=LIMITS[self._array.encoder.compute_dtype, devices],
-            root_mean_square=root_mean_square(self._cache.seal.array),
-            samples=len(self._cache),
-            asked=to_draw,
-            drawn=tuple(drawn),
-            compared=tuple(compared),
-        )
+def source_problem(sample: dict[str, Any], outcome: Outcome) -> str | None:
+    """Say why the image is not the one that was encoded; None if it is."""
+    before, now = sample["content_sha256"], outcome.content_sha256
+    if now is None:
+        return f"its image is gone: {outcome.reason}"
+    if now != before:
+        return f"its image changed: sha256 is {now[:12]}…, was {before[:12]}…"
+    return outcome.reason  # same bytes, but this version of a library cannot decode them
+
+
+def difference_of(
+    stored: np.ndarray, rounded: np.ndarray, dtype: StoreDtype, units: np.ndarray
+) -> tuple[float, Difference]:
+    """Return the largest difference of two samples as read, and the differences beyond rounding, in `units`.
+
+    Rounding moves a value by at most half a step of `dtype`, so it adds at most one step to a difference. A value that
+    is not finite differs by infinity.
+    """
+    known = np.where(np.isfinite(rounded), rounded, stored)
+    step = np.maximum(*(steps(each[None], dtype)[0] for each in (stored, known))).astype(np.float64)
+    distance = np.abs(stored.astype(np.float64) - known.astype(np.float64))
+    distance[~np.isfinite(rounded)] = np.inf
+    return float(distance.max()), Difference.of(np.maximum(distance - step, 0.0) / units)

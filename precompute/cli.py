@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +13,8 @@ from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
 from cache_store.storage.daemon_threads import STOP_REQUEST
-from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
+from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, EstimateConfig, RepairConfig
 from precompute.encoders.registry import help_lines
-from precompute.estimate.estimate_config import EstimateConfig
 from precompute.rerun.rank import find_rank
 from precompute.rerun.request import BuildRequest, drop_options
 from precompute.texts_config import TextsConfig, preset_lines, write_configs
@@ -175,14 +173,16 @@ def step_request(arguments: Any) -> BuildRequest:
 
 def estimate_command(arguments: Any) -> int:
     """Measure how long a build would take here and when its cache pays off; exit 1 if it would not fit."""
-    started, config = time.monotonic(), arguments.config.prepared()
+    config = arguments.config.prepared()
     refuse_unfit_size(config)
-    from precompute.estimate.estimate import estimate
-    from precompute.estimate.report import estimate_lines
+    from precompute.estimate import estimate_lines, training_speed
+    from precompute.probe import measure
 
-    estimated = estimate(config, started)
-    print(*estimate_lines(estimated), sep="\n")
-    return 0 if estimated.fits else 1
+    speed = training_speed(config)
+
+    found = measure(config)
+    print(*estimate_lines(config, found, speed), sep="\n")
+    return 0 if found.fits else 1
 
 
 def repair_command(arguments: Any) -> int:
@@ -197,7 +197,6 @@ def repair_command(arguments: Any) -> int:
 def audit_command(arguments: Any) -> int:
     """Encode a random draw of a cache's samples again and compare; exit 1 if any differs or its image changed."""
     from precompute.audit import audit
-    from precompute.audit_report import audit_lines
 
     config = arguments.config
 
@@ -207,10 +206,10 @@ def audit_command(arguments: Any) -> int:
     with ReportFile("precompute audit", config.report, arguments.cache, failed) as out:
         report = audit(arguments.cache, config)
         left = None
-        if STOP_REQUEST.is_set() and len(report.drawn) < report.asked:
-            left = f"{len(report.drawn)} of {report.asked} samples compared; --seed repeats the same draw"
+        if STOP_REQUEST.is_set() and report.drawn < report.asked:
+            left = f"{report.drawn} of {report.asked} samples compared; --seed repeats the same draw"
         out.result = report.as_dict(left)
-        print(*audit_lines(report), sep="\n")
+        print(*report.lines(), sep="\n")
     if left is not None:
         raise Interrupted(left)
     return 1 if report.findings else 0

@@ -269,6 +269,44 @@ class RepairConfig:
         return [self.shards] if isinstance(self.shards, int) else self.shards or []
 
 
+def option(typed: str, default: Any = None) -> Any:
+    """Make a field with a command-line option of another name."""
+    return field(default=default, metadata={"option": typed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateConfig(BuildConfig):
+    """Measure how long a build would take here and after how many epochs its cache pays off; write nothing."""
+
+    seconds: float = 60.0
+    """Seconds to measure, without the time to list the samples and load the encoder."""
+    samples_per_s: float | None = option("--samples-per-s NUMBER")
+    """Samples per second of a training that need not encode; default: as in --run, else three speeds are shown."""
+    training_run: str | None = option("--run RUN")
+    """Output folder of a `trainer train` run from a cache; its metrics give the samples per second."""
+    gpus: int = 1
+    """GPUs that share the training; each encodes its share of a batch."""
+    epochs: float | None = None
+    """Number of times that training will see each sample, over all runs on this cache."""
+    read_mb_per_s: float = option("--read-mb-per-s NUMBER", 200.0)
+    """Read speed of the cache in MB/s; 200 is a slow network disk."""
+    dollars_per_gpu_hour: float | None = option("--dollars-per-gpu-hour NUMBER")
+    """Price of a GPU-hour."""
+    dollars_per_gb_month: float | None = option("--dollars-per-gb-month NUMBER")
+    """Price of storing one GB for a month."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("seconds", "samples_per_s", "gpus", "epochs", "read_mb_per_s"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} must be more than 0, got {value}")
+        for name in ("dollars_per_gpu_hour", "dollars_per_gb_month"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise ConfigError(f"{name} must be at least 0, got {value}")
+        if self.training_run is not None and self.samples_per_s is not None:
+            raise ConfigError("--run and --samples-per-s both set the speed of training; leave one out")
+
+
 SAMPLES_DRAWN = 300
 """Samples that an audit draws by default; 299 samples without a fault bound the faulty share below 1 %."""
 

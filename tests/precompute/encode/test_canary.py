@@ -18,7 +18,6 @@ import precompute.rerun.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
 from cache_store.format.array import Size
-from precompute.cli import main
 from precompute.encode.canary import Canary, choose_places, difference
 from precompute.encode.tolerance import LIMITS, Difference, Limits
 from precompute.encoders import hardware
@@ -169,7 +168,7 @@ def test_fewer_large_images_are_compared(side, compared):
     assert choose_places([1, 2, 3], (4, 1, side, side, 3)) == compared
 
 
-def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(project):
+def test_a_record_names_its_hardware_and_commands_say_where_shards_differ(project):
     project.build()
     made = json.loads((project.cache / "commits/000001.json").read_bytes())["run"]["hardware"]
     assert made == hardware_of(DEVICE)
@@ -183,7 +182,6 @@ def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(
         said = project.run(cache_store, "verify", project.cache, "--level", level)
         assert "shards were made by 2 kinds of hardware or libraries:\n" in said
         assert other in said
-    assert "NVIDIA H100, cuda " in project.run(main, "audit", project.cache, "--samples", "20")
 
 
 def test_drivers_and_cudnn_are_written_as_people_write_them(monkeypatch, tmp_path):

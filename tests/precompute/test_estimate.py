@@ -1,0 +1,185 @@
+"""`precompute estimate` on a small source: its figures and refusals; it writes nothing."""
+
+import re
+import time
+from collections import Counter
+from math import inf
+from types import SimpleNamespace
+
+import pytest
+
+from cache_store.storage.local import LocalStore
+from precompute import probe
+from precompute.cli import main
+from precompute.config import EstimateConfig
+from precompute.encoders.encoder_config import EncoderConfig
+from precompute.estimate import METRICS_FILE, Measured, seconds_of_training, training_row
+from precompute.images.config import ImageConfig
+from precompute.probe import KEPT_RUNS, RUN_SAMPLES, draw
+from precompute.sources.config import SourceConfig
+from tests.precompute.conftest import GOOD, SAMPLES
+from tests.videos import make_video
+from trainer.insight.log import MetricsLog
+
+FAST = {"encoding": 0.001, "decoding": 0.0001}
+"""Seconds of a sample if decoding is fast."""
+STARVED = {"encoding": 0.001, "decoding": 0.002}
+
+
+BUILD = {
+    "cache": "cache",
+    "source": SourceConfig(kind="folder", path="images"),
+    "encoder": EncoderConfig(model="model"),
+    "image": ImageConfig(height=32, width=32),
+}
+
+
+def measured(busy_s, codec="none"):
+    spec = SimpleNamespace(rows=3_600_000, array=SimpleNamespace(codec=codec))
+    common = {"encoded": 1, "rejected": Counter(), "device": "cpu", "threads": 1, "free": None}
+    sizes = {"none": 25_000.0, "zstd": 12_500.0}
+    return Measured(spec=spec, busy_s=busy_s, sample_s=max(busy_s.values()), stored_bytes=sizes, **common)
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "training_s", "settings", "live_s", "cached_s", "paid"),
+    [
+        pytest.param(FAST, 0.003, {}, 0.004, 0.003, "1.0", id="encoding takes turns with the step: paid in one epoch"),
+        pytest.param(FAST, 1e-9, {}, 0.001, 0.000025, "1.0", id="reading takes its time, too"),
+        pytest.param(FAST, 0.003, {"gpus": 4}, 0.00325, 0.003, "1.0", id="more GPUs share encoding and saving"),
+        pytest.param(STARVED, 0.0005, {}, 0.002, 0.0005, "1.3", id="decoding sets the pace of short steps"),
+        pytest.param(STARVED, 0.005, {}, 0.006, 0.005, "2.0", id="long steps hide it, the build does not"),
+        pytest.param(FAST, 0.001, {"read_mb_per_s": 10.0}, 0.002, 0.0025, "never", id="never: slower to read"),
+    ],
+)
+def test_a_cache_pays_off_once_it_has_saved_its_build(busy_s, training_s, settings, live_s, cached_s, paid):
+    asked = {"read_mb_per_s": 1_000.0, "dollars_per_gpu_hour": 2.0, **settings}
+    config, found = EstimateConfig(**BUILD, **asked), measured(busy_s)
+    assert seconds_of_training(config, found, 1 / training_s) == pytest.approx((live_s, cached_s))
+    epochs = inf if paid == "never" else found.sample_s / (live_s - cached_s) / config.gpus
+    for shares, sign in ((0.5, "lost: "), (2.0, "")):
+        config = EstimateConfig(**BUILD, epochs=min(epochs, 100) * shares, **asked)
+        *_, shown, saved = training_row(config, found, 1 / training_s)
+        assert shown == (paid if paid == "never" else f"{paid} epochs")
+        assert saved.startswith("lost: " if paid == "never" else sign)
+    if busy_s is FAST and training_s == 0.003:
+        assert saved == "1.0 h of GPUs, $2.00"
+
+
+def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
+    files = sorted(project.folder.rglob("*"))
+    asked = ["--seconds", 0.01, "--epochs", 3, "--dollars-per-gpu-hour", 2, "--dollars-per-gb-month", 0.02]
+    said = project.run(main, "estimate", "--config", project.config(), *asked)
+    assert sorted({*project.folder.rglob("*")} - {*files}) == [project.folder / "cache.yaml"]
+    for line in (
+        rf"{SAMPLES} samples; \d+ drawn at random and encoded",
+        r"rejected among these: \d cannot decode",
+        r"a worker .* images/s +bound by ",
+        r"decoding .* images/s .* would keep the encoder busy",
+        r"encoding .* images/s +cpu",
+        r"writing .* images/s +without the disk",
+        r"workers +1 +4 +8 +64",
+        r"of GPUs, \$.* a million images",
+        r"\$0\.00 of storage a month",
+    ):
+        assert re.search(line, said), said
+    sizes = dict(re.findall(r"^(none|lz4|zstd).* {2}([\d,]+) ", said, re.MULTILINE))
+    assert sizes.keys() == {"none", "lz4", "zstd"}
+    assert sizes["none"] == str(16 * 4 * 5 * 2 + 4)
+    assert len(re.findall(r" epochs +.* of GPUs, \$", said)) == 3
+
+
+def test_a_place_where_no_cache_can_be_is_refused_as_by_a_build(project, bucket, monkeypatch):
+    """Before the encoder is loaded."""
+    monkeypatch.setattr(probe, "load_encoder", None)
+    chat = project.source / "chat.json"
+    no_bucket = f"there is no bucket '{bucket[5:]}-x': check its name, AWS_REGION"
+    for place, code, why in ((f"{bucket}-x/cache", 1, no_bucket), (chat, 2, f"cache: {chat} is not a folder\n")):
+        asked = ["--config", project.config(), "--cache", place]
+        built, estimated = (project.run(main, command, *asked, code=code) for command in ("build", "estimate"))
+        assert estimated == built
+        assert estimated.startswith(f"precompute: error: {why}")
+        assert estimated.count("\n") == 1
+
+
+def test_a_store_that_cannot_say_its_free_space_is_estimated(project, bucket):
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, "--cache", f"{bucket}/new")
+    assert f"free at {bucket}/new: unknown\n" in said
+
+
+def test_a_build_is_no_faster_than_its_writer(project, monkeypatch):
+    """Among others, it is slow with zstd."""
+    write = probe.written_bytes
+    monkeypatch.setattr(probe, "written_bytes", lambda *given: [time.sleep(0.2), write(*given)][1])
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01)
+    assert re.search(r"a worker +(1\d|20)\.\d images/s +bound by writing", said)
+
+
+@pytest.mark.parametrize("store_format", ["zarr", "webdataset"])
+def test_the_bytes_are_those_of_the_build(project, store_format):
+    project.has(GOOD)
+    project.settings = {"store__format": store_format, "store__samples_per_shard": len(GOOD)}
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01)
+    (estimated,) = re.findall(r"^none \(chosen\) .* ([\d.]+) KB$", said, re.MULTILINE)
+    project.build()
+    (shard,) = (path for path in project.cache.rglob("*") if path.suffix in ("", ".tar") and path.is_file())
+    assert float(estimated) * 1e3 == pytest.approx(shard.stat().st_size, abs=10_240), "a tar ends in zeros"
+
+
+def test_the_speed_of_training_comes_from_a_run(project):
+    (project.folder / "run").mkdir()
+    log = MetricsLog(project.folder / "run", 0)
+    for step, rate in enumerate([1.0] * 5 + [90.0, 80.0, 10.0], 1):
+        log.write({"step": step, "samples_per_s": rate, "data_wait_share": 0.2})
+    log.close()
+    assert log.path.name == METRICS_FILE
+    asked = ["--seconds", 0.01, "--run", project.folder / "run", "--store.format", "webdataset"]
+    said = project.run(main, "estimate", "--config", project.config(), *asked)
+    assert re.search(r"^100 samples/s .* give --epochs$", said, re.MULTILINE)
+    assert re.search(r"^none \(chosen\)", said, re.MULTILINE)
+    assert "zstd" not in said, "tars know no codec"
+
+
+def test_an_estimate_of_clips_speaks_of_clips_and_counts_those_of_every_video(vae_path, tmp_path, capsys):
+    (tmp_path / "videos").mkdir()
+    for name, frames in (("a", 4), ("b", 24)):
+        make_video(tmp_path / "videos" / f"{name}.mp4", frames=frames, fps=16)
+    clip = ["--clip.frames", 5, "--clip.fps", 16, "--clip.pick", "chunk", "--image.height", 32, "--image.width", 40]
+    source = ["--source.kind", "folder", "--source.path", tmp_path / "videos", "--cache", tmp_path / "cache"]
+    model = ["--encoder.model", vae_path, "--encoder.device", "cpu", "--encoder.batch_size", 1]
+    asked = [*clip, *source, *model, "--seconds", 0.01, "--dollars-per-gpu-hour", 2]
+    assert main(["estimate", *map(str, asked)]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        r"5 samples; \d drawn at random",
+        "rejected among these: 1 too short",
+        "a worker .* clips/s",
+        r"\$.* a million clips",
+        f"none .* {16 * 2 * 4 * 5 * 2 + 4:,} ",
+    ):
+        assert re.search(line, said), said
+    assert "image" not in said
+
+
+def test_a_source_without_a_readable_image_is_refused(project):
+    project.has([4, 13])
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
+    assert "all 2 samples" in said
+
+
+def test_an_estimate_of_a_cache_that_does_not_fit_fails(project, monkeypatch):
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 11_000)
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
+    assert "11.0 KB: too little" in said
+
+
+def test_every_run_of_a_list_is_drawn_as_often():
+    listed = [{"id": number} for number in range((KEPT_RUNS + 2) * RUN_SAMPLES)]
+    drawn = [draw(listed, 8, seed) for seed in range(200)]
+    assert {count for count, _ in drawn} == {len(listed)}
+    kept = [[sample["id"] for sample in samples[::RUN_SAMPLES]] for _, samples in drawn]
+    assert {len(each) for each in kept} == {KEPT_RUNS}
+    often = Counter(run for each in kept for run in each)
+    assert len(often) == KEPT_RUNS + 2
+    assert min(often.values()) > 200 * KEPT_RUNS / (KEPT_RUNS + 2) - 30
+    assert max(Counter(each[0] for each in kept).values()) < 20, "and in any order"
