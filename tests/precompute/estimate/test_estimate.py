@@ -14,7 +14,7 @@ from precompute.estimate.costs import WARM_UP_STEPS, read_step
 from precompute.estimate.estimate import KEPT_RUNS, RUN_SAMPLES, draw, full
 from tests.precompute.conftest import GOOD, SAMPLES
 from tests.videos import make_video
-from trainer.insight.log import MetricsLog
+from trainer.insight.log import append_step
 from trainer.run import folder as trainer_run
 
 PRICES = ["--dollars-per-gpu-hour", 2, "--dollars-per-gb-month", 0.02]
@@ -24,10 +24,8 @@ def write_run(folder, seconds, batch_size=32, waited=0.0):
     """Make a run's folder as `trainer train` leaves it."""
     folder.mkdir()
     (folder / trainer_run.CONFIG_FILE).write_text(yaml.safe_dump({"data": {"batch_size": batch_size}}))
-    log = MetricsLog(folder, 0)
     for step, each in enumerate(seconds, 1):
-        log.write({"step": step, "samples_per_s": batch_size / each, "data_wait_share": waited})
-    log.close()
+        append_step(folder, {"step": step, "samples_per_s": batch_size / each, "data_wait_share": waited})
     return folder
 
 
