@@ -17,7 +17,7 @@ import yaml
 from benchmarks.harness import ROOT, parser_with, positive_int, print_record, program
 from benchmarks.train_step import WORDS, conversation, save_model
 from tests.make_cache import make_cache
-from trainer.insight.compare import read_config, take_turns
+from trainer.insight.compare import config_options, take_turns
 
 CONFIGS = ROOT / "configs" / "compare"
 
@@ -53,8 +53,8 @@ def run(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="switches-") as name:
         base = make_inputs(Path(name), options)
         for pair in options.pairs:
-            configs = [read_config(str(CONFIGS / f"{side}.yaml"), str(base)) for side in PAIRS[pair]]
-            _, each = take_turns(configs, options.steps, RANKS.get(pair, 1))
+            options_of_sides = [config_options(str(CONFIGS / f"{side}.yaml"), str(base)) for side in PAIRS[pair]]
+            _, each = take_turns(options_of_sides, options.steps, RANKS.get(pair, 1))
             losses = "other batches" if each.max_loss_delta is None else f"{each.max_loss_delta:.2g}"
             print(
                 f"| {', '.join(PAIRS[pair])} | {each.step_s[0]:.3f}, {each.step_s[1]:.3f} | {each.speedup:.2f} "

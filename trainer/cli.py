@@ -113,7 +113,7 @@ def export_command(arguments: Any) -> int:
 def profile_command(arguments: Any) -> int:
     """Show where the time and memory of a training step go; the run itself stays as it is.
 
-    --out gets profile.md, profile.html and profile.pt.trace.json (chrome://tracing, TensorBoard).
+    --out gets profile.md, profile.json and profile.pt.trace.json (chrome://tracing, TensorBoard).
     """
     from trainer.insight.profile import profile
     from trainer.run.parallel import join_world

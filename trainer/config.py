@@ -172,7 +172,7 @@ class TrainRunConfig:
     """How long a run trains, in what precision, and what it saves and reports."""
 
     output: str
-    """Folder of checkpoints, logs, report.html, the resolved config and the trained projector."""
+    """Folder of checkpoints, logs, the resolved config and the trained projector."""
     epochs: float = 1.0
     """Passes over the training samples; a fraction is fine."""
     max_steps: int | None = None
@@ -212,7 +212,8 @@ class TrainRunConfig:
     sample_captions: int = 4
     """Held-out samples, always the same, that are captioned at each validation; 0: none."""
     report_to: list[Literal["tensorboard", "wandb"]] | None = None
-    """Trackers that get figures and captions, besides metrics.jsonl and report.html; null: tensorboard; []: none."""
+    """Trackers that get figures and captions, besides metrics.jsonl; null: tensorboard; []: none. wandb reads
+    TensorBoard's event files, so both are written for it."""
     resume: str = "auto"
     """`auto`: resume from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
 

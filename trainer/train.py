@@ -1,20 +1,20 @@
 """A training run from top to bottom: begin or resume, then step by step, until the projector is written.
 
-A step takes a batch, computes gradients, clips and applies them (`trainer/run/update.py`), validates, reports and
-saves. A run can stop after any step and resumes exactly there. Observers report each step, in their order, on rank 0.
+A step takes a batch, computes gradients, clips and applies them (`trainer/run/update.py`), validates, logs and saves.
+A run can stop after any step and resumes exactly there.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-
-import numpy as np
+from statistics import fmean
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.messages import ABSENT, counted, differences_between
+from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.output_file import refuse_inside
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.claim import claim_folder
@@ -24,9 +24,8 @@ from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.data.stream import LatentSource
 from trainer.insight.captioner import HeldOutCaptions
-from trainer.insight.health import Health
-from trainer.insight.log import Console, StepLog
-from trainer.insight.report import Report
+from trainer.insight.health import Watch
+from trainer.insight.log import LogStep, open_log
 from trainer.insight.startup import announce
 from trainer.insight.trackers import refuse_missing
 from trainer.model.phases import phase
@@ -40,7 +39,9 @@ from trainer.run.checkpoint import (
     restore_heads,
     restore_projectors,
 )
+from trainer.run.figures import Caption, Captioner, Metrics, Validation
 from trainer.run.folder import (
+    GPU_USE,
     checkpoints_of,
     has_run,
     read_metrics,
@@ -50,8 +51,7 @@ from trainer.run.folder import (
 )
 from trainer.run.inputs import open_inputs
 from trainer.run.load_projector import can_start_from, initial_projector
-from trainer.run.memory import fit_memory, peak_memory_bytes
-from trainer.run.observers import Caption, Captioner, Metrics, Observer, StepDone, Validation
+from trainer.run.memory import fit_memory, gpu_uuid, memory_bytes, peak_memory_bytes
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 from trainer.run.update import Update, Updater
@@ -79,7 +79,6 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         projector = initial_projector(inputs) if start is None else None
         session = fit_memory(open_session(inputs, source, start=projector))
         run = TrainingRun(session, checkpoints, make_captioner(session))
-        run.observers += make_observers(session, run.total_steps) if world.is_main else []
         announce(session, run.total_steps)
         if start is not None:
             run.resume(*start)
@@ -97,16 +96,6 @@ def refuse_impossible(config: TrainConfig, world_size: int) -> None:
     refuse_foreign_output(config)
 
 
-def make_observers(session: Session, total_steps: int) -> list[Observer]:
-    """Return rank 0's observers: health adds the problems that it finds to a step, and the others show them."""
-    return [
-        Health(session),
-        StepLog(session.config),
-        Console(total_steps),
-        Report(session, total_steps),
-    ]
-
-
 def make_captioner(session: Session) -> Captioner | None:
     """Return the captioner of held-out samples; None if captions are off or no sample is held out.
 
@@ -120,20 +109,10 @@ def make_captioner(session: Session) -> Captioner | None:
 class TrainingRun:
     """The state of a run between steps, and its step."""
 
-    def __init__(
-        self,
-        session: Session,
-        checkpoints: CheckpointFolder,
-        captioner: Captioner | None = None,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        """Make a run; either all ranks have a `captioner`, or none has, and `observers` run on rank 0 alone.
-
-        Observers see a step before its checkpoint is saved, so that a kill in between loses nothing.
-        """
+    def __init__(self, session: Session, checkpoints: CheckpointFolder, captioner: Captioner | None = None) -> None:
+        """Make a run; either all ranks have a `captioner`, or none has."""
         self.session, self.checkpoints, self.captioner = session, checkpoints, captioner
         self.config, self.world = session.config, session.world
-        self.observers = list(observers) if self.world.is_main else []
         self.output = self.config.run.folder
         self.model = session.model
         self.total_steps = self.config.run.total_steps(len(session.split.train), self.config.data.batch_size)
@@ -145,6 +124,10 @@ class TrainingRun:
         """Latest steps in a row whose figures were not finite."""
         self.stopping = False
         """Whether the run ends after this step, by a signal to any rank or too many skipped steps; the same on all."""
+        self.watch = Watch(memory_bytes(self.world.device))
+        self.meter = GpuMeter(None)
+        self.log_step: LogStep = lambda *_: None
+        """Logs a step on rank 0, while the run is open."""
 
     # The run: from a checkpoint or the start to the projector.
 
@@ -170,15 +153,13 @@ class TrainingRun:
             self.world.say(f"nothing to do: {self.completed:,} steps are done, and the run has {self.total_steps:,}")
         if self.world.is_main:
             self.publish_projector()
-        for observer in self.observers:
-            observer.finish()
         self.world.say(f"trained {counted(self.completed, 'step')}: {self.output / PROJECTOR_FILE}")
 
     def train_to_the_end(self, owed: bool) -> None:
         with stop_on_signals(patience_s=ANSWER_S), ExitStack() as stack:
-            for observer in self.observers:
-                stack.callback(observer.close)
-                observer.begin(self.completed)
+            if self.world.is_main:
+                self.log_step = stack.enter_context(open_log(self.config, self.completed, self.total_steps))
+                self.meter = stack.enter_context(closing(GpuMeter(gpu_uuid(self.world.device))))
             if owed:
                 self.catch_up()
             steps = range(self.completed, self.total_steps)
@@ -195,7 +176,7 @@ class TrainingRun:
     # A step.
 
     def one_step(self, batches: Iterator[StepBatch]) -> None:
-        """Do a step, then the validation, reports and checkpoint that are due; a kill at any point loses nothing."""
+        """Do a step, then the validation, log and checkpoint that are due; a kill at any point loses nothing."""
         began = time.perf_counter()
         with phase("data wait"):
             batch = next(batches)
@@ -213,13 +194,14 @@ class TrainingRun:
         self.stopping |= is_cut or self.skipped == MOST_SKIPPED
         alerts = []
         if self.skipped and not diverged:
-            alerts = [f"skipped: {update.figures}; samples {sample_names(self.session, batch.numbers)}"]
-        done = self.notify(metrics, validation or Validation(), batch.numbers, alerts, diverged=diverged)
+            alerts.append(f"skipped: {update.figures}; samples {sample_names(self.session, batch.numbers)}")
+        if self.world.is_main and not diverged:
+            metrics |= self.device_figures()
+            alerts += self.watch(metrics)
+        self.log_step(int(metrics["step"]), metrics, validation or Validation(), alerts)
         if diverged:
             raise self.divergence(update, batch)
         self.save_if_due()
-        for observer in self.observers:
-            observer.after_save(done)
         if self.skipped == MOST_SKIPPED:
             raise EncodeOnceError(
                 f"step {self.completed:,}: {MOST_SKIPPED} steps in a row were skipped, none with finite figures; the "
@@ -244,28 +226,16 @@ class TrainingRun:
             "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }
 
-    def notify(
-        self,
-        metrics: Metrics,
-        validation: Validation,
-        numbers: np.ndarray,
-        alerts: Sequence[str] = (),
-        *,
-        diverged: bool = False,
-    ) -> StepDone:
-        done = StepDone(
-            number=int(metrics.get("step", self.completed)),
-            total=self.total_steps,
-            metrics=metrics,
-            validation=validation,
-            numbers=numbers,
-            stopping=self.stopping,
-            diverged=diverged,
-            alerts=list(alerts),
-        )
-        for observer in self.observers:
-            observer.after_step(done)
-        return done
+    def device_figures(self) -> Metrics:
+        """Return how busy the GPU was, about once a second, and how often was compiled."""
+        readings, figures = self.meter.take(), Metrics()
+        if readings:
+            figures[GPU_USE] = fmean(readings)
+        if self.config.run.compile != "none":
+            from torch._dynamo.utils import counters  # takes seconds to import
+
+            figures["compiled_graphs"] = counters["stats"]["unique_graphs"]
+        return figures
 
     def divergence(self, update: Update, batch: StepBatch) -> EncodeOnceError:
         saved = max(self.checkpoints.steps(), default=0)
@@ -330,9 +300,7 @@ class TrainingRun:
         validation = self.validate()
         if validation is None:
             raise self.interrupted()
-        done = self.notify({}, validation, np.empty(0, np.int64))
-        for observer in self.observers:
-            observer.after_save(done)
+        self.log_step(self.completed, {}, validation, ())
 
     # Checkpoints, and the projector's description.
 

@@ -20,17 +20,16 @@ import torch
 
 from cache_store import open_joined
 from cache_store.errors import Interrupted
+from cache_store.program.config_file import config_fields
 from tests.forked import FORKED
 from trainer.cli import main
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.data.batches import StepLoader
-from trainer.insight.compare_side import options_of
-from trainer.insight.log import Console, StepLog
 from trainer.model.model_config import ModelConfig
 from trainer.model.projector_file import PROJECTOR_FILE
+from trainer.run.figures import Captioner
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
-from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, make_loader, open_session
 from trainer.train import TrainingRun, train
@@ -72,7 +71,17 @@ def make_config(
 
 
 def command(config: TrainConfig, name: str = "train") -> list[str]:
-    return [name, *options_of(asdict(config))]
+    """Return the command line of a config: texts as they are, other values as JSON, which is YAML too."""
+    known = {field.name for field in config_fields(TrainConfig)}
+
+    def words_of(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in values.items():
+            if (field := prefix + key) in known:
+                yield f"--{field}={value if isinstance(value, str) else json.dumps(value)}"
+            else:
+                yield from words_of(value, f"{field}.")
+
+    return [name, *words_of(asdict(config))]
 
 
 def named_fields(error: str) -> set[str]:
@@ -156,11 +165,8 @@ def rank_loaders(session: Session, world_size: int, accumulate: int) -> list[Ste
     return [replace(each, accumulate=accumulate) for each in loaders]
 
 
-def make_loop(session: Session, captioner: Captioner | None = None, *observers: Observer) -> TrainingRun:
-    """Make a loop with the log and the console of `train`; `observers` follow."""
-    loop = TrainingRun(session, checkpoints_of(session.config.run), captioner)
-    loop.observers += [StepLog(session.config), Console(loop.total_steps), *observers]
-    return loop
+def make_loop(session: Session, captioner: Captioner | None = None) -> TrainingRun:
+    return TrainingRun(session, checkpoints_of(session.config.run), captioner)
 
 
 def meeting_of_two() -> dict[str, str]:

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from trainer.export.standalone import token_kinds
 from trainer.model.model_config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, Tower
+from trainer.run.figures import Metrics
 from trainer.run.folder import read_records
-from trainer.run.observers import Metrics
 
 LAST_STEPS = 10
 """The training loss shown is the mean over this many last steps; the loss of a single step is too noisy."""

@@ -12,8 +12,8 @@ from trainer.data.buckets import parts_alike
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
+from trainer.run.figures import answer_lines, shown_answer
 from trainer.run.load_projector import load_projector
-from trainer.run.observers import answer_lines, shown_answer
 from trainer.run.parallel import local_device
 
 

@@ -4,7 +4,7 @@ Decoding is greedy, so no random number is drawn, and transformers' model is lef
 with and without captions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -19,40 +19,27 @@ from trainer.data.stream import as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import CachedSample, cached_samples
-from trainer.run.observers import Caption
+from trainer.run.figures import Caption
 from trainer.run.session import Session
 
 CAPTION_TOKENS = 64
 """Most tokens of a caption; prompt and caption have at most data.max_text_tokens, so that the model has positions."""
 
 
-def previews(cache: JoinedCache, samples: Mapping[str, np.ndarray]) -> Sequence[np.ndarray | None]:
-    """Return a picture of each sample, uint8 [H, W, 3], from the first tower whose cache has a map to RGB.
-
-    Without such a tower each is None. `samples` holds each tower's samples by name.
-    """
-    for name, each in cache.caches.items():
-        if (to_rgb := each.seal.array.preview) is not None:
-            return [preview(latent, to_rgb) for latent in samples[name].astype(np.float32)]
-    return [None] * len(next(iter(samples.values())))
-
-
 class HeldOutCaptions:
     """Captions the first few held-out samples."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._session, self._is_possible = session, True
         numbers = session.split.validation[: session.config.run.sample_captions]
-        self._samples = cached_samples(session.cache, numbers)
-        sizes = session.loader.stream.sizes.of(numbers)
-        self._parts = parts_alike(sizes, session.config.run.eval_batch_size)
-        self._stored = [session.loader.stream.source.read(numbers[part]) for part in self._parts]
-        longest = max(len(session.chat.prompt_tokens(sample.question)) for sample in self._samples)
+        samples = cached_samples(session.cache, numbers)
+        parts = parts_alike(session.loader.stream.sizes.of(numbers), session.config.run.eval_batch_size)
+        self._parts = [(samples[part], session.loader.stream.source.read(numbers[part])) for part in parts]
+        longest = max(len(session.chat.prompt_tokens(sample.question)) for sample in samples)
         limit = max(1, min(CAPTION_TOKENS, session.config.data.max_text_tokens - longest))
-        config = GenerateConfig(rows=",".join(str(sample.row) for sample in self._samples), max_tokens=limit)
+        config = GenerateConfig(rows=",".join(str(sample.row) for sample in samples), max_tokens=limit)
         end = turn_end(session.chat, session.whole, session.chat.end_of_turn())
         self._generator = Generator(session.model, session.whole, session.chat, end, config)
-        self._is_possible = True
 
     def __call__(self, stopped: Callable[[], bool]) -> list[Caption]:
         """Caption the samples; if the model cannot generate, say so once, and the run continues without captions."""
@@ -60,25 +47,29 @@ class HeldOutCaptions:
         compiled = self._session.config.run.compile != "none"  # each new length would be compiled anew
         try:
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-                for part, stored in zip(self._parts, self._stored, strict=True):
+                for samples, stored in self._parts:
                     if self._is_possible and not stopped():
-                        captions += self._caption(self._samples[part], stored, stopped)
+                        captions += self._caption(samples, stored, stopped)
         except ModelError as error:
             self._is_possible = False
             self._session.world.say(f"no captions: {error}")
         return captions
 
-    def _caption(self, samples: Sequence[CachedSample], stored: Samples, stopped: Callable[[], bool]) -> list[Caption]:
+    def _caption(
+        self, samples: Sequence[CachedSample], stored: Samples, stopped: Callable[[], bool]
+    ) -> Iterator[Caption]:
         answers = self._generator(as_tensors(stored), [sample.question for sample in samples], stopped)
-        return [
-            Caption(
-                row=sample.row,
-                id=sample.id,
-                prompt="\n".join(each["content"] for each in sample.question),
-                text=answer.text,
-                is_whole=answer.is_whole,
-                reference=sample.reference,
-                preview=picture,
-            )
-            for sample, answer, picture in zip(samples, answers, previews(self._session.cache, stored), strict=True)
-        ]
+        for sample, answer, picture in zip(samples, answers, previews(self._session.cache, stored), strict=True):
+            prompt = "\n".join(each["content"] for each in sample.question)
+            yield Caption(
+                row=sample.row, id=sample.id, prompt=prompt, text=answer.text, is_whole=answer.is_whole,
+                reference=sample.reference, preview=picture,
+            )  # fmt: skip
+
+
+def previews(cache: JoinedCache, samples: Samples) -> Sequence[np.ndarray | None]:
+    """Return a picture of each sample, uint8 [H, W, 3], from the first tower whose cache has a map to RGB, if any."""
+    for name, each in cache.caches.items():
+        if (to_rgb := each.seal.array.preview) is not None:
+            return [preview(latent, to_rgb) for latent in samples[name].astype(np.float32)]
+    return [None] * len(next(iter(samples.values())))

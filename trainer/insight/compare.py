@@ -25,8 +25,6 @@ WARM_UP = 3
 TURNS = 5
 """Turns of each side: a slow machine then slows both alike."""
 
-LEAST_STEPS = 2 * TURNS
-
 MAX_RANKS = 64
 """One machine has no more GPUs."""
 
@@ -38,7 +36,8 @@ STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 class Turn:
     """Some steps of one side."""
 
-    losses: Sequence[float]
+    losses: Sequence[float | None]
+    """None for one that is not finite."""
     seconds: float
     peak_bytes: int
     gpu_use: Sequence[float] = ()
@@ -46,15 +45,10 @@ class Turn:
     nonfinite: int = 0
     """Steps from the start, those of the warm-up too, with a loss or norm at which `train` would stop."""
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """Return the figures as JSON has them, where a loss that is not finite is null."""
-        return {**asdict(self), "losses": [loss if math.isfinite(loss) else None for loss in self.losses]}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """B compared with A."""
+    """B compared with A; pairs are of A and B."""
 
     speedup: float
     """Speed of B's steps as a multiple of A's: the geometric mean over turns."""
@@ -62,8 +56,9 @@ class Comparison:
     high: float
     """Interval of 95 % of the speed-up."""
     step_s: tuple[float, float]
-    """Medians over turns, of A and B."""
+    """Medians over turns."""
     peak_bytes: tuple[int, int]
+    memory_ratio: float
     gpu_use: tuple[float | None, float | None]
     """Mean share of time in which the GPU was busy; None without a GPU, or if all turns are shorter than a second."""
     same_batches: bool
@@ -71,63 +66,45 @@ class Comparison:
     """The largest difference between the losses of one step; None if the sides see different batches, or if no step has
     a finite loss on both sides."""
     nonfinite: tuple[int, int]
-    """Steps of A and B, the warm-up's too, whose loss, gradient norm or parameter norm is not finite."""
+    """Steps, the warm-up's too, whose loss, gradient norm or parameter norm is not finite."""
     steps: int
-    turns: int
-
-    @property
-    def memory_ratio(self) -> float:
-        return self.peak_bytes[1] / self.peak_bytes[0]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return {**asdict(self), "memory_ratio": self.memory_ratio}
-
-    @property
-    def diverged(self) -> list[str]:
-        """Name the sides with a step that is not finite."""
-        counts, steps = zip("AB", self.nonfinite, strict=True), WARM_UP + self.steps
-        return [
-            f"{side}: in {count} of {steps} steps, loss, gradient norm or parameter norm is not finite"
-            for side, count in counts
-            if count
-        ]
 
     def __str__(self) -> str:
-        delta = self.max_loss_delta
-        unknown = "none finite on both sides" if self.same_batches else "not of the same batches"
-        losses = unknown if delta is None else f"differ by {delta:.3g} at most"
-        (a_s, b_s), (a, b) = self.step_s, (each / 2**20 for each in self.peak_bytes)
-        used = ["not measured" if each is None else f"{each:.0%}" for each in self.gpu_use]
-        gpu_use = "" if self.gpu_use == (None, None) else f"GPU use      A {used[0]}, B {used[1]}\n"
-        return (
-            f"a step       A {a_s:.4g} s, B {b_s:.4g} s ({self.steps} steps in {self.turns} turns)\n"
-            f"speed-up     {self.speedup:.3f} (95 %: {self.low:.3f} to {self.high:.3f})\n"
-            f"peak memory  A {a:,.0f} MiB, B {b:,.0f} MiB: {self.memory_ratio:.3f}\n"
-            f"{gpu_use}"
-            f"losses       {losses}"
-        )
+        delta, unknown = self.max_loss_delta, "none finite on both sides" if self.same_batches else "other batches"
+        a, b = (each / 2**20 for each in self.peak_bytes)
+        lines = [
+            f"a step       A {self.step_s[0]:.4g} s, B {self.step_s[1]:.4g} s ({self.steps} steps in {TURNS} turns)",
+            f"speed-up     {self.speedup:.3f} (95 %: {self.low:.3f} to {self.high:.3f})",
+            f"peak memory  A {a:,.0f} MiB, B {b:,.0f} MiB: {self.memory_ratio:.3f}",
+        ]
+        if self.gpu_use != (None, None):
+            used = ["not measured" if each is None else f"{each:.0%}" for each in self.gpu_use]
+            lines.append(f"GPU use      A {used[0]}, B {used[1]}")
+        return "\n".join([*lines, f"losses       {unknown if delta is None else f'differ by {delta:.3g} at most'}"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits that B must keep."""
 
-    min_speedup: float | None = None
-    max_memory_ratio: float | None = None
-    max_loss_delta: float | None = None
+    min_speedup: float = 0.0
+    max_memory_ratio: float = math.inf
+    max_loss_delta: float = math.inf
 
     def broken(self, found: Comparison) -> list[str]:
-        """List the limits that B breaks, with its figures."""
-        broken = []
-        if self.min_speedup is not None and not found.speedup >= self.min_speedup:
+        """List sides with a step that is not finite, then the limits that B breaks, with its figures."""
+        broken = [
+            f"{side}: in {count} of {WARM_UP + found.steps} steps, loss, gradient norm or parameter norm is not finite"
+            for side, count in zip("AB", found.nonfinite, strict=True)
+            if count
+        ]
+        if not found.speedup >= self.min_speedup:
             broken.append(f"speed-up {found.speedup:.3f} is below --min-speedup {self.min_speedup:g}")
-        if self.max_memory_ratio is not None and not found.memory_ratio <= self.max_memory_ratio:
+        if not found.memory_ratio <= self.max_memory_ratio:
             broken.append(f"memory {found.memory_ratio:.3f} is above --max-memory-ratio {self.max_memory_ratio:g}")
-        limit, delta = self.max_loss_delta, found.max_loss_delta
-        if limit is not None and (delta is None or not delta <= limit):
-            shown = "unknown" if delta is None else f"{delta:.3g}"
-            broken.append(f"the losses' difference {shown}; --max-loss-delta is {limit:g}")
+        delta = math.nan if found.max_loss_delta is None else found.max_loss_delta
+        if self.max_loss_delta < math.inf and not delta <= self.max_loss_delta:
+            broken.append(f"the losses' difference is {delta:.3g}; --max-loss-delta is {self.max_loss_delta:g}")
         return broken
 
 
@@ -140,73 +117,69 @@ def compare(
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise ConfigError(f"--ranks must be in [1, {MAX_RANKS}], got {ranks}")
-    if steps < LEAST_STEPS:
-        raise ConfigError(f"--steps must be at least {LEAST_STEPS}, two for each of {TURNS} turns, got {steps}")
-    configs = [read_config(path, base) for path in (first, second)]
-    for config in configs:
-        config.data.refuse_undivided(ranks)
-    turns, found = take_turns(configs, steps, ranks)
-    broken = [*found.diverged, *limits.broken(found)]
-    record = {"a": first, "b": second, "base": base, "ranks": ranks, **found.record, "broken": broken}
+    if steps < 2 * TURNS:
+        raise ConfigError(f"--steps must be at least {2 * TURNS}, two for each of {TURNS} turns, got {steps}")
+    options = [config_options(path, base) for path in (first, second)]
+    for each in options:
+        parse_config(TrainConfig, each).data.refuse_undivided(ranks)
+    turns, found = take_turns(options, steps, ranks)
+    broken = limits.broken(found)
+    record = {"a": first, "b": second, "base": base, "ranks": ranks, **asdict(found), "broken": broken}
     print(found, *broken, json.dumps(record, allow_nan=False), sep="\n")
     if report:
-        record["every_turn"] = {
-            side: [each.record for each in of_side] for side, of_side in zip("ab", turns, strict=True)
-        }
+        record["every_turn"] = {side: [asdict(each) for each in turns[at]] for at, side in enumerate("ab")}
         write_output(report, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
     return broken
 
 
-def read_config(path: str, base: str | None) -> TrainConfig:
-    files = [path] if base is None else [base, path]
-    return parse_config(TrainConfig, [word for file in files for word in ("--config", file)])
+def config_options(path: str, base: str | None) -> list[str]:
+    """Return the options that read a config over its base."""
+    return [word for file in (base, path) if file is not None for word in ("--config", file)]
 
 
-def take_turns(configs: Sequence[TrainConfig], steps: int, ranks: int) -> tuple[list[list[Turn]], Comparison]:
+def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[list[list[Turn]], Comparison]:
     """Open both sides, one after the other: the first may tokenise the text of both. Then let them take turns.
 
-    Return each side's turns, and what they say.
+    Return each side's turns, and what they say. Lines that both sides announce are printed once.
     """
-    turns: list[list[Turn]] = [[] for _ in configs]
+    turns: list[list[Turn]] = [[] for _ in sides]
     with ExitStack() as stack:
-        sides, openings = list[Side](), list[dict[str, Any]]()
-        for config in configs:
-            sides.append(stack.enter_context(start_side(config, WARM_UP + steps, ranks)))
-            openings.append(sides[-1].answer())
-        print_announcements(*(each["announced"] for each in openings))
-        for side in sides:
-            side.run(WARM_UP)
+        started, openings = list[list[Rank]](), list[dict[str, Any]]()
+        for options in sides:
+            started.append(stack.enter_context(start_ranks(options, WARM_UP + steps, ranks)))
+            openings.append(answer_of(started[-1]))
+        first, second = (each["announced"] for each in openings)
+        lines = [line if line in second else f"A: {line}" for line in first]
+        print(*lines, *(f"B: {line}" for line in second if line not in first), sep="\n", file=sys.stderr, flush=True)
+        for side in started:
+            do_steps(side, WARM_UP)
         for turn in range(TURNS):
             for place in (0, 1) if turn % 2 == 0 else (1, 0):
-                turns[place].append(sides[place].run(steps // TURNS))
+                turns[place].append(do_steps(started[place], steps // TURNS))
     return turns, compare_turns(*turns, same_batches=openings[0]["batches"] == openings[1]["batches"])
-
-
-def print_announcements(first: Sequence[str], second: Sequence[str]) -> None:
-    """Print what the sides announced, on standard error: lines of both once, others under their side's letter."""
-    lines = [line if line in second else f"A: {line}" for line in first]
-    lines += [f"B: {line}" for line in second if line not in first]
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
 
 
 def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches: bool) -> Comparison:
     """Compare each turn of A with B's turn of the same steps."""
-    speedup, low, high = ratio_interval([turn.seconds for turn in first], [turn.seconds for turn in second])
-    losses = [[loss for turn in side for loss in turn.losses] for side in (first, second)]
-    finite = [pair for pair in zip(*losses, strict=True) if all(map(math.isfinite, pair))]
+    sides = (first, second)
+    speedup, low, high = ratio_interval(*([turn.seconds for turn in side] for side in sides))
+    losses = [[loss for turn in side for loss in turn.losses] for side in sides]
+    deltas = [abs(a - b) for a, b in zip(*losses, strict=True) if a is not None and b is not None]
+    a_s, b_s = (statistics.median(turn.seconds / len(turn.losses) for turn in side) for side in sides)
+    a_bytes, b_bytes = (max(turn.peak_bytes for turn in side) for side in sides)
+    a_use, b_use = ([reading for turn in side for reading in turn.gpu_use] for side in sides)
     return Comparison(
         speedup=speedup,
         low=low,
         high=high,
-        step_s=(step_s(first), step_s(second)),
-        peak_bytes=(max(turn.peak_bytes for turn in first), max(turn.peak_bytes for turn in second)),
-        gpu_use=(mean_gpu_use(first), mean_gpu_use(second)),
+        step_s=(a_s, b_s),
+        peak_bytes=(a_bytes, b_bytes),
+        memory_ratio=b_bytes / a_bytes,
+        gpu_use=(statistics.fmean(a_use) if a_use else None, statistics.fmean(b_use) if b_use else None),
         same_batches=same_batches,
-        max_loss_delta=max((abs(a - b) for a, b in finite), default=None) if same_batches else None,
+        max_loss_delta=max(deltas, default=None) if same_batches else None,
         nonfinite=(first[-1].nonfinite, second[-1].nonfinite),
         steps=len(losses[0]),
-        turns=len(first),
     )
 
 
@@ -221,63 +194,47 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
     return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
 
 
-def step_s(turns: Sequence[Turn]) -> float:
-    return statistics.median(turn.seconds / len(turn.losses) for turn in turns)
-
-
-def mean_gpu_use(turns: Sequence[Turn]) -> float | None:
-    readings = [reading for turn in turns for reading in turn.gpu_use]
-    return statistics.fmean(readings) if readings else None
-
-
-class Side:
-    """One config's processes, a rank each; they are told how many steps to do, and rank 0 answers in lines of JSON."""
-
-    def __init__(self, ranks: "Sequence[subprocess.Popen[str]]") -> None:
-        self.ranks = ranks
-
-    def run(self, steps: int) -> Turn:
-        for rank in self.ranks:
-            assert rank.stdin is not None
-            with suppress(BrokenPipeError):  # the rank's last answer says why
-                print(steps, file=rank.stdin, flush=True)
-        return Turn(**self.answer())
-
-    def answer(self) -> dict[str, Any]:
-        """Wait for the next answer: the first when the side is open, then one a turn."""
-        first = self.ranks[0].stdout
-        assert first is not None
-        line = first.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "a side ended: is memory too small for both?"}
-        if "error" in answer:
-            raise EncodeOnceError(answer["error"])
-        return answer
+Rank = subprocess.Popen[str]
+"""A process of one side; it is told how many steps to do, and rank 0 answers in lines of JSON."""
 
 
 @contextmanager
-def start_side(config: TrainConfig, steps: int, ranks: int) -> Iterator[Side]:
-    """Start processes that train by `config` when told to; they end with the block, and no signal stops them before."""
-    command = [sys.executable, "-m", "trainer.insight.compare_side", json.dumps(asdict(config)), str(steps)]
+def start_ranks(options: Sequence[str], steps: int, ranks: int) -> Iterator[list[Rank]]:
+    """Start processes that train when told to; they end with the block, and no signal stops them before.
+
+    Several get the environment that torchrun would set.
+    """
+    command = [sys.executable, "-m", "trainer.insight.compare_side", str(steps), *options]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
     with ExitStack() as stack:
-        started = list["subprocess.Popen[str]"]()
-        for environment in environments(ranks):
-            output = subprocess.DEVNULL if started else subprocess.PIPE
+        started = list[Rank]()
+        for rank in range(ranks):
+            place = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+            output = subprocess.DEVNULL if rank else subprocess.PIPE
             with hold_stop_signals():
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, text=True, env=environment)
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=output, text=True, env={**os.environ, **place}
+                )
             stack.enter_context(process)
             stack.callback(process.kill)
             started.append(process)
-        yield Side(started)
+        yield started
 
 
-def environments(ranks: int) -> Iterator[dict[str, str] | None]:
-    """Yield each rank's environment as torchrun would set it; None for a single rank."""
-    if ranks == 1:
-        yield None
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    for rank in range(ranks):
-        yield {**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+def do_steps(ranks: Sequence[Rank], steps: int) -> Turn:
+    for rank in ranks:
+        assert rank.stdin is not None
+        with suppress(BrokenPipeError):  # the rank's last answer says why
+            print(steps, file=rank.stdin, flush=True)
+    return Turn(**answer_of(ranks))
+
+
+def answer_of(ranks: Sequence[Rank]) -> dict[str, Any]:
+    """Wait for the next answer: the first when the side is open, then one a turn."""
+    assert ranks[0].stdout is not None
+    line = ranks[0].stdout.readline()
+    answer: dict[str, Any] = json.loads(line) if line else {"error": "a side ended: is memory too small for both?"}
+    if "error" in answer:
+        raise EncodeOnceError(answer["error"])
+    return answer

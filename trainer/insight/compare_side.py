@@ -1,11 +1,12 @@
-"""One rank of a side of `trainer compare`, in its own process: `python -m trainer.insight.compare_side CONFIG STEPS`.
+"""One rank of a side of `trainer compare`, in its own process: `python -m trainer.insight.compare_side STEPS OPTION…`.
 
-CONFIG is a whole config as JSON. Each line on standard input is a number of steps to do. The first line of output
-tells that the side is open, each later one is the answer to a line of input; all are JSON.
+The options are those of `trainer train`. Each line on standard input is a number of steps to do. The first line of
+output tells that the side is open, each later one is the answer to a line of input; all are JSON.
 """
 
 import io
 import json
+import math
 import os
 import sys
 import time
@@ -16,7 +17,6 @@ from typing import Any
 
 from cache_store.errors import EncodeOnceError
 from cache_store.program.command_line import parse_config
-from cache_store.program.config_file import config_fields
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.running import ignore_stop_signals
 from trainer.config import TrainConfig
@@ -36,27 +36,13 @@ def main() -> None:
     ignore_stop_signals()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is no answer
-    config = parse_config(TrainConfig, options_of(json.loads(sys.argv[1])))
+    steps, config = int(sys.argv[1]), parse_config(TrainConfig, sys.argv[2:])
     try:
         with join_world() as world:
-            for answer in answer_each(config, int(sys.argv[2]), world):
+            for answer in answer_each(config, steps, world):
                 print(json.dumps(answer), file=answers, flush=True)
     except EncodeOnceError as error:
         print(json.dumps({"error": str(error)}), file=answers, flush=True)
-
-
-def options_of(config: dict[str, Any]) -> list[str]:
-    """Write a config as options: texts as they are, other values as JSON, which is YAML too."""
-    known = {field.name for field in config_fields(TrainConfig)}
-
-    def fields_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if (name := prefix + key) in known:
-                yield name, value
-            else:
-                yield from fields_of(value, f"{name}.")
-
-    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in fields_of(config)]
 
 
 def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[str, Any]]:
@@ -76,15 +62,15 @@ def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[
     with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:
         for line in sys.stdin:
             with closing(GpuMeter(gpu_uuid(world.device))) as meter:
-                losses, began = list[float](), time.perf_counter()
+                losses, began = list[float | None](), time.perf_counter()
                 for _ in range(int(line)):
                     update = updater(next(batches), done)
-                    losses.append(update.metrics["loss"])
+                    loss = update.metrics["loss"]
+                    losses.append(loss if math.isfinite(loss) else None)
                     nonfinite += not update.is_finite
                     done += 1
                 seconds, gpu_use = time.perf_counter() - began, meter.take()
-            peak_bytes = peak_memory_bytes(world.device)
-            figures = {"seconds": seconds, "peak_bytes": peak_bytes, "gpu_use": gpu_use}
+            figures = {"seconds": seconds, "peak_bytes": peak_memory_bytes(world.device), "gpu_use": gpu_use}
             yield {"losses": losses, "nonfinite": nonfinite, **figures}
 
 

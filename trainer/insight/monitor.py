@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,9 +17,10 @@ from rich.live import Live
 from rich.text import Text
 
 from cache_store.errors import ConfigError
+from cache_store.messages import shown_time
 from cache_store.storage.claim import is_claimed
 from trainer.config import TrainRunConfig
-from trainer.insight.health import WINDOW
+from trainer.insight.health import PLATEAU_STEPS, WINDOW, problems, values
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import ALERTS, CONFIG_FILE, GPU_USE, NONFINITE, TIME, LogLine, read_records
 
@@ -41,39 +42,14 @@ class Look:
     """A run's folder at one moment."""
 
     records: Sequence[LogLine]
-    is_there: bool
-    """Whether the folder exists; its disk may come and go."""
-    is_running: bool
-    is_done: bool
+    state: str
+    goes_on: bool
+    """Whether the run may do more steps: it runs, or its folder, whose disk may come and go, is away."""
     total: int | None = None
     """Steps of the run; None if it is not known yet."""
-    quiet_s: float = 0.0
-    """Seconds since the newest step, by this machine's clock, if steps usually take much less."""
-
-    @property
-    def state(self) -> str:
-        if not self.is_there:
-            return "waiting for the folder, which has disappeared"
-        if self.is_running:
-            return f"running, but no step for {duration(self.quiet_s)}" if self.quiet_s else "running"
-        if self.is_done:
-            return "done"
-        return "diverged" if self.records and NONFINITE in self.records[-1] else "stopped; rerun to go on"
 
 
-AWAY = Look((), is_there=False, is_running=False, is_done=False)
-
-
-def look_at(folder: Path) -> Look:
-    """Read the run's folder; a folder that is missing, or disappears while it is read, is no error."""
-    try:
-        if folder.is_dir() and any(folder.iterdir()):
-            running, done = is_claimed(folder), (folder / PROJECTOR_FILE).is_file()
-            config, records = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}, read_records(folder)
-            return Look(records, True, running, done, total_steps(config, records), quiet_s(records, datetime.now(UTC)))
-    except OSError:
-        pass
-    return AWAY
+AWAY = Look((), "waiting for the folder, which has disappeared", goes_on=True)
 
 
 def monitor(
@@ -82,16 +58,15 @@ def monitor(
     """Show the run until it ends, or `once`; return the last look. ConfigError for a folder that holds no run."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file():
         raise ConfigError(f"{folder} holds no run: no {CONFIG_FILE}")
-    seen = look_at(folder)
-    if not seen.is_there:
+    if (seen := look_at(folder)) is AWAY:
         raise ConfigError(f"{folder} is not a run's folder")
     terminal = terminal or Terminal()
     shown = Live(page(folder, seen), console=terminal, auto_refresh=False) if terminal.is_terminal else None
     with shown or nullcontext():
-        while not once and (seen.is_running or not seen.is_there):
+        while seen.goes_on and not once:
             sleep(POLL_S)
             found = look_at(folder)
-            seen = found if found.is_there else replace(AWAY, records=seen.records, total=seen.total)
+            seen = found if found is not AWAY else replace(AWAY, records=seen.records, total=seen.total)
             if shown:
                 shown.update(page(folder, seen), refresh=True)
     if not shown:  # a file or a pipe gets the end alone, in lines of any length
@@ -99,8 +74,26 @@ def monitor(
     return seen
 
 
-def total_steps(config: dict[str, Any], records: Sequence[LogLine]) -> int | None:
-    """Return the run's number of steps; None if it follows from the number of samples, and no step is done yet."""
+def look_at(folder: Path) -> Look:
+    """Read the run's folder; a folder that is missing, or disappears while it is read, is no error."""
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            is_running, is_done = is_claimed(folder), (folder / PROJECTOR_FILE).is_file()
+            config, records = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}, read_records(folder)
+            state = "done" if is_done else "stopped; rerun to go on"
+            if is_running:
+                quiet = quiet_s(records, datetime.now(UTC))
+                state = f"running, but no step for {shown_time(quiet)}" if quiet else "running"
+            elif records and NONFINITE in records[-1] and not is_done:
+                state = "diverged"
+            return Look(records, state, is_running, total_steps(config, records))
+    except OSError:
+        pass
+    return AWAY
+
+
+def total_steps(config: Mapping[str, Any], records: Sequence[LogLine]) -> int | None:
+    """Return the run's steps; None if its length is in epochs and no step is done yet."""
     run, last = config.get("run", {}), records[-1] if records else {}
     if run.get("max_steps") is None and not last.get("epoch"):
         return None
@@ -112,71 +105,51 @@ def total_steps(config: dict[str, Any], records: Sequence[LogLine]) -> int | Non
 def quiet_s(records: Sequence[LogLine], now: datetime) -> float:
     """Return the seconds since the newest step, or 0 if they are no more than usual."""
     times = [datetime.fromisoformat(record[TIME]) for record in records[-WINDOW:] if TIME in record]
-    if not times:
-        return 0.0
     usual = median([(after - before).total_seconds() for before, after in pairwise(times)] or [0.0])
-    passed = (now - times[-1]).total_seconds()
+    passed = (now - times[-1]).total_seconds() if times else 0.0
     return passed if passed > max(QUIET_S, QUIET_STEPS * usual) else 0.0
 
 
-def duration(seconds: float) -> str:
-    """Write a duration in one unit: `20 s`, `12 min`, `3.5 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 3600:.1f} h" if seconds > 3600 else f"{seconds / 60:.0f} min"
-
-
 def page(folder: Path, seen: Look) -> Text:
-    return Text("\n").join(page_lines(folder, seen))
-
-
-def page_lines(folder: Path, seen: Look) -> Iterator[Text]:
-    yield Text(str(folder), style="bold")
-    for name, value in rows(seen):
-        yield Text.assemble((f"{name:<15}", "dim"), value)
+    lines = [Text(str(folder), style="bold")]
+    lines += [Text.assemble((f"{name:<15}", "dim"), value) for name, value in rows(seen)]
     if seen.total and seen.records:
         done = min(CURVE, CURVE * seen.records[-1]["step"] // seen.total)
-        yield Text("━" * done + "─" * (CURVE - done))
-    alerts = [(record["step"], alert) for record in seen.records for alert in record.get(ALERTS, ())]
-    for step, alert in alerts[-SHOWN_ALERTS:]:
-        yield Text(f"step {step:,}: {alert}", style="yellow")
+        lines.append(Text("━" * done + "─" * (CURVE - done)))
+    alerts = [f"step {record['step']:,}: {alert}" for record in seen.records for alert in record.get(ALERTS, ())]
+    return Text("\n").join(lines + [Text(alert, style="yellow") for alert in alerts[-SHOWN_ALERTS:]])
 
 
-def rows(seen: Look) -> list[tuple[str, str]]:
-    """List the figures of the newest steps, by name."""
+def rows(seen: Look) -> Iterator[tuple[str, str]]:
+    """Yield the figures of the newest steps, by name; all but the curve are medians of the last WINDOW."""
     records, total = seen.records, seen.total
-    found = [("state", seen.state)]
+    yield "state", seen.state
     if not records:
-        return found
-    last, recent = records[-1], records[-WINDOW:]
-    step, rate = last["step"], middle(recent, "samples_per_s")
-    found.append(("step", f"{step:,}{f' of {total:,}' if total else ''}, at {last.get(TIME, 'an unknown time')}"))
-    found.append(("loss", f"{middle(recent, 'loss'):.4g}  {curve([r['loss'] for r in records if 'loss' in r])}"))
+        return
+    last, step, rate = records[-1], records[-1]["step"], middle(records, "samples_per_s")
+    yield "step", f"{step:,}{f' of {total:,}' if total else ''}, at {last.get(TIME, 'an unknown time')}"
+    yield "loss", f"{middle(records, 'loss'):.4g}  {curve([each['loss'] for each in records if 'loss' in each])}"
     if validated := [record for record in records if "val_loss" in record]:
-        found.append(("validation", f"{validated[-1]['val_loss']:.4g} at step {validated[-1]['step']:,}"))
-    found.append(("gradient norm", f"{middle(recent, 'grad_norm'):.4g}"))
-    found.append(("samples/s", f"{rate:.4g}, tokens/s {middle(recent, 'tokens_per_s'):.4g}"))
-    found.append(("waiting", f"{middle(recent, 'data_wait_share'):.1%}"))
-    if measured := [record for record in records if GPU_USE in record]:
-        found.append(("GPU use", f"{middle(measured[-WINDOW:], GPU_USE):.0%}"))
+        yield "validation", f"{validated[-1]['val_loss']:.4g} at step {validated[-1]['step']:,}"
+    yield "gradient norm", f"{middle(records, 'grad_norm'):.4g}"
+    yield "samples/s", f"{rate:.4g}, tokens/s {middle(records, 'tokens_per_s'):.4g}"
+    yield "waiting", f"{middle(records, 'data_wait_share'):.1%}"
+    if not math.isnan(used := middle(records, GPU_USE)):
+        yield "GPU use", f"{used:.0%}"
     if "peak_memory_bytes" in last:
-        found.append(("peak memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"))
+        yield "peak memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"
+    yield "health", ", ".join(name for name, _ in problems(records[-PLATEAU_STEPS:])) or "no problem at this step"
     if total and step < total and rate > 0 and "position" in last:
-        left_s = (total - step) * last["position"] / step / rate
-        found.append(("left", duration(left_s)))
-    return found
+        yield "left", shown_time((total - step) * last["position"] / step / rate)
 
 
-def middle(records: Sequence[LogLine], key: str) -> float:
-    values = [record[key] for record in records if key in record]
-    return median(values) if values else math.nan
+def middle(records: Sequence[LogLine], name: str) -> float:
+    return median(values(records, name)[-WINDOW:] or [math.nan])
 
 
-def curve(values: Sequence[float]) -> str:
-    """Draw values as blocks, each the median of a few."""
-    if not values:
-        return ""
-    size = math.ceil(len(values) / CURVE)
-    points = [median(values[start : start + size]) for start in range(0, len(values), size)]
-    low, span = min(points), max(points) - min(points)
-    return "".join(BLOCKS[min(7, int(8 * (point - low) / span))] if span else BLOCKS[0] for point in points)
+def curve(losses: Sequence[float]) -> str:
+    """Draw losses as blocks, each the median of a few."""
+    size = max(1, math.ceil(len(losses) / CURVE))
+    points = [median(losses[start : start + size]) for start in range(0, len(losses), size)]
+    low, span = min(points, default=0.0), max(points, default=0.0) - min(points, default=0.0)
+    return "".join(BLOCKS[min(7, int(8 * (point - low) / (span or 1.0)))] for point in points)

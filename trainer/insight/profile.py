@@ -1,15 +1,23 @@
-"""The command `profile`: where the time and the memory of a training step go.
+"""The command `profile`: where the time and the memory of a training step go, as one page of markdown.
 
-With frozen encoders in the step in place of a cache, the same report shows what caching saves. The encoders read images
+With frozen encoders in the step in place of a cache, the same page shows what caching saves. The encoders read images
 from the sources that the caches were built from.
 """
 
-from dataclasses import replace
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, schedule
+from torch.profiler import profile as Profiler
+from torch.utils.benchmark import Timer
+from torch.utils.flop_counter import FlopCounterMode
 
 from cache_store import Cache, JoinedCache
 from cache_store.cache.entry_points import EncodeImages, find_source_images, open_image_encoder
@@ -17,24 +25,45 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.tables import CLIP_START
 from cache_store.program.output_file import refuse_inside
+from cache_store.storage.local import write_file
 from cache_store.storage.publish import make_folder
 from trainer.config import TrainConfig
-from trainer.data.prefetch import Samples
+from trainer.data.batches import StepBatch
+from trainer.data.prefetch import Samples, prefetched
 from trainer.data.stream import LatentSource
-from trainer.insight.profile_report import markdown_summary, write_profile
-from trainer.insight.profile_steps import TRACE_FILE, Profile, profile_steps
-from trainer.model.phases import phase
+from trainer.insight.profile_parts import BACKWARD, Pass, Times, decoder_phases, times_of
+from trainer.insight.startup import device_name, expected_memory
+from trainer.model.phases import PREFIX, phase
 from trainer.model.towers import encoder_model
 from trainer.run.inputs import open_inputs
-from trainer.run.memory import fit_memory
+from trainer.run.memory import fit_memory, peak_memory_bytes
 from trainer.run.parallel import World
-from trainer.run.session import open_session
+from trainer.run.session import Session, open_session
+from trainer.run.update import Updater
 
-PLANNED = ("uri", "place", CLIP_START)
-"""Columns that a reader of sources needs, as far as the plan has them."""
+WAIT, WARM_UP = 1, 2
+"""Steps before the recorded ones: the first allocates, the profiler starts in the next."""
+
+TRACE_FILE = "profile.pt.trace.json"
+"""TensorBoard's profiler finds a trace by this ending."""
+
+STEP = "ProfilerStep"
+"""Beginning of the names of events that span a step."""
+
+PEAK_SIDES = {"cpu": 1_024, "cuda": 8_192}
+"""Side of the square matrices whose product measures the peak."""
 
 MOST_STEPS = 1_000
 """No viewer opens the trace of more."""
+
+TOP = 20
+"""Operations shown."""
+
+WAITING, IDLE, NORMS, RECOMPUTED, LOGITS, LOW_FLOPS = 0.05, 0.10, 0.15, 0.05, 0.20, 0.30
+"""Shares beyond which advice is given."""
+
+LEAST_COST = 0.01
+"""Share of a step that recording is said to cost; less is noise."""
 
 
 class LiveEncoder:
@@ -42,6 +71,7 @@ class LiveEncoder:
 
     def __init__(self, cache: JoinedCache, device: torch.device) -> None:
         self._cache = cache
+        self._planned = [name for name in ("uri", "place", CLIP_START) if name in cache.columns]
         try:
             self._images = {name: find_source_images(each.store) for name, each in cache.caches.items()}
             self._encoders = {name: open_encoder(each, device) for name, each in cache.caches.items()}
@@ -49,8 +79,7 @@ class LiveEncoder:
             raise type(error)(f"--live-encoder: {error}") from None
 
     def read(self, numbers: np.ndarray) -> Samples:
-        columns = [name for name in PLANNED if name in self._cache.columns]
-        planned, arrays = self._cache.samples(numbers, columns).to_pylist(), self._cache.arrays_of(numbers)
+        planned, arrays = self._cache.samples(numbers, self._planned).to_pylist(), self._cache.arrays_of(numbers)
         return {name: self._encode(name, planned, arrays[name]) for name in self._encoders}
 
     def _encode(self, name: str, planned: list[dict[str, Any]], array: ArraySpec) -> np.ndarray:
@@ -66,8 +95,38 @@ def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
     return open_image_encoder(cache.spec.array, model, str(device))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Measurements of some steps; times are seconds."""
+
+    device: str
+    live_encoder: bool
+    steps: int
+    step_s: float
+    """Mean of the recorded steps."""
+    unrecorded_s: float
+    """Mean of as many steps without the profiler."""
+    times: Times
+    """Sums over the recorded steps, on a GPU also of its idle time."""
+    operations: Sequence[tuple[str, int, float]]
+    """Name, calls and self time of the longest operations, over the recorded steps."""
+    samples_per_s: float
+    tokens_per_s: float
+    flop_share: float
+    """Rate of one step's matrix products and, on a GPU, its attention, as a share of a large product's rate."""
+    memory: dict[str, float]
+    """Bytes by part, by calculation."""
+    peak_bytes: int
+    """The most that was allocated on a GPU in a step without the profiler; on a CPU, the process's peak."""
+
+    def share(self, phase: str, which: Pass | None = None) -> float:
+        """Return the share of a step's time that a phase takes, in one pass or in all."""
+        each = self.times.get(phase, {})
+        return (sum(each.values()) if which is None else each.get(which, 0.0)) / (self.step_s * self.steps)
+
+
 def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
-    """Write the pages and the trace into `folder`, and print times and advice; the run's own folder stays as it is."""
+    """Write page, figures and trace into `folder`, and print the page; the run's own folder stays as it is."""
     if not 1 <= steps <= MOST_STEPS:
         raise ConfigError(f"steps must be in [1, {MOST_STEPS:,}], got {steps:,}")
     if world.size > 1:
@@ -79,7 +138,139 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
     source: LatentSource | None = LiveEncoder(inputs.cache, world.device) if live_encoder else None
     session = fit_memory(open_session(inputs, source))
     make_folder(folder)
-    measured = profile_steps(session, steps, folder, live_encoder=live_encoder)
-    write_profile(measured, folder, str(folder))
-    print(markdown_summary(measured), f"profile: {folder / 'profile.md'}, profile.html and {TRACE_FILE}", sep="\n")
+    measured = profile_steps(session, steps, folder / TRACE_FILE, live_encoder=live_encoder)
+    page = "\n".join(page_lines(f"Profile: {folder}", measured)) + "\n"
+    write_file(folder / "profile.md", page.encode())
+    write_file(folder / "profile.json", json.dumps(asdict(measured), indent=1).encode() + b"\n")
+    print(f"{page}\nprofile: {folder / 'profile.md'}, profile.json and {TRACE_FILE}")
     return measured
+
+
+def profile_steps(session: Session, steps: int, trace: Path, *, live_encoder: bool) -> Profile:
+    """Wait, warm up and record steps, and write the trace; then do as many without the profiler, and count FLOPs."""
+    device, recorded = session.world.device, range(WAIT + WARM_UP + steps)
+    unrecorded = range(len(recorded), len(recorded) + steps)
+    updater, total = Updater(session, unrecorded.stop + 1), range(unrecorded.stop + 1)
+    loader = session.loader
+    ahead = prefetched(loader, total, loader.threads)
+    batches = map(loader, total) if live_encoder else ahead
+    on_device, seen = device.type == "cuda", list[StepBatch]()
+
+    def one_step(step: int) -> None:
+        with phase("data wait"):
+            seen.append(next(batches))
+        updater(seen[-1], step)
+
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_device
+    plan = schedule(wait=WAIT, warmup=WARM_UP, active=steps, repeat=1)
+    with closing(ahead), decoder_phases(session.model):
+        with Profiler(activities=activities, schedule=plan, record_shapes=True) as profiler:
+            for step in recorded:
+                one_step(step)
+                profiler.step()
+        profiler.export_chrome_trace(str(trace))
+        peak_memory_bytes(device)
+        began = time.perf_counter()
+        for step in unrecorded:
+            one_step(step)
+        unrecorded_s, peak_bytes = (time.perf_counter() - began) / steps, peak_memory_bytes(device)
+        with FlopCounterMode(display=False) as counter:
+            updater.compute_gradients(next(batches), 0)
+    events = [each for each in profiler.events() or () if is_on_host(each)]
+    spans = [each for each in events if each.name.startswith(STEP)]
+    step_s = sum(each.time_range.elapsed_us() for each in spans) / 1e6 / steps
+    threads = {each.thread for each in spans}
+    times = times_of([each for each in events if on_device or each.thread in threads], on_device=on_device)
+    if on_device:
+        busy_s = sum(sum(each.values()) for each in times.values())
+        times["idle"] = {"forward": max(0.0, step_s * steps - busy_s), "backward": 0.0, "recomputed": 0.0}
+    world = session.model.projectors.count(seen[0].micro_batches[0].latents)
+    tokens = sum(len(each.numbers) * world + each.text_tokens for each in seen) / len(seen)
+    return Profile(
+        device=device_name(device),
+        live_encoder=live_encoder,
+        steps=steps,
+        step_s=step_s,
+        unrecorded_s=unrecorded_s,
+        times=times,
+        operations=operations_of(profiler, on_device=on_device),
+        samples_per_s=len(seen[0].numbers) / unrecorded_s,
+        tokens_per_s=tokens / unrecorded_s,
+        flop_share=counter.get_total_flops() / unrecorded_s / peak_flops(session.model.language.dtype, device),
+        memory=expected_memory(session),
+        peak_bytes=peak_bytes,
+    )
+
+
+def is_on_host(event: Any) -> bool:
+    return str(event.device_type).endswith("CPU")
+
+
+def operations_of(profiler: Profiler, *, on_device: bool) -> list[tuple[str, int, float]]:
+    """Return name, calls and self time of the operations that took the most, without phases and steps."""
+    time_of = "self_device_time_total" if on_device else "self_cpu_time_total"
+    found = [
+        (each.key, each.count, getattr(each, time_of) / 1e6)
+        for each in profiler.key_averages()
+        if is_on_host(each) and not each.key.startswith((PREFIX, STEP, BACKWARD))
+    ]
+    return sorted(found, key=lambda each: -each[2])[:TOP]
+
+
+def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """Measure the rate of a large matrix product, in FLOP/s."""
+    side = PEAK_SIDES[device.type]
+    one, other = torch.randn(2, side, side, device=device).to(dtype)
+    timer = Timer("one @ other", globals={"one": one, "other": other}, num_threads=torch.get_num_threads())
+    return 2 * side**3 / timer.blocked_autorange(min_run_time=0.5).median
+
+
+def page_lines(title: str, measured: Profile) -> Iterator[str]:
+    whole_ms, slower = 1e3 * measured.step_s, measured.step_s / measured.unrecorded_s - 1
+    cost = f"{slower:+.0%}" if slower >= LEAST_COST else "the cost of recording is not measurable"
+    facts = {
+        "device": measured.device,
+        "encoder": "live, in the step" if measured.live_encoder else "none: samples come from the cache",
+        "a step": f"{measured.unrecorded_s:.4g} s; {measured.step_s:.4g} s while recorded ({cost})",
+        "samples/s, tokens/s": f"{measured.samples_per_s:.4g}, {measured.tokens_per_s:.4g}",
+        "share of the matmul peak": f"{measured.flop_share:.1%}",
+        "peak memory": f"{measured.peak_bytes / 2**20:,.0f} MiB",
+        **{f"by calculation: {name}": f"{size / 2**20:,.0f} MiB" for name, size in measured.memory.items()},
+    }
+    yield from (f"# {title}", "", *table(("", ""), facts.items()), "", "## Advice", "")
+    yield from [f"- {each}" for each in advice(measured)] or ["Nothing stands out."]
+    yield from ("", "## Time", "", "Milliseconds of a step, as self time: a part within another counts only there.", "")
+    parts = sorted(measured.times, key=measured.share, reverse=True)
+    passes = {name: [f"{1e3 * each / measured.steps:.2f}" for each in measured.times[name].values()] for name in parts}
+    rows = ([name, *passes[name], f"{measured.share(name):.1%}"] for name in parts)
+    yield from table(("part", "forward", "backward", "recomputed", "share"), rows)
+    yield from ("", "## Operations", "", "Milliseconds of a step that they took themselves.", "")
+    spent = [(name, calls / measured.steps, 1e3 * each / measured.steps) for name, calls, each in measured.operations]
+    rows = ([f"`{name}`", f"{calls:g}", f"{ms:.2f}", f"{ms / whole_ms:.1%}"] for name, calls, ms in spent)
+    yield from table(("operation", "calls a step", "ms a step", "share"), rows)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    return (f"| {' | '.join(each)} |" for each in (header, ["---"] * len(header), *rows))
+
+
+def advice(measured: Profile) -> Iterator[str]:
+    encoding = measured.share("live encoder") + measured.share("image decoding")
+    if encoding:
+        left, now = measured.step_s * (1 - encoding), measured.step_s
+        yield f"encoding live {encoding:.0%}: from a cache a step takes {left:.3g} s in place of {now:.3g} s"
+    elif (wait := measured.share("data wait")) > WAITING:
+        yield (
+            f"data wait {wait:.0%}: copy the cache to a disk of this machine (`cache-store copy`), or set "
+            "data.shuffle_block, or data.cache_dir for one at a URL"
+        )
+    if (idle := measured.share("idle")) > IDLE:
+        yield f"device idle {idle:.0%}: set run.compile: layers, or take more samples a pass (lower data.accumulate)"
+    if (norms := measured.share("norms")) > NORMS:
+        yield f"norms {norms:.0%}: run.compile: layers fuses what they read and write"
+    if (recomputed := sum(measured.share(phase, "recomputed") for phase in measured.times)) > RECOMPUTED:
+        yield f"recomputed {recomputed:.0%}: if memory allows, use a lighter run.gradient_checkpointing"
+    if (logits := measured.memory["logits"] / sum(measured.memory.values())) > LOGITS:
+        yield f"logits {logits:.0%} of the memory, by calculation: run.loss_chunk bounds them"
+    if "idle" in measured.times and measured.flop_share < LOW_FLOPS:
+        yield f"{measured.flop_share:.0%} of the matmul peak: take more samples a pass, as far as memory allows"

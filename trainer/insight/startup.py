@@ -1,7 +1,6 @@
 """What a run says before its first step: hardware, versions, attention, trained parameters, memory, and warnings."""
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -10,6 +9,7 @@ from cache_store.errors import ModelError
 from trainer.config import WARMUP_STEPS
 from trainer.model.kernels import MATH, attention_kernels
 from trainer.model.model_config import PRETRAINED
+from trainer.model.projector_file import library_versions
 from trainer.run.memory import memory_bytes
 from trainer.run.session import Session
 
@@ -17,17 +17,15 @@ KEPT_BYTES = {"none": 25.0, "selective": 12.0, "full": 2.0}
 """Values that a layer keeps per token for the backward pass, in model widths, by run.gradient_checkpointing: measured
 with Gemma 3's proportions in bfloat16, in units of its two bytes; other models differ by a third."""
 
-LIBRARIES = ("torch", "transformers", "encode-once")
-
 
 def announce(session: Session, total_steps: int) -> None:
     """Print warnings and the table on rank 0.
 
     Raises ModelError if anything but the projectors would learn, ConfigError if the warm-up is too long for the run.
     """
-    announce_other_vision_tower(session)
-    announce_large_batch(session)
-    announce_warmup(session, total_steps)
+    session.config.optim.refuse_endless_warmup(total_steps)
+    for line in remarks(session, total_steps):
+        session.world.say(line)
     refuse_other_trainable(session)
     if not session.world.is_main and not session.in_step:
         return
@@ -36,37 +34,25 @@ def announce(session: Session, total_steps: int) -> None:
     facts = dict(startup_facts(session, kernels))
     width = max(map(len, facts))
     session.world.say("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
-    math_layers = [kind for kind, kernel in kernels.items() if kernel == MATH]
-    if math_layers:
+    if math_layers := [kind for kind, kernel in kernels.items() if kernel == MATH]:
         session.world.warn(f"{' and '.join(math_layers)}: torch's math kernel holds all attention weights in memory")
 
 
-def announce_other_vision_tower(session: Session) -> None:
-    """Warn if a checkpoint's own projector reads hidden states that may come from another model's tower."""
-    language = session.projector_config.language_model.name
+def remarks(session: Session, total_steps: int) -> Iterator[str]:
+    """Warn of another model's vision tower; yield what is unusual about batch size and warm-up."""
+    language, optim = session.projector_config.language_model.name, session.config.optim
     for tower in session.projector_config.towers:
         if tower.projector == PRETRAINED and tower.encoder_model != language:
-            made_by = tower.encoder_model or "an unknown model"
             session.world.warn(
                 f"model.towers.{tower.name}: the projector of {language} reads hidden states of its own vision tower "
-                f"only, but the cache was made by {made_by}; check that the two towers have equal weights: from "
-                "another tower's states the projector makes noise"
+                f"only, but the cache was made by {tower.encoder_model or 'an unknown model'}; check that the two "
+                "towers have equal weights: from another tower's states the projector makes noise"
             )
-
-
-def announce_large_batch(session: Session) -> None:
-    batch_size = session.config.data.batch_size
-    if len(session.split.train) < batch_size:
-        session.world.say(f"data.batch_size {batch_size} is larger than the training set: every batch repeats samples")
-
-
-def announce_warmup(session: Session, total_steps: int) -> None:
-    """Print the warm-up if the default was shortened; ConfigError if optim.warmup_steps is too long for the run."""
-    optim = session.config.optim
-    optim.refuse_endless_warmup(total_steps)
+    if len(session.split.train) < (batch_size := session.config.data.batch_size):
+        yield f"data.batch_size {batch_size} is larger than the training set: every batch repeats samples"
     if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
         share = f"{steps:,} of {total_steps:,} steps, a tenth of the run" if steps else "none, in a run so short"
-        session.world.say(f"warm-up: {share}; optim.warmup_steps sets another number")
+        yield f"warm-up: {share}; optim.warmup_steps sets another number"
 
 
 def refuse_other_trainable(session: Session) -> None:
@@ -79,49 +65,37 @@ def refuse_other_trainable(session: Session) -> None:
 
 def startup_facts(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     run, world = session.config.run, session.world
-    memory = memory_bytes(world.device)
-    kind = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
-    threads = "" if world.device.type == "cuda" else f", {torch.get_num_threads()} threads"
-    size = f" of {memory / 2**30:,.0f} GiB" if memory else ""
-    yield "device", f"{world.size} x {kind}{size}{threads}; {run.precision}"
-    if world.size > 1 or run.parallel != "ddp":
-        yield "parallel", describe_parallel(session)
-    yield "versions", ", ".join(f"{name} {found}" for name in LIBRARIES if (found := version_of(name)))
+    size = f" of {memory / 2**30:,.0f} GiB" if (memory := memory_bytes(world.device)) else ""
+    yield "device", f"{world.size} x {device_name(world.device)}{size}; {run.precision}"
+    if run.parallel == "fsdp2":
+        parts = "each rank holds a part of each of the language model's weights, and gathers a layer as it runs"
+        yield "parallel", f"fsdp2: {parts if session.in_step else 'one rank, which holds the language model'}"
+    elif world.size > 1:
+        yield "parallel", "ddp: each rank holds the language model"
+    yield "versions", ", ".join(" ".join(each) for each in library_versions().items())
     implementation = session.language.config._attn_implementation
     shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
     asked = "" if run.attention == "auto" else f", run.attention: {run.attention}"
     yield "attention", f"{implementation}{asked}; {shown}; at {longest_sequence(session):,} tokens"
     yield "compile", f"{run.compile}; gradient checkpointing {run.gradient_checkpointing}"
-    modules = session.model.trained_modules()
-    named = [(f"{module}.{name}", each) for module, part in modules for name, each in part.named_parameters()]
-    trained = [(name, each) for name, each in named if each.requires_grad]
-    yield (
-        "learns",
-        f"{sum(each.numel() for _, each in trained):,} parameters: {', '.join(map(name_and_shape, trained))}",
-    )
+    trained = {
+        f"{module}.{name}": each
+        for module, part in session.model.trained_modules()
+        for name, each in part.named_parameters()
+        if each.requires_grad
+    }
+    shapes = ", ".join(f"{name} {'x'.join(map(str, each.shape))}" for name, each in trained.items())
+    yield "learns", f"{sum(each.numel() for each in trained.values()):,} parameters: {shapes}"
     if session.config.optim.offload:
         yield "optimizer", "AdamW's state in the host's memory"
-    yield "memory", expected_memory(session)
+    memory_parts = expected_memory(session)
+    shown = ", ".join(f"{name} {value / 2**30:.2g}" for name, value in memory_parts.items())
+    whole = sum(memory_parts.values()) / 2**30
+    yield "memory", f"{whole:.2g} GiB by calculation, with texts of the longest: {shown}"
 
 
-def version_of(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def name_and_shape(named: tuple[str, torch.Tensor]) -> str:
-    return f"{named[0]} {'x'.join(map(str, named[1].shape))}"
-
-
-def describe_parallel(session: Session) -> str:
-    run = session.config.run
-    if run.parallel == "ddp":
-        return "ddp: each rank holds the language model"
-    if not session.in_step:
-        return "fsdp2: one rank, which holds the language model"
-    return "fsdp2: each rank holds a part of each of the language model's weights, and gathers a layer as it runs"
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 def held_bytes(weight: torch.Tensor) -> int:
@@ -135,27 +109,18 @@ def longest_sequence(session: Session) -> int:
     return session.projectors.num_tokens + int(session.text.lengths(session.split.train).max())
 
 
-def expected_memory(session: Session) -> str:
-    """Estimate the memory of a pass: weights, values that layers keep, logits, the projector with its optimizer."""
+def expected_memory(session: Session) -> dict[str, float]:
+    """Estimate the bytes of a pass: weights, values that layers keep, logits, the projector with its optimizer."""
     config, language = session.config, session.language
-    size = 2 if config.run.precision == "bf16" else 4
-    samples = config.data.batch_size // (session.world.size * config.data.accumulate)
-    weights = sum(map(held_bytes, language.parameters()))
+    samples = config.data.batch_size // (session.world.size * session.loader.accumulate)
     layers = getattr(language.config, "num_hidden_layers", 0)
-    kept = (
-        KEPT_BYTES[config.run.gradient_checkpointing]
-        * language.width
-        * size
-        * samples
-        * longest_sequence(session)
-        * layers
-    )
+    values = KEPT_BYTES[config.run.gradient_checkpointing] * language.width * longest_sequence(session) * layers
     labels = float(session.text.num_labels[session.split.train].mean()) * samples
-    labels = min(labels, config.run.loss_chunk or labels)
-    logits = 3 * 4 * labels * language.config.vocab_size
     modules = [part for _, part in session.model.trained_modules()]
     trained = sum(each.numel() for part in modules for each in part.parameters() if each.requires_grad)
-    learned = (8 if config.optim.offload else 16) * trained
-    parts = {"language model": weights, f"{samples} samples a pass": kept, "logits": logits, "projector": learned}
-    shown = ", ".join(f"{name} {value / 2**30:.2g}" for name, value in parts.items())
-    return f"{sum(parts.values()) / 2**30:.2g} GiB by calculation, with texts of the longest: {shown}"
+    return {
+        "language model": sum(map(held_bytes, language.parameters())),
+        f"{samples} samples a pass": values * (2 if config.run.precision == "bf16" else 4) * samples,
+        "logits": 3 * 4 * min(labels, config.run.loss_chunk or labels) * language.config.vocab_size,
+        "projector": (8 if config.optim.offload else 16) * trained,
+    }

@@ -1,102 +1,39 @@
-"""Trackers that get a run's figures besides its own log: TensorBoard's event files, Weights & Biases.
+"""Trackers that get a run's figures, captions and alerts besides its own log: TensorBoard, Weights & Biases.
 
-TensorBoard's own writer is not used: its thread reports a full disk with a traceback. wandb, which is optional, is
-imported when the config names it.
+W&B reads TensorBoard's event files, so they are written for it too. wandb is optional, and imported when it is named.
 """
 
 import importlib
 import os
 import secrets
 import shlex
-import socket
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata  # type: ignore[import-untyped]
-from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
-from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
-from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from torch.utils.tensorboard import SummaryWriter
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.messages import printable
 from cache_store.storage.local import write_file
 from cache_store.storage.publish import make_folder, name_in_errors
 from trainer.config import TrainConfig
-from trainer.run.observers import Caption, caption_text, preview_png
+from trainer.run.figures import Caption, Metrics
 
 PROJECT = "encode-once"
 """Project name in W&B, unless WANDB_PROJECT names another."""
 
-TEXT_PLUGIN = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+PREVIEW_SIDE = 224
+"""Least pixels of a preview's longest side: TensorBoard does not enlarge small pictures."""
 
-FILE_VERSION = "brain.Event:2"
+WRITER_S = 1.0
+"""Longest wait for a writer's thread that has failed."""
 
-
-class EventFile:
-    """A new event file in `folder`; it replaces earlier files' values of `purge_step` and later steps."""
-
-    def __init__(self, folder: Path, purge_step: int) -> None:
-        make_folder(folder)
-        now = time.time_ns()
-        # TensorBoard reads files in the order of their names, which begin with the time in seconds.
-        place = f"{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
-        self.path = folder / f"events.out.tfevents.{place}"
-        self._add(file_version=FILE_VERSION)
-        self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
-
-    def add_scalars(self, step: int, values: dict[str, float]) -> None:
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add(step=step, summary=Summary(value=scalars))
-
-    def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
-        """Add each caption as text beside its reference, and its latent's preview as an image."""
-        values = []
-        for caption in captions:
-            tag, words = f"captions/{printable(caption.id)}", caption_markdown(caption).encode()
-            text = TensorProto(dtype=DT_STRING, string_val=[words], tensor_shape=TensorShapeProto())
-            values.append(Summary.Value(tag=tag, metadata=TEXT_PLUGIN, tensor=text))
-            if (preview := preview_png(caption)) is not None:
-                height, width, png = preview
-                image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
-                values.append(Summary.Value(tag=f"{tag}/preview", image=image))
-        self._add(step=step, summary=Summary(value=values))
-
-    def add_alerts(self, step: int, alerts: Sequence[str]) -> None:
-        words = "\n\n".join(alerts).encode()
-        text = TensorProto(dtype=DT_STRING, string_val=[words], tensor_shape=TensorShapeProto())
-        self._add(step=step, summary=Summary(value=[Summary.Value(tag="alerts", metadata=TEXT_PLUGIN, tensor=text)]))
-
-    def close(self) -> None:
-        """Do nothing: the file is closed after each record."""
-
-    def _add(self, **fields: Any) -> None:
-        with name_in_errors(self.path), self.path.open("ab") as stream:
-            RecordWriter(stream).write(Event(wall_time=time.time(), **fields).SerializeToString())
-
-
-def caption_markdown(caption: Caption) -> str:
-    """Format question, answer and reference as code blocks, so that nothing in them is read as markup."""
-    reference = {} if caption.reference is None else {"reference": caption.reference}
-    parts = {"prompt": caption.prompt, "answer": caption_text(caption), **reference}
-    blocks = (f"{name}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) for name, text in parts.items())
-    return "\n\n".join(blocks)
-
-
-class Tracker(Protocol):
-    """Gets a run's figures, captions and alerts as they come."""
-
-    def add_scalars(self, step: int, values: dict[str, float]) -> None: ...
-
-    def add_captions(self, step: int, captions: Sequence[Caption]) -> None: ...
-
-    def add_alerts(self, step: int, alerts: Sequence[str]) -> None: ...
-
-    def close(self) -> None: ...
+Track = Callable[[int, Metrics, Sequence[Caption], Sequence[str]], None]
 
 
 def refuse_missing(config: TrainConfig) -> None:
@@ -108,80 +45,102 @@ def refuse_missing(config: TrainConfig) -> None:
             raise ConfigError("run.report_to: wandb is not installed; run `pip install wandb`") from None
 
 
-def open_trackers(config: TrainConfig, completed_steps: int) -> list[Tracker]:
-    return [TRACKERS[name](config, completed_steps) for name in config.run.trackers]
+@contextmanager
+def open_trackers(config: TrainConfig, completed_steps: int) -> Iterator[Track]:
+    """Open the trackers of run.report_to; repeated steps replace those of TensorBoard's earlier files."""
+    if not config.run.trackers:
+        yield lambda *_: None
+        return
+    folder, wandb_run = config.run.folder / "tensorboard", None
+    with ExitStack() as stack:
+        if "wandb" in config.run.trackers:
+            wandb_run = start_wandb(config)
+            stack.callback(wandb_run.finish)
+        stack.enter_context(hidden_tracebacks_of_writers())
+        with name_in_errors(folder):
+            writer: Any = stack.enter_context(SummaryWriter(folder, purge_step=completed_steps + 1))
+
+        def track(step: int, metrics: Metrics, captions: Sequence[Caption], alerts: Sequence[str]) -> None:
+            scalars = [Summary.Value(tag=name, simple_value=each) for name, each in metrics.items() if name != "step"]
+            with name_in_errors(folder):
+                writer.file_writer.add_summary(Summary(value=scalars), step)  # one event; add_scalar makes one of each
+                for caption in captions:
+                    add_caption(writer, step, caption)
+                if alerts:
+                    writer.add_text("alerts", "\n\n".join(alerts), step)
+                writer.flush()
+            if wandb_run is not None:
+                tell_wandb(wandb_run, step, captions, alerts)
+
+        yield track
 
 
-class WandbRun:
-    """A W&B run, continued when ours resumes; repeated steps are logged again.
-
-    Values are plotted over our own step: W&B's only grows, so it would refuse the validation that a stopped run owes.
-    """
-
-    def __init__(self, config: TrainConfig, completed_steps: int) -> None:
-        self._wandb: Any = importlib.import_module("wandb")
-        folder = config.run.folder
-        try:
-            self._run = self._wandb.init(
-                project=os.environ.get("WANDB_PROJECT", PROJECT),
-                name=folder.resolve().name,
-                id=own_id(folder),
-                resume="allow",
-                dir=str(folder),
-                config=asdict(config),
-                settings=self._wandb.Settings(console="off", silent=True),
-            )
-        except self._wandb.Error as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise EncodeOnceError(
-                f"run.report_to: wandb: {reason}; without a network or an account, set WANDB_MODE=offline"
-            ) from None
-        self._run.define_metric("*", step_metric="step")
-        synced = f"offline; to upload it: wandb sync {shlex.quote(str(Path(self._run.dir).parent))}"
-        print(f"wandb: {synced if self._run.offline else self._run.url}", flush=True)
-
-    def add_scalars(self, step: int, values: dict[str, float]) -> None:
-        self._run.log({"step": step, **values})
-
-    def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
-        previews = [
-            self._wandb.Image(each.preview, caption=f"{each.id}: {caption_text(each)}")
-            for each in captions
-            if each.preview is not None
-        ]
-        logged = {"step": step, "captions": self._wandb.Table(**table_of(captions))}
-        self._run.log(logged | ({"previews": previews} if previews else {}))
-
-    def add_alerts(self, step: int, alerts: Sequence[str]) -> None:
-        for alert in alerts:
-            self._run.alert(title="encode-once", text=f"step {step:,}: {alert}")
-
-    def close(self) -> None:
-        self._run.finish()
+def add_caption(writer: Any, step: int, caption: Caption) -> None:
+    """Add a caption's texts, as code blocks, so that nothing in them is read as markup, and its latent's preview."""
+    tag = f"captions/{printable(caption.id)}"
+    blocks = [name + "\n\n    " + "\n    ".join(text.splitlines()) for name, text in caption.parts.items()]
+    writer.add_text(tag, "\n\n".join(blocks), step)
+    if (preview := caption.preview) is not None:
+        scale = -(-PREVIEW_SIDE // max(preview.shape[:2]))
+        writer.add_image(f"{tag}/preview", preview.repeat(scale, 0).repeat(scale, 1), step, dataformats="HWC")
 
 
-def table_of(captions: Sequence[Caption]) -> dict[str, list[Any]]:
-    """Return captions as columns and rows, the form of W&B's tables."""
-    return {
-        "columns": ["row", "id", "prompt", "answer", "reference"],
-        "data": [[each.row, each.id, each.prompt, caption_text(each), each.reference] for each in captions],
-    }
+@contextmanager
+def hidden_tracebacks_of_writers() -> Iterator[None]:
+    """Hide what SummaryWriter's thread prints if a disk is full; flush raises the same error in this thread."""
+    shown = threading.excepthook
+
+    def is_writer(thread: object) -> bool:
+        return type(thread).__module__.startswith("tensorboard.")
+
+    def show(failed: Any) -> None:
+        if not (is_writer(failed.thread) and isinstance(failed.exc_value, OSError)):
+            shown(failed)
+
+    threading.excepthook = show
+    try:
+        yield
+    finally:
+        for thread in filter(is_writer, threading.enumerate()):
+            thread.join(WRITER_S)
+        threading.excepthook = shown
 
 
-def own_id(folder: Path) -> str:
-    """Return the run's id in W&B, drawn once and kept in the run's folder."""
-    file = folder / "wandb" / "id"
-    if not file.is_file():
-        make_folder(file.parent)
-        write_file(file, secrets.token_hex(4).encode())
-    return file.read_text()
+def start_wandb(config: TrainConfig) -> Any:
+    """Start a W&B run, continued when ours resumes; repeated steps are logged again."""
+    wandb: Any = importlib.import_module("wandb")
+    folder = config.run.folder
+    id_file = folder / "wandb" / "id"
+    if not id_file.is_file():
+        make_folder(id_file.parent)
+        write_file(id_file, secrets.token_hex(4).encode())
+    try:
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.resolve().name,
+            id=id_file.read_text(),
+            resume="allow",
+            dir=str(folder),
+            config=asdict(config),
+            sync_tensorboard=True,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise EncodeOnceError(
+            f"run.report_to: wandb: {reason}; without a network or an account, set WANDB_MODE=offline"
+        ) from None
+    synced = f"offline; to upload it: wandb sync {shlex.quote(str(Path(run.dir).parent))}"
+    print(f"wandb: {synced if run.offline else run.url}", flush=True)
+    return run
 
 
-def open_event_file(config: TrainConfig, completed_steps: int) -> EventFile:
-    return EventFile(config.run.folder / "tensorboard", purge_step=completed_steps + 1)
-
-
-TRACKERS: dict[str, Callable[[TrainConfig, int], Tracker]] = {
-    "tensorboard": open_event_file,
-    "wandb": WandbRun,
-}
+def tell_wandb(run: Any, step: int, captions: Sequence[Caption], alerts: Sequence[str]) -> None:
+    """Send W&B the words of captions, which it does not read from event files, as a table; and alerts."""
+    if captions:
+        rows = [{"row": each.row, "id": each.id, **each.parts} for each in captions]
+        columns = ["row", "id", "prompt", "answer", "reference"]
+        table = importlib.import_module("wandb").Table(columns, [[row.get(name) for name in columns] for row in rows])
+        run.log({"captions": table, "global_step": step})
+    for alert in alerts:
+        run.alert(title="encode-once", text=f"step {step:,}: {alert}")

@@ -7,7 +7,7 @@ gigabytes a sample.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cache_store.errors import ConfigError, ModelError
@@ -213,21 +212,10 @@ KEPT = {
 """Operations whose outputs selective checkpointing keeps, as it keeps large products: nearly all of a layer's work."""
 
 
-ON_KEPT: list[Callable[[Tensor], object]] = []
-"""Called with each tensor that selective checkpointing keeps, which autograd's own hooks do not see."""
-
-
-def checkpoint_policy(width: int, context: Any, operation: Any, *inputs: Any, **_: Any) -> CheckpointPolicy:
+def checkpoint_policy(width: int, _: Any, operation: Any, *inputs: Any, **__: Any) -> CheckpointPolicy:
     """Keep attention and large products; a product by less than width² weights is cheap to redo."""
     is_large = operation in PRODUCTS and inputs[-1].numel() >= width**2
-    if not is_large and operation not in KEPT:
-        return CheckpointPolicy.PREFER_RECOMPUTE
-    if ON_KEPT and not context.is_recompute:
-        for tensor in tree_leaves(context.op_output):
-            if type(tensor) is Tensor:  # and no placeholder of a compiler
-                for tell in ON_KEPT:
-                    tell(tensor)
-    return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.MUST_SAVE if is_large or operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def refuse_uncompilable(backend: str, device: torch.device) -> None:

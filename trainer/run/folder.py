@@ -17,7 +17,7 @@ from cache_store.program.output_file import real_path
 from cache_store.storage.local import LocalStore, write_file
 from trainer.config import TrainConfig, TrainRunConfig
 from trainer.run.checkpoint import CheckpointFolder
-from trainer.run.observers import Metrics
+from trainer.run.figures import Metrics
 
 CONFIG_FILE, METRICS_FILE, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer.data.batches import StepBatch
 from trainer.model.phases import phase
-from trainer.run.observers import Metrics
+from trainer.run.figures import Metrics
 from trainer.run.optim import learning_rate, make_optimizer, parameter_groups
 from trainer.run.parallel import gradient_of
 from trainer.run.session import Session

@@ -25,9 +25,9 @@ from trainer.run.checkpoint import (
     read_state,
     refuse_other_projector,
 )
+from trainer.run.figures import Metrics
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
-from trainer.run.observers import Metrics
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 
@@ -75,7 +75,12 @@ class ShuffleTest:
 
     @property
     def verdict(self) -> str:
-        return verdict(self.difference, self.standard_error)
+        """What the difference means."""
+        if self.difference > SIGNIFICANT * self.standard_error:
+            return "the model uses the image: another image makes the text less likely"
+        if self.difference < -SIGNIFICANT * self.standard_error:
+            return "the image misleads the model: another image makes the text more likely"
+        return "no sign that the model uses the image: own and other images do equally well"
 
     @property
     def metrics(self) -> Metrics:
@@ -101,19 +106,6 @@ class ShuffleTest:
             f"  another's image  {self.shuffled:.4f}, {self.shuffled_accuracy:.1%} of tokens right\n"
             f"  difference       {self.difference:.4f} ± {self.standard_error:.4f}: {self.verdict}"
         )
-
-
-def is_image_used(difference: float, standard_error: float) -> bool:
-    return difference > SIGNIFICANT * standard_error
-
-
-def verdict(difference: float, standard_error: float) -> str:
-    """Say what a difference, shuffled minus own, means."""
-    if is_image_used(difference, standard_error):
-        return "the model uses the image: another image makes the text less likely"
-    if difference < -SIGNIFICANT * standard_error:
-        return "the image misleads the model: another image makes the text more likely"
-    return "no sign that the model uses the image: own and other images do equally well"
 
 
 def never() -> bool:

@@ -23,7 +23,7 @@ from tests.trainer.runs import (
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions
-from trainer.run.observers import Caption, caption_lines, caption_text
+from trainer.run.figures import Caption, answer_lines
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
@@ -63,10 +63,10 @@ def test_captions_are_the_answers_of_generate_to_the_same_rows(captioned, tmp_pa
 
 def test_an_empty_or_cut_answer_is_shown_as_such():
     caption = Caption(row=3, id="a", prompt="b", text="", is_whole=True, reference=None, preview=None)
-    assert [*caption_lines(caption)] == ["row 3, a", "  answer     (nothing)"]
+    assert [*answer_lines("row 3", caption.parts)] == ["row 3", "  prompt     b", "  answer     (nothing)"]
     assert caption.record["text"] == ""
-    assert caption_text(replace(caption, is_whole=False)) == "(nothing)"
-    assert caption_text(replace(caption, text="a cat", is_whole=False)) == "a cat […]"
+    assert replace(caption, is_whole=False).parts["answer"] == "(nothing)"
+    assert replace(caption, text="a cat", is_whole=False).parts["answer"] == "a cat […]"
 
 
 def test_a_run_stopped_while_it_captions_resumes_to_the_same(configured_here, captioned, capsys):
@@ -100,8 +100,9 @@ def test_tensorboard_shows_each_caption_beside_its_preview(captioned):
     events.Reload()
     for captions in zip(*metrics(captioned.run.folder, "captions").values(), strict=True):
         tag = f"captions/{captions[0]['id']}"
-        texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)]
-        assert [event.step for event in events.Tensors(tag)] == [5, 10, 12]
+        shown = events.Tensors(f"{tag}/text_summary")
+        texts = [event.tensor_proto.string_val[0].decode() for event in shown]
+        assert [event.step for event in shown] == [5, 10, 12]
         for text, caption in zip(texts, captions, strict=True):
             assert caption["text"] in text
             assert f"reference\n\n    {caption['reference']}" in text

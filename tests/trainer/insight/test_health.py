@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 
-import trainer.insight.health as health
+import trainer.train as training
 from tests.nvml import stand_in
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import metrics, train_alone, watched
 from trainer.insight.health import PLATEAU_STEPS, WINDOW, Watch
 from trainer.insight.monitor import monitor, rows
-from trainer.insight.report import REPORT_FILE
 
 WELL = {"samples_per_s": 20.0, "data_wait_share": 0.01, "peak_memory_bytes": 10}
 
@@ -72,10 +71,9 @@ def test_each_problem_is_reported_once_at_its_first_step():
     ]
 
 
-def test_a_run_shows_how_busy_its_gpu_is_in_log_page_and_monitor(configured: MakeConfig, monkeypatch):
+def test_a_run_shows_how_busy_its_gpu_is_in_log_and_monitor(configured: MakeConfig, monkeypatch):
     nvml, config = stand_in(monkeypatch), configured(max_steps=3)
-    monkeypatch.setattr(health, "gpu_uuid", lambda _: "one")
+    monkeypatch.setattr(training, "gpu_uuid", lambda _: "one")
     train_alone(config, watched(config, lambda read, _: nvml.wait_for_a_reading() if read > 1 else None))
     assert set(metrics(config.run.folder, "gpu_use").values()) == {0.5}
-    assert "the GPU is busy" in (config.run.folder / REPORT_FILE).read_text()
     assert ("GPU use", "50%") in rows(monitor(config.run.folder, once=True))

@@ -10,38 +10,36 @@ from tests.precompute.conftest import make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, command
 from trainer.cli import main
-from trainer.insight.profile import profile
-from trainer.insight.profile_report import advice, facts_of
+from trainer.insight.profile import TOP, advice, page_lines, profile
 
 
-def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path):
+def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path, capsys):
     config = configured(gradient_checkpointing="full", accumulate=2)
     found = profile(config, ALONE, 2, tmp_path / "out", live_encoder=False)
-    assert sum(part.host_s for part in found.parts) == pytest.approx(found.step_s * found.steps, rel=0.02)
-    named = {(part.phase, part.which) for part in found.parts}
+    assert sum(found.share(name) for name in found.times) == pytest.approx(1, rel=0.02)
+    named = {(name, which) for name, times in found.times.items() for which, seconds in times.items() if seconds}
     for name in ("attention", "MLP", "norms"):
         assert {(name, which) for which in ("forward", "backward", "recomputed")} <= named
     assert {(name, "forward") for name in ("data wait", "projector", "embedding", "optimizer")} <= named
     assert ("logits and loss", "backward") in named
-    assert found.flops > 0
-    assert found.memory["language model"] > found.memory["projector"] > 0
+    assert 0 < found.flop_share < 1
+    assert len(found.operations) == TOP
     assert any(each.startswith("recomputed ") for each in advice(found))
-    pages = {name: (tmp_path / "out" / name).read_text() for name in ("profile.md", "profile.html", "profile.json")}
-    assert all("attention" in page and "aten::mm" in page for page in pages.values())
+    page, figures = ((tmp_path / "out" / name).read_text() for name in ("profile.md", "profile.json"))
+    assert page in capsys.readouterr().out
+    assert all("attention" in each and "aten::mm" in each for each in (page, figures))
     (trace,) = (tmp_path / "out").glob("*.pt.trace.json")  # the pattern of TensorBoard's profiler
     assert json.loads(trace.read_text())["traceEvents"]
     assert not config.run.folder.exists()
-    costs = {
-        share: dict(facts_of(replace(found, step_s=1 + share, unrecorded_s=1.0)))["a step"] for share in (0.2, -0.2)
-    }
-    assert costs[0.2] == "1 s; 1.2 s while recorded (+20%)"
-    assert costs[-0.2] == "1 s; 0.8 s while recorded (the cost of recording is not measurable)"
+    for slower, cost in ((0.2, "+20%"), (-0.2, "the cost of recording is not measurable")):
+        shown = "\n".join(page_lines("", replace(found, step_s=1 + slower, unrecorded_s=1.0)))
+        assert f"| 1 s; {1 + slower:g} s while recorded ({cost}) |" in shown
 
 
 def test_a_live_encoder_is_a_part_of_the_step(configured: MakeConfig, tmp_path):
     cache = run_build(tmp_path, write_source(tmp_path / "source", range(12)), make_vae(tmp_path))
     found = profile(configured(cache=cache), ALONE, 2, tmp_path / "out", live_encoder=True)
-    assert {"image decoding", "live encoder"} <= {part.phase for part in found.parts}
+    assert {"image decoding", "live encoder"} <= found.times.keys()
     assert next(advice(found)).startswith("encoding live ")
 
 

@@ -119,7 +119,7 @@ def test_steps_that_are_not_finite_are_skipped_if_the_config_says_so(configured_
 
 
 def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, refusal):
-    """Its log stays JSON with finite numbers, and its report is drawn."""
+    """Its log stays JSON with finite numbers."""
     config = configured_here("diverged", lr=1000.0, max_grad_norm=None, max_steps=100)
     for _ in range(2):
         *_, error, samples = refusal(1, config).splitlines()
@@ -128,7 +128,6 @@ def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, 
         lines = (config.run.folder / "metrics.jsonl").read_text().splitlines()
         *_, last = [json.loads(line, parse_constant=pytest.fail) for line in lines]
         assert all(last[name] is None for name in last["nonfinite"])
-        assert " diverged: " in (config.run.folder / "report.html").read_text()
 
 
 def test_two_ranks_train_as_one_rank_which_resumes_their_run(configured_here, uninterrupted):

@@ -26,8 +26,7 @@ from tests.trainer.models import make_latents, make_projector
 from tests.trainer.runs import ForkedTrainer, assert_same_run, command, damages, train_alone
 from trainer.cli import main
 from trainer.config import OptimConfig, TrainConfig
-from trainer.insight.log import MetricsLog
-from trainer.insight.trackers import EventFile
+from trainer.insight.log import open_log
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.checkpoint import (
     STATE_FILE,
@@ -36,6 +35,7 @@ from trainer.run.checkpoint import (
     find_checkpoint,
     read_state,
 )
+from trainer.run.figures import Validation
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 from trainer.run.optim import make_optimizer, parameter_groups
 from trainer.train import TrainingRun
@@ -190,32 +190,32 @@ def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, tmp_path):
         refuse_foreign_output(config)
 
 
-def write_steps(folder: Path, completed: int, last: int) -> list[Any]:
+def write_steps(config: TrainConfig, completed: int, last: int) -> list[Any]:
     """Log the steps after `completed`; return all steps in the log."""
-    log = MetricsLog(folder, completed, [EventFile(folder / "tensorboard", purge_step=completed + 1)])
-    for step in range(completed + 1, last + 1):
-        log.write({"step": step, "loss": 1.5})
-    log.close()
-    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    config.run.folder.mkdir(exist_ok=True)
+    with open_log(config, completed, last) as log_step:
+        for step in range(completed + 1, last + 1):
+            log_step(step, {"step": step, "loss": 1.5, "samples_per_s": 1.0}, Validation(), ())
+    return [json.loads(line)["step"] for line in (config.run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_log_and_tensorboard_hold_each_step_once_after_a_resume(tmp_path):
+def test_log_and_tensorboard_hold_each_step_once_after_a_resume(configured):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    write_steps(tmp_path, 0, 7)
-    assert write_steps(tmp_path, 4, 6) == [1, 2, 3, 4, 5, 6]
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    write_steps(config := configured(), 0, 7)
+    assert write_steps(config, 4, 6) == [1, 2, 3, 4, 5, 6]
+    events = EventAccumulator(str(config.run.folder / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(step, 1.5) for step in range(1, 7)]
 
 
-def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path):
-    write_steps(tmp_path, 0, 3)
-    path = tmp_path / "metrics.jsonl"
+def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(configured):
+    write_steps(config := configured(report_to=[]), 0, 3)
+    path = config.run.folder / "metrics.jsonl"
     whole = path.read_bytes()
     for broken in (b'{"step": 4, "lo', b"[1]", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 2, "\xff": 1}', b"\0"):
         path.write_bytes(broken + b"\n" + whole + broken)
-        assert write_steps(tmp_path, 3, 4) == [1, 2, 3, 4]
+        assert write_steps(config, 3, 4) == [1, 2, 3, 4]
 
 
 @pytest.fixture(scope="module")

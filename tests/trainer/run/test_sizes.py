@@ -106,7 +106,6 @@ def test_eval_captions_and_answers_take_each_image_in_its_size(trained, sized, t
         1,
         2,
     }
-    assert (trained.run.folder / "report.html").is_file()
     capsys.readouterr()
     assert main(command(trained, "eval")) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
