@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from cache_store.gallery.page import page_template
+
 from cache_store.storage.local import write_file
 from trainer.insight.profile_parts import Part, Pass
 from trainer.insight.profile_steps import TRACE_FILE, WAIT, WARM_UP, Profile, as_record

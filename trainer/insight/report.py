@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from cache_store.gallery.page import Plot, Scheme, page_template, plot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cache_store.gallery.page import Plot, Scheme, page_template, plot
 from cache_store.messages import flatten
 from cache_store.program.config_file import format_value
 from trainer.data.buckets import parts_alike

@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
+from cache_store.gallery.page import LIGHT
 from matplotlib.figure import Figure
 
-from cache_store.gallery.page import LIGHT
 from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import make_loop, metrics, open_alone, train_alone, train_until
