@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from cache_store.cache.reader import open_cache
-from cache_store.gallery.exhibits import Decode
-from cache_store.gallery.gallery import make_gallery
-from cache_store.gallery.page import Gallery
+from cache_store.gallery.gallery import Gallery, make_gallery
+from cache_store.gallery.rows import Decode
 from cache_store.messages import Difference, refuse
 from cache_store.storage.store import Address
 from precompute.config import BuildConfig, DecodedGalleryConfig, advising_on_moved_paths
@@ -20,7 +19,7 @@ from precompute.encoders.registry import load_decoder
 
 
 def gallery(cache: Address, config: DecodedGalleryConfig) -> Gallery:
-    """Write the page and the contact sheets; raise StaleError if the VAE is not the one that made the cache."""
+    """Write the page; raise StaleError if the VAE is not the one that made the cache."""
     return make_gallery(cache, config, open_decoder(cache, config) if config.decode else None)
 
 

@@ -1,4 +1,1 @@
-"""A page that shows a cache's contents: random rows, rejected rows, histograms.
-
-matplotlib takes half a second to import, so programs import `gallery.gallery` only when they make one.
-"""
+"""A page that shows a cache's contents: cached rows, rejected rows, histograms."""

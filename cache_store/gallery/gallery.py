@@ -1,69 +1,130 @@
-"""Make a cache's gallery: draw rows, look them up, lay them out, write the page."""
+"""Make a cache's gallery: draw rows, look them up, count values, write one page without references to other files.
 
+Ids, uris and captions are untrusted, so Jinja2 escapes every value.
+"""
+
+# Axes: F features, B bins.
+
+import math
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+
 from cache_store.cache.entry_points import ReadImage, find_source_images
-from cache_store.cache.metadata import read_build, read_commit
+from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache, open_cache
-from cache_store.errors import CacheError, ConfigError, EncodeOnceError
-from cache_store.format.schema import CommitRecord
+from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.format.array import ArraySpec
 from cache_store.gallery.command import GalleryConfig
-from cache_store.gallery.exhibits import Decode, Exhibit, Showcase, choose_samples, draw_rejects, random_numbers
-from cache_store.gallery.histograms import count_values
-from cache_store.gallery.page import Gallery, PageContent, render
-from cache_store.gallery.sheets import contact_sheet
-from cache_store.program.output_file import refuse_inside, refuse_output, write_output
+from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
+from cache_store.gallery.rows import Decode, Exhibit, Showcase, batches, draw_rejects, numbers_to_count, random_numbers
+from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.storage.local import write_file
 from cache_store.storage.store import Address, Store
 
-SHOWN_COMMITS = 2_000
-"""Most shards in the throughput plot; of more shards, evenly spaced ones are shown."""
+MOST_FEATURES = 96
+"""Most features shown; no VAE has more today. If there are more, evenly spaced ones are shown."""
+BINS = 80
+HISTOGRAM_SPAN = 4.0
+"""Standard deviations on either side of a feature's mean that the histograms show."""
+READ_BYTES = 64 * 2**20
+
+SHOWN_CHARACTERS = 300
+"""Characters shown of an id, uri, caption or reason, which may be very long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """How often values of one feature occur, on a scale that all features share."""
+
+    feature: int
+    mean: float
+    std: float
+    count_B: np.ndarray
+    place: float
+    """Place of the mean on the scale, in [0, BINS]."""
+
+    @property
+    def outline(self) -> str:
+        """The bars as the path of an SVG of BINS x 1."""
+        height_B = 1 - self.count_B / max(1, self.count_B.max())
+        return "M0 1" + "".join(f"V{height:.3f}h1" for height in height_B) + "V1Z"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """The page that was written, and its content."""
+
+    page: Path
+    cache: Cache
+    config: GalleryConfig
+    shown: Sequence[Exhibit]
+    """Cached rows."""
+    rejected: Sequence[Exhibit]
+    counted: int
+    """Number of samples whose values the histograms count."""
+    histograms: Sequence[Histogram]
+    ends: tuple[float, float]
+    """The smallest and the largest value of the histograms' scale."""
+    source_problem: str | None
+
+    @property
+    def array(self) -> ArraySpec:
+        return self.cache.arrays[0]
+
+    @property
+    def kind(self) -> str:
+        return "random" if self.config.where is None else "chosen"
+
+    @property
+    def no_pictures(self) -> str | None:
+        """Why samples have no preview and what the page shows instead; None if they have one."""
+        if self.cache.seal.array.preview is not None:
+            return None
+        if self.array.has_preview:
+            return "every shard has withdrawn samples, so no map to colours is left; channels are shown as maps"
+        return (
+            f"samples of [{self.array.named_axes}] have no preview; the page shows source {self.array.made_of}s, "
+            "distributions and rejected rows"
+        )
+
+    @property
+    def mean_psnr(self) -> float | None:
+        """The average PSNR over rows whose source could be compared; None if there are none."""
+        values = [exhibit.psnr for exhibit in self.shown if exhibit.psnr is not None]
+        return sum(values) / len(values) if values else None
 
 
 def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
-    """Write the page and the contact sheets of a sealed cache.
+    """Write the page of a sealed cache; `decode` adds decoded images and their PSNR.
 
-    The cost depends on the number of rows and the limits of the draw, not on the cache's size. `decode` adds decoded
-    images, error maps and PSNR.
+    The cost depends on the number of rows and the limits of the draw, not on the cache's size.
     """
     cache = open_cache(address)
     refuse_output("--output", config.page, cache.root)
-    refuse_output("--sheets", config.sheet("rejected"), cache.root)
-    refuse_among_images(config.sheet("rejected"), cache.store)
-    content = collect(cache, config, decode)
-    write_output(config.page, render(content).encode())
-    return Gallery(page=config.page, sheets=tuple(write_sheets(content, config)), content=content)
-
-
-def refuse_among_images(sheet: Path, store: Store) -> None:
-    """Raise ConfigError if the next build of the cache would take a sheet for a new sample."""
-    with suppress(CacheError):  # the page says that its source is unknown
-        source = read_build(store).config.get("source")
-        if isinstance(source, dict) and source.get("kind") == "folder":
-            refuse_inside("--sheets", sheet, str(source.get("path")), "folder of images")
-
-
-def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
-    """Collect everything the page shows."""
-    drawn = choose_samples(cache, config.seed)
-    numbers = numbers_to_show(cache, config)
-    is_of_texts = cache.spec.array.text is not None
-    read_image, source_problem = (None, None) if is_of_texts else source_reader(cache.store)
+    counted, numbers = numbers_to_count(cache, config.seed), numbers_to_show(cache, config)
+    read_image, source_problem = source_reader(cache.store) if cache.spec.array.image else (None, None)
     showcase = Showcase(cache=cache, read_image=read_image, source_problem=source_problem, decode=decode)
     exhibits = showcase.cached(numbers)
-    return PageContent(
+    histograms, ends = count_values(cache, counted)
+    gallery = Gallery(
+        page=config.page,
         cache=cache,
-        seed=config.seed,
-        where=config.where,
-        histograms=count_values(cache, drawn),
+        config=config,
         shown=[exhibits[number] for number in numbers],
         rejected=showcase.rejected(draw_rejects(cache, config.rows, config.seed)),
-        records=read_commits(cache),
+        counted=len(counted),
+        histograms=histograms,
+        ends=ends,
         source_problem=source_problem,
     )
+    write_output(config.page, render(gallery).encode())
+    return gallery
 
 
 def numbers_to_show(cache: Cache, config: GalleryConfig) -> list[int]:
@@ -84,30 +145,65 @@ def source_reader(store: Store) -> tuple[ReadImage | None, str | None]:
         return None, str(error)
 
 
-def read_commits(cache: Cache) -> list[CommitRecord]:
-    """Read the records of all shards, or of `SHOWN_COMMITS` evenly spaced ones."""
-    shards = cache.spec.num_shards
-    shown = range(shards) if shards <= SHOWN_COMMITS else [i * shards // SHOWN_COMMITS for i in range(SHOWN_COMMITS)]
-    records = list[CommitRecord | None]()
-    with ProgressBar("records", len(shown), "shard") as bar:
-        for shard in shown:
-            records.append(read_commit(cache.store, shard))
-            bar.update()
-    return [record for record in records if record is not None]
+def count_values(cache: Cache, numbers: np.ndarray) -> tuple[list[Histogram], tuple[float, float]]:
+    """Count the values of these samples by feature, and return the ends of the scale; reads them in batches."""
+    array, summary = cache.spec.array, cache.seal.array
+    shown = min(array.features, MOST_FEATURES)
+    features, axis = np.arange(shown) * array.features // shown, array.feature_place + 1
+    mean, std, low, high = (
+        np.array(each)[features] for each in (summary.mean, summary.std, summary.minimum, summary.maximum)
+    )
+    first = float(max((mean - HISTOGRAM_SPAN * std).min(), low.min()))
+    last = float(min((mean + HISTOGRAM_SPAN * std).max(), high.max()))
+    if last <= first:
+        first, last = first - 0.5, first + 0.5
+    count_FB = np.zeros((shown, BINS), np.int64)
+    with ProgressBar("histograms", len(numbers), "sample") as bar:
+        for batch in batches(cache, numbers, lambda sized: READ_BYTES // (4 * sized.sample_bytes)):
+            stored = cache.read(batch).take(features, axis).astype(np.float32)
+            for place, values in enumerate(np.moveaxis(stored, axis, 0)):
+                count_FB[place] += np.histogram(values, BINS, (first, last))[0]
+            bar.update(len(batch))
+    places = (mean - first) / (last - first) * BINS
+    rows = zip(features.tolist(), mean.tolist(), std.tolist(), count_FB, places.tolist(), strict=True)
+    names = ("feature", "mean", "std", "count_B", "place")
+    return [Histogram(**dict(zip(names, row, strict=True))) for row in rows], (first, last)
 
 
-def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
-    """Write a sheet per kind of rows; delete an older sheet of a kind without rows."""
-    kinds: dict[str, Sequence[Exhibit]] = {"random": (), "chosen": (), "rejected": content.rejected}
-    kinds[content.kind] = content.shown
-    if content.cache.spec.array.image is None:
-        kinds = dict.fromkeys(kinds, ())  # a sheet of pictures has nothing to show of texts
-    written = []
-    for kind, exhibits in kinds.items():
-        path = config.sheet(kind)
-        if not exhibits:
-            path.unlink(missing_ok=True)
-            continue
-        write_file(path, contact_sheet(f"{content.cache.name}: {kind} rows", exhibits))
-        written.append(path)
-    return written
+def render(gallery: Gallery) -> str:
+    """Render the page as one HTML text without references to other files."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        short=shorten_text, decibels=decibels, jpeg=jpeg_uri, png=png_uri, strip_width=strip_width
+    )
+    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    seal, spec = gallery.cache.seal, gallery.cache.spec
+    return template.render(
+        gallery=gallery,
+        config=gallery.config,
+        array=gallery.array,
+        arrays=gallery.cache.arrays,
+        seal=seal,
+        spec=spec,
+        sizes=[(array, [*rows]) for array, rows in groupby(gallery.shown, lambda exhibit: exhibit.array)],
+        features=f"{gallery.array.feature_axis}s".capitalize(),
+        facts=[*spec_lines(spec), *array_lines(spec.array)],
+        reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
+        bins=BINS,
+    )
+
+
+def strip_width(array: ArraySpec) -> str:
+    """Return the strip's width in percent: that of the pictures above it, or less if its line is not full."""
+    columns = strip_columns(*array.preview_cells)
+    return f"{100 * min(array.features, columns) / columns:.4g}%"
+
+
+def shorten_text(text: str) -> str:
+    """Put text on one line and cut it after `SHOWN_CHARACTERS`."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"
+
+
+def decibels(value: float) -> str:
+    return "equal" if math.isinf(value) else f"{value:.1f} dB"

@@ -1,4 +1,4 @@
-"""Draw latents as pictures, and encode pictures as data URIs."""
+"""Draw samples as pictures, and encode pictures as data URIs."""
 
 # Axes: C channels, H W latent cells, T frames, S frames shown, Y X pixels, 3 RGB.
 
@@ -7,17 +7,14 @@ import io
 import math
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from PIL import Image
 
 from cache_store.format.array import ArraySpec
 from cache_store.format.schema import ArraySummary, PreviewMap
 
-THUMBNAIL = 224
-"""Longest side of a photograph on the page, in pixels."""
-FRAME_THUMBNAIL = 160
-"""The same of a clip's frame, of which a strip has several."""
+THUMBNAIL, FRAME_THUMBNAIL = 224, 160
+"""Longest side in pixels of a picture on the page, and of each frame if there are several."""
 MOST_FRAMES = 8
 """Most frames that are shown of a clip."""
 FRAME_GAP = 1 / 80
@@ -28,11 +25,7 @@ STRIP_TILES = 8
 STRIP_GAP = 2
 STRIP_SPAN = 3.0
 """A strip's colours reach this many of the channel's standard deviations on either side of its mean."""
-STRIP_COLOURS = "RdBu_r"
-
-ERROR_SPAN = 64
-"""8-bit levels at which an error map is at its brightest."""
-ERROR_COLOURS = "inferno"
+BLUE_WHITE_RED = ((33, 102, 172), (247, 247, 247), (178, 24, 43))
 
 JPEG_QUALITY = 88
 
@@ -76,7 +69,8 @@ def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
     score_CHW = (latent_CHW - mean_C[:, None, None]) / np.where(std_C > 0, std_C, 1.0)[:, None, None]
     level_CHW = np.rint((np.clip(score_CHW / STRIP_SPAN, -1, 1) + 1) * 127).astype(np.uint8)
     image = Image.fromarray(tiles(level_CHW, strip_columns(*level_CHW.shape[1:]), gap=255), "P")
-    image.putpalette([*colour_table(STRIP_COLOURS, 255).ravel().tolist(), 255, 255, 255])
+    shades = (np.interp(np.arange(255), (0, 127, 254), ends) for ends in zip(*BLUE_WHITE_RED, strict=True))
+    image.putpalette([*np.stack([*shades], axis=1).round().astype(int).ravel().tolist(), 255, 255, 255])
     image.info["transparency"] = 255
     return image
 
@@ -91,27 +85,11 @@ def tiles(level_CHW: np.ndarray, columns: int, gap: int) -> np.ndarray:
     """Arrange the maps in lines of at most `columns`, with a gap between them."""
     channels, height, width = level_CHW.shape
     columns = min(channels, columns)
-    lines = math.ceil(channels / columns)
-    step_y, step_x = height + STRIP_GAP, width + STRIP_GAP
-    sheet = np.full((lines * step_y - STRIP_GAP, columns * step_x - STRIP_GAP), gap, np.uint8)
-    for channel, level_HW in enumerate(level_CHW):
-        y, x = channel // columns * step_y, channel % columns * step_x
-        sheet[y : y + height, x : x + width] = level_HW
-    return sheet
-
-
-def colour_table(name: str, colours: int) -> np.ndarray:
-    """Return a colour map of matplotlib: uint8 [colours, 3]."""
-    table = np.asarray(matplotlib.colormaps[name](np.linspace(0, 1, colours), bytes=True))
-    return table[:, :3]
-
-
-def error_map(one_YX3: np.ndarray, other_YX3: np.ndarray) -> np.ndarray:
-    """Draw the mean absolute difference over RGB in false colours: uint8 [..., Y, X, 3]."""
-    error_YX = np.abs(one_YX3.astype(np.float32) - other_YX3).mean(-1)
-    level_YX = np.rint(np.minimum(error_YX / ERROR_SPAN, 1.0) * 255).astype(np.uint8)
-    shown_YX3: np.ndarray = colour_table(ERROR_COLOURS, 256)[level_YX]
-    return shown_YX3
+    lines, step_y, step_x = -(-channels // columns), height + STRIP_GAP, width + STRIP_GAP
+    sheet = np.full((lines * columns, step_y, step_x), gap, np.uint8)
+    sheet[:channels, :height, :width] = level_CHW
+    sheet = sheet.reshape(lines, columns, step_y, step_x).swapaxes(1, 2).reshape(lines * step_y, columns * step_x)
+    return sheet[:-STRIP_GAP, :-STRIP_GAP]
 
 
 def psnr(one_YX3: np.ndarray, other_YX3: np.ndarray) -> float:
@@ -122,32 +100,24 @@ def psnr(one_YX3: np.ndarray, other_YX3: np.ndarray) -> float:
 
 def thumbnails(frames_SYX3: np.ndarray) -> np.ndarray:
     """Shrink frames and put them side by side; an image, a single frame, may be larger."""
-    side = THUMBNAIL if len(frames_SYX3) == 1 else FRAME_THUMBNAIL
-    return side_by_side([thumbnail(frame, side) for frame in frames_SYX3])
-
-
-def thumbnail(image_YX3: np.ndarray, side: int) -> np.ndarray:
-    """Shrink an image to at most `side` pixels on its longest side."""
-    image = Image.fromarray(image_YX3)
-    image.thumbnail((side, side), Image.Resampling.BOX)
-    return np.asarray(image)
+    side, small = max(FRAME_THUMBNAIL, THUMBNAIL // len(frames_SYX3)), list[np.ndarray]()
+    for frame_YX3 in frames_SYX3:
+        image = Image.fromarray(frame_YX3)
+        image.thumbnail((side, side), Image.Resampling.BOX)
+        small.append(np.asarray(image))
+    return side_by_side(small)
 
 
 def jpeg_uri(image_YX3: np.ndarray) -> str:
     """Encode a photograph as a JPEG data URI."""
-    stream = io.BytesIO()
-    Image.fromarray(image_YX3).save(stream, "JPEG", quality=JPEG_QUALITY)
-    return data_uri("image/jpeg", stream.getvalue())
+    return data_uri(Image.fromarray(image_YX3), "JPEG", quality=JPEG_QUALITY)
 
 
 def png_uri(image: Image.Image | np.ndarray) -> str:
     """Encode a picture without loss as a PNG data URI."""
-    stream = io.BytesIO()
-    if isinstance(image, np.ndarray):
-        image = Image.fromarray(image)
-    image.save(stream, "PNG", optimize=True)
-    return data_uri("image/png", stream.getvalue())
+    return data_uri(image if isinstance(image, Image.Image) else Image.fromarray(image), "PNG", optimize=True)
 
 
-def data_uri(media_type: str, data: bytes) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+def data_uri(image: Image.Image, form: str, **options: int) -> str:
+    image.save(stream := io.BytesIO(), form, **options)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(stream.getvalue()).decode()}"

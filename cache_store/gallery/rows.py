@@ -1,16 +1,18 @@
-"""Choose rows to look at, and collect everything that the page shows of each.
+"""Choose rows to look at, and collect what the page shows of each.
 
-The cost of a draw depends on the number of rows drawn, not on the cache's size. Pictures become thumbnails a few rows
-at a time.
+The cost depends on the number of rows drawn, not on the cache's size. Pictures become thumbnails a few rows at a time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+# Axes: N samples, T frames, S frames shown, Y X pixels, 3 RGB.
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from PIL import Image
 
 from cache_store.cache.entry_points import ReadImage
@@ -22,7 +24,6 @@ from cache_store.format.tables import CLIP_START, REJECTED, TOKENS, WITHDRAWN
 from cache_store.gallery.pictures import (
     channel_strip,
     choose_frames,
-    error_map,
     frames_shown,
     preview,
     psnr,
@@ -31,27 +32,25 @@ from cache_store.gallery.pictures import (
 )
 from cache_store.program.progress_bar import ProgressBar
 
-# Axes: N samples drawn.
-
-
-DRAWN_SAMPLES = 16_384
-DRAWN_SHARDS = 64
-DRAWN_BYTES = 2**28
+DRAWN_SAMPLES, DRAWN_SHARDS, DRAWN_BYTES = 16_384, 64, 2**28
 """Limits of the draw for histograms: enough samples for smooth ones, in a few seconds."""
 
+BATCH = 4
+"""Frames in memory at full size, but at least one sample."""
 
-@dataclass(frozen=True, kw_only=True)
-class SampleDraw:
-    """The samples whose values are counted."""
+TILE = 180
+"""Side of a square picture on the page in pixels; other pictures have about the same area, frames of clips a fourth."""
 
-    number_N: np.ndarray
-    """Sample numbers, ascending."""
-    shards: int
-    is_whole: bool
-    """Whether these are all samples of the cache."""
+EXHIBIT_COLUMNS = frozenset(
+    {"row", "id", "uri", "place", "content_sha256", "conversations", "reason", "width", "height", TOKENS, CLIP_START}
+)
+"""Columns that are read if the cache has them; only a cache of clips has their starts."""
+
+Decode = Callable[[np.ndarray], np.ndarray]
+"""Decodes stored samples [N, *shape] to uint8 [N, T, Y, X, 3]."""
 
 
-def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
+def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
     """Draw sample numbers uniformly over the whole cache, and one of each size that would be missing; ascending."""
     random = generator(seed, "random")
     numbers = draw_numbers(len(cache), rows, random)
@@ -62,40 +61,34 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
     return np.sort([*numbers, *more])
 
 
-def choose_samples(cache: Cache, seed: int) -> SampleDraw:
-    """Choose all samples of a small cache; of a large one, samples of random shards."""
+def numbers_to_count(cache: Cache, seed: int) -> NDArray[np.int64]:
+    """Choose all samples of a small cache for histograms; of a large one, samples of random shards; ascending."""
     limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // max(each.sample_bytes for each in cache.arrays)))
     counts = np.asarray(cache.seal.cached_per_shard)
     occupied = np.flatnonzero(counts)
     if len(cache) <= limit and len(occupied) <= DRAWN_SHARDS:
-        return SampleDraw(number_N=np.arange(len(cache)), shards=len(occupied), is_whole=True)
+        return np.arange(len(cache))
     random = generator(seed, "histograms")
     shards = occupied[draw_numbers(len(occupied), min(DRAWN_SHARDS, limit), random)]
-    starts, share = np.cumsum(counts) - counts, -(-limit // len(shards))
-    numbers = [starts[shard] + draw_numbers(int(counts[shard]), share, random) for shard in shards]
-    return SampleDraw(number_N=np.concatenate(numbers), shards=len(shards), is_whole=False)
+    share = -(-limit // len(shards))
+    starts = cache.shards.starts
+    return np.concatenate([starts[each] + draw_numbers(int(counts[each]), share, random) for each in shards])
 
 
-def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, object]]:
+def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, Any]]:
     """Draw rejected rows of the samples tables, in row order: all of them if they are few.
 
     Only samples tables of shards with drawn rejects are read, `rows` at most.
     """
-    planned = np.array([len(cache.spec.shard_rows(shard)) for shard in range(cache.spec.num_shards)])
-    rejected = planned - np.asarray(cache.seal.cached_per_shard)
+    rejected = np.diff(cache.spec.bounds) - np.asarray(cache.seal.cached_per_shard)
     ends = np.cumsum(rejected)
     places = draw_numbers(int(ends[-1]), rows, generator(seed, "rejects"))
-    shards = np.searchsorted(ends, places, side="right")
-    found: list[dict[str, object]] = []
+    shards, found = np.searchsorted(ends, places, side="right"), list[dict[str, Any]]()
     for shard in np.unique(shards):
+        table = cache.shards.table(int(shard))
         within = places[shards == shard] - (ends[shard] - rejected[shard])
-        found.extend(read_rejects(cache, int(shard)).take(within).to_pylist())
+        found += table.filter(pc.equal(table["status"], REJECTED)).take(within).to_pylist()
     return found
-
-
-def read_rejects(cache: Cache, shard: int) -> pa.Table:
-    table = cache.shards.table(shard)
-    return table.filter(pc.equal(table["status"], REJECTED))
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -103,34 +96,19 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     return np.random.default_rng([seed, *purpose.encode()])
 
 
-def draw_numbers(count: int, wanted: int, random: np.random.Generator) -> np.ndarray:
+def draw_numbers(count: int, wanted: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Draw `wanted` distinct numbers of [0, count), or all, ascending; memory grows with `wanted` only."""
     if wanted >= count:
         return np.arange(count)
     return np.sort(random.choice(count, wanted, replace=False, shuffle=False))
 
 
-def batches(cache: Cache, number_N: np.ndarray, size: Callable[[ArraySpec], int]) -> Iterator[np.ndarray]:
+def batches(cache: Cache, numbers: np.ndarray, size: Callable[[ArraySpec], int]) -> Iterator[np.ndarray]:
     """Cut samples into batches of one array each; `size` gives the number of samples in a batch of an array."""
-    index_N = cache.array_indices(number_N)
-    for index in np.unique(index_N):
-        mine, step = number_N[index_N == index], size(cache.arrays[index])
+    indices = cache.array_indices(numbers)
+    for index in np.unique(indices):
+        mine, step = numbers[indices == index], max(1, size(cache.arrays[index]))
         yield from (mine[start : start + step] for start in range(0, len(mine), step))
-
-
-# Axes: N samples, T frames, S frames shown, Y X pixels, 3 RGB.
-
-
-Decode = Callable[[np.ndarray], np.ndarray]
-"""Decodes stored samples [N, *shape] to uint8 [N, T, Y, X, 3]."""
-
-BATCH = 4
-"""Frames in memory at full size, but at least one sample."""
-
-EXHIBIT_COLUMNS = frozenset(
-    {"row", "id", "uri", "place", "content_sha256", "conversations", "reason", "width", "height", TOKENS, CLIP_START}
-)
-"""Columns that are read if the cache has them; only a cache of clips has their starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +132,6 @@ class Exhibit:
     preview: np.ndarray | None = None
     strip: Image.Image | None = None
     decoded: np.ndarray | None = None
-    error: np.ndarray | None = None
     psnr: float | None = None
     array: ArraySpec
     """The array that it is in, or would be."""
@@ -163,6 +140,13 @@ class Exhibit:
     def frames(self) -> int:
         """Number of frames in each picture."""
         return frames_shown(self.array)
+
+    @property
+    def width(self) -> int:
+        """Width of each picture on the page, in pixels."""
+        _, height, width = self.array.size
+        aspect = min(4.0, width / height)
+        return round(TILE / min(2, self.frames) * math.sqrt(aspect)) * self.frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,10 +161,9 @@ class Showcase:
 
     def cached(self, numbers: Iterable[int]) -> dict[int, Exhibit]:
         """Make the exhibits of cached samples, by sample number."""
-        ordered = np.array(sorted(set(numbers)), np.int64)
-        exhibits: dict[int, Exhibit] = {}
+        ordered, exhibits = np.array(sorted(set(numbers)), np.int64), dict[int, Exhibit]()
         with ProgressBar("rows", len(ordered), "row") as bar:
-            for batch in batches(self.cache, ordered, lambda array: max(1, BATCH // array.size.frames)):
+            for batch in batches(self.cache, ordered, lambda array: BATCH // array.size.frames):
                 exhibits.update(zip(batch.tolist(), self._batch(batch), strict=True))
                 bar.update(len(batch))
         return exhibits
@@ -191,32 +174,29 @@ class Showcase:
         return [self._exhibit(sample, spec.array_of(spec.shard_of_row(sample["row"])))[0] for sample in samples]
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
-        stored = self.cache.read(numbers)
+        stored, array = self.cache.read(numbers), self.cache.array_of(numbers)
         decoded_N = self.decode(stored) if self.decode else [None] * len(numbers)
         columns = [name for name in self.cache.columns if name in EXHIBIT_COLUMNS]
         samples = self.cache.samples(numbers, columns).to_pylist()
-        array = self.cache.array_of(numbers)
         for sample, values, decoded in zip(samples, stored.astype(np.float32), decoded_N, strict=True):
-            yield self._with_pictures(sample, array, values, decoded)
+            exhibit, source_SYX3 = self._exhibit(sample, array)
+            yield self._with_pictures(exhibit, source_SYX3, values, decoded)
 
     def _with_pictures(
-        self, sample: dict[str, Any], array: ArraySpec, values: np.ndarray, decoded: np.ndarray | None
+        self, exhibit: Exhibit, source_SYX3: np.ndarray | None, values: np.ndarray, decoded: np.ndarray | None
     ) -> Exhibit:
-        summary = self.cache.seal.array
-        exhibit, source_SYX3 = self._exhibit(sample, array)
-        pictures: dict[str, Any] = {}
+        array, summary, pictures = exhibit.array, self.cache.seal.array, dict[str, Any]()
         if array.has_preview:
             values_CTHW = values.reshape(len(values), -1, *array.preview_cells)
-            pictures = {"strip": channel_strip(values_CTHW[:, values_CTHW.shape[1] // 2], summary)}
-        if summary.preview is not None:
-            pictures["preview"] = side_by_side(choose_frames(preview(values_CTHW, summary.preview), exhibit.frames))
+            pictures["strip"] = channel_strip(values_CTHW[:, values_CTHW.shape[1] // 2], summary)
+            if summary.preview is not None:
+                pictures["preview"] = side_by_side(choose_frames(preview(values_CTHW, summary.preview), exhibit.frames))
         if decoded is not None:
             decoded_SYX3 = choose_frames(decoded, exhibit.frames)
             pictures["decoded"] = thumbnails(decoded_SYX3)
             if source_SYX3 is not None and exhibit.source_problem is None:
-                pictures["error"] = thumbnails(error_map(source_SYX3, decoded_SYX3))
                 pictures["psnr"] = psnr(source_SYX3, decoded_SYX3)
-        return Exhibit(**{**vars(exhibit), **pictures})
+        return replace(exhibit, **pictures)
 
     def _exhibit(self, sample: dict[str, Any], array: ArraySpec) -> tuple[Exhibit, np.ndarray | None]:
         """Collect what the samples table and the source know; also return the source at full size, [S, Y, X, 3]."""
@@ -232,7 +212,7 @@ class Showcase:
             uri=sample["uri"],
             size=(width, height) if width and height else None,
             tokens=sample.get(TOKENS),
-            caption=caption(answers),
+            caption=" · ".join(" ".join(answer.split()) for answer in answers),
             reason=sample["reason"],
             source=None if source_SYX3 is None else thumbnails(source_SYX3),
             source_problem=problem,
@@ -247,19 +227,12 @@ class Showcase:
         if self.read_image is None:
             return None, self.source_problem
         try:
-            picture, content_sha256 = self.read_image(sample, array)
+            picture, found = self.read_image(sample, array)
         except SourceError as error:
             return None, str(error)
-        return choose_frames(picture, frames_shown(array)), difference(sample["content_sha256"], content_sha256)
-
-
-def difference(recorded: str | None, found: str) -> str | None:
-    """Say why the picture shown is not the encoded one, or return None if it is."""
-    if recorded is None:
-        return "this file could not be read when the cache was built"
-    return None if recorded == found else "this file has changed since it was encoded"
-
-
-def caption(answers: Sequence[str]) -> str:
-    """Join answers on one line."""
-    return " · ".join(" ".join(answer.split()) for answer in answers)
+        recorded, problem = sample["content_sha256"], None
+        if recorded is None:
+            problem = "this file could not be read when the cache was built"
+        elif recorded != found:
+            problem = "this file has changed since it was encoded"
+        return choose_frames(picture, frames_shown(array)), problem
