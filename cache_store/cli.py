@@ -8,7 +8,7 @@ import msgspec
 
 from cache_store.copy.options import CopyConfig, WithdrawConfig
 from cache_store.errors import ConfigError
-from cache_store.gallery.command import GalleryConfig, print_gallery
+from cache_store.gallery.command import GalleryConfig
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.scope import VerifyConfig
 
@@ -117,7 +117,7 @@ def withdraw_command(arguments: Any) -> int:
 
 def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
-    from cache_store.gallery.gallery import make_gallery
+    from cache_store.gallery.gallery import make_gallery, print_gallery
 
     print_gallery(make_gallery(arguments.cache, arguments.config))
     return 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cache_store.errors import ConfigError, Interrupted
-from cache_store.gallery.command import print_gallery
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program
@@ -217,6 +216,7 @@ def audit_command(arguments: Any) -> int:
 
 def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one HTML page; with --decode, beside the images that the VAE decodes."""
+    from cache_store.gallery.gallery import print_gallery
     from precompute.gallery import gallery
 
     print_gallery(gallery(arguments.cache, arguments.config))

@@ -1,14 +1,10 @@
-"""The `gallery` command of both programs: its options, which are checked before any work, and its printed text."""
+"""The options of `gallery`, which are checked before any work. Imports little: a help shows them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
 from cache_store.storage.store import local_path
-
-if TYPE_CHECKING:
-    from cache_store.gallery.gallery import Gallery
 
 MAX_ROWS = 256
 """Most rows of each kind; a page with this many is 10 MB."""
@@ -40,14 +36,3 @@ class GalleryConfig:
     @property
     def page(self) -> Path:
         return local_path("--output", self.output)
-
-
-def print_gallery(gallery: "Gallery") -> None:
-    print(f"{len(gallery.shown):,} {gallery.kind} rows, {len(gallery.rejected):,} rejected rows")
-    if gallery.source_problem:
-        print(f"without source {gallery.array.made_of}s: {gallery.source_problem}")
-    if gallery.no_pictures:
-        print(f"without pictures of samples: {gallery.no_pictures}")
-    if gallery.mean_psnr is not None:
-        print(f"mean PSNR of the {gallery.kind} rows, decoded: {gallery.mean_psnr:.1f} dB")
-    print(f"wrote {gallery.page}, {gallery.page.stat().st_size / 1e3:,.0f} KB, open it in any browser")

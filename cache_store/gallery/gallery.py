@@ -127,6 +127,17 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
     return gallery
 
 
+def print_gallery(gallery: Gallery) -> None:
+    print(f"{len(gallery.shown):,} {gallery.kind} rows, {len(gallery.rejected):,} rejected rows")
+    if gallery.source_problem:
+        print(f"without source {gallery.array.made_of}s: {gallery.source_problem}")
+    if gallery.no_pictures:
+        print(f"without pictures of samples: {gallery.no_pictures}")
+    if gallery.mean_psnr is not None:
+        print(f"mean PSNR of the {gallery.kind} rows, decoded: {gallery.mean_psnr:.1f} dB")
+    print(f"wrote {gallery.page}, {gallery.page.stat().st_size / 1e3:,.0f} KB, open it in any browser")
+
+
 def numbers_to_show(cache: Cache, config: GalleryConfig) -> list[int]:
     if config.where is None:
         drawn: list[int] = random_numbers(cache, config.rows, config.seed).tolist()
