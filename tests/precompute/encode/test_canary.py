@@ -18,7 +18,6 @@ import precompute.rerun.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
 from cache_store.format.array import Size
-from precompute.cli import main
 from precompute.encode.canary import Canary, choose_places, difference
 from precompute.encode.tolerance import LIMITS, Difference, Limits
 from precompute.encoders import hardware
