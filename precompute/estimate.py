@@ -119,7 +119,8 @@ def pace_lines(found: Measured) -> list[str]:
     decoding = f"{counted(found.threads, 'thread')}; {counted(cores, 'core')} would keep the encoder busy"
     notes = {"decoding": decoding, "encoding": found.device, "writing": "without the disk"}
     rows = [("a worker", per_s(found.sample_s, noun), f"bound by {limit}: {REMEDIES[limit]}")]
-    rows += [(part, per_s(seconds, noun), notes.get(part, "")) for part, seconds in found.busy_s.items()]
+    parts = [part for part in REMEDIES if found.busy_s.get(part)]
+    rows += [(part, per_s(found.busy_s[part], noun), notes.get(part, "")) for part in parts]
     return align_rows(rows)
 
 

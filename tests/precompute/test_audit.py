@@ -37,7 +37,7 @@ def audit(project: Project, *options: str, code: int = 0) -> tuple[dict[str, Any
 
 @pytest.mark.parametrize(
     ("store_format", "dtype"),
-    [*[("zarr", dtype) for dtype in get_args(StoreDtype)], ("webdataset", "float16"), ("webdataset", "float32")],
+    [*[("zarr", dtype) for dtype in get_args(StoreDtype)], ("webdataset", "float16")],
 )
 def test_an_untouched_cache_audits_with_equal_bits(project, store_format, dtype):
     project.build(store__format=store_format, store__dtype=dtype)
@@ -113,7 +113,6 @@ def test_every_sample_is_drawn_equally_often():
 DRAWS = {
     "": 7,
     "--seconds=3600": CACHED_SAMPLES,
-    "--samples=5": 5,
     "--samples=5 --seconds=3600": 5,
     "--samples=1000": CACHED_SAMPLES,
 }
@@ -140,14 +139,13 @@ def test_a_full_disk_at_the_end_loses_only_the_report_file(built):
     assert "/dev/full" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_audit_with_code_3_and_a_report_so_far(built, encoding, number):
+def test_a_signal_ends_the_audit_with_code_3_and_a_report_so_far(built, encoding):
     def signalled(encode: Callable[..., Any], image_NYX3: Any) -> Any:
-        if signal.getsignal(number) is not before:
-            signal.raise_signal(number)
+        if signal.getsignal(signal.SIGTERM) is not before:
+            signal.raise_signal(signal.SIGTERM)
         return encode(image_NYX3)
 
-    before = signal.getsignal(number)
+    before = signal.getsignal(signal.SIGTERM)
     encoding(signalled)
     report, said = audit(built, code=3)
     assert "precompute: stopped: " in said

@@ -102,11 +102,6 @@ def test_a_place_where_no_cache_can_be_is_refused_as_by_a_build(project, bucket,
         assert estimated.count("\n") == 1
 
 
-def test_a_store_that_cannot_say_its_free_space_is_estimated(project, bucket):
-    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, "--cache", f"{bucket}/new")
-    assert f"free at {bucket}/new: unknown\n" in said
-
-
 def test_a_build_is_no_faster_than_its_writer(project, monkeypatch):
     """Among others, it is slow with zstd."""
     write = probe.written_bytes
@@ -167,10 +162,11 @@ def test_a_source_without_a_readable_image_is_refused(project):
     assert "all 2 samples" in said
 
 
-def test_an_estimate_of_a_cache_that_does_not_fit_fails(project, monkeypatch):
-    monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 11_000)
-    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
-    assert "11.0 KB: too little" in said
+@pytest.mark.parametrize(("free", "said", "code"), [(11_000, "11.0 KB: too little", 1), (None, "unknown", 0)])
+def test_a_cache_that_would_not_fit_fails(project, monkeypatch, free, said, code):
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda store: free)
+    asked = "estimate", "--config", project.config(), "--seconds", 0.01
+    assert f"free at {project.cache}: {said}\n" in project.run(main, *asked, code=code)
 
 
 def test_every_run_of_a_list_is_drawn_as_often():

@@ -1,6 +1,8 @@
 """The command `export`: write a projector, with all that its users need, to a folder and to the Hugging Face Hub."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -15,17 +17,19 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.publish import publish_folder
 from trainer.config import views_of_run
 from trainer.export import standalone
-from trainer.export.card import CURVE_FILE, STANDALONE_FILE, draw_curve, is_hub_id, model_card, read_figures
 from trainer.model.pretrained import first_line
 from trainer.model.projector_file import (
     CONFIG_FILE,
     PROJECTOR_FILE,
     ProjectorConfig,
     Tower,
-    TrainedProjector,
     projector_bytes,
 )
+from trainer.run.folder import read_records
 from trainer.run.load_projector import config_of_run, load_projector, run_folder
+
+LAST_STEPS = 10
+"""The training loss shown is the mean over this many last steps; the loss of a single step is too noisy."""
 
 
 def refuse_unpushable(repo: str) -> None:
@@ -53,11 +57,8 @@ def push(folder: Path, repo: str, steps: int, *, private: bool) -> str:
     return str(made)
 
 
-CARD_FILE = "README.md"
-
-
 def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
-    """Write the folder, and push it to `repo` if one is named."""
+    """Write the folder as a whole or not at all, and push it to `repo` if one is named."""
     projector = load_projector(run)
     config = config_of_run(projector.path)
     if folder.is_dir() and any(folder.iterdir()):
@@ -69,43 +70,107 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
             refuse_inside("folder", folder, cache)
     if repo is not None:
         refuse_unpushable(repo)
-    write_export(projector, folder, config)
+    shared, records = shareable(projector.config), read_records(run_folder(projector.path))
+    with publish_folder(folder) as scratch:
+        (scratch / PROJECTOR_FILE).write_bytes(projector_bytes(projector, shared))
+        (scratch / CONFIG_FILE).write_bytes(shared.as_json)
+        (scratch / "README.md").write_text(model_card(shared, records), encoding="utf-8")
+        (scratch / "projector.py").write_bytes(Path(standalone.__file__).read_bytes())
     steps = projector.config.training.steps
     print(f"exported {counted(steps, 'step')} of training: {folder}")
     if repo is not None:
         print(f"pushed: {push(folder, repo, steps, private=private)}")
 
 
-def write_export(projector: TrainedProjector, folder: Path, run: dict[str, Any] | None) -> None:
-    """Write the folder as a whole or not at all."""
-    config = shareable(projector.config)
-    figures = read_figures(run_folder(projector.path), config.training.steps)
-    files = {
-        PROJECTOR_FILE: projector_bytes(projector, config),
-        CONFIG_FILE: config.as_json,
-        CARD_FILE: model_card(config, run, figures).encode(),
-        STANDALONE_FILE: Path(standalone.__file__).read_bytes(),
-    }
-    if figures is not None:
-        files[CURVE_FILE] = draw_curve(figures)
-    with publish_folder(folder) as scratch:
-        for name, data in files.items():
-            (scratch / name).write_bytes(data)
-
-
 def shareable(config: ProjectorConfig) -> ProjectorConfig:
     """Remove paths of this machine: a model's folder is reduced to its name, as `./name`."""
-    language = config.language_model
-    return msgspec.structs.replace(
-        config,
-        towers=tuple(shareable_tower(tower) for tower in config.towers),
-        language_model=msgspec.structs.replace(language, name=shareable_name(language.name)),
+
+    def named(name: str) -> str:
+        return f"./{Path(name).name}" if is_folder(name) else name
+
+    replace, language = msgspec.structs.replace, config.language_model
+    towers = (replace(each, encoder_model=each.encoder_model and named(each.encoder_model)) for each in config.towers)
+    return replace(config, towers=tuple(towers), language_model=replace(language, name=named(language.name)))
+
+
+CARD = """\
+---
+library_name: encode-once
+pipeline_tag: image-text-to-text
+{base}---
+
+# {encoders} for {language}
+
+A projector through which the frozen language model {language} reads images, as {encoders} encodes them. encode-once
+trained it, and nothing else:
+
+{facts}
+
+| tower | of | a sample | becomes | trained from the cache |
+| --- | --- | --- | --- | --- |
+{towers}
+
+`config.json` and the metadata of `projector.safetensors` hold more. To use it with encode-once, in this folder:
+
+```
+trainer generate .{options} --image photo.jpg --prompt "What is this?"
+```
+
+Without it, `projector.py` needs torch and safetensors, and for answers transformers. `samples` are a tensor [N, …] as
+the encoder gives it, or a mapping of such tensors by tower; `encode_once.encode_images` makes them from pictures:
+
+```python
+from projector import Answerer, ExportedProjector
+
+tokens = ExportedProjector(".")(samples)  # for the language model's inputs_embeds
+print(Answerer("."{where})(samples, "What is this?"))  # about one image
+```
+"""
+
+
+def model_card(config: ProjectorConfig, records: Iterable[Mapping[str, Any]]) -> str:
+    """Write the card: what the log's records say of the training, each tower, and how to use the projector."""
+    name = config.language_model.name
+    models = [(tower.name, tower.encoder_model or "./ENCODER") for tower in config.towers]
+    encoders = ", ".join(f"{tower}: {moved(model)}" for tower, model in models if is_folder(model))
+    return CARD.format(
+        base="" if is_folder(name) else f"base_model: {name}\n",
+        encoders=" and ".join(tower.array.encoder.class_name for tower in config.towers),
+        language=name.removeprefix("./"),
+        facts="\n".join(f"- {fact}" for fact in training_facts(config, records)),
+        towers="\n".join(map(tower_row, config.towers)),
+        options=f" --language_model {moved(name)}" * is_folder(name) + f" --encoders '{{{encoders}}}'" * bool(encoders),
+        where=f', "{moved(name)}"' * is_folder(name),
     )
 
 
-def shareable_tower(tower: Tower) -> Tower:
-    return msgspec.structs.replace(tower, encoder_model=tower.encoder_model and shareable_name(tower.encoder_model))
+def is_folder(name: str) -> bool:
+    return name.startswith((".", "/"))
 
 
-def shareable_name(name: str) -> str:
-    return name if is_hub_id(name) else f"./{Path(name).name}"
+def moved(name: str) -> str:
+    return f"PATH/{Path(name).name}"
+
+
+def training_facts(config: ProjectorConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is known of the training up to the projector's step."""
+    training, known = config.training, [each for each in records if each["step"] <= config.training.steps]
+    started = f", from the projector with the SHA-256 `{training.started_from}`" if training.started_from else ""
+    yield f"{training.steps:,} steps, {training.samples:,} samples{started}"
+    if losses := [record["loss"] for record in known if "loss" in record][-LAST_STEPS:]:
+        yield f"training loss per label token {fmean(losses):.4f}, mean of the last {len(losses)} steps"
+    if validated := [record for record in known if "val_loss" in record]:
+        own, other = validated[-1]["val_loss"], validated[-1].get("val_loss_shuffled")
+        worth = "" if other is None else f"; with another image {other:.4f}: the image is worth {other - own:.4f}"
+        yield f"validation loss {own:.4f}, after step {validated[-1]['step']:,}{worth}"
+
+
+def tower_row(tower: Tower) -> str:
+    """Return a tower's row of the card's table."""
+    array, encoder = tower.array, tower.array.encoder
+    model = f" of {tower.encoder_model.removeprefix('./')}" if tower.encoder_model else ""
+    made = f"{array.made_of}: {array.recipe_summary}; {encoder.class_name}{model}"
+    most, full = "up to " * (len(tower.shapes) > 1), "; its tokens attend to each other" * (tower.attention == "full")
+    becomes = f"{most}{tower.tokens} tokens by {tower.projector}, {tower.layout}{full}"
+    becomes += "; not trained here" * (not tower.trained)
+    return f"| {tower.name} | {made} | [{array.named(tower.shape)}] | {becomes} | `{tower.cache_identity}` |"

@@ -51,9 +51,10 @@ class ExportedProjector:
             scale = torch.rsqrt(tokens.pow(2).mean(-1, keepdim=True) + tower["norm_eps"])
             tokens = tokens * scale * (1 + weights["norm"]) @ weights["weight"]
         else:
-            tokens = linear(features(samples, tower["layout"], weights), *layer(weights, 0))
-            if tower["projector"] != "linear":
-                tokens = linear(gelu(tokens), *layer(weights, 2))
+            tokens = features(samples, tower["layout"], weights)
+            for number in (0, 2) if "layers.2.weight" in weights else (0,):
+                tokens = gelu(tokens) if number else tokens
+                tokens = linear(tokens, weights[f"layers.{number}.weight"], weights[f"layers.{number}.bias"])
             if tower["projector"] == "mlp_gelu":
                 tokens = gelu(tokens)
         if not tower["ends"]:
@@ -68,20 +69,14 @@ def features(samples: Tensor, layout: str, weights: Mapping[str, Tensor]) -> Ten
     if layout == "token":
         return (samples - mean) / std
     by_channel = ((samples[:, : len(mean)] - mean) / std).flatten(2)
-    return by_channel.transpose(1, 2) if layout == "spatial" else by_channel
-
-
-def layer(weights: Mapping[str, Tensor], number: int) -> tuple[Tensor, Tensor]:
-    return weights[f"layers.{number}.weight"], weights[f"layers.{number}.bias"]
+    return by_channel.mT if layout == "spatial" else by_channel
 
 
 def pool(states: Tensor, world_tokens: int) -> Tensor:
     """Average each square of the vision tower's tokens; states that are pooled already stay unchanged."""
     side = isqrt(states.shape[1])
     by = side // isqrt(world_tokens)
-    if by == 1:
-        return states
-    return avg_pool2d(states.mT.reshape(len(states), -1, side, side), by).flatten(2).mT
+    return states if by == 1 else avg_pool2d(states.mT.reshape(len(states), -1, side, side), by).flatten(2).mT
 
 
 class Answerer:

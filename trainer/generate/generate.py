@@ -1,20 +1,61 @@
-"""The command `generate`: print the language model's answers about images that a trained projector gives it."""
+"""The command `generate`: print the language model's answers about images that a trained projector gives it.
+
+The images are rows of a cache, or files, which are encoded now; either way each subject holds its own samples.
+"""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from cache_store import JoinedCache, open_cache, open_joined
+from cache_store.cache.entry_points import open_image_encoder
+from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
+from cache_store.messages import differences_between, printable, refuse
+from cache_store.program.config_file import suggest
 from cache_store.program.output_file import refuse_inside, refuse_output, write_output
 from cache_store.storage.store import local_path
+from trainer.config import views_of_run
 from trainer.data.buckets import parts_alike
+from trainer.data.stream import as_tensor, as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
-from trainer.generate.subjects import Subject, Subjects, find_subjects
+from trainer.generate.rows import cached_samples, row_numbers, rows_of_ids, sample_numbers
+from trainer.model.model_config import spell_option
+from trainer.model.projector_file import TrainedProjector
+from trainer.model.towers import describe_samples
 from trainer.run.figures import answer_lines, shown_answer
-from trainer.run.load_projector import load_projector
+from trainer.run.load_projector import config_of_run, load_projector
 from trainer.run.parallel import local_device
+from trainer.text.chat import Message
+from trainer.text.store import held_out
+from trainer.text.writer import id_hash
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One image, and what the model is asked about it."""
+
+    title: str
+    record: dict[str, Any]
+    """The fields that identify it in a report."""
+    messages: list[Message]
+    reference: str | None
+    """The cache's own answer; None if it has none."""
+    samples: dict[str, Tensor]
+    """Each tower's sample [*shape], by its name."""
+
+    def described(self, answer: str) -> dict[str, str]:
+        """Return prompt, answer and reference."""
+        prompt = "\n".join(each["content"] for each in self.messages)
+        reference = {} if self.reference is None else {"reference": self.reference}
+        return {"prompt": prompt, "answer": answer, **reference}
 
 
 def generate(run: str, config: GenerateConfig) -> None:
@@ -24,40 +65,115 @@ def generate(run: str, config: GenerateConfig) -> None:
     if report:
         refuse_output("report", report, projector.path)
     language_model = find_language_model(projector, config.language_model)
-    asked = find_subjects(projector, config)
-    if report:
-        for cache in asked.caches:
-            refuse_inside("report", report, cache)
+    if config.image is not None:
+        subjects = [*image_subjects(projector, config, image_paths(config.image))]
+    else:
+        cache = open_fitting_caches(projector, config)
+        if report:
+            for each in cache.caches.values():
+                refuse_inside("report", report, each.root)
+        subjects = [*row_subjects(projector, config, cache)]
     generator = open_generator(projector, language_model, config, local_device(0))
     torch.manual_seed(config.seed)
     records = []
-    for subject, answer in generate_answers(generator, asked, config.batch_size):
-        print(*printed_lines(subject, answer), sep="\n")
-        records.append(answer_record(subject, answer))
+    for subject, answer in generate_answers(generator, subjects, config.batch_size):
+        shown = subject.described(shown_answer(answer.text, is_whole=answer.is_whole))
+        print(*answer_lines(subject.title, shown), sep="\n")
+        records.append({**subject.record, **subject.described(answer.text), "is_whole": answer.is_whole})
     if report:
         said = {"projector": str(projector.path), "steps": projector.config.training.steps, "answers": records}
         write_output(report, json.dumps(said, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def generate_answers(generator: Generator, asked: Subjects, batch_size: int) -> Iterator[tuple[Subject, Answer]]:
-    for part in parts_alike(asked.sizes_N, batch_size):
-        subjects = asked.subjects[part]
-        said = generator(asked.read(part), [each.messages for each in subjects])
-        yield from zip(subjects, said, strict=True)
+def generate_answers(
+    generator: Generator, subjects: Sequence[Subject], batch_size: int
+) -> Iterator[tuple[Subject, Answer]]:
+    """Yield each subject with its answer; neighbours of one size are answered together."""
+    shapes = [str([each.shape for each in subject.samples.values()]) for subject in subjects]
+    for part in parts_alike(np.unique(shapes, return_inverse=True)[1], batch_size):
+        asked = subjects[part]
+        latents = {name: torch.stack([each.samples[name] for each in asked]) for name in asked[0].samples}
+        yield from zip(asked, generator(latents, [each.messages for each in asked]), strict=True)
 
 
-def answer_record(subject: Subject, answer: Answer) -> dict[str, Any]:
-    """Return one answer as a record of the report."""
-    asked = {**subject.record, "prompt": prompt_of(subject)}
-    reference = {} if subject.reference is None else {"reference": subject.reference}
-    return asked | {"answer": answer.text, "is_whole": answer.is_whole} | reference
+def row_subjects(projector: TrainedProjector, config: GenerateConfig, cache: JoinedCache) -> Iterator[Subject]:
+    """Yield the chosen rows; without a prompt, each is asked its own first question."""
+    first, ids, share = cache.first, (config.ids or "").split(","), projector.config.training.val_fraction
+    rows = rows_of_ids(first, ids) if config.rows is None else row_numbers(config.rows, first.spec.rows)
+    for sample in cached_samples(cache, sample_numbers(cache, rows)):
+        is_held_out = bool(held_out(np.array(id_hash(sample.id), np.uint64), share))
+        title = f"row {sample.row}, {printable(sample.id)}{', held out of training' * is_held_out}"
+        record = {"row": sample.row, "id": sample.id, "held_out": is_held_out}
+        asked = (sample.question, sample.reference) if config.prompt is None else (config.user_turn, None)
+        read = as_tensors(cache.read(np.array([sample.number])))
+        yield Subject(title, record, *asked, {name: each[0] for name, each in read.items()})
 
 
-def prompt_of(subject: Subject) -> str:
-    return "\n".join(each["content"] for each in subject.messages)
+def image_subjects(projector: TrainedProjector, config: GenerateConfig, paths: Sequence[Path]) -> Iterator[Subject]:
+    """Encode all files tower by tower, so that an encoder is freed before the next model is loaded; yield them."""
+    named, encoded = options_by_tower(projector, "encoder", config), dict[str, list[Tensor]]()
+    for tower in projector.config.towers:
+        model = named.get(tower.name) or tower.encoder_model
+        option = "--encoder" if len(projector.names) == 1 else spell_option("encoders", [tower.name])
+        if model is None:
+            raise ConfigError(f"the projector does not know the place of {tower.name}'s encoder; name it with {option}")
+        try:
+            encode_images = open_image_encoder(tower.array, model)
+        except (MissingPathError, ModelError) as error:
+            if tower.name in named:
+                raise
+            raise type(error)(f"{error}; if it has moved, name its new place with {option}") from None
+        encoded[tower.name] = [*map(as_tensor, encode_images(paths))]
+        del encode_images  # holds the encoder
+    for place, path in enumerate(paths):
+        samples = {name: each[place] for name, each in encoded.items()}
+        yield Subject(f"image {printable(str(path))}", {"image": str(path)}, config.user_turn, None, samples)
 
 
-def printed_lines(subject: Subject, answer: Answer) -> Iterator[str]:
-    """Return the printed lines of one answer, under the title of its image."""
-    parts = {"prompt": prompt_of(subject), "answer": shown_answer(answer.text, is_whole=answer.is_whole)}
-    return answer_lines(subject.title, parts | ({} if subject.reference is None else {"reference": subject.reference}))
+def image_paths(text: str) -> list[Path]:
+    """Return one path, or several separated by commas. Raise MissingPathError for one that is not a file."""
+    is_one = os.path.isfile(text)  # noqa: PTH113 (a Path would raise an error if the text is longer than a file name may be)
+    paths = [Path(each.strip()).expanduser() for each in ([text] if is_one else text.split(","))]
+    for path in paths:
+        if not path.is_file():
+            raise MissingPathError(f"image: there is no file {path}")
+    return paths
+
+
+def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> JoinedCache:
+    """Open the caches that are named, or the run's own; StaleError if their samples mean something else."""
+    named = options_by_tower(projector, "cache", config)
+    paths = named or views_of_run(config_of_run(projector.path) or {})[0]
+    option, opened = "--cache" if len(projector.names) == 1 else "--caches", {}
+    if not paths:
+        raise ConfigError(
+            f"{projector.path} is not in a run's folder, so its cache is not known; name one with {option}"
+        )
+    for tower in projector.config.towers:
+        if (path := paths.get(tower.name)) is None:
+            raise ConfigError(f"caches: name one for the tower {tower.name} too")
+        try:
+            opened[tower.name] = cache = open_cache(path)
+        except NoCacheError as error:
+            hint = "" if named else f"; this is the run's own cache; if it has moved, name it with {option}"
+            raise NoCacheError(f"{error}{hint}") from None
+        trained = describe_samples(tower.array, tower.shapes)
+        found = describe_samples(cache.spec.array, [each.shape for each in cache.arrays])
+        if differences := differences_between(trained, found):
+            remedy = f"name a cache of the image recipe and encoder that it was trained with, with {option}"
+            summary = f"{path} is not what the projector of the tower {tower.name} reads"
+            refuse(summary, differences, [remedy], "in the projector", "in the cache")
+    return open_joined(opened)
+
+
+def options_by_tower(projector: TrainedProjector, option: str, config: GenerateConfig) -> dict[str, str]:
+    """Return the value of each tower, by its name, from a pair of options such as --cache and --caches."""
+    one, several = getattr(config, option), getattr(config, f"{option}s")
+    if one is not None and len(projector.names) > 1:
+        named = spell_option(f"{option}s", projector.names)
+        raise ConfigError(f"{option}: the projector has several towers; name one for each with {named}")
+    typed = dict(several or {}) if one is None else {projector.names[0]: one}
+    for name in typed:
+        if name not in projector.names:
+            raise ConfigError(f"{option}s: the projector has no tower {suggest(name, projector.names)}")
+    return typed

@@ -6,8 +6,8 @@ from typing import Literal
 from cache_store.errors import ConfigError
 from trainer.config import MAX_BATCH_SIZE, MAX_TOKENS, require
 
-MAX_TEMPERATURE = 100.0
-"""Highest temperature accepted; words are almost equally likely far below it."""
+HOTTEST = 100.0
+"""Highest temperature; words are almost equally likely far below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,12 @@ class GenerateConfig:
         for one, several in (("cache", "caches"), ("encoder", "encoders")):
             if getattr(self, one) is not None and getattr(self, several) is not None:
                 raise ConfigError(f"--{one} is for one tower, --{several} for several: name one of the two")
-        hot, share = self.temperature, self.top_p
-        require(0 <= hot <= MAX_TEMPERATURE, "temperature", f"in [0, {MAX_TEMPERATURE:g}]", hot)
-        require(0 < share <= 1, "top_p", "above 0 and at most 1", share)
+        require(0 <= self.temperature <= HOTTEST, "temperature", f"in [0, {HOTTEST:g}]", self.temperature)
+        require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
         require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
-        require(1 <= self.max_tokens <= MAX_TOKENS, "max_tokens", f"in [1, {MAX_TOKENS:,}]", self.max_tokens)
-        size = self.batch_size
-        require(1 <= size <= MAX_BATCH_SIZE, "batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
+        for name, most in (("max_tokens", MAX_TOKENS), ("batch_size", MAX_BATCH_SIZE)):
+            require(1 <= getattr(self, name) <= most, name, f"in [1, {most:,}]", getattr(self, name))
+
+    @property
+    def user_turn(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.prompt or ""}]
