@@ -142,7 +142,7 @@ def test_a_tower_is_audited_and_shown_without_pictures_of_samples(tower):
     assert f"{len(GOOD)} of {len(GOOD)}" in tower.run(main, "audit", tower.cache, "--samples", "1000")
     page = tower.folder / "page.html"
     tower.run(main, "gallery", tower.cache, "-o", page)
-    shown = [f"[token, feature {FEATURES}]", "source image of row 0", "histograms of the features"]
+    shown = [f"[token, feature {FEATURES}]", "source image of row 0", "<h2>Features</h2>"]
     assert [each in page.read_text() for each in shown] == [True] * 3
     assert [each in page.read_text() for each in ("means of feature", "latent preview", "channel")] == [False] * 3
     said = tower.run(main, "gallery", tower.cache, "-o", page, "--decode", code=2)
