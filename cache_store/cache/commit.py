@@ -4,6 +4,7 @@ If the store has no exclusive claims, another program may be building a shard th
 replaced. A mark tells a rerun of a dead build that the record was retracted, so that the files may be replaced.
 """
 
+import base64
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +19,9 @@ from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import SEAL_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
-from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
-from cache_store.format.sums import summarise
+from cache_store.format.schema import ArraySummary, CommitContent, CommitRecord, FileRecord, Seal, Spec
+from cache_store.format.sums import ShardSums, summarise
+from cache_store.format.tables import SUMS_KEY
 from cache_store.messages import differences_between, refuse
 from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target, unused_attempt
 from cache_store.storage.store import Draft, Store
@@ -88,14 +90,14 @@ class ShardFiles:
         self._drafts[0].finish()
         return self._drafts[0].map()
 
-    def finish(self, samples: pa.Table, null_text: bytes | None = None) -> tuple[FileRecord, ...]:
-        """Write all files to disk, unpublished, and return their records.
+    def finish(self, samples: pa.Table, sums: bytes | None, null_text: bytes | None = None) -> tuple[FileRecord, ...]:
+        """Write all files to disk, unpublished, and return their records; the samples table has the `sums` too.
 
         The first shard of texts also has the null prompt's sample, `null_text`.
         """
         self._drafts[0].finish()
         with self._adding(self._names[1]) as stream:
-            write_rows(stream, samples)
+            write_rows(stream, samples, sums)
         if null_text is not None:
             with self._adding(self._names[2]) as stream:
                 stream.write(null_text)
@@ -176,9 +178,12 @@ def refuse_conflicting_commit(store: Store, committed: CommitRecord, ours: Commi
     )
 
 
-def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
+def write_rows(stream: BinaryIO, samples: pa.Table, sums: bytes | None) -> None:
     """Write a samples table; equal tables give equal bytes, however they are chunked in memory."""
-    pq.write_table(samples.combine_chunks(), stream, compression="zstd")
+    with pq.ParquetWriter(stream, samples.schema, compression="zstd") as writer:
+        writer.write_table(samples.combine_chunks())
+        if sums is not None:
+            writer.add_key_value_metadata({SUMS_KEY: base64.b64encode(sums).decode()})
 
 
 def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
@@ -201,17 +206,25 @@ def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> Non
             raise CacheError(f"{name} is not canonical JSON (RFC 8785): delete it and run the same command again")
 
 
-def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:
+def make_seal(
+    spec: Spec,
+    contents: Sequence[CommitContent],
+    sums: Sequence[ShardSums | None],
+    plan_file: FileRecord,
+    array: ArraySummary | None = None,
+) -> Seal:
+    """Make the seal from the shards' records, in order, and their sums, or the `array` that these make.
+
+    Raises CacheError if no row is cached.
+    """
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
     reasons, remarks = Counter[str](), Counter[str]()
     for each in contents:
         reasons.update(each.reasons)
         remarks.update(each.remarks)
-    statistics = [each.statistics for each in contents if each.statistics is not None]
-    if not statistics:
+    if not cached:
         raise CacheError("every sample was rejected, so there is nothing to seal")
-    previews = [each.preview for each in contents if each.preview is not None]
     seal = Seal(
         format_version=FORMAT_VERSION,
         spec=spec,
@@ -224,7 +237,7 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         cached_per_shard=tuple(each.cached for each in contents),
         commits=tuple(each.digest for each in contents),
         plan_file=plan_file,
-        array=summarise(statistics, previews, sum(each.files[0].bytes for each in contents)),
+        array=array or summarise([*filter(None, sums)], sum(each.files[0].bytes for each in contents)),
         sha256="",
     )
     return sign(seal)

@@ -1,7 +1,9 @@
 """Read and write a cache's records (spec, commit records, build record, seal) and its Parquet tables."""
 
+import base64
 import contextlib
 import hashlib
+import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,17 +40,28 @@ from cache_store.format.record import (
     refuse_version,
     sign,
 )
-from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, Seal, Spec
+from cache_store.format.schema import (
+    MAX_SHARDS,
+    BuildRecord,
+    CommitContent,
+    CommitRecord,
+    FileRecord,
+    Listed,
+    Seal,
+    Spec,
+)
+from cache_store.format.sums import ShardSums
 from cache_store.format.tables import (
     MAX_FOOTER_BYTES,
     MAX_PLAN_FOOTER_BYTES,
+    SUMS_KEY,
     TableFile,
     refuse_large_footer,
 )
 from cache_store.messages import MADE_BY, SEALED_BY
 from cache_store.storage.files import stream_sha256
 from cache_store.storage.protocol import read_only_error
-from cache_store.storage.store import Address, Store, is_url, open_store
+from cache_store.storage.store import Address, Store, is_url, map_calls, open_store
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, SIZES, ZARR_ARRAY}
 """Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""
@@ -251,6 +264,27 @@ def write_plan(store: Store, spec: Spec, shards: Iterable[pa.Table]) -> None:
 
 def read_samples(cache: Address, shard: int, columns: list[str] | None = None) -> pa.Table:
     return open_table(open_store(cache), samples_file(shard)).whole(columns)
+
+
+def read_sums(store: Store, spec: Spec, content: CommitContent) -> ShardSums | None:
+    """Read a shard's sums from the footer of its samples table; CacheError unless they are those of its record."""
+    if content.sums is None:
+        return None
+    name = samples_file(content.shard)
+    stated = (open_table(store, name).metadata.metadata or {}).get(SUMS_KEY.encode(), b"")
+    try:
+        data = base64.b64decode(stated, validate=True)
+        if hashlib.sha256(data).hexdigest() != content.sums:
+            raise ValueError("holds other sums than its shard's record names")
+        return ShardSums.of_data(data, spec.array.features)
+    except ValueError as error:
+        where = shlex.quote(str(store))
+        raise CacheError(f"{store.where(name)} {error}; run `cache-store verify {where} --level full`") from None
+
+
+def sums_of(store: Store, spec: Spec, contents: Sequence[CommitContent]) -> list[ShardSums | None]:
+    """Read the sums of shards, several at a time."""
+    return [*map_calls(store, partial(read_sums, store, spec), contents)]
 
 
 def stored_sha256(store: Store, name: str) -> str:

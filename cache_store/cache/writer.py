@@ -4,13 +4,13 @@ Samples are written as they arrive, so that a shard of any size needs the memory
 replaced only when the new ones are whole on disk and have one of the allowed digests, if any are given.
 """
 
+import hashlib
 import os
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Self
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -23,7 +23,7 @@ from cache_store.format.plan import plan_digest
 from cache_store.format.record import FORMAT_VERSION, sign
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
 from cache_store.format.shards import EncodedRows, Location, ShardSamples
-from cache_store.format.sums import Rounded, RunningSums
+from cache_store.format.sums import Rounded, RunningSums, ShardSums
 from cache_store.format.tables import CACHED, REJECTED, WITHDRAWN, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.log import utc_time
 from cache_store.storage.store import Store
@@ -140,10 +140,10 @@ class ShardBuilder:
             self._places.append(self._writer.append(rows_of(payloads, kept, checksums, outcomes)))
         self._outcomes.extend(outcomes)
 
-    def inherit(self, content: CommitContent) -> None:
+    def inherit(self, content: CommitContent, sums: ShardSums | None) -> None:
         """Take over the facts of a copied shard that its samples do not tell: remarks, the preview's equations."""
         self._remarks.update(content.remarks)
-        self._sums.add_equations(content.preview)
+        self._sums.add_preview(sums)
 
     def add_null_text(self, sample: np.ndarray) -> None:
         """Keep the null prompt's sample, float32 [*shape], in the first shard of texts; CacheError if it overflows."""
@@ -194,9 +194,11 @@ class ShardBuilder:
         samples = samples_table(self._array, self._planned, self._outcomes, np.concatenate(self._places))
         if self._is_copy:
             self._read_back(ShardSamples(self._spec, self._shard, samples, self._planned))
-        content = self._content(self._files.finish(samples, self._null_text), samples)
-        if WITHDRAWN in content.reasons:  # sums cannot be taken apart, and a build must give the same record again
-            content = msgspec.structs.replace(content, preview=None)
+        sums = self._sums.sums()
+        if sums and any(each.reason == WITHDRAWN for each in self._outcomes):
+            sums = sums._replace(preview=None)  # it cannot be taken apart, and a build must give the same record again
+        data = sums.data if sums else None
+        content = self._content(self._files.finish(samples, data, self._null_text), samples, data)
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
@@ -214,7 +216,7 @@ class ShardBuilder:
             file = form.shard_file(self._shard)
             raise CacheError(f"{file} does not read back as it was written: {problems[0]}; is the disk failing?")
 
-    def _content(self, files: tuple[FileRecord, ...], samples: pa.Table) -> CommitContent:
+    def _content(self, files: tuple[FileRecord, ...], samples: pa.Table, sums: bytes | None) -> CommitContent:
         planned = self._planned
         reasons = [outcome.reason for outcome in self._outcomes if outcome.reason is not None]
         contents = [outcome.content_sha256 for outcome in self._outcomes]
@@ -234,8 +236,7 @@ class ShardBuilder:
             # nothing tells which samples a copied shard's remarks were about
             remarks={name: min(number, cached) for name, number in self._remarks.items() if cached},
             cut_texts=cut_texts(self._array, samples),
-            statistics=self._sums.statistics(),
-            preview=self._sums.preview(),
+            sums=None if sums is None else hashlib.sha256(sums).hexdigest(),
         )
 
 

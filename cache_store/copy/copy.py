@@ -25,6 +25,7 @@ from cache_store.cache.metadata import (
     read_spec,
     refuse_foreign_place,
     stored_sha256,
+    sums_of,
     write_plan,
 )
 from cache_store.cache.reader import open_cache
@@ -114,7 +115,8 @@ def copy(
         if is_new_form:
             copy_one = ShardCopier(source, records, target, there.shards)
             copied = copy_shards(range(target.spec.num_shards), copy_one, 1, progress)
-            seal = make_seal(target.spec, [record.content for record, _ in copied], plan_file)
+            contents = [record.content for record, _ in copied]
+            seal = make_seal(target.spec, contents, sums_of(to_store, target.spec, contents), plan_file)
             if not is_packed:  # another machine may solve for the preview's map with other roundings
                 array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
                 seal = sign(msgspec.structs.replace(seal, array=array))

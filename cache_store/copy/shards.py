@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cache_store.cache.metadata import read_samples
+from cache_store.cache.metadata import read_samples, read_sums
 from cache_store.cache.writer import WITHDRAWN_SAMPLE, Outcome, ShardBuilder, rows_of
 from cache_store.errors import CacheError
 from cache_store.format.codec import crc32c, decode_sample, encode_sample
@@ -22,6 +22,7 @@ from cache_store.format.plan import is_withdrawn
 from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.shards import Location, ShardSamples
+from cache_store.format.sums import ShardSums
 from cache_store.format.tables import WITHDRAWN, samples_schema
 from cache_store.storage.store import Store
 from cache_store.verify.record import file_finding, table_problem
@@ -56,6 +57,7 @@ class OldShard:
         wrong_table = file_finding(self._store, table)
         self._samples = self._read_table(planned)
         wrong_data = file_finding(self._store, data) if rewritten else None
+        self._is_replaced = wrong_table is not None
         if wrong_table and not (wrong_data and self._is_rewritten):
             raise OldShardError(str(wrong_table))
         self._outcomes = [*self._read_outcomes()]
@@ -127,6 +129,10 @@ class OldShard:
         assert np.array_equal(decoded, again), codec
         return encoded
 
+    def sums(self) -> ShardSums | None:
+        """Read the shard's sums; None without its preview's equations, if it was rewritten already."""
+        return None if self._is_replaced else read_sums(self._store, self._spec, self.record.content)
+
     def null_text(self) -> NDArray[np.float32] | None:
         """Read the null prompt's sample, if the shard has it."""
         for file in self._null_text:
@@ -151,7 +157,7 @@ def copy_samples(
             for first in range(slots.start, slots.stop, step):
                 builder.append_encoded(*old.samples(range(first, min(first + step, slots.stop)), array.codec))
             if slots.start == 0:
-                builder.inherit(old.record.content)
+                builder.inherit(old.record.content, old.sums())
                 if (null_text := old.null_text()) is not None:
                     builder.add_null_text(null_text)
             runs.append(old.record.run)

@@ -26,6 +26,7 @@ from cache_store.cache.metadata import (
     read_samples,
     read_spec,
     refuse_no_cache,
+    sums_of,
     write_build,
     write_plan,
 )
@@ -240,7 +241,8 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     if len(records) == spec.num_shards:
         contents = [record.content for _, record in sorted(records.items())]
         store.make_durable(commit_file(0))  # and so all other records
-        seal = write_seal(store, make_seal(spec, contents, plan_file), surveyed.seal.value)
+        sums = sums_of(store, spec, contents)
+        seal = write_seal(store, make_seal(spec, contents, sums, plan_file), surveyed.seal.value)
     listed = build.listed and msgspec.structs.replace(
         build.listed, plan_sha256=plan_file.sha256, plan_digest=digests.whole, shard_digests=digests.shards
     )

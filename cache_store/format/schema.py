@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.format.array import MAX_COUNT, ArrayRecipe, ArraySpec, Count, Side, Size
+from cache_store.format.array import ArrayRecipe, ArraySpec, Count, Side, Size
 from cache_store.format.record import Record
 
 StoreFormat = Literal["zarr", "webdataset"]
@@ -165,31 +165,6 @@ class FileRecord(Record, frozen=True, kw_only=True):
             raise ValueError(f"{self.path!r} is not a path inside a cache")
 
 
-class FeatureStatistics(Record, frozen=True, kw_only=True):
-    """Sums over every stored value of the cached samples, per feature, in float64."""
-
-    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
-    """Number of values per feature."""
-    sum: tuple[Moment, ...]
-    sum_of_squares: tuple[Moment, ...]
-    minimum: tuple[Moment, ...]
-    maximum: tuple[Moment, ...]
-
-    def __post_init__(self) -> None:
-        require_lengths(len(self.sum), self.sum_of_squares, self.minimum, self.maximum)
-
-
-class PreviewEquations(Record, frozen=True, kw_only=True):
-    """Normal equations of the least-squares map from [features of a cell, 1] to RGB in [0, 1]."""
-
-    gram: tuple[tuple[Moment, ...], ...]
-    moment: tuple[tuple[Moment, ...], ...]
-
-    def __post_init__(self) -> None:
-        require_lengths(len(self.gram), self.moment, *self.gram)
-        require_lengths(3, *self.moment)
-
-
 class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The contents of a shard; equal inputs give equal contents."""
 
@@ -214,10 +189,8 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Number of cached samples by what was odd about their files and what was done; the record omits none."""
     cut_texts: Count = 0
     """Cached samples whose text was cut, since it has more tokens than a sample; the record omits 0."""
-    statistics: FeatureStatistics | None
-    """The sums over the shard's cached samples, or None if it has none."""
-    preview: PreviewEquations | None
-    """The equations for the preview, or None if the shard has no cached sample or the array no preview."""
+    sums: str | None
+    """SHA-256 over the sums in the footer of the samples table; None if no row is cached."""
 
 
 class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -243,9 +216,6 @@ class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommitRecord(Record, frozen=True, kw_only=True):
-    max_bytes: ClassVar[int] = 64 * 2**20
-    """Equations for `MAX_PREVIEW_FEATURES` features take 25 MB, sums of `MAX_SIDE` features 7 MB."""
-
     format_version: int
     content: CommitContent
     run: CommitRun

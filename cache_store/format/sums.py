@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cache_store.format.array import DTYPES, ArraySpec
 from cache_store.format.codec import crc32c
 from cache_store.format.quantized import Scale, dequantize, quantize
-from cache_store.format.schema import ArraySummary, FeatureStatistics, PreviewEquations, PreviewMap
+from cache_store.format.schema import ArraySummary, PreviewMap
 
 LANES = 8
 
@@ -135,8 +135,35 @@ class Rounded(NamedTuple):
     """The scale of the codes, if samples are quantized."""
 
 
+class ShardSums(NamedTuple):
+    """Sums over a shard's cached samples, in float64; the footer of its samples table has them."""
+
+    num_values: int
+    """Number of values per feature."""
+    totals: NDArray[np.float64]
+    """Sums, sums of squares, minima and maxima of the features: [4, C]."""
+    preview: NDArray[np.float64] | None
+    """Normal equations of the least-squares map from [features of a cell, 1] to RGB in [0, 1]: those of the left side,
+    then of R, G and B, [C + 1, C + 4]; None if the array has no preview, or a row is withdrawn."""
+
+    @property
+    def data(self) -> bytes:
+        """Count, totals and preview, each row by row, as little-endian float64."""
+        preview = [] if self.preview is None else [self.preview.ravel()]
+        return np.concatenate([[self.num_values], self.totals.ravel(), *preview]).astype("<f8").tobytes()
+
+    @classmethod
+    def of_data(cls, data: bytes, features: int) -> "ShardSums":
+        """Parse `data`; ValueError if it has not the values of so many features."""
+        values, ends = np.frombuffer(data, "<f8"), 1 + 4 * features
+        if len(values) not in (ends, ends + (features + 1) * (features + 4)):
+            raise ValueError(f"holds {len(values):,} sums, which are not those of {features:,} features")
+        preview = values[ends:].reshape(features + 1, features + 4) if len(values) > ends else None
+        return cls(int(values[0]), values[1:ends].reshape(4, features), preview)
+
+
 class RunningSums:
-    """Sums over one shard's cached samples for its commit record, added batch by batch; `add` has the arithmetic."""
+    """Sums over one shard's cached samples, added batch by batch; `add` has the arithmetic."""
 
     def __init__(self, array: ArraySpec, add: Callable[..., None] = add_batch) -> None:
         self._add_batch, dtype = add, array.dtype
@@ -181,11 +208,11 @@ class RunningSums:
         """Add finite samples as they are read [N, *shape]; the preview's equations stay as they are."""
         self._add(as_bytes(values), None, np.ones(len(values), np.bool_), None, None)
 
-    def add_equations(self, equations: PreviewEquations | None) -> None:
+    def add_preview(self, other: ShardSums | None) -> None:
         """Add the preview's equations of other sums."""
-        if equations and self._gram is not None and self._moment is not None:
-            self._gram += np.array(equations.gram)
-            self._moment += np.array(equations.moment)
+        if other and other.preview is not None and self._gram is not None and self._moment is not None:
+            self._gram += other.preview[:, : len(self._gram)]
+            self._moment += other.preview[:, len(self._gram) :]
 
     def _add(
         self,
@@ -203,19 +230,15 @@ class RunningSums:
         self._count += int(kept.sum())
         return kept.view(np.bool_)
 
-    def statistics(self) -> FeatureStatistics | None:
+    def sums(self) -> ShardSums | None:
+        """Return the sums so far; None if no sample was added."""
         if not self._count:
             return None
         outer, _, inner = self._layout
-        total, squares, minimum, maximum = (tuple(each) for each in self._totals.tolist())
-        return FeatureStatistics(
-            count=self._count * outer * inner, sum=total, sum_of_squares=squares, minimum=minimum, maximum=maximum
-        )
-
-    def preview(self) -> PreviewEquations | None:
-        if self._gram is None or self._moment is None or not self._count:
-            return None
-        return PreviewEquations(gram=to_tuples(self._gram), moment=to_tuples(self._moment))
+        preview = None
+        if self._gram is not None and self._moment is not None:
+            preview = np.concatenate([self._gram, self._moment], axis=1)
+        return ShardSums(self._count * outer * inner, self._totals, preview)
 
 
 def as_bytes(values: Array) -> NDArray[np.uint8]:
@@ -227,45 +250,42 @@ def to_tuples(matrix: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(row) for row in matrix.tolist())
 
 
-def equal_but_for_rounding(left: FeatureStatistics, right: FeatureStatistics) -> bool:
-    """Return whether two statistics differ by no more than the rounding of another order of addition."""
-    if (left.count, left.minimum, left.maximum) != (right.count, right.minimum, right.maximum):
+def equal_but_for_rounding(left: ShardSums, right: ShardSums) -> bool:
+    """Return whether statistics differ by no more than the rounding of another order of addition."""
+    if left.num_values != right.num_values or not np.array_equal(left.totals[2:], right.totals[2:]):
         return False
-    squares = np.array(left.sum_of_squares)
-    magnitudes = np.sqrt(left.count * squares)  # no less than the sum of all absolute values
-    differences = np.abs(np.array(left.sum) - right.sum), np.abs(squares - right.sum_of_squares)
-    return bool((differences[0] <= ROUNDING * magnitudes).all() and (differences[1] <= ROUNDING * squares).all())
+    total_C, squares_C = np.abs(left.totals[:2] - right.totals[:2])
+    magnitude_C = np.sqrt(left.num_values * left.totals[1])  # no less than the sum of all absolute values
+    return bool((total_C <= ROUNDING * magnitude_C).all() and (squares_C <= ROUNDING * left.totals[1]).all())
 
 
-def summarise(
-    statistics: Sequence[FeatureStatistics], previews: Sequence[PreviewEquations], stored_bytes: int
-) -> ArraySummary:
+def summarise(sums: Sequence[ShardSums], stored_bytes: int) -> ArraySummary:
     """Combine the shards' sums, in the order given; at least one shard must have cached samples."""
-    count = sum(each.count for each in statistics)
-    mean = sum_in_order(each.sum for each in statistics) / count
-    mean_square = sum_in_order(each.sum_of_squares for each in statistics) / count
+    count = sum(each.num_values for each in sums)
+    mean, mean_square = sum_in_order(each.totals[:2] for each in sums) / count
+    previews = [each.preview for each in sums if each.preview is not None]
     return ArraySummary(
         bytes=stored_bytes,
         mean=tuple(mean.tolist()),
         std=tuple(np.sqrt(np.maximum(mean_square - mean**2, 0.0)).tolist()),
-        minimum=tuple(np.min([each.minimum for each in statistics], axis=0).tolist()),
-        maximum=tuple(np.max([each.maximum for each in statistics], axis=0).tolist()),
+        minimum=tuple(np.min([each.totals[2] for each in sums], axis=0).tolist()),
+        maximum=tuple(np.max([each.totals[3] for each in sums], axis=0).tolist()),
         preview=fit_preview(previews) if previews else None,
     )
 
 
-def sum_in_order(terms: Iterable[object]) -> np.ndarray:
+def sum_in_order(terms: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Add the terms in order, so that the rounding is always the same."""
     total = np.zeros(())
     for term in terms:
-        total = total + np.array(term)
+        total = total + term
     return total
 
 
-def fit_preview(equations: Sequence[PreviewEquations]) -> PreviewMap:
+def fit_preview(equations: Sequence[NDArray[np.float64]]) -> PreviewMap:
     """Solve the ridge least squares; the solution is [features + 1, 3], with the bias in the last row."""
-    gram = sum_in_order(each.gram for each in equations)
-    moment = sum_in_order(each.moment for each in equations)
+    whole = sum_in_order(equations)
+    gram, moment = whole[:, : len(whole)], whole[:, len(whole) :]
     ridge = PREVIEW_RIDGE * np.diag(np.diag(gram) + np.diag(gram).mean())
-    solution = np.linalg.solve(gram + ridge, moment)
+    solution = np.linalg.solve(gram + ridge, moment).astype(np.float64)
     return PreviewMap(weight=to_tuples(solution[:-1].T), bias=tuple(solution[-1].tolist()))

@@ -101,6 +101,9 @@ TAKEN = frozenset({*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SCALE_COLUMNS})
 MAX_EXTRA, MAX_EXTRA_NAME = 32, 64
 """Most extra columns, and characters of a name: each column takes some hundred bytes of the footer for each shard."""
 
+SUMS_KEY = "encode_once.sums"
+"""Key in the footer of a samples table: the shard's sums, `ShardSums.data`, in base64."""
+
 CACHED, REJECTED = "cached", "rejected"
 
 WITHDRAWN = "withdrawn"

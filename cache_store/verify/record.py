@@ -1,6 +1,5 @@
 """Check a commit record against its shard, its files and the samples table."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,13 +9,12 @@ import pyarrow.compute as pc
 from cache_store.cache.metadata import stored_sha256
 from cache_store.cache.survey import ShardOnDisk
 from cache_store.errors import DAMAGE
-from cache_store.format.array import ArraySpec
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import PLAN_FILE, commit_file, samples_file
 from cache_store.format.plan import KEPT_OF_WITHDRAWN, is_withdrawn
-from cache_store.format.schema import CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.shards import Location, ShardSamples
-from cache_store.format.sums import equal_but_for_rounding
+from cache_store.format.sums import ShardSums, equal_but_for_rounding
 from cache_store.format.tables import (
     CACHED,
     REJECTED,
@@ -63,7 +61,7 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
         "array": (content.array, spec.array_of(shard).size.name),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
-        "statistics": (statistics_shape(content), expected_shape(spec.array_of(shard), content)),
+        "sums": (content.sums is None, content.cached == 0),
     }
     for field, found_text, expected_text in recipe_differences(content.recipe, spec.recipe):
         problem = f"recipe: {field}: expected {expected_text}, found {found_text}"
@@ -73,34 +71,11 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
             yield Finding(shard=shard, file=name, problem=f"{claim}: expected {expected}, found {found}")
 
 
-def statistics_findings(shard: int, recorded: FeatureStatistics, found: FeatureStatistics | None) -> Iterator[Finding]:
-    """Compare the record's sums with those of the shard's samples, all of which were found sound."""
-    if found is None or len(found.sum) != len(recorded.sum):
-        return  # the checks of the counts and the spec report it
-    if not equal_but_for_rounding(found, recorded):
-        problem = "statistics do not follow from the shard's samples"
-        yield Finding(shard=shard, file=commit_file(shard), problem=problem)
-
-
-def statistics_shape(content: CommitContent) -> list[int]:
-    """List the count and the lengths of all sums that the seal adds up."""
-    lengths: list[int] = []
-    if content.statistics is not None:
-        each = content.statistics
-        lengths += [each.count, *map(len, (each.sum, each.sum_of_squares, each.minimum, each.maximum))]
-    if content.preview is not None:
-        lengths += [*map(len, content.preview.gram), *map(len, content.preview.moment)]
-    return lengths
-
-
-def expected_shape(array: ArraySpec, content: CommitContent) -> list[int]:
-    """List the same of a record whose counts are right; a shard with withdrawn rows has no preview."""
-    if not (cached := content.cached):
-        return []
-    features = array.features
-    lengths = [cached * math.prod(array.shape) // features, *[features] * 4]
-    inputs, has_preview = features + 1, array.has_preview and WITHDRAWN not in content.reasons
-    return [*lengths, *[inputs] * inputs, *[3] * inputs] if has_preview else lengths
+def sums_findings(shard: int, recorded: ShardSums, found: ShardSums, *, has_preview: bool) -> Iterator[Finding]:
+    """Compare a shard's recorded sums with those of its samples, all of which were found sound."""
+    if not equal_but_for_rounding(found, recorded) or has_preview != (recorded.preview is not None):
+        problem = "its sums do not follow from the shard's samples"
+        yield Finding(shard=shard, file=samples_file(shard), problem=problem)
 
 
 def table_problem(samples: ShardSamples) -> str | None:

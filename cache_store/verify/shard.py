@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.metadata import open_plan, read_samples
+from cache_store.cache.metadata import open_plan, read_samples, read_sums
 from cache_store.cache.survey import Survey
 from cache_store.errors import DAMAGE, CacheError
 from cache_store.format.array import ArraySpec
@@ -25,15 +25,16 @@ from cache_store.format.plan import PlanFile
 from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.shards import Location, ShardSamples
-from cache_store.format.sums import RunningSums
+from cache_store.format.sums import RunningSums, ShardSums
+from cache_store.format.tables import WITHDRAWN
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, damage_finding
 from cache_store.verify.record import (
     content_findings,
     file_finding,
     mismatched_rows,
-    statistics_findings,
     status_findings,
+    sums_findings,
     table_findings,
     table_problem,
     withdrawn_findings,
@@ -212,8 +213,20 @@ class ShardVerifier:
         sums = RunningSums(samples.array) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
         yield from (each for each in differing if each.row is not None or not wrong_data)  # reported already
-        if sums is not None and not differing and content.statistics is not None:
-            yield from statistics_findings(task.shard, content.statistics, sums.statistics())
+        if sums is not None and not differing and not wrong_table and (found_sums := sums.sums()):
+            yield from self._sums_findings(task, content, found_sums, samples.array)
+
+    def _sums_findings(
+        self, task: ShardTask, content: CommitContent, found: ShardSums, array: ArraySpec
+    ) -> Iterator[Finding]:
+        try:
+            recorded = read_sums(self._store, self._spec, content)
+        except CacheError as error:
+            yield damage_finding(error, self._store, samples_file(task.shard), task.shard)
+            return
+        if recorded is not None:
+            has_preview = array.has_preview and WITHDRAWN not in content.reasons
+            yield from sums_findings(task.shard, recorded, found, has_preview=has_preview)
 
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """Check the files of a shard without a record: they may be missing, damaged, or differ from each other."""

@@ -165,7 +165,7 @@ def verify(
     plan, checked = check_all(check_plan_task, check, tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
-        findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
+        findings += seal_findings(store, spec, seal, checked, {finding.file for finding in findings})
     read = (each for each in checked if chosen[each.task.shard])
     covered = [*takewhile(lambda each: each.task.level == level, read)]
     return replace(

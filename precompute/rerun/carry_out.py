@@ -13,7 +13,7 @@ from itertools import zip_longest
 from posixpath import commonpath, dirname
 
 from cache_store.cache.commit import make_seal, refuse_non_canonical, retract, write_seal
-from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
+from cache_store.cache.metadata import file_record, metadata_of, sums_of, write_build, write_plan
 from cache_store.cache.survey import Reading, survey_build
 from cache_store.copy.withdraw import finish_withdrawal
 from cache_store.errors import Interrupted
@@ -209,7 +209,8 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     refuse_non_canonical(store, contents)
     assert work.plan_file is not None
     store.make_durable(commit_file(0))  # and so all other records
-    seal = write_seal(store, make_seal(work.spec, contents, work.plan_file), work.earlier_seal)
+    sums = sums_of(store, work.spec, contents)
+    seal = write_seal(store, make_seal(work.spec, contents, sums, work.plan_file), work.earlier_seal)
     if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
         is_asked = work.has_other_samples
         why = "its samples changed; restart training" if is_asked else "the old seal did not match these shards"

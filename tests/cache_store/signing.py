@@ -1,5 +1,6 @@
 """Edit records and compute every digest over them again, as an attacker would."""
 
+import base64
 import contextlib
 import hashlib
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cache_store.cache.commit import write_rows
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import Spec
+from cache_store.format.tables import SUMS_KEY
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -62,11 +65,12 @@ def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def edited_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Yield a samples table's rows, to change in place."""
-    table = pq.read_table(path, partitioning=None)
+    """Yield a samples table's rows, to change in place; its footer keeps the sums."""
+    table, stated = pq.read_table(path, partitioning=None), pq.read_metadata(path).metadata.get(SUMS_KEY.encode())
     rows = table.to_pylist()
     yield rows
-    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+    with path.open("wb") as stream:
+        write_rows(stream, pa.Table.from_pylist(rows, table.schema), stated and base64.b64decode(stated))
 
 
 def set_field(record: Any, field: str, value: object) -> None:

@@ -13,8 +13,9 @@ from PIL import Image
 from transformers import CLIPImageProcessorPil, Gemma3ImageProcessorPil, SiglipImageProcessorPil
 
 from cache_store import normalize, open_cache, open_joined
-from cache_store.cache.metadata import read_commit, read_spec
+from cache_store.cache.metadata import read_commit, read_spec, read_sums
 from cache_store.cli import main as cache_store
+from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
@@ -98,8 +99,9 @@ def test_a_towers_cache_holds_transformers_tokens_of_the_files(
 
 def test_a_towers_cache_has_sums_of_features_and_is_repaired_and_copied_bit_by_bit(tower):
     content, summary = read_commit(tower.cache, 0).content, open_cache(tower.cache).seal.array
-    assert (len(content.statistics.sum), content.statistics.count) == (FEATURES, content.cached * TOKENS)
-    assert (len(summary.mean), summary.preview, content.preview) == (FEATURES, None, None)
+    sums = read_sums(LocalStore(tower.cache), read_spec(tower.cache), content)
+    assert (sums.totals.shape, sums.num_values, sums.preview) == ((4, FEATURES), content.cached * TOKENS, None)
+    assert (len(summary.mean), summary.preview) == (FEATURES, None)
     said = tower.run(cache_store, "info", tower.cache)
     assert f"[token, feature {FEATURES}]" in said
     assert f"[{TOKENS}, {FEATURES}]" in said

@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkey
         ("cache out --format webdataset --codec zstd", 2, "codec zstd"),
         ("bfloat16 out --format webdataset", 2, "--format webdataset"),
         ("cache larger --format webdataset", 1, "samples_per_shard"),
-        ("cache moved --format webdataset", 1, "statistics"),
+        ("cache moved --format webdataset", 1, "sums"),
         ("cache bfloat16", 1, "dtype"),
         ("tars moved", 1, "cache identity"),
         ("cache tars/latents --codec zstd", 2, "OUT"),

@@ -5,6 +5,7 @@ FORMAT_VERSION, with golden caches beside these. Until then, write these again w
 `python -m tests.cache_store.format.test_format_page`.
 """
 
+import base64
 import hashlib
 import json
 import math
@@ -43,11 +44,11 @@ GOLDEN: dict[Golden, Path] = {
     ("zarr", 1, "uint8"): HERE / "golden_uint8",
 }
 IDENTITIES: dict[Golden, str] = {
-    ("zarr", 1, "float16"): "37e50649462143bbe93e5dee3b16b83e24ff9cfc35d3252a56e5faee0abfd466",
-    ("webdataset", 1, "float16"): "e895c600eaee24b39a99899508c2de9ee0f01863be3b15be2603795753b279f1",
-    ("zarr", 2, "float16"): "82b90ea5f00de792ebe61a22c407de8a02dcfdf0f679eea0bee6851bd61650a3",
-    ("webdataset", 2, "float16"): "a618dde573e105df11bfcd0622a1c8aff9904aae31453a43dffe6c6704c81ca7",
-    ("zarr", 1, "uint8"): "63d84ef3edbe65ffb42f63f914eec55c850af9479533f6260fa8c10d732d91cc",
+    ("zarr", 1, "float16"): "2ab247585c4bc40cb3139d2c1060e6e118e42ba578c6242d6adbc22400888dbb",
+    ("webdataset", 1, "float16"): "e10ef81d0e3a027cbf00ea8139f69d36e73aafb1f81bbc002a30105fb55d6320",
+    ("zarr", 2, "float16"): "cb14fdea6d73c5e5da15d6a2ca7841ec8f3863f4eaccd483ad71ff8c960b0b53",
+    ("webdataset", 2, "float16"): "63b54d3ff5b58c386178604bb126f6b2f1c24fb422996ac905b0bbe3e3305bfb",
+    ("zarr", 1, "uint8"): "84adc227906910fafba9a760052a7d920d002569ae5b9bb1f5b20e31e0b69370",
 }
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
 CACHED = [row for row in range(ROWS) if row not in REJECTED]
@@ -202,8 +203,12 @@ def test_the_previews_equations_are_as_the_page_says(cache):
     latent_NCHW = open_cache(cache).read(np.arange(5)).astype(np.float64)
     v = np.concatenate([latent_NCHW, np.ones_like(latent_NCHW[:, :1])], axis=1)[:, :, ::2, ::2]
     v, t = v.transpose(0, 2, 3, 1).reshape(-1, 3), rgb_NHW3[:, ::2, ::2].astype(np.float64).reshape(-1, 3)
-    previews = [load(path)["content"]["preview"] for path in sorted((cache / "commits").iterdir())]
-    gram, moment = (sum(np.array(each[name]) for each in previews) for name in ("gram", "moment"))
+    footers = [pq.read_metadata(path).metadata[b"encode_once.sums"] for path in sorted((cache / "samples").iterdir())]
+    numbers = [np.frombuffer(base64.b64decode(each), "<f8") for each in footers]
+    equations = sum(each[1 + 4 * 2 :].reshape(3, 6) for each in numbers)
+    gram, moment = equations[:, :3], equations[:, 3:]
+    assert sum(each[0] for each in numbers) == 5 * 2 * 3
+    np.testing.assert_allclose(sum(each[1:3] for each in numbers), latent_NCHW.sum((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(gram, v.T @ v, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(moment, v.T @ t, rtol=1e-12, atol=1e-12)
     g = np.diag(gram)
@@ -276,6 +281,8 @@ def test_todays_code_writes_the_golden_bytes(tmp_path, form, num_sizes, dtype):
     for name in expected:
         if name.endswith(".parquet"):
             assert pq.read_table(cache / name).equals(pq.read_table(folder / name)), name
+            sums = [pq.read_metadata(root / name).metadata.get(b"encode_once.sums") for root in (cache, folder)]
+            assert sums[0] == sums[1], name
         elif not name.startswith(("commits/", "seal.json")):
             assert written[name] == expected[name], name
 

@@ -68,8 +68,8 @@ def test_a_copy_keeps_values_whatever_its_codec_and_cuts(tmp_path, latents, code
 
 
 def test_a_scale_that_changed_is_found_though_its_digest_is_right(tmp_path, latents):
-    """Statistics show it; a scale that is missing or not finite has a finding for its row."""
-    for step, problem in (([1.0] * 3, "statistics"), ([np.inf] * 3, "non-finite"), (None, "its reason or its place")):
+    """The sums show it; a scale that is missing or not finite has a finding for its row."""
+    for step, problem in (([1.0] * 3, "its sums"), ([np.inf] * 3, "non-finite"), (None, "its reason or its place")):
         path = make_cache(tmp_path / problem, latents, dtype="uint8")
         with edited_rows(path / samples_file(1)) as rows:
             rows[4]["uint8_step"] = step

@@ -232,7 +232,7 @@ def test_a_file_of_more_bytes_than_it_can_have_is_refused_unread(root, name):
 NUMBER, DIGEST = len("-1.2345678901234567e-300,"), len('"",') + 64
 LONGEST = {
     Spec: 2 * MAX_SIDE * NUMBER,
-    CommitRecord: (6 * MAX_SIDE + (MAX_PREVIEW_FEATURES + 1) * (MAX_PREVIEW_FEATURES + 4)) * NUMBER,
+    CommitRecord: 2 * MAX_SIDE * NUMBER,
     Seal: (6 * MAX_SIDE + 4 * MAX_PREVIEW_FEATURES) * NUMBER + MAX_SHARDS * (DIGEST + len("1048576,")),
     BuildRecord: MAX_SHARDS * DIGEST,
 }

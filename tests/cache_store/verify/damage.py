@@ -1,5 +1,6 @@
 """Caches to damage, kinds of damage, and the files and rows that verification must name."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from cache_store.cache.metadata import read_spec
+from cache_store.cache.commit import write_rows
+from cache_store.cache.metadata import read_commit, read_spec, read_sums
 from cache_store.format.codec import crc32c
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import StoreFormat
+from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import Finding
 from cache_store.verify.scope import Level
 from tests.cache_store import signing
@@ -171,14 +174,22 @@ def put_nan_into_row_7(at: At) -> None:
     signing.resign(at("."))
 
 
-def edit_sums(field: str) -> Damage:
-    """Change a sum, then sign the record and seal the cache."""
+def edit_sums(kind: int) -> Damage:
+    """Change a sum, square, minimum or maximum, then sign the record and seal the cache."""
 
     def damage(at: At) -> None:
-        record = signing.load(at("record 1"))
-        record["content"]["statistics"][field][0] += 1e-5
+        store, spec, record = LocalStore(at(".")), read_spec(at(".")), signing.load(at("record 1"))
+        sums = read_sums(store, spec, read_commit(store, 1).content)
+        (totals := sums.totals.copy())[kind, 0] += 1e-5
+        data = sums._replace(totals=totals).data
+        table = pq.read_table(at("table 1"), partitioning=None)
+        with at("table 1").open("wb") as stream:
+            write_rows(stream, table, data)
+        written = at("table 1").read_bytes()
+        record["content"]["sums"] = hashlib.sha256(data).hexdigest()
+        record["content"]["files"][1] |= {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
         signing.save_signed(at("record 1"), record)
-        seal_cache(at("."), read_spec(at(".")))
+        seal_cache(at("."), spec)
 
     return damage
 
@@ -240,8 +251,8 @@ SCENES = {
     "another id in a shard of one row": Scene([set_cell("table 2", id="x")], {"table 2": {12}}),
     "a nan under right hashes": Scene([put_nan_into_row_7], ROW_7, NOTHING, NOTHING, "holds 1 non-finite values"),
     **{
-        f"another {field} under right hashes": Scene([edit_sums(field)], RECORD, NOTHING, NOTHING, "do not follow from")
-        for field in ("sum", "sum_of_squares", "minimum", "maximum")
+        f"another {field} under right hashes": Scene([edit_sums(kind)], TABLE, NOTHING, NOTHING, "do not follow from")
+        for kind, field in enumerate(("sum", "sum of squares", "minimum", "maximum"))
     },
 }
 

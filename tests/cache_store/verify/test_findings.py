@@ -73,13 +73,11 @@ def test_a_file_gone_resized_or_replaced_is_named_at_every_level(cache, what):
 # Records edited by hand, with and without a digest of their own made anew.
 
 RECORD_EDITS: list[dict[str, Any]] = [
-    *({field: "0" * 64} for field in ("plan_digest", "rows_digest", "files.1.sha256")),
-    *({field: None} for field in ("statistics", "preview")),
-    *({field: 0.25} for field in ("statistics.sum.0", "preview.moment.0.0")),
+    *({field: "0" * 64} for field in ("plan_digest", "rows_digest", "files.1.sha256", "sums")),
+    {"sums": None},
     *({field: 7} for field in ("recipe.array.image.max_pixels", "files.0.bytes")),
     *({"shard": 0}, {"files.0.path": "../x"}, {"files": []}, {"reasons": {"too large": 1}}, {"non_finite": 3}),
     *({"remarks": {"odd, so what": 1}}, {"cut_texts": 1}),
-    *({"statistics.maximum.3": 9.0}, {"statistics.count": 1}, {"statistics.sum": [0.0, 0.0, 0.0]}),
     {"cached": 6, "rejected": 0, "reasons": {}},
     {"cached": -1, "rejected": 7, "reasons": {"missing": 7}},
 ]
@@ -90,7 +88,8 @@ SEAL_EDITS: list[dict[str, Any]] = [
     *({"planned": 99}, {"reasons": {}}, {"commits": []}, {"plan_file.path": "build.json"}, {"array.bytes": 1}),
     *({"cached": lambda count: count + 1, "rejected": lambda count: count - 1}, {"remarks": {"odd, so what": 1}}),
 ]
-UNSEEN = {"preview.moment.0.0", "non_finite", "remarks"}
+UNSEEN = {"non_finite", "remarks"}
+STATISTICS = {f"array.{name}" for name in ("mean.0", "maximum.0", "preview.bias.0")}
 EDITS = [("record 1", edits) for edits in RECORD_EDITS] + [("seal.json", edits) for edits in SEAL_EDITS]
 
 
@@ -102,7 +101,8 @@ def test_an_edited_record_is_named_with_or_without_a_new_digest(cache, what, edi
     for field, value in edits.items():
         signing.set_field(record.get("content", record), field, value)
     sign(cache / name, record)
-    for level in LEVELS:
+    is_unread = sign is signing.save_signed and edits.keys() <= STATISTICS  # at level quick, no table is opened
+    for level in LEVELS[is_unread:]:
         findings = verify(cache, level).findings
         assert name in named(findings)
         assert {finding.shard for finding in findings} == {1 if what == "record 1" else None}

@@ -49,6 +49,9 @@ class NoStore:
         return f"C/{name}"
 
 
+SUMMARY = schema.ArraySummary(bytes=1, mean=(0.0,), std=(0.0,), minimum=(0.0,), maximum=(0.0,), preview=None)
+
+
 def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
     """Make a plan; with twelve samples, the second shard has four."""
     ids = [f"s{number:02d}" for number in numbers]
@@ -69,15 +72,13 @@ def rows(table: pa.Table, size: int = PER_SHARD) -> Rows:
 
 def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
     """Make the record of a shard with this content."""
-    sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
         shard=shard, first_row=spec.shard_rows(shard).start, array=SIZED.size.name, recipe=spec.recipe,
         plan_digest=rows(plan, spec.samples_per_shard).digests.shards[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
         rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
-        statistics=schema.FeatureStatistics(count=count * spec.array_of(shard).shape[1], **sums),
-        preview=schema.PreviewEquations(gram=((1.0, 0.0), (0.0, 1.0)), moment=((0.0,) * 3,) * 2),
+        sums="",
     )  # fmt: skip
     run = schema.CommitRun(attempt=1, seconds=1.0, images_per_s=1.0, host="", device="cpu", versions={})
     return sign(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
@@ -99,7 +100,7 @@ def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, conte
     on_disk = plan_on_disk(planned, content)
     return Survey(
         store=NoStore(), has_cache=True, spec=Reading(spec), plan=on_disk,
-        seal=Reading(make_seal(spec, [each.content for each in records.values()], on_disk.value.file)),
+        seal=Reading(make_seal(spec, [each.content for each in records.values()], [], on_disk.value.file, SUMMARY)),
         build=Reading(sign(schema.BuildRecord(format_version=1, config={}, sha256=""))),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
         metadata=dict(shard_format(spec).metadata()),
