@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cache_store.cache.info import SHOWN_MAKERS
-from cache_store.cache.metadata import read_seal, read_spec, refuse_no_cache
+from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
-from cache_store.log import is_plain, log_about, log_error, log_info, log_warning, utc_time
+from cache_store.log import is_plain, log_about, log_error, log_info, log_warning
 from cache_store.messages import counted, printable
 from cache_store.program.output_file import ReportFile, error_text, refuse_output
 from cache_store.program.progress_bar import ProgressBar
@@ -30,7 +30,6 @@ from cache_store.verify.findings import (
     in_reading_order,
 )
 from cache_store.verify.metrics import Measured, write_metrics
-from cache_store.verify.rounds import Rounds, read_rounds, write_rounds
 from cache_store.verify.scope import VerifyConfig
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.verify import verify
@@ -48,16 +47,14 @@ def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
     """
     reports = report_files(caches, config.report)
     metrics = output_path("metrics", config.metrics, caches)
-    cursor = output_path("cursor", config.cursor, caches)
     if metrics and metrics.suffix not in ("", ".prom"):
         log_warning(f"metrics: {metrics}: node exporter's textfile collector reads only files named NAME.prom")
-    rounds, measured, codes = read_rounds(cursor) if cursor else Rounds(), list[Measured](), {0}
-    until = time.monotonic() + (config.seconds or 0.0)
-    for cache in rounds.in_turn([*caches]):
+    measured, codes = list[Measured](), {0}
+    for cache in caches:
         if len(caches) > 1 and not config.json:
             print(f"{cache}:", flush=True)
         log_about(cache=cache)
-        run = Verification(cache, config, rounds, until)
+        run = Verification(cache, config)
         try:
             run.verify(reports[cache])
         except (EncodeOnceError, OSError) as error:
@@ -65,11 +62,6 @@ def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
                 raise
             log_error(error_text(error))
             codes.add(getattr(error, "exit_code", 1))
-        finally:
-            if cursor and run.report.shards:
-                rounds.read(run.report, run.time)
-                rounds.last = cache
-                write_rounds(cursor, rounds)
         codes.add(int(bool(run.report.findings)))
         measured.append(run.measured)
         if metrics:
@@ -109,18 +101,16 @@ def output_path(option: str, path: str | None, caches: Sequence[str]) -> Path | 
 class Verification:
     """One cache's verification; `report` is what was found so far."""
 
-    def __init__(self, cache: str, config: VerifyConfig, rounds: Rounds, until: float) -> None:
-        self._cache, self._config, self._rounds, self._until = cache, config, rounds, until
-        self._started, self._begun, self.time = time.monotonic(), time.time(), utc_time()
+    def __init__(self, cache: str, config: VerifyConfig) -> None:
+        self._cache, self._config = cache, config
+        self._started, self._begun = time.monotonic(), time.time()
         self.report, self._read = empty_report(cache, config.resolved_level, config.subset), 0
 
     @property
     def measured(self) -> Measured:
-        report, verified = self.report, None
-        if self._config.cursor is not None:
-            verified = self._rounds.verified(report.cache)
-        elif report.sound and report.level != "quick" and report.covered == report.shards:
-            verified = self._begun
+        report = self.report
+        is_whole = report.sound and report.level != "quick" and report.covered == report.shards
+        verified = self._begun if is_whole else None
         seconds = time.monotonic() - self._started
         return Measured(report=report, began=self._begun, seconds=seconds, verified=verified)
 
@@ -150,18 +140,11 @@ class Verification:
     def _verify(self) -> None:
         cache, config, checked = self._cache, self._config, list[CheckedShard]()
         refuse_no_cache(store := open_store(cache))  # first, so that a silent store is waited for only once
-        chosen, again, seconds = list[int](), frozenset[int](), None
+        chosen = list[int]()
         with suppress(CacheError, OSError):  # verify reports the problem
             spec = read_spec(store)
-            first = 0
-            if config.cursor is not None:
-                identity = read_seal(store).identity
-                first = self._rounds.first_shard(str(store), identity)
-                again = self._rounds.damaged(str(store), identity)
-            chosen = [shard for shard in range(first, spec.num_shards) if not config.shards or shard in config.shards]
-            self.report = replace(self.report, cache=str(store), shards=spec.num_shards, first=first)
-        if config.seconds is not None:
-            seconds = max(0.0, self._until - time.monotonic())
+            chosen = [shard for shard in range(spec.num_shards) if not config.shards or shard in config.shards]
+            self.report = replace(self.report, cache=str(store), shards=spec.num_shards)
         try:
             with ProgressBar(f"verify {self.report.level}", len(chosen), "shard") as bar:
                 gc.freeze()  # otherwise the collector scans all loaded modules every few shards, a tenth of the time
@@ -169,9 +152,6 @@ class Verification:
                     cache,
                     self.report.level,
                     subset=config.shards,
-                    first=self.report.first,
-                    again=again,
-                    seconds=seconds,
                     jobs=config.threads(cache),
                     progress=lambda each: self._show(each, checked, bar),
                 )
@@ -180,12 +160,13 @@ class Verification:
             raise
         except KeyboardInterrupt:  # SIGTERM too; verification only reads, so it can be left at any instant
             self.report = report_so_far(self.report, chosen, checked)
-            more = "" if config.seconds else ", or slices of it with --subset"
-            raise Interrupted(f"nothing was changed; run the same command again{more}") from None
+            raise Interrupted(
+                "nothing was changed; run the same command again, or slices of it with --subset"
+            ) from None
 
     def _show(self, each: CheckedShard, checked: list[CheckedShard], bar: ProgressBar) -> None:
         if each.task.level != self.report.level:
-            return  # outside the subset, or late
+            return  # outside the subset
         checked.append(each)
         self._read += each.bytes
         speed = self._read / 1e9 / max(time.monotonic() - self._started, 1e-9)
@@ -209,8 +190,6 @@ def report_so_far(report: Report, chosen: Sequence[int], checked: Sequence[Check
 def show_report(report: Report, report_file: str | None) -> None:
     shards = counted(report.shards, "shard")
     checked = f"{report.covered:,} of {shards}" if report.covered < report.shards else shards
-    if report.first:
-        checked += f" from shard {report.first:,} on"
     checked += f", {counted(report.samples, 'sample')}, {report.bytes:,} bytes"
     level = f"{report.level}, subset {report.subset}" if report.subset else report.level
     if report.subset and not report.covered:

@@ -75,8 +75,6 @@ class Report:
     findings: tuple[Finding, ...]
     subset: str | None = None
     """The subset that was requested; None for all shards."""
-    first: int = 0
-    """The first shard that was read, of a verification with a time limit."""
     covered: int = 0
     """Number of shards that were read at the level; `samples` and `bytes` count only these."""
     made_by: dict[str, int] = field(default_factory=dict)

@@ -34,7 +34,7 @@ HELP = {
     "checked_bytes": "Bytes of these shards.",
     "verification_seconds": "Seconds that the last verification took.",
     "verification_time_seconds": "Start of the last verification, in seconds since 1970.",
-    "verified_time_seconds": "Start of the last verification, or round of some, that read all and found nothing.",
+    "verified_time_seconds": "Start of the last verification that read all and found nothing.",
 }
 
 

@@ -63,18 +63,12 @@ class VerifyConfig:
     level: Level | None = None
     """quick: records, sizes, coverage, seal. full: every file's sha256; if one is wrong, it names the rows. deep: also
     every sample's crc32c, values and id, and the statistics, to find errors made before hashing. By default quick, or
-    full with `subset` or `seconds`.
+    full with `subset`.
     """
     subset: str | None = None
     """Shards to read; the others are checked at level quick. 3/20: the third of twenty slices, which together hold
     every shard once; with few shards, some slices are empty. 5%: always the same share, like 1/20.
     """
-    seconds: float | None = None
-    """Read shards for so many seconds in all, in turn, from where the last run with this `cursor` ended; the others are
-    checked at level quick.
-    """
-    cursor: str | None = None
-    """File that says where the next run with `seconds` goes on; it may be that of many caches."""
     jobs: int | Literal["auto"] = "auto"
     """Threads that read; auto: one per core, but at least eight for a URL."""
     report: str | None = None
@@ -93,13 +87,6 @@ class VerifyConfig:
             raise ConfigError(
                 "subset applies to levels full and deep; level quick checks every shard, so leave subset out"
             )
-        if (self.seconds is None) != (self.cursor is None):
-            raise ConfigError("--seconds and --cursor go together: the file keeps where the next run goes on")
-        if self.seconds is not None and self.seconds <= 0:
-            raise ConfigError(f"--seconds must be more than 0, got {self.seconds:g}")
-        if self.seconds is not None and (self.level == "quick" or self.subset):
-            other = "--subset" if self.subset else "--level quick"
-            raise ConfigError(f"--seconds is for level full or deep of the whole cache; leave {other} out")
         self.shards  # noqa: B018 (an invalid subset raises ConfigError here)
 
     @property
@@ -108,7 +95,7 @@ class VerifyConfig:
 
     @property
     def resolved_level(self) -> Level:
-        return self.level or ("quick" if self.subset is None and self.seconds is None else "full")
+        return self.level or ("quick" if self.subset is None else "full")
 
     def threads(self, cache: str) -> int:
         if self.jobs != "auto":

@@ -8,13 +8,11 @@ signed again. Shards outside a subset are checked at level quick.
 Threads read in parallel: hashing, which is nearly all of the work, releases the GIL.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
@@ -125,22 +123,17 @@ def verify(
     path: Address,
     level: Level = "quick",
     *,
-    subset: Subset | None = None,
-    first: int = 0,
-    again: Collection[int] = (),
-    seconds: float | None = None,
+    subset: Subset | Container[int] | None = None,
     jobs: int = 1,
     progress: OnShard = lambda checked: None,
 ) -> Report:
     """Check a cache with `jobs` threads, whose number does not change the report; call `progress` for every shard.
 
-    Shards outside the subset, before the `first` one except those to read `again`, or left when the `seconds` are over
-    are checked at level quick.
-    Raises CacheError only if there is no cache, OSError if a file exists but was not read.
+    Shards outside the subset are checked at level quick. Raises CacheError only if there is no cache, OSError if a file
+    exists but was not read.
     """
-    until = None if seconds is None else time.monotonic() + seconds
     store = open_store(path)
-    name = subset.name if subset else None
+    name = subset.name if isinstance(subset, Subset) else None
     nothing = empty_report(str(store), level, name)
     refuse_no_cache(store)
     surveyed = survey_records(store := with_listing(store))
@@ -152,27 +145,18 @@ def verify(
         text = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))
     findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec, seal)]
-    first = first if first < spec.num_shards else 0
-    chosen = [shard >= first and (subset is None or shard in subset) for shard in range(spec.num_shards)]
-    levels: list[Level] = [level if each or shard in again else "quick" for shard, each in enumerate(chosen)]
-    tasks = [ShardTask(shard=shard, level=each) for shard, each in enumerate(levels)]
+    chosen = [subset is None or shard in subset for shard in range(spec.num_shards)]
+    tasks = [ShardTask(shard=shard, level=level if each else "quick") for shard, each in enumerate(chosen)]
     check_plan_task, check_shard = partial(check_plan, store, spec, seal, tasks), ShardVerifier(surveyed, spec)
-
-    def check(task: ShardTask) -> CheckedShard:
-        is_late = until is not None and time.monotonic() > until and task.shard not in (first, *again)
-        return check_shard(replace(task, level="quick") if is_late else task)
-
-    plan, checked = check_all(check_plan_task, check, tasks, jobs, progress)
+    plan, checked = check_all(check_plan_task, check_shard, tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(store, spec, seal, checked, {finding.file for finding in findings})
-    read = (each for each in checked if chosen[each.task.shard])
-    covered = [*takewhile(lambda each: each.task.level == level, read)]
+    covered = [each for each in checked if chosen[each.task.shard]]
     return replace(
         nothing,
         identity=seal.identity if seal else None,
         shards=spec.num_shards,
-        first=first,
         covered=len(covered),
         samples=sum(each.content.cached for each in covered if each.content),
         bytes=sum(each.bytes for each in covered),

@@ -169,7 +169,7 @@ def still_damaged(cache: Address, report: Report) -> set[int]:
     if not (named := damaged_shards(report)):
         return named
     level: Level = "deep" if report.level == "deep" else "full"
-    now = verify(cache, level, first=min(named), seconds=0.0, again=named, jobs=usable_cores())
+    now = verify(cache, level, subset=named, jobs=usable_cores())
     if now.shards and (sound := sorted(named - damaged_shards(now))):  # without a spec, no shard was read
         numbers = ", ".join(map(str, sound[:SHOWN])) + (", …" if len(sound) > SHOWN else "")
         log_info(f"{counted(len(sound), 'shard')} of the report found sound now, and kept: {numbers}")
