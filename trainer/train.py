@@ -25,9 +25,8 @@ from trainer.data.prefetch import prefetched
 from trainer.data.stream import LatentSource
 from trainer.insight.captioner import HeldOutCaptions
 from trainer.insight.health import Watch
-from trainer.insight.log import LogStep, open_log
+from trainer.insight.log import LogStep, open_log, refuse_missing
 from trainer.insight.startup import announce
-from trainer.insight.trackers import refuse_missing
 from trainer.model.phases import phase
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.checkpoint import (

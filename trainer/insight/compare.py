@@ -147,7 +147,7 @@ def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[
         started, openings = list[list[Rank]](), list[dict[str, Any]]()
         for options in sides:
             started.append(stack.enter_context(start_ranks(options, WARM_UP + steps, ranks)))
-            openings.append(answer_of(started[-1]))
+            openings.append(answer_of(started[-1][0]))
         first, second = (each["announced"] for each in openings)
         lines = [line if line in second else f"A: {line}" for line in first]
         print(*lines, *(f"B: {line}" for line in second if line not in first), sep="\n", file=sys.stderr, flush=True)
@@ -227,14 +227,13 @@ def do_steps(ranks: Sequence[Rank], steps: int) -> Turn:
         assert rank.stdin is not None
         with suppress(BrokenPipeError):  # the rank's last answer says why
             print(steps, file=rank.stdin, flush=True)
-    return Turn(**answer_of(ranks))
+    return Turn(**answer_of(ranks[0]))
 
 
-def answer_of(ranks: Sequence[Rank]) -> dict[str, Any]:
-    """Wait for the next answer: the first when the side is open, then one a turn."""
-    assert ranks[0].stdout is not None
-    line = ranks[0].stdout.readline()
-    answer: dict[str, Any] = json.loads(line) if line else {"error": "a side ended: is memory too small for both?"}
+def answer_of(rank: Rank) -> dict[str, Any]:
+    """Wait for rank 0's next answer: the first when the side is open, then one a turn."""
+    assert rank.stdout is not None
+    answer: dict[str, Any] = json.loads(rank.stdout.readline() or '{"error": "a side ended: is memory too small?"}')
     if "error" in answer:
         raise EncodeOnceError(answer["error"])
     return answer

@@ -21,11 +21,9 @@ in a full WINDOW, the second before there are so many steps."""
 NORMAL = 1.4826
 """Standard deviation of normal noise, as a multiple of the median deviation, which a spike hardly changes."""
 
-GRADIENT_SPIKE = 10.0
-"""A gradient norm is a spike if it is above this many times the running median."""
-
-LEAST_RISE, RISE = 0.1, 1.5
-"""Least rise of the median loss of WINDOW steps: as a share, and in standard deviations of the losses."""
+GRADIENT_SPIKE, LEAST_RISE, RISE = 10.0, 0.1, 1.5
+"""A gradient norm is a spike if it is this many times the running median. Least rise of the median loss of WINDOW
+steps: as a share, and in standard deviations of the losses."""
 
 PLATEAU_STEPS, LEAST_FALL = 400, 0.001
 """Least fall of the median loss, as a share, from one half of so many steps to the next."""

@@ -1,21 +1,43 @@
-"""The log of a run: one JSON line a step, with the same values in its trackers and on the terminal."""
+"""The log of a run: one JSON line a step, with the same values on the terminal and in trackers.
 
+Trackers are TensorBoard and Weights & Biases, which reads TensorBoard's event files, so that they are written for it
+too. wandb is optional, and imported when it is named.
+"""
+
+import importlib
 import json
 import math
+import os
+import secrets
+import shlex
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from torch.utils.tensorboard import SummaryWriter
+
+from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.log import utc_time
 from cache_store.messages import printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
-from cache_store.storage.publish import name_in_errors
+from cache_store.storage.publish import make_folder, name_in_errors
 from trainer.config import TrainConfig
-from trainer.insight.trackers import open_trackers
 from trainer.run.figures import Caption, Metrics, Validation, answer_lines
 from trainer.run.folder import ALERTS, CAPTIONS, METRICS_FILE, NONFINITE, TIME, as_step
+
+PROJECT = "encode-once"
+"""Project name in W&B, unless WANDB_PROJECT names another."""
+
+PREVIEW_SIDE = 224
+"""Least pixels of a preview's longest side: TensorBoard does not enlarge small pictures."""
+
+WRITER_S = 1.0
+"""Longest wait for a writer's thread that has failed."""
 
 LogStep = Callable[[int, Metrics, Validation, Sequence[str]], None]
 """Logs a step: its number, its figures, its validation, the problems that began at it."""
@@ -34,12 +56,11 @@ def open_log(config: TrainConfig, completed: int, total: int) -> Iterator[LogSte
 
         def log_step(step: int, metrics: Metrics, validation: Validation, alerts: Sequence[str]) -> None:
             if metrics:
-                append_step(folder, {**metrics, **validation.metrics}, validation.captions, alerts)
-                note = f"loss {metrics['loss']:.3f}, {metrics['samples_per_s']:.1f} samples/s"
-                bar.reach(step, note)
+                append_step(folder, metrics | validation.metrics, validation.captions, alerts)
+                bar.reach(step, f"loss {metrics['loss']:.3f}, {metrics['samples_per_s']:.1f} samples/s")
             else:
                 amend_last_step(folder, validation.metrics, validation.captions)
-            track(step, {**metrics, **validation.metrics}, validation.captions, alerts)
+            track(step, metrics, validation, alerts)
             lines = [f"step {step:,}: {alert}" for alert in alerts] + [validation.summary] * bool(validation.summary)
             for each in validation.captions:
                 shown = {name: text for name, text in each.parts.items() if name != "prompt"}
@@ -80,3 +101,114 @@ def drop_later_steps(path: Path, completed_steps: int) -> None:
     lines = [(line, as_step(line)) for line in path.read_bytes().split(b"\n")]
     kept = [line for line, record in lines if record is not None and record["step"] <= completed_steps]
     write_file(path, b"".join(line + b"\n" for line in kept))
+
+
+def refuse_missing(config: TrainConfig) -> None:
+    """Raise ConfigError, before the run begins, if wandb is asked for and not installed."""
+    if "wandb" in config.run.trackers:
+        try:
+            importlib.import_module("wandb")
+        except ModuleNotFoundError:
+            raise ConfigError("run.report_to: wandb is not installed; run `pip install wandb`") from None
+
+
+@contextmanager
+def open_trackers(config: TrainConfig, completed_steps: int) -> Iterator[LogStep]:
+    """Open the trackers of run.report_to; repeated steps replace those of TensorBoard's earlier files."""
+    if not config.run.trackers:
+        yield lambda *_: None
+        return
+    folder, wandb_run = config.run.folder / "tensorboard", None
+    with ExitStack() as stack:
+        if "wandb" in config.run.trackers:
+            wandb_run = start_wandb(config)
+            stack.callback(wandb_run.finish)
+        stack.enter_context(hidden_tracebacks_of_writers())
+        with name_in_errors(folder):
+            writer: Any = stack.enter_context(SummaryWriter(folder, purge_step=completed_steps + 1))
+
+        def track(step: int, metrics: Metrics, validation: Validation, alerts: Sequence[str]) -> None:
+            figures = {name: each for name, each in (metrics | validation.metrics).items() if name != "step"}
+            scalars = [Summary.Value(tag=name, simple_value=each) for name, each in figures.items()]
+            with name_in_errors(folder):
+                writer.file_writer.add_summary(Summary(value=scalars), step)  # add_scalar would write one event each
+                for caption in validation.captions:
+                    add_caption(writer, step, caption)
+                if alerts:
+                    writer.add_text("alerts", "\n\n".join(alerts), step)
+                writer.flush()
+            if wandb_run is not None:
+                tell_wandb(wandb_run, step, validation.captions, alerts)
+
+        yield track
+
+
+def add_caption(writer: Any, step: int, caption: Caption) -> None:
+    """Add a caption's texts, as code blocks, so that nothing in them is read as markup, and its latent's preview."""
+    tag = f"captions/{printable(caption.id)}"
+    blocks = [name + "\n\n    " + "\n    ".join(text.splitlines()) for name, text in caption.parts.items()]
+    writer.add_text(tag, "\n\n".join(blocks), step)
+    if (preview := caption.preview) is not None:
+        scale = -(-PREVIEW_SIDE // max(preview.shape[:2]))
+        writer.add_image(f"{tag}/preview", preview.repeat(scale, 0).repeat(scale, 1), step, dataformats="HWC")
+
+
+@contextmanager
+def hidden_tracebacks_of_writers() -> Iterator[None]:
+    """Hide what SummaryWriter's thread prints if a disk is full; flush raises the same error in this thread."""
+    shown = threading.excepthook
+
+    def is_writer(thread: object) -> bool:
+        return type(thread).__module__.startswith("tensorboard.")
+
+    def show(failed: Any) -> None:
+        if not (is_writer(failed.thread) and isinstance(failed.exc_value, OSError)):
+            shown(failed)
+
+    threading.excepthook = show
+    try:
+        yield
+    finally:
+        for thread in filter(is_writer, threading.enumerate()):
+            thread.join(WRITER_S)
+        threading.excepthook = shown
+
+
+def start_wandb(config: TrainConfig) -> Any:
+    """Start a W&B run, continued when ours resumes; repeated steps are logged again."""
+    wandb: Any = importlib.import_module("wandb")
+    folder = config.run.folder
+    id_file = folder / "wandb" / "id"
+    if not id_file.is_file():
+        make_folder(id_file.parent)
+        write_file(id_file, secrets.token_hex(4).encode())
+    try:
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.resolve().name,
+            id=id_file.read_text(),
+            resume="allow",
+            dir=str(folder),
+            config=asdict(config),
+            sync_tensorboard=True,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise EncodeOnceError(
+            f"run.report_to: wandb: {reason}; without a network or an account, set WANDB_MODE=offline"
+        ) from None
+    synced = f"offline; to upload it: wandb sync {shlex.quote(str(Path(run.dir).parent))}"
+    print(f"wandb: {synced if run.offline else run.url}", flush=True)
+    return run
+
+
+def tell_wandb(run: Any, step: int, captions: Sequence[Caption], alerts: Sequence[str]) -> None:
+    """Send W&B the words of captions, which it does not read from event files, as a table; and alerts."""
+    if captions:
+        rows = [{"row": each.row, "id": each.id, **each.parts} for each in captions]
+        columns = ["row", "id", "prompt", "answer", "reference"]
+        table = importlib.import_module("wandb").Table(columns, [[row.get(name) for name in columns] for row in rows])
+        run.log({"captions": table, "global_step": step})
+    for alert in alerts:
+        run.alert(title="encode-once", text=f"step {step:,}: {alert}")

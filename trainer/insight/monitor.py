@@ -24,17 +24,11 @@ from trainer.insight.health import PLATEAU_STEPS, WINDOW, problems, values
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import ALERTS, CONFIG_FILE, GPU_USE, NONFINITE, TIME, LogLine, read_records
 
-POLL_S = 2.0
-
-QUIET_S, QUIET_STEPS = 10.0, 5
+POLL_S, QUIET_S, QUIET_STEPS = 2.0, 10.0, 5
 """A run is quiet if no step came for so many seconds, and for so many times the usual step."""
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-
-CURVE = 60
-"""Characters of the loss curve and of the bar."""
-
-SHOWN_ALERTS = 5
+CURVE, SHOWN_ALERTS, BLOCKS = 60, 5, "▁▂▃▄▅▆▇█"
+"""Characters of the loss curve and of the bar; alerts shown."""
 
 
 @dataclass(frozen=True)

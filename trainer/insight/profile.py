@@ -2,19 +2,25 @@
 
 With frozen encoders in the step in place of a cache, the same page shows what caching saves. The encoders read images
 from the sources that the caches were built from.
+
+A part of a step is a phase (`trainer/model/phases.py`) and a pass. A backward operation belongs to the phase of the
+forward one whose sequence number autograd gave it; a recomputed operation lies in a phase within the backward pass.
+Times are self times, so nothing counts twice, and on a CPU the parts sum to the steps' time.
 """
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, schedule
+from torch import nn
+from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as Profiler
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,7 +28,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from cache_store import Cache, JoinedCache
 from cache_store.cache.entry_points import EncodeImages, find_source_images, open_image_encoder
 from cache_store.errors import ConfigError, EncodeOnceError
-from cache_store.format.array import ArraySpec
 from cache_store.format.tables import CLIP_START
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.local import write_file
@@ -31,9 +36,9 @@ from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import Samples, prefetched
 from trainer.data.stream import LatentSource
-from trainer.insight.profile_parts import BACKWARD, Pass, Times, decoder_phases, times_of
 from trainer.insight.startup import device_name, expected_memory
-from trainer.model.phases import PREFIX, phase
+from trainer.model.model import WorldModel
+from trainer.model.phases import PREFIX, Phase, phase
 from trainer.model.towers import encoder_model
 from trainer.run.inputs import open_inputs
 from trainer.run.memory import fit_memory, peak_memory_bytes
@@ -41,29 +46,33 @@ from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 from trainer.run.update import Updater
 
+Pass = Literal["forward", "backward", "recomputed"]
+Times = dict[str, dict[Pass, float]]
+"""Seconds of each phase in each pass."""
+
+REST = "rest of the step"
+"""Operations outside every phase."""
+
+STEP, BACKWARD = "ProfilerStep", "autograd::engine"
+"""Beginnings of the names of events that span a step, and that run a backward operation."""
+
+ON_HOST = ("data wait", "image decoding")
+"""Phases whose time is the host's, on a GPU too."""
+
 WAIT, WARM_UP = 1, 2
 """Steps before the recorded ones: the first allocates, the profiler starts in the next."""
 
 TRACE_FILE = "profile.pt.trace.json"
 """TensorBoard's profiler finds a trace by this ending."""
 
-STEP = "ProfilerStep"
-"""Beginning of the names of events that span a step."""
-
 PEAK_SIDES = {"cpu": 1_024, "cuda": 8_192}
 """Side of the square matrices whose product measures the peak."""
 
-MOST_STEPS = 1_000
-"""No viewer opens the trace of more."""
-
-TOP = 20
-"""Operations shown."""
+MOST_STEPS, TOP = 1_000, 20
+"""Steps, since no viewer opens the trace of more; operations shown."""
 
 WAITING, IDLE, NORMS, RECOMPUTED, LOGITS, LOW_FLOPS = 0.05, 0.10, 0.15, 0.05, 0.20, 0.30
 """Shares beyond which advice is given."""
-
-LEAST_COST = 0.01
-"""Share of a step that recording is said to cost; less is noise."""
 
 
 class LiveEncoder:
@@ -80,13 +89,13 @@ class LiveEncoder:
 
     def read(self, numbers: np.ndarray) -> Samples:
         planned, arrays = self._cache.samples(numbers, self._planned).to_pylist(), self._cache.arrays_of(numbers)
-        return {name: self._encode(name, planned, arrays[name]) for name in self._encoders}
-
-    def _encode(self, name: str, planned: list[dict[str, Any]], array: ArraySpec) -> np.ndarray:
-        with phase("image decoding"):
-            frames = [self._images[name](each, array)[0] for each in planned]
-        with phase("live encoder"):
-            return np.stack(self._encoders[name](frames))
+        samples = dict[str, np.ndarray]()
+        for name, encode in self._encoders.items():
+            with phase("image decoding"):
+                frames = [self._images[name](each, arrays[name])[0] for each in planned]
+            with phase("live encoder"):
+                samples[name] = np.stack(encode(frames))
+        return samples
 
 
 def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
@@ -119,10 +128,13 @@ class Profile:
     peak_bytes: int
     """The most that was allocated on a GPU in a step without the profiler; on a CPU, the process's peak."""
 
-    def share(self, phase: str, which: Pass | None = None) -> float:
-        """Return the share of a step's time that a phase takes, in one pass or in all."""
-        each = self.times.get(phase, {})
-        return (sum(each.values()) if which is None else each.get(which, 0.0)) / (self.step_s * self.steps)
+    @property
+    def whole_s(self) -> float:
+        return self.step_s * self.steps
+
+    def share(self, phase: str) -> float:
+        """Return the share of the time that a phase takes, in all passes."""
+        return sum(self.times.get(phase, {}).values()) / self.whole_s
 
 
 def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
@@ -206,6 +218,67 @@ def is_on_host(event: Any) -> bool:
     return str(event.device_type).endswith("CPU")
 
 
+@contextmanager
+def decoder_phases(model: WorldModel) -> Iterator[None]:
+    """Mark attention, MLPs and norms of the language model's layers as they run."""
+    opened: list[record_function] = []
+    with ExitStack() as stack:
+        for path, module in model.language.decoder.named_modules():
+            if (name := phase_of(path.rpartition(".")[2], module)) is not None:
+
+                def enter(*_: object, name: Phase = name) -> None:
+                    opened.append(phase(name).__enter__())  # type: ignore[no-untyped-call]
+
+                def leave(*_: object) -> None:
+                    opened.pop().__exit__(None, None, None)
+
+                stack.enter_context(module.register_forward_pre_hook(enter))
+                stack.enter_context(module.register_forward_hook(leave, always_call=True))
+        yield
+
+
+def phase_of(name: str, module: nn.Module) -> Phase | None:
+    """Return the phase of a layer's module by its class; norms within attention belong to attention."""
+    kind = type(module).__name__
+    if kind.endswith(("Attention", "SelfAttention", "Attention2", "Mixer")):
+        return "attention"
+    if kind.endswith(("MLP", "FeedForward", "SparseMoeBlock", "MoE")) or name in ("mlp", "feed_forward"):
+        return "MLP"
+    return "norms" if "Norm" in kind and name not in ("q_norm", "k_norm") else None
+
+
+def times_of(events: Sequence[Any], *, on_device: bool) -> Times:
+    """Sum the self times of the host's events by phase and pass: the device's, or the host's."""
+    forward = {each.sequence_nr: phase_above(each) for each in events if ancestor(each, BACKWARD) is None}
+    times: Times = defaultdict(lambda: {"forward": 0.0, "backward": 0.0, "recomputed": 0.0})
+    for event in events:
+        name, which = part_of(event, forward)
+        device = on_device and name not in ON_HOST
+        times[name][which] += (event.self_device_time_total if device else event.self_cpu_time_total) / 1e6
+    return {name: each for name, each in times.items() if any(each.values())}
+
+
+def part_of(event: Any, forward: dict[int, str]) -> tuple[str, Pass]:
+    above, backward = phase_above(event), ancestor(event, BACKWARD)
+    if backward is None:
+        return above, "backward" if above == "backward" else "forward"
+    if above not in ("backward", REST):  # a phase within the backward pass is a forward pass done again
+        return above, "recomputed"
+    return (forward.get(backward.sequence_nr, "backward") if backward.sequence_nr >= 0 else "backward"), "backward"
+
+
+def phase_above(event: Any) -> str:
+    """Return the innermost phase around the event, or the event's own."""
+    found = ancestor(event, PREFIX)
+    return REST if found is None else str(found.name).removeprefix(PREFIX)
+
+
+def ancestor(event: Any, beginning: str) -> Any:
+    while event is not None and not event.name.startswith(beginning):
+        event = event.cpu_parent
+    return event
+
+
 def operations_of(profiler: Profiler, *, on_device: bool) -> list[tuple[str, int, float]]:
     """Return name, calls and self time of the operations that took the most, without phases and steps."""
     time_of = "self_device_time_total" if on_device else "self_cpu_time_total"
@@ -226,12 +299,12 @@ def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def page_lines(title: str, measured: Profile) -> Iterator[str]:
-    whole_ms, slower = 1e3 * measured.step_s, measured.step_s / measured.unrecorded_s - 1
-    cost = f"{slower:+.0%}" if slower >= LEAST_COST else "the cost of recording is not measurable"
+    per_step, slower = 1e3 / measured.steps, measured.step_s / measured.unrecorded_s - 1
     facts = {
         "device": measured.device,
         "encoder": "live, in the step" if measured.live_encoder else "none: samples come from the cache",
-        "a step": f"{measured.unrecorded_s:.4g} s; {measured.step_s:.4g} s while recorded ({cost})",
+        "recorded": f"{measured.steps} steps, after {WAIT} waiting and {WARM_UP} of warm-up",
+        "a step": f"{measured.unrecorded_s:.4g} s; {measured.step_s:.4g} s while recorded ({slower:+.0%})",
         "samples/s, tokens/s": f"{measured.samples_per_s:.4g}, {measured.tokens_per_s:.4g}",
         "share of the matmul peak": f"{measured.flop_share:.1%}",
         "peak memory": f"{measured.peak_bytes / 2**20:,.0f} MiB",
@@ -241,12 +314,14 @@ def page_lines(title: str, measured: Profile) -> Iterator[str]:
     yield from [f"- {each}" for each in advice(measured)] or ["Nothing stands out."]
     yield from ("", "## Time", "", "Milliseconds of a step, as self time: a part within another counts only there.", "")
     parts = sorted(measured.times, key=measured.share, reverse=True)
-    passes = {name: [f"{1e3 * each / measured.steps:.2f}" for each in measured.times[name].values()] for name in parts}
+    passes = {name: [f"{per_step * each:.2f}" for each in measured.times[name].values()] for name in parts}
     rows = ([name, *passes[name], f"{measured.share(name):.1%}"] for name in parts)
     yield from table(("part", "forward", "backward", "recomputed", "share"), rows)
     yield from ("", "## Operations", "", "Milliseconds of a step that they took themselves.", "")
-    spent = [(name, calls / measured.steps, 1e3 * each / measured.steps) for name, calls, each in measured.operations]
-    rows = ([f"`{name}`", f"{calls:g}", f"{ms:.2f}", f"{ms / whole_ms:.1%}"] for name, calls, ms in spent)
+    rows = (
+        [f"`{name}`", f"{calls / measured.steps:g}", f"{per_step * each:.2f}", f"{each / measured.whole_s:.1%}"]
+        for name, calls, each in measured.operations
+    )
     yield from table(("operation", "calls a step", "ms a step", "share"), rows)
 
 
@@ -268,7 +343,7 @@ def advice(measured: Profile) -> Iterator[str]:
         yield f"device idle {idle:.0%}: set run.compile: layers, or take more samples a pass (lower data.accumulate)"
     if (norms := measured.share("norms")) > NORMS:
         yield f"norms {norms:.0%}: run.compile: layers fuses what they read and write"
-    if (recomputed := sum(measured.share(phase, "recomputed") for phase in measured.times)) > RECOMPUTED:
+    if (recomputed := sum(each["recomputed"] for each in measured.times.values()) / measured.whole_s) > RECOMPUTED:
         yield f"recomputed {recomputed:.0%}: if memory allows, use a lighter run.gradient_checkpointing"
     if (logits := measured.memory["logits"] / sum(measured.memory.values())) > LOGITS:
         yield f"logits {logits:.0%} of the memory, by calculation: run.loss_chunk bounds them"

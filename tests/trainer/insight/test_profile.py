@@ -31,9 +31,9 @@ def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path, c
     (trace,) = (tmp_path / "out").glob("*.pt.trace.json")  # the pattern of TensorBoard's profiler
     assert json.loads(trace.read_text())["traceEvents"]
     assert not config.run.folder.exists()
-    for slower, cost in ((0.2, "+20%"), (-0.2, "the cost of recording is not measurable")):
-        shown = "\n".join(page_lines("", replace(found, step_s=1 + slower, unrecorded_s=1.0)))
-        assert f"| 1 s; {1 + slower:g} s while recorded ({cost}) |" in shown
+    assert "| 1 s; 1.2 s while recorded (+20%) |" in "\n".join(
+        page_lines("", replace(found, step_s=1.2, unrecorded_s=1))
+    )
 
 
 def test_a_live_encoder_is_a_part_of_the_step(configured: MakeConfig, tmp_path):
