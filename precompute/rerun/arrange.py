@@ -96,23 +96,28 @@ class BySize:
                 "image.buckets.step and no_upscale"
             )
         places = {bucket: index for index, bucket in enumerate([*known, *new])}
-        array_of_bucket = np.array([*(places[each] for each in buckets), NO_BUCKET], np.int64)
-        array_N = fill_from_previous(array_of_bucket[bucket_N])
-        order = self._order(array_N, size_N3)
+        array_of_bucket = np.array([*(places[each] for each in buckets), 0], np.int64)
+        like_N = last_placed(bucket_N != NO_BUCKET)
+        array_N = array_of_bucket[bucket_N[like_N]]
+        order = self._order(array_N, size_N3, like_N)
         return np.concatenate([np.arange(first), first + order]), self._cut(array_N[order], arrays)
 
-    def _order(self, array_N: NDArray[np.int64], size_N3: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _order(
+        self, array_N: NDArray[np.int64], size_N3: NDArray[np.int32], like_N: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return places in the order of their rows: by array, then blocks as the source has them, then aspect.
 
-        A cache of another resolution over the same plan then changes its bucket rarely, and gets few short shards.
+        A cache of another resolution over the same plan then changes its bucket rarely, and gets few short shards. An
+        image without a bucket follows the one whose bucket it has, so that a cache over the plan gives it the same one.
         """
         places = np.arange(len(array_N))
         if self._order_of == "plan":
             return places
+        place_N = 2 * like_N + (like_N != places)
         if self._order_of == "source":
-            return np.argsort(array_N, kind="stable")
-        aspect_N = size_N3[:, 2] / np.maximum(size_N3[:, 1], 1)
-        return np.lexsort((aspect_N, places // ASPECT_ROWS, array_N))
+            return np.lexsort((place_N, array_N))
+        aspect_N = size_N3[like_N, 2] / np.maximum(size_N3[like_N, 1], 1)
+        return np.lexsort((place_N, aspect_N, like_N // ASPECT_ROWS, array_N))
 
     def _cut(self, array_N: NDArray[np.int64], arrays: tuple[SizedArray, ...]) -> Added:
         """Cut rows, each of the array with this index, into shards of one array each."""
@@ -144,9 +149,7 @@ class BySize:
             raise ConfigError(f"image.buckets gives {bucket.width}x{bucket.height}: {error}") from None
 
 
-def fill_from_previous(array_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Replace NO_BUCKET by the previous row's bucket; before the first bucket, by that one."""
-    last = np.maximum.accumulate(np.where(array_N == NO_BUCKET, 0, np.arange(len(array_N))))
-    found = array_N[last]
-    known = array_N[array_N != NO_BUCKET]
-    return np.where(found == NO_BUCKET, known[0] if len(known) else 0, found)
+def last_placed(is_placed_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the last place up to each that has a bucket; before the first such place, that one."""
+    last_N = np.maximum.accumulate(np.where(is_placed_N, np.arange(len(is_placed_N)), -1))
+    return np.where(last_N < 0, is_placed_N.argmax(), last_N)
