@@ -1,7 +1,5 @@
 """Every command of the guide for diffusion models, as typed, on small models and photographs of many aspects."""
 
-import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,7 @@ from diffusers import AutoencoderKL
 from PIL import Image
 
 from cache_store import open_cache, open_joined
-from cache_store.cli import main as cache_store
-from precompute.cli import main as precompute
-from tests.examples.test_examples import run, steps_in
+from tests.examples.test_examples import run_guide
 from tests.precompute.encoders.text_models import save_text_encoder
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/diffusion.md"
@@ -50,17 +46,7 @@ def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_photos(Path("photos"))
     save_models(tmp_path / MODEL)
-    said = {}
-    blocks = re.findall(r"^```bash\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    for command in "".join(blocks).splitlines():
-        program, *words = shlex.split(command)
-        if program == "python":
-            said[command] = run(Path(words[0]).stem, *words[1:])
-            continue
-        small = SMALL.get(words[0], "")
-        assert {"precompute": precompute, "cache-store": cache_store}[program]([*words, *small.split()]) == 0, command
-    first, resumed = map(steps_in, said.values())
-    assert (max(first), min(resumed), max(resumed)) == (50, 51, 100)
+    run_guide(GUIDE.read_text(), lambda words: SMALL.get(words[0], "").split())
     latents = open_cache("data/latents")
     assert len(latents.arrays) == 4
     assert len(open_joined({"latents": latents, "t5": "data/text/t5", "pooled": "data/text/pooled"})) == 12

@@ -4,10 +4,11 @@ import io
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from cache_store.errors import ConfigError
+from tests.command_runs import PROGRAMS
 from tests.make_cache import make_cache
 from tests.trainer.runs import meeting_of_two
 from trainer import LatentStream
@@ -60,6 +62,19 @@ def run(script: str, *options: object) -> str:
         patch.setattr(sys, "argv", [str(path), *map(str, options)])
         runpy.run_path(str(path), run_name="__main__")
     return out.getvalue()
+
+
+def run_guide(page: str, small: Callable[[list[str]], list[str]]) -> None:
+    """Run every command of a guide, made small; of its training, a second command resumes what the first began."""
+    said = []
+    for command in "".join(re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)).splitlines():
+        program, *words = shlex.split(command)
+        if program == "python":
+            said.append(steps_in(run(Path(words[0]).stem, *words[1:])))
+        else:
+            assert PROGRAMS[program]([*words, *small(words)]) == 0, command
+    first, resumed = said
+    assert (max(first), min(resumed), max(resumed)) == (50, 51, 100)
 
 
 def start(script: str, processes: int, *options: object) -> list[subprocess.Popen[str]]:

@@ -1,7 +1,6 @@
 """Every command and config of the guide for video models, as typed, on small models and videos."""
 
 import re
-import shlex
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,13 @@ import torch
 import yaml
 
 from cache_store import open_cache, open_joined
-from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
 from cache_store.format.array import ClipRecipe, Size
 from precompute.cli import PROGRAM
-from precompute.cli import main as precompute
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.config import ImageConfig
-from tests.examples.test_examples import run, steps_in
+from tests.examples.test_examples import run_guide
 from tests.examples.wan_model import save_transformer
 from tests.precompute.encoders.test_vaes import (
     COGVIDEO,
@@ -93,16 +90,7 @@ def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
     clips, _, buckets = blocks("yaml")
     for name, text in (("clips.yaml", clips), ("buckets.yaml", buckets), ("scenes.csv", *blocks("csv"))):
         Path(name).write_text(text)
-    said = {}
-    for command in "".join(blocks("bash")).splitlines():
-        program, *words = shlex.split(command)
-        if program == "python":
-            said[command] = run(Path(words[0]).stem, *words[1:])
-            continue
-        main = {"precompute": precompute, "cache-store": cache_store}[program]
-        assert main([*words, *small(words)]) == 0, command
-    first, resumed = map(steps_in, said.values())
-    assert (max(first), min(resumed), max(resumed)) == (50, 51, 100)
+    run_guide(GUIDE, small)
     assert len(open_joined({"clips": "data/clips", "text": "data/text/umt5"})) == 4
     assert Path("data/clips.html").stat().st_size > 10_000
     scenes = open_cache("data/scenes").samples(np.arange(2), ["id", "clip_start"])

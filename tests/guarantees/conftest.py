@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cache_store.format.schema import StoreFormat
+from precompute.cli import main
 from tests.command_runs import make_scene, quick_loading, run
+from tests.guarantees.kinds import KINDS, MODELS, Media, Sealed
 from tests.guarantees.programs import Program, die_at
 from tests.object_stores.faults import Proxy
 from tests.places import Folder, Objects, Place
@@ -67,3 +69,50 @@ def scenes(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Callable
 def project(tmp_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str], caches: Place) -> Project:
     write_source(tmp_path / "source")
     return Project(tmp_path, vae_path, capsys, caches)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The name of a kind of sample."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sealed]:
+    """Begins a project of a kind in a folder; sources and models are shared."""
+
+    @cache
+    def files_of(media: Media) -> Path:
+        media.write(folder := tmp_path_factory.mktemp("files"))
+        return folder
+
+    model_of = cache(lambda name: MODELS[name](tmp_path_factory.mktemp("model")))
+    return lambda folder, capsys, name: Sealed(folder, capsys, name, files_of(KINDS[name].media), model_of)
+
+
+@pytest.fixture(scope="session")
+def sealed_once(begun: Callable[..., Sealed], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folder]:
+    """Builds the cache of a kind that each `sealed` copies."""
+
+    @cache
+    def build(name: str) -> Folder:
+        project = begun(tmp_path_factory.mktemp("sealed"), None, name)
+        assert main(["build", "--config", str(project.config())]) == 0
+        return Folder(project.cache)
+
+    return build
+
+
+@pytest.fixture
+def sealed(
+    kind: str,
+    begun: Callable[..., Sealed],
+    sealed_once: Callable[[str], Folder],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Sealed:
+    """A project of each kind of sample, with its sealed cache."""
+    project = begun(tmp_path, capsys, kind)
+    project.place.mirror(sealed_once(kind))
+    return project

@@ -3,7 +3,6 @@
 import itertools
 import shlex
 import signal
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from cache_store import open_cache
 from cache_store.cache.metadata import read_build
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
-from precompute.cli import main
 from tests.command_runs import records
 from tests.places import Folder
 from tests.precompute.conftest import GOOD, SAMPLES, sample_name
@@ -25,7 +23,9 @@ MANY = {"store__samples_per_shard": 1, "run__workers": 1}
 
 def test_planned_samples_are_cached_or_rejected_with_reasons(project):
     """The cache records its config; a rerun finds nothing to do."""
-    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.build()
+    said = project.build()
+    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in said
+    assert f"next: cache-store verify {shlex.quote(project.place.address)} --level full" in said
     cache = open_cache(project.place.address)
     assert (cache.seal.spec.rows, cache.seal.cached, cache.seal.rejected) == (22, 20, 2)
     ids = cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist()
@@ -41,20 +41,7 @@ def test_planned_samples_are_cached_or_rejected_with_reasons(project):
         assert f"cache           {project.place.address}\n" in project.run(cache_store, "info", project.place.address)
 
 
-def test_one_and_two_workers_write_the_same_bytes(built, forked_workers):
-    """Two workers are processes of their own, one is the build's process."""
-    two = built.caches.below("two")
-    said = built.build(name="two", run__workers=2)
-    assert f"next: cache-store verify {shlex.quote(two.address)} --level full" in said
-    assert two.timeless() == built.files()
-    assert not verify(two.address, "full").findings
-
-
 # Ranks.
-
-
-def step(project, command, *flags, code=0):
-    return project.run(main, command, "--config", project.config(**MANY), *flags, code=code)
 
 
 def rank(project, index, world_size):
@@ -75,39 +62,26 @@ def ended(program):
     return said
 
 
-@contextmanager
-def unchanged(project):
-    """Check that nothing changes, except the claim that ranks share, which stays until the seal."""
-    before = project.place.marks()
-    yield
-    assert {name: mark for name, mark in project.place.marks().items() if name != ".claim"} == before
-
-
-def assert_as_built(project):
-    project.build(name="alone", **MANY)
-    assert project.files() == project.caches.below("alone").timeless()
-
-
 def test_two_ranks_at_once_write_the_bytes_of_one_build(project, start):
     """Even if two processes have the same rank."""
-    assert "22 samples in 22 shards" in step(project, "plan")
+    assert "22 samples in 22 shards" in project.step("plan", **MANY)
     first, twin, second = at_once(start, project, 0, 0, 1, world_size=2)
     said = ended(second)
     assert "rank 1 of 2 encoded 11 images in 11 shards" in said
     assert f"next, when all ranks have finished: precompute seal --config {project.folder / 'cache.yaml'}" in said
     assert "\nrank 0 of 2" in ended(first)
     assert "\nrank 0 of 2" in ended(twin)
-    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in step(project, "seal")
-    with unchanged(project):
-        assert "encode: 100%" not in step(project, "seal")
-        step(project, "plan")
-        assert "rank 0 of 2: nothing to encode" in step(project, "build", *rank(project, 0, 2)[4:])
+    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.step("seal", **MANY)
+    with project.unchanged():
+        assert "encode: 100%" not in project.step("seal", **MANY)
+        project.step("plan", **MANY)
+        assert "rank 0 of 2: nothing to encode" in project.step("build", *rank(project, 0, 2)[4:], **MANY)
         project.build(**MANY)
-    assert_as_built(project)
+    project.assert_as_built(**MANY)
 
 
 def test_a_killed_rank_is_run_again_as_one_of_three(project, start, dying):
-    step(project, "plan")
+    project.step("plan", **MANY)
     second = dying(*rank(project, 1, 2), "--cache", project.place.address, at=20)
     first = start(*rank(project, 0, 2))
     assert second.end()[0] == -signal.SIGKILL
@@ -115,12 +89,12 @@ def test_a_killed_rank_is_run_again_as_one_of_three(project, start, dying):
     committed = records(project.place)
     assert {*committed} >= {*range(0, SAMPLES, 2)}
     missing = sorted({*range(SAMPLES)} - {*committed})
-    said = step(project, "seal", code=1)
+    said = project.step("seal", code=1, **MANY)
     assert f"is not sealed: {len(missing)} of 22 shards not committed: {missing[0]}" in said
     for program in at_once(start, project, 0, 1, 2, world_size=3):
         ended(program)
-    step(project, "seal")
-    assert_as_built(project)
+    project.step("seal", **MANY)
+    project.assert_as_built(**MANY)
 
 
 # Other forms, other places, and what is read of them.

@@ -300,16 +300,9 @@ def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):
     source = source_of("tars by number", f"{bucket}/in")
     project.build(name="alone", source=source)
     project.build(name="two", source=source, run__workers=2)
-    config = project.config("ranks", source=source)
-    project.run(main, "plan", "--config", config)
-    for rank in (1, 0):
-        project.run(main, "build", "--config", config, "--rank", rank, "--world-size", 2)
-    project.run(main, "seal", "--config", config)
-    assert all(
-        images_of(project.folder / "alone") == images_of(project.folder / name)
-        and sealed(project.folder / "alone") == sealed(project.folder / name)
-        for name in ("two", "ranks")
-    )
+    project.in_ranks("ranks", source=source)
+    alone, *others = (project.folder / name for name in ("alone", "two", "ranks"))
+    assert [(images_of(each), sealed(each)) for each in others] == [(images_of(alone), sealed(alone))] * 2
 
 
 def sealed(cache: Path) -> tuple[str, str]:

@@ -178,6 +178,20 @@ class Project:
     def build(self, *flags: str, name: str | None = None, code: int = 0, **overrides: Any) -> str:
         return self.run(main, "build", "--config", self.config(name, **overrides), *flags, code=code)
 
+    def step(self, command: str, *options: object, name: str | None = None, code: int = 0, **overrides: Any) -> str:
+        """Run a `plan`, `seal` or `build`, as a rank does."""
+        return self.run(main, command, "--config", self.config(name, **overrides), *options, code=code)
+
+    def in_ranks(self, name: str | None = None, **overrides: Any) -> None:
+        """Build the cache of this name by two ranks, one after the other."""
+        for line in ("plan", "build --rank 1 --world-size 2", "build --rank 0 --world-size 2", "seal"):
+            self.step(*line.split(), name=name, **overrides)
+
+    def assert_as_built(self, **overrides: Any) -> None:
+        """Check that the cache has the bytes of one build."""
+        self.build(name="alone", **overrides)
+        assert self.files() == self.caches.below("alone").timeless()
+
     def repair(self, *options: object, code: int = 0) -> str:
         return self.run(main, "repair", self.place.address, *options, code=code)
 
@@ -197,6 +211,13 @@ class Project:
 
     def lose(self, *names: str) -> None:
         self.place.lose(*names)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Check that nothing changes, except the claim that ranks share, which stays until the seal."""
+        before = self.place.marks()
+        yield
+        assert {name: mark for name, mark in self.place.marks().items() if name != ".claim"} == before
 
     def untouched(self) -> AbstractContextManager[None]:
         """Check that nothing in the cache is written, renamed or deleted inside the block."""

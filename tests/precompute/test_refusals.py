@@ -47,6 +47,7 @@ CLIP = f"build {IMAGE} --image.range clip --encoder.model CLIPVisionModel"
 GEMMA = f"build {IMAGE} --encoder.model Gemma3ForConditionalGeneration"
 TEXT = "build --source.text caption --encoder.max_tokens 16 --encoder.model"
 T5 = f"{TEXT} T5EncoderModel"
+BUCKETS = "build --image.buckets.preset ours --image.buckets.resolution 256"
 WEBDATASET = "build --store.format webdataset"
 
 REFUSED: list[tuple[Any, ...]] = [
@@ -120,6 +121,14 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, f"{TEXT} CLIPTextModel --encoder.max_tokens 2", "encoder.max_tokens", "3"),
     (2, f"{TEXT} CLIPTextModel --encoder.drop 5", "encoder.drop", "encoder.template", "2"),
     (2, f"{TEXT} Gemma2Model --encoder.layer 5", "encoder.layer", "0 to 4"),
+    (2, f"{BUCKETS} --image.height 64", "image.height and image.buckets contradict each other"),
+    (2, f"{BUCKETS} --image.fit crop", "image.fit and image.buckets contradict each other"),
+    (2, f"{BUCKETS} --image.buckets.step 12", "image.buckets.step 12", "encoder", "multiples of 8"),
+    (2, f"{BUCKETS} --encoder.model missing", "encoder.model missing"),
+    (2, "build --clip.frames 6 --clip.fps 12", "clip.frames", "4k", "5", "9"),
+    (2, "build --clip.fps 12", "clip.fps", "clip.frames"),
+    (2, "build --clip.frames 5", "clip.fps", "16"),
+    (2, "build --clip.frames 5 --clip.fps 12 --image.decode reduced", "image.decode", "clips"),
     (2, "estimate --seconds 0", "seconds"),
     (2, "estimate --run nowhere", "--run", "nowhere/metrics.jsonl"),
     (2, "estimate --run r --samples-per-s 1", "--run", "--samples-per-s"),
@@ -162,7 +171,7 @@ OTHER_FIELDS = {
 def test_a_refusal_is_one_line_that_names_what_is_wrong_and_makes_nothing(project, row):
     code, line, *named = row
     command, *options = shlex.split(line)
-    image = {"image": {}} if "source.text" in line else {}
+    image = {"image": {}} if "source.text" in line or "buckets" in line else {}
     place = ["--config", project.config("new", **image)] if command in ("build", "seal", "estimate") else ["cache"]
     files = {*project.folder.iterdir()}
     with project.untouched():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cache_store import open_cache, open_joined
-from cache_store.cache.metadata import open_plan, read_commit
+from cache_store.cache.metadata import read_commit
 from cache_store.cache.writer import ShardBuilder
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError
@@ -21,11 +21,10 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
 from tests.precompute.acts import rewrite
-from tests.precompute.conftest import SAMPLES, Project, timeless_files
+from tests.precompute.conftest import SAMPLES, Project
 from tests.precompute.encoders.loading import load
 from tests.precompute.encoders.test_text_encoder import encoded
 from tests.precompute.encoders.text_models import FEATURES, save_text_encoder
-from tests.precompute.test_families import repair_and_copy
 from trainer import LatentStream
 
 TOKENS = 16
@@ -94,19 +93,9 @@ def test_a_cache_of_texts_holds_the_encoders_samples_their_tokens_and_the_null_p
     letters_and_end = [len(CAPTIONS[row]) + 1 if row in CAPTIONS else None for row in range(8)]
     assert table["tokens"].to_pylist() == letters_and_end
     assert (record.content.cut_texts, record.content.remarks) == (1, {})
-    said = captioned.run(cache_store, "info", captioned.cache)
-    for named in (
-        "caption",
-        "T5EncoderModel",
-        f"[token, feature {FEATURES}]",
-        f"[{TOKENS}, {FEATURES}]",
-        "1 cached text, cut",
-    ):
-        assert named in said
 
 
-def test_a_damaged_cache_of_texts_and_its_null_prompt_are_named_repaired_and_copied_bit_by_bit(texts):
-    repair_and_copy(texts)
+def test_a_damaged_null_prompt_is_named_and_repaired(texts):
     with texts.same_in_the_end():
         texts.place.flip(NULL_TEXT_FILE)
         with pytest.raises(CacheError, match=NULL_TEXT_FILE):
@@ -125,16 +114,6 @@ def test_a_null_prompt_that_overflows_its_dtype_stops_the_build(captioned, monke
     (line,) = captioned.build(code=1).splitlines()[-1:]
     assert "store.dtype" in line
     assert not [*captioned.cache.glob("commits/*")]
-
-
-def test_one_and_two_workers_and_ranks_write_the_same_bytes_of_texts(texts, forked_workers):
-    texts.build(name="two", run__workers=2)
-    config = texts.config("ranks")
-    texts.run(main, "plan", "--config", config)
-    for rank in (1, 0):
-        texts.run(main, "build", "--config", config, "--rank", rank, "--world-size", 2)
-    texts.run(main, "seal", "--config", config)
-    assert timeless_files(texts.folder / "two") == timeless_files(texts.folder / "ranks") == texts.files()
 
 
 def test_a_changed_caption_is_refused_and_a_changed_image_is_not(texts):
@@ -164,8 +143,7 @@ def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
         assert "weights_sha256" not in said
 
 
-def test_an_audit_and_a_gallery_of_texts_show_the_captions(texts):
-    assert "equal bits  20 of 20" in texts.run(main, "audit", texts.cache, "--samples", "1000")
+def test_a_gallery_of_texts_shows_the_captions(texts):
     page = texts.folder / "page.html"
     texts.run(cache_store, "gallery", texts.cache, "-o", page)
     shown = page.read_text()
@@ -295,21 +273,3 @@ def test_a_source_without_captions_is_refused_before_anything_is_encoded(project
     said = project.build(code=1, **{**SETTINGS, "source": {"kind": "folder", "path": str(folder), "text": "caption"}})
     assert "a.png" in said
     assert "name.txt" in said
-
-
-def test_withdrawn_captions_leave_a_cache_of_texts_also_when_a_shard_is_encoded_again(texts):
-    """One has no caption, one is cut."""
-    (texts.folder / "ids.txt").write_text("sample-003\nsample-005\n")
-    texts.run(cache_store, "withdraw", texts.cache, "--ids", texts.folder / "ids.txt")
-    with texts.same_in_the_end():
-        texts.lose("samples/000000.parquet")
-        texts.repair("--shards", "0")
-        texts.build("--check-sources")
-    cache, content = open_cache(texts.cache), read_commit(texts.cache, 0).content
-    assert (cache.seal.reasons, content.reasons, content.cut_texts) == (
-        {"no text": 1, "withdrawn": 2},
-        {"withdrawn": 2},
-        0,
-    )
-    assert CAPTIONS[5].encode() not in b"".join(timeless_files(texts.cache).values())
-    assert CAPTIONS[5] not in str(open_plan(texts.cache).rows(0, SAMPLES).to_pylist())

@@ -239,6 +239,20 @@ def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
         open_joined({"world": caches["world"], "fewer": make_cache(tmp_path / "fewer", SAMPLES["tower"][:9])})
 
 
+@pytest.mark.parametrize("lengths", [(5,), (5, 9)])
+def test_clips_are_joined_and_normalised_per_channel(tmp_path, lengths):
+    """With as many latent frames as channels, too."""
+    latents, paths = {}, {}
+    for name, channels in (("a", 4), ("b", 5)):
+        latents[name] = [samples_of((channels, frames, 2, 3), rows=6) for frames in lengths]
+        scale = {"latents_mean": [0.5 * channel for channel in range(channels)], "latents_std": [2.0] * channels}
+        paths[name] = make_cache(tmp_path / name, latents[name], clips=True, **scale)
+    for name, read in open_joined(paths).read(np.array([5, 0]), normalize=True).items():
+        stored = latents[name][0][[5, 0]]
+        mean = 0.5 * np.arange(stored.shape[1], dtype=np.float32)[:, None, None, None]
+        np.testing.assert_array_equal(read, (stored - mean) / 2)
+
+
 def test_captions_are_answers_and_none_without_one(tmp_path):
     """A sample of several captions shows the next one in each epoch; a joined cache counts its own samples."""
     several = [*caption("a"), {"from": "gpt", "value": "b"}, {"from": "gpt", "value": "c"}]

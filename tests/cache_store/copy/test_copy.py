@@ -27,6 +27,7 @@ def copy(cache: Path, out: Path, store_format: str, *options: str) -> int:
 
 
 ODD_TEXTS = [caption('ü\U0001f600\x00"\\' * (200 * row)) for row in range(ROWS)]
+CLIPS = [samples_of((4, 5, 2, 3), 14), samples_of((4, 9, 2, 3), 16)]
 TO_TARS = {"store_format": "webdataset", "codec": "none"}
 
 
@@ -37,6 +38,8 @@ TO_TARS = {"store_format": "webdataset", "codec": "none"}
         ({"store_format": "webdataset"}, {"store_format": "zarr"}),
         *(({"codec": codec}, TO_TARS) for codec in ("lz4", "zstd")),
         *(({"latents": samples_of(shape)}, TO_TARS) for shape in SHAPES),
+        ({"latents": CLIPS, "clips": True}, TO_TARS),
+        ({"latents": CLIPS, "clips": True, "codec": "lz4", "dtype": "uint8"}, {"codec": "zstd"}),
         ({"conversations": ODD_TEXTS}, TO_TARS),
         *(({"codec": "lz4", "dtype": dtype}, {"codec": "zstd"}) for dtype in ("float16", "bfloat16", "float32")),
         ({"codec": "zstd"}, {}),

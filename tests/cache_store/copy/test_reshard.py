@@ -46,10 +46,12 @@ def test_a_packed_copy_has_the_same_samples_in_full_shards(grown, tmp_path, form
 
 def test_texts_keep_their_null_prompt_and_sizes_their_arrays(tmp_path):
     texts = np.random.default_rng(0).standard_normal((6, 5, 3), np.float32)
+    clips = [np.ones((6, 4, 5, 2, 3), np.float32), np.ones((6, 4, 9, 2, 3), np.float32)]
     sizes = [np.ones((5, 2, 2, 3), np.float32), np.ones((4, 2, 4, 1), np.float32)]
     for name, latents, options in (
         ("texts", texts, {"text": text_recipe(5), "lengths": (1, 2, 3)}),
         ("sizes", sizes, {"samples_per_shard": 2}),
+        ("clips", clips, {"clips": True, "samples_per_shard": 4, "lengths": (2, 1, 1, 2)}),
     ):
         path, out = make_cache(tmp_path / name, latents, **options), tmp_path / f"{name}-packed"
         assert main(["copy", str(path), str(out), "--reshard"]) == 0

@@ -71,6 +71,7 @@ def make(tmp_path: Path, latents: np.ndarray) -> Callable[..., Path]:
 
 
 SIZES = [samples_of((4, 6, 5), 14), samples_of((4, 5, 6), 16, seed=8)]
+CLIPS = [samples_of((4, 5, 2, 3), 14), samples_of((4, 9, 2, 3), 16, seed=8)]
 FORMS: dict[str, dict[str, Any]] = {
     "zarr": {},
     "zstd": {"codec": "zstd"},
@@ -79,6 +80,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "tars": {"store_format": "webdataset"},
     "sizes": {"latents": SIZES},
     "sizes in tars": {"latents": SIZES, "store_format": "webdataset"},
+    "clips": {"latents": CLIPS, "clips": True},
+    "clips in tars": {"latents": CLIPS, "clips": True, "store_format": "webdataset"},
     "texts": {"latents": samples_of((5, 8), seed=9), "text": text_recipe(5)},
     "texts in tars": {"latents": samples_of((5, 8), seed=9), "text": text_recipe(5), "store_format": "webdataset"},
 }

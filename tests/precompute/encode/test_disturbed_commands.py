@@ -14,28 +14,20 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-import precompute.rerun.steps
 from cache_store.format.schema import StoreFormat
 from cache_store.storage.store import STORES
-from precompute.encoders.registry import load_encoder
-from tests.command_runs import COMMANDS, Run, make_scene
+from tests.command_runs import COMMANDS, Run, make_scene, quick_loading
 from tests.faulty_store import FaultyDisk, FaultyStore
 from tests.full_disk import make_room, mounted_disk
 from tests.places import Folder
 from tests.precompute.conftest import timeless_files
 
-load_once = cache(load_encoder)
-
-
-@pytest.fixture(autouse=True)
-def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompute.rerun.steps, "load_encoder", load_once)
+__all__ = ["quick_loading"]  # a fixture
 
 
 @pytest.fixture(scope="module", params=get_args(StoreFormat))

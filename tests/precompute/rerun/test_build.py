@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zlib
 from random import Random
 
@@ -86,21 +85,6 @@ def test_the_threads_that_torch_was_given_change_no_byte(built, threads):
     finally:
         torch.set_num_threads(before)
     assert timeless_files(built.folder / "again") == built.files()
-
-
-def test_tars_hold_the_latents_of_a_zarr_build(built):
-    """A copy of the Zarr build as tars has the same; a rejected sample has no member."""
-    built.build(name="tars", store__format="webdataset")
-    tars, names = built.folder / "tars", list[str]()
-    built.run(cache_store, "copy", built.cache, built.folder / "converted", "--format", "webdataset")
-    assert timeless_files(built.folder / "converted") == timeless_files(tars)
-    numbers = np.arange(len(GOOD))
-    np.testing.assert_array_equal(open_cache(tars).read(numbers), open_cache(built.cache).read(numbers), strict=True)
-    assert not verify(tars, "full").findings
-    for path in sorted((tars / "shards").iterdir()):
-        with tarfile.open(path) as archive:
-            names += archive.getnames()
-    assert names == [f"{row:012d}.{kind}" for row in GOOD for kind in ("latent.npy", "json")]
 
 
 def test_too_many_rejects_end_the_build_and_say_why(project):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -22,41 +21,24 @@ from precompute.rerun.facts import read_facts
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.steps import open_build_inputs
 from tests.named import assert_names
-from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, places, sample_name, timeless_files
+from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, sample_name, timeless_files
 from tests.precompute.sources.pictures import write_pictures
-
-
-def step(project, command, *flags, code=0, **overrides):
-    return project.run(main, command, "--config", project.config(**overrides), *flags, code=code)
 
 
 def rank(index, world_size):
     return ["--rank", str(index), "--world-size", str(world_size)]
 
 
-@contextmanager
-def unchanged(project):
-    """Check that no file changes, except the claim that ranks share until the seal."""
-    before = places(project.cache)
-    yield
-    assert {name: place for name, place in places(project.cache).items() if name != ".claim"} == before
-
-
-def assert_as_built(project, **overrides):
-    project.build(name="alone", **overrides)
-    assert project.files() == timeless_files(project.folder / "alone")
-
-
 def test_a_build_alone_ends_what_ranks_began(built):
     """Ranks also finish a build that was stopped."""
     built.lose("seal.json", "commits/000000.json", "commits/000002.json")
-    assert "| 8/8 [" in step(built, "build", *rank(0, 3)), "the images of others are not in its bar"
+    assert "| 8/8 [" in built.step("build", *rank(0, 3)), "the images of others are not in its bar"
     (built.cache / ".claim").unlink()
-    with unchanged(built):
-        assert "nothing to encode" in step(built, "build", *rank(1, 3))
-        assert "1 of 3 shards not committed: 2; run their ranks again" in step(built, "seal", code=1)
+    with built.unchanged():
+        assert "nothing to encode" in built.step("build", *rank(1, 3))
+        assert "1 of 3 shards not committed: 2; run their ranks again" in built.step("seal", code=1)
     built.build()
-    assert_as_built(built)
+    built.assert_as_built()
 
 
 @pytest.mark.parametrize("flag", ["--extend", "--retry-rejected"])
@@ -65,11 +47,11 @@ def test_a_plan_made_anew_gives_ranks_what_a_build_would_do(built, built_once, f
         built.has(range(SAMPLES + 9))
     else:
         built.has(**{sample_name(BROKEN[0]).replace("-", "_"): image_bytes(BROKEN[0])})
-    step(built, "plan", flag)
+    built.step("plan", flag)
     assert not (built.cache / "seal.json").exists()
     for index in range(2):
-        step(built, "build", *rank(index, 2))
-    step(built, "seal")
+        built.step("build", *rank(index, 2))
+    built.step("seal")
     shutil.copytree(built_once, built.folder / "alone")
     built.build(flag, name="alone")
     assert built.files().keys() == timeless_files(built.folder / "alone").keys()
@@ -80,72 +62,72 @@ def test_what_was_sealed_is_mended_by_a_build_alone(built):
     alone = f"precompute build --config {built.folder / 'cache.yaml'} --rank 0 --world-size 1"
     with built.same_in_the_end():
         built.lose("commits/000001.json")
-        with unchanged(built):
+        with built.unchanged():
             for command, flags in (("plan", []), ("build", rank(0, 2)), ("seal", [])):
-                assert alone in step(built, command, *flags, code=1)
-        step(built, "build", *rank(0, 1))
+                assert alone in built.step(command, *flags, code=1)
+        built.step("build", *rank(0, 1))
 
 
 def test_the_list_is_read_for_the_plan_alone(project):
     """Ranks ignore what the source gains later: a hundred ranks must not list a hundred million samples each."""
-    step(project, "plan")
+    project.step("plan")
     project.build(name="alone")
     project.has(range(SAMPLES + 9))
-    with unchanged(project):
-        assert sample_name(SAMPLES) in step(project, "plan", code=1)
+    with project.unchanged():
+        assert sample_name(SAMPLES) in project.step("plan", code=1)
     for index in range(2):
-        step(project, "build", *rank(index, 2))
-    step(project, "seal")
+        project.step("build", *rank(index, 2))
+    project.step("seal")
     assert project.files() == timeless_files(project.folder / "alone")
 
 
 def test_a_seal_does_not_hash_the_plan_again(project, monkeypatch):
     """A folder of images too, which every plan lists."""
     project.unpack()
-    step(project, "plan")
-    step(project, "build")
+    project.step("plan")
+    project.step("build")
     monkeypatch.setattr(PlanFile, "digests", None)
-    step(project, "seal")
+    project.step("seal")
 
 
 def test_a_damaged_plan_is_not_sealed(project):
     """Ranks read only the rows of their own shards; the seal reads all rows."""
-    step(project, "plan")
+    project.step("plan")
     plan = project.cache / "plan.parquet"
     whole, rows = plan.read_bytes(), pq.read_table(plan)
     for damage in (lambda: plan.write_bytes(whole[:-9]), plan.unlink):
         damage()
         for command, flags in (("build", rank(0, 2)), ("seal", [])):
-            step(project, command, *flags, code=1)
-        step(project, "plan")
+            project.step(command, *flags, code=1)
+        project.step("plan")
         assert plan.read_bytes() == whole
     pq.write_table(rows.set_column(2, "uri", rows["uri"][::-1]), plan, 8)
     for index in range(2):
-        step(project, "build", *rank(index, 2))
-    step(project, "seal", code=1)
+        project.step("build", *rank(index, 2))
+    project.step("seal", code=1)
 
 
 def test_too_many_rejected_of_all_ranks_are_not_sealed(project):
     few = {"run__max_reject_fraction": 0.05}
-    step(project, "plan", **few)
-    step(project, "build", *rank(0, 2), **few)
+    project.step("plan", **few)
+    project.step("build", *rank(0, 2), **few)
     for command, flags in (("build", rank(1, 2)), ("seal", [])):
-        said = step(project, command, *flags, code=1, **few)
+        said = project.step(command, *flags, code=1, **few)
         assert "2 of 22" in said
         assert "--retry-rejected" in said
-    step(project, "seal")
+    project.step("seal")
 
 
 def test_ranks_work_beside_each_other_and_beside_nothing_else(built):
     holder = f"process {os.getpid()}"
     store = LocalStore(built.cache)
     with store.claim(shared=True), store.claim(shared=True):
-        step(built, "build", *rank(0, 2))
-        for message in (built.build(code=1), built.repair("--shards", "0", code=1), step(built, "seal", code=1)):
+        built.step("build", *rank(0, 2))
+        for message in (built.build(code=1), built.repair("--shards", "0", code=1), built.step("seal", code=1)):
             assert holder in message
     with store.claim():
-        assert holder in step(built, "build", *rank(0, 2), code=1)
-    step(built, "seal")
+        assert holder in built.step("build", *rank(0, 2), code=1)
+    built.step("seal")
     assert not (built.cache / ".claim").exists()
 
 
@@ -159,11 +141,11 @@ def test_ranks_of_any_source_write_what_one_build_does(built, kind):
             write_pictures(kind, path / str(number), *range(number, SAMPLES, 3))
     built.settings = {"source": {"kind": kind, "path": str(path)}, "image__flip": True}
     built.cache = built.folder / "ranks"
-    step(built, "plan")
+    built.step("plan")
     for index in (1, 0):
-        assert f"rank {index} of 2 encoded" in step(built, "build", *rank(index, 2))
-    step(built, "seal")
-    assert_as_built(built)
+        assert f"rank {index} of 2 encoded" in built.step("build", *rank(index, 2))
+    built.step("seal")
+    built.assert_as_built()
 
 
 def test_on_ray_files_without_a_record_make_way_and_others_stay(built):

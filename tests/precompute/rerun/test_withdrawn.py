@@ -1,7 +1,6 @@
 """Samples that were withdrawn stay withdrawn, whatever is built, and may be gone from the source."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,51 +43,6 @@ def assert_withdrawn(cache: Path) -> None:
     assert not verify(cache, "deep").findings
 
 
-def repaired(project: Project) -> None:
-    for name in ("latents/40x32/c/0/0/0/0", "samples/000000.parquet", "commits/000001.json"):
-        project.lose(name)
-    project.repair("--shards", "[0, 1, 2]")
-
-
-def sealed_again(project: Project) -> None:
-    project.lose("seal.json")
-    project.build()
-
-
-def built_in_ranks(project: Project) -> None:
-    project.lose("seal.json", "commits/000000.json")
-    config = ("--config", project.config())
-    project.run(main, "plan", *config)
-    for rank in "01":
-        project.run(main, "build", *config, "--rank", rank, "--world-size", "2")
-    project.run(main, "seal", *config)
-
-
-def listed_again(project: Project) -> None:
-    project.has()
-    project.build()
-
-
-RUNS: dict[str, Callable[[Project], object]] = {
-    "a build": lambda project: project.build(),
-    "a build that lists the source": listed_again,
-    "an extension by nothing": lambda project: project.build("--extend"),
-    "a check of the sources": lambda project: project.build("--check-sources"),
-    "a retry": lambda project: project.build("--retry-rejected"),
-    "a repair": repaired,
-    "a seal": sealed_again,
-    "ranks": built_in_ranks,
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_what_is_in_the_source_is_not_brought_back(withdrawn, name):
-    """A shard that is encoded again gets the bytes that the withdrawal copied."""
-    with withdrawn.same_in_the_end():
-        RUNS[name](withdrawn)
-    assert_withdrawn(withdrawn.cache)
-
-
 @pytest.mark.parametrize("lost", [["plan.parquet"], ["plan.parquet", "seal.json", "zarr.json"]])
 def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn, lost):
     plan = withdrawn.place.read("plan.parquet")
@@ -100,7 +54,7 @@ def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn, lost):
     assert_withdrawn(withdrawn.cache)
 
 
-def test_neither_is_a_mended_image(withdrawn):
+def test_a_mended_withdrawn_image_is_not_brought_back(withdrawn):
     withdrawn.has(**MENDED)
     said = withdrawn.build()
     assert f"changed: 1 ({sample_name(BROKEN[1])})" in said

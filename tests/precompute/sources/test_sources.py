@@ -445,9 +445,3 @@ def test_a_cache_of_another_caches_plan_grows_and_joins_it(project):
     project.build(name="other")
     shutil.copy(project.folder / "other" / "plan.parquet", project.cache)
     assert "plan.parquet is damaged" in second(project, code=1)
-
-
-def test_a_cache_of_a_plan_is_as_one_built_from_the_images(built):
-    """Only the record of the source differs."""
-    built.build(name="second", source={"kind": "cache", "path": str(built.cache)})
-    assert open_cache(built.folder / "second").identity == open_cache(built.cache).identity
