@@ -2,21 +2,23 @@
 
 import json
 import math
+import multiprocessing
 import os
 import socket
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.command_line import parse_config
 from cache_store.program.output_file import write_output
-from cache_store.program.running import hold_stop_signals
+from cache_store.program.running import hold_stop_signals, ignore_stop_signals
 from trainer.config import TrainConfig
 
 WARM_UP = 3
@@ -144,7 +146,7 @@ def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[
     """
     turns: list[list[Turn]] = [[] for _ in sides]
     with ExitStack() as stack:
-        started, openings = list[list[Rank]](), list[dict[str, Any]]()
+        started, openings = list[list[Connection]](), list[dict[str, Any]]()
         for options in sides:
             started.append(stack.enter_context(start_ranks(options, WARM_UP + steps, ranks)))
             openings.append(answer_of(started[-1][0]))
@@ -194,46 +196,61 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
     return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
 
 
-Rank = subprocess.Popen[str]
-"""A process of one side; it is told how many steps to do, and rank 0 answers in lines of JSON."""
-
-
 @contextmanager
-def start_ranks(options: Sequence[str], steps: int, ranks: int) -> Iterator[list[Rank]]:
+def start_ranks(options: Sequence[str], steps: int, ranks: int) -> Iterator[list[Connection]]:
     """Start processes that train when told to; they end with the block, and no signal stops them before.
 
     Several get the environment that torchrun would set.
     """
-    command = [sys.executable, "-m", "trainer.insight.compare_side", str(steps), *options]
+    context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # spawning would start it in the block below, and that lets signals through
     with socket.create_server(("127.0.0.1", 0)) as probe:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
     with ExitStack() as stack:
-        started = list[Rank]()
+        pipes = list[Connection]()
         for rank in range(ranks):
             place = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-            output = subprocess.DEVNULL if rank else subprocess.PIPE
+            ours, theirs = context.Pipe()
+            process = context.Process(target=run_rank, args=(options, steps, place, theirs))
             with hold_stop_signals():
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=output, text=True, env={**os.environ, **place}
-                )
-            stack.enter_context(process)
+                process.start()
+            stack.callback(process.join)
             stack.callback(process.kill)
-            started.append(process)
-        yield started
+            theirs.close()  # so that our end closes when the process ends
+            pipes.append(stack.enter_context(ours))
+        yield pipes
 
 
-def do_steps(ranks: Sequence[Rank], steps: int) -> Turn:
+def run_rank(options: Sequence[str], steps: int, place: Mapping[str, str], pipe: Connection) -> None:
+    """Train in this process, as many steps at a time as the pipe says; send rank 0's answers, and any rank's error."""
+    ignore_stop_signals()
+    os.environ |= place
+    os.dup2(2, 1)  # standard output is the comparison's
+    from trainer.insight.compare_side import answer_each  # imports torch, which the comparing process does not need
+    from trainer.run.parallel import join_world
+
+    try:
+        with join_world() as world, suppress(EOFError, BrokenPipeError):  # the comparing process ended
+            for answer in answer_each(parse_config(TrainConfig, options), steps, world, iter(pipe.recv, None)):
+                if world.is_main:
+                    pipe.send(answer)
+    except EncodeOnceError as error:
+        pipe.send(str(error))
+
+
+def do_steps(ranks: Sequence[Connection], steps: int) -> Turn:
     for rank in ranks:
-        assert rank.stdin is not None
-        with suppress(BrokenPipeError):  # the rank's last answer says why
-            print(steps, file=rank.stdin, flush=True)
+        with suppress(OSError):  # the rank's last answer says why
+            rank.send(steps)
     return Turn(**answer_of(ranks[0]))
 
 
-def answer_of(rank: Rank) -> dict[str, Any]:
-    """Wait for rank 0's next answer: the first when the side is open, then one a turn."""
-    assert rank.stdout is not None
-    answer: dict[str, Any] = json.loads(rank.stdout.readline() or '{"error": "a side ended: is memory too small?"}')
-    if "error" in answer:
-        raise EncodeOnceError(answer["error"])
+def answer_of(rank: Connection) -> dict[str, Any]:
+    """Wait for the next answer: the first when the side is open, then one a turn."""
+    try:
+        answer: dict[str, Any] | str = rank.recv()
+    except (EOFError, OSError):
+        answer = "a side ended: is memory too small for both?"
+    if isinstance(answer, str):
+        raise EncodeOnceError(answer)
     return answer

@@ -65,7 +65,7 @@ def refuse_other_trainable(session: Session) -> None:
 
 def startup_facts(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     run, world = session.config.run, session.world
-    size = f" of {memory / 2**30:,.0f} GiB" if (memory := memory_bytes(world.device)) else ""
+    size = f", {memory / 2**30:,.0f} GiB" if (memory := memory_bytes(world.device)) else ""
     yield "device", f"{world.size} x {device_name(world.device)}{size}; {run.precision}"
     if run.parallel == "fsdp2":
         parts = "each rank holds a part of each of the language model's weights, and gathers a layer as it runs"

@@ -44,8 +44,8 @@ def gpu_uuid(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-NO_MEMORY = ("out of memory", "can't allocate memory")
-"""Parts of torch's messages, on a GPU or a CPU."""
+NO_MEMORY = ("out of memory", "can't allocate memory", "could not create a primitive")
+"""Parts of messages: torch's on a GPU or a CPU, and that of oneDNN, which does the CPU's work."""
 
 
 def fit_memory(session: Session) -> Session:

@@ -100,8 +100,8 @@ def test_ctrl_c_while_a_side_is_imported_is_one_line(configured: MakeConfig, tmp
     """A terminal sends it to every process."""
     command = [sys.executable, "-m", "trainer", *comparing(configured(), tmp_path, {}, {})]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(lambda: any("compare_side" in line for line in processes_of(process.pid).values()))
+    wait_for(lambda: any("spawn_main" in line for line in processes_of(process.pid).values()))
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said.count("\n"), "trainer: stopped: " in said) == (3, 1, True)
-    assert not processes_of(process.pid)
+    wait_for(lambda: not processes_of(process.pid))

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from safetensors.torch import save
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import canonical_json, sign
 from cache_store.storage.local import write_file
-from tests.forked import FORKED
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.named import assert_names
 from tests.posix_disk import Disk, at_stake, lay_out, recorded, without_scratch
@@ -63,26 +61,6 @@ def test_the_last_few_and_a_persons_copy_are_kept_and_no_scratch(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {f"step-000000{kept}" for kept in ("05-best", "15", "20")}
     state = read_state(folder.path(20))
     assert (folder.steps(), state.step, state.position) == ([15, 20], 20, 160)
-
-
-def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
-    folder = CheckpointFolder(tmp_path, 2)
-    for attempt in range(6):
-        newest = max(folder.steps(), default=0)
-        steps = (tmp_path, *range(newest + 1, 100_000))
-        saver = FORKED.Process(target=save_steps, args=steps, kwargs={"keep_last": 2}, daemon=True)
-        saver.start()
-        while max(folder.steps(), default=0) <= newest:
-            assert saver.is_alive()
-            time.sleep(0.001)
-        time.sleep(0.004 * attempt)
-        saver.kill()
-        saver.join()
-        assert len(folder.steps()) <= 3
-        assert all(read_state(folder.path(step)).step == step for step in folder.steps())
-    newest = folder.steps()[-1]
-    assert save_steps(tmp_path, newest + 1, keep_last=2).steps() == [newest, newest + 1]
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 class Saved(NamedTuple):
