@@ -121,7 +121,7 @@ class AuditReport:
             ("compared", f"{counted(self.compared, 'sample')}, the planned batches of those drawn, on {self.device}"),
             ("equal bits", f"{self.equal_bits:,} of {self.compared:,}"),
             ("worst", f"{self.worst:.3g}"),
-            ("limits", self.limits),
+            ("limits", f"{self.limits}, of the root mean square"),
         ]
         found = [f"row {each.row}, {each.id} (shard {each.shard}): {each.problem}" for each in self.findings]
         if more := found[SHOWN_FINDINGS:]:

@@ -51,7 +51,7 @@ def test_the_exported_code_says_what_generate_says(configured, tmp_path, layout,
 ALONE = """
 import sys
 from safetensors.torch import load_file, save_file
-latents = load_file("latents.safetensors")["latents"]
+samples = load_file("latents.safetensors")["latents"]
 sys.path.insert(0, ".")
 CODE
 assert not {"trainer", "cache_store", "precompute", "transformers"} & {*sys.modules}
