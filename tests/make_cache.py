@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from cache_store.cache.commit import make_seal, write_seal
-from cache_store.cache.metadata import file_record, metadata_of, sums_of, write_build, write_plan
+from cache_store.cache.metadata import file_record, metadata_of, sums_of, write_build, write_plan, write_rejected
 from cache_store.cache.survey import survey_records
 from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.format import array, schema
@@ -130,7 +130,8 @@ def seal_cache(path: Path, spec: schema.Spec) -> None:
     """Write the seal of a cache whose shards are all committed, from its files."""
     store = LocalStore(path)
     contents = [record.content for _, record in sorted(survey_records(store).records.items())]
-    write_seal(store, make_seal(spec, contents, sums_of(store, spec, contents), file_record(store, PLAN_FILE)), None)
+    files = file_record(store, PLAN_FILE), write_rejected(store, spec, contents)
+    write_seal(store, make_seal(spec, contents, sums_of(store, spec, contents), files), None)
 
 
 def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Conversation] | None) -> pa.Table:

@@ -210,10 +210,12 @@ def make_seal(
     spec: Spec,
     contents: Sequence[CommitContent],
     sums: Sequence[ShardSums | None],
-    plan_file: FileRecord,
+    files: Sequence[FileRecord],
     array: ArraySummary | None = None,
 ) -> Seal:
     """Make the seal from the shards' records, in order, and their sums, or the `array` that these make.
+
+    `files` are the plan's and that of the rejected rows.
 
     Raises CacheError if no row is cached.
     """
@@ -236,7 +238,8 @@ def make_seal(
         cut_texts=sum(each.cut_texts for each in contents),
         cached_per_shard=tuple(each.cached for each in contents),
         commits=tuple(each.digest for each in contents),
-        plan_file=plan_file,
+        plan_file=files[0],
+        rejected_file=files[1],
         array=array or summarise([*filter(None, sums)], sum(each.files[0].bytes for each in contents)),
         sha256="",
     )

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import hashlib
+import io
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError, ConfigError, NoCacheError, OlderFormatError
 from cache_store.format.array import MAX_SAMPLE_BYTES
@@ -19,6 +22,7 @@ from cache_store.format.layout import (
     BUILD_FILE,
     COMMITS,
     PLAN_FILE,
+    REJECTED_FILE,
     SEAL_FILE,
     SIZES,
     SPEC_ATTRIBUTE,
@@ -41,6 +45,7 @@ from cache_store.format.record import (
     sign,
 )
 from cache_store.format.schema import (
+    MAX_SAMPLES_PER_SHARD,
     MAX_SHARDS,
     BuildRecord,
     CommitContent,
@@ -54,6 +59,8 @@ from cache_store.format.sums import ShardSums
 from cache_store.format.tables import (
     MAX_FOOTER_BYTES,
     MAX_PLAN_FOOTER_BYTES,
+    REJECTED,
+    REJECTED_SCHEMA,
     SUMS_KEY,
     TableFile,
     refuse_large_footer,
@@ -279,12 +286,32 @@ def read_sums(store: Store, spec: Spec, content: CommitContent) -> ShardSums | N
         return ShardSums.of_data(data, spec.array.features)
     except ValueError as error:
         where = shlex.quote(str(store))
-        raise CacheError(f"{store.where(name)} {error}; run `cache-store verify {where} --level full`") from None
+        raise CacheError(
+            f"{store.where(name)} {error}; run `precompute repair {where} --shards '[{content.shard}]'`"
+        ) from None
 
 
 def sums_of(store: Store, spec: Spec, contents: Sequence[CommitContent]) -> list[ShardSums | None]:
     """Read the sums of shards, several at a time."""
     return [*map_calls(store, partial(read_sums, store, spec), contents)]
+
+
+def write_rejected(store: Store, spec: Spec, contents: Iterable[CommitContent]) -> FileRecord:
+    """Write the rows without a sample, from the samples tables of shards that have some; return the file's record."""
+    lacking = [content.shard for content in contents if content.rejected]
+    tables = map_calls(store, partial(rejected_rows, store), lacking)
+    table = pa.concat_tables([REJECTED_SCHEMA.empty_table(), *tables]).combine_chunks()
+    pq.write_table(table, stream := io.BytesIO(), compression="zstd", row_group_size=MAX_SAMPLES_PER_SHARD)
+    data = stream.getvalue()
+    record = record_bytes(REJECTED_FILE, data)
+    if not store.has(REJECTED_FILE) or stored_sha256(store, REJECTED_FILE) != record.sha256:
+        store.put_whole(REJECTED_FILE, data)
+    return record
+
+
+def rejected_rows(store: Store, shard: int) -> pa.Table:
+    table = read_samples(store, shard, ["row", "status", "reason"])
+    return table.filter(pc.equal(table["status"], REJECTED)).select(REJECTED_SCHEMA.names)
 
 
 def stored_sha256(store: Store, name: str) -> str:

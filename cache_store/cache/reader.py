@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cache_store.cache.gather import ReadAhead, copy_rows
@@ -28,10 +27,10 @@ from cache_store.format.normalization import refuse_moments
 from cache_store.format.plan import caption_of
 from cache_store.format.quantized import dequantize
 from cache_store.format.schema import Seal, Spec
-from cache_store.format.tables import PLANNED_COLUMNS, REJECTED, TOKENS, WITHDRAWN, samples_schema
+from cache_store.format.tables import PLANNED_COLUMNS, TOKENS, WITHDRAWN, samples_schema
 from cache_store.messages import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
-from cache_store.storage.store import Address, Store, is_url, local_path, map_calls, open_store, with_kept_blocks
+from cache_store.storage.store import Address, Store, is_url, local_path, open_store, with_kept_blocks
 
 READ_BYTES = 8 << 20
 """Bytes copied or decoded at a time: checking then finds them in the CPU cache, and Ctrl-C can act in between."""
@@ -155,15 +154,8 @@ class Cache:
         return [*samples_schema(self.spec.array).names, *PLANNED_COLUMNS, *self.shards.extra]
 
     def rejected_rows(self) -> NDArray[np.int64]:
-        """Return the rows without a sample, ascending; it reads the samples tables of shards with rejected rows."""
-        lacking = np.flatnonzero(np.array(self.seal.cached_per_shard) < np.diff(self.spec.bounds)).tolist()
-        rows = map_calls(self.store, self._rejected_rows, lacking)
-        return np.concatenate([np.empty(0, np.int64), *rows])
-
-    def _rejected_rows(self, shard: int) -> NDArray[np.int64]:
-        table = self.shards.table(shard, ["row", "status"])
-        rows: NDArray[np.int64] = table.filter(pc.equal(table["status"], REJECTED))["row"].to_numpy()
-        return rows
+        """Return the rows without a sample, ascending: int64."""
+        return self.shards.rejected_rows()
 
     def __repr__(self) -> str:
         return f"Cache({str(self.store)!r}, {counted(len(self), 'sample')} of [{self.spec.array.named_axes}])"

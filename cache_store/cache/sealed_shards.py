@@ -18,7 +18,7 @@ from cache_store.cache.metadata import open_plan, read_commit
 from cache_store.cache.survey import size_problem
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import NULL_TEXT_FILE, commit_file, samples_file
+from cache_store.format.layout import NULL_TEXT_FILE, REJECTED_FILE, commit_file, samples_file
 from cache_store.format.plan import PlanFile
 from cache_store.format.quantized import Scale
 from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
@@ -170,7 +170,7 @@ class SealedShards:
         names = [*whole.names, *PLANNED_COLUMNS, *self.extra] if columns is None else columns
         content, file = content or self._sealed_content(shard), samples_file(shard)
         schema = pa.schema([whole.field(name) for name in names if name in whole.names])
-        table = parse_table(self._sealed_bytes(content, file), self.store.where(file), schema.names)
+        table = parse_table(self._sealed_file(content, file), self.store.where(file), schema.names)
         if table.schema != schema:
             raise self._broken(f"{file} does not have the columns of the format")
         if from_plan := [name for name in names if name not in whole.names]:
@@ -181,9 +181,15 @@ class SealedShards:
                 table = table.append_column(planned.schema.field(name), planned[name])
         return table.select(names)
 
+    def rejected_rows(self) -> NDArray[np.int64]:
+        """Read the rows without a sample; CacheError if their file is not the sealed one."""
+        table = parse_table(self._sealed_bytes(self.seal.rejected_file), self.store.where(REJECTED_FILE), ["row"])
+        rows: NDArray[np.int64] = table["row"].to_numpy()
+        return rows
+
     def null_text(self) -> NDArray[Any]:
         """Read the sample of the null prompt, [*shape]; CacheError if it is not as sealed."""
-        data, array = self._sealed_bytes(self._sealed_content(0), NULL_TEXT_FILE), self.spec.array_of(0)
+        data, array = self._sealed_file(self._sealed_content(0), NULL_TEXT_FILE), self.spec.array_of(0)
         if len(data) != array.sample_bytes:
             raise self._broken(f"{NULL_TEXT_FILE} has {len(data):,} bytes, a sample {array.sample_bytes:,}")
         return np.frombuffer(bytearray(data), array.numpy_dtype).reshape(array.shape)
@@ -213,11 +219,15 @@ class SealedShards:
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         return record.content
 
-    def _sealed_bytes(self, content: CommitContent, file: str) -> bytes:
+    def _sealed_file(self, content: CommitContent, file: str) -> bytes:
         """Read a file of a shard; CacheError if it is not the sealed one."""
         sealed = next((each for each in content.files if each.path == file), None)
         if sealed is None:
             raise self._broken(f"{file} is not named by its shard's record")
+        return self._sealed_bytes(sealed)
+
+    def _sealed_bytes(self, sealed: FileRecord) -> bytes:
+        file = sealed.path
         try:
             data = self.store.read(file, min(sealed.bytes, MAX_ROW_GROUP_BYTES))
         except (FileNotFoundError, NotADirectoryError):

@@ -27,6 +27,7 @@ from cache_store.cache.metadata import (
     stored_sha256,
     sums_of,
     write_plan,
+    write_rejected,
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import ShardOnDisk, Survey, size_problem, survey_records
@@ -34,7 +35,7 @@ from cache_store.copy.options import CopyConfig
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, REJECTED_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json, sign
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec, even_shards
 from cache_store.log import log_about, log_result
@@ -116,12 +117,16 @@ def copy(
             copy_one = ShardCopier(source, records, target, there.shards)
             copied = copy_shards(range(target.spec.num_shards), copy_one, 1, progress)
             contents = [record.content for record, _ in copied]
-            seal = make_seal(target.spec, contents, sums_of(to_store, target.spec, contents), plan_file)
+            files = plan_file, write_rejected(to_store, target.spec, contents)
+            seal = make_seal(target.spec, contents, sums_of(to_store, target.spec, contents), files)
             if not is_packed:  # another machine may solve for the preview's map with other roundings
                 array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
                 seal = sign(msgspec.structs.replace(seal, array=array))
         else:
             copied = copy_shards(in_order, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
+            copy_file(
+                from_store, to_store, listing, msgspec.structs.replace(source_seal.rejected_file, path=REJECTED_FILE)
+            )
             seal = source_seal
         clear_leftovers(to_store, target.spec)
         to_store.make_durable(commit_file(0))  # and so all other records

@@ -29,6 +29,7 @@ from cache_store.cache.metadata import (
     sums_of,
     write_build,
     write_plan,
+    write_rejected,
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import survey_records
@@ -242,7 +243,8 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
         contents = [record.content for _, record in sorted(records.items())]
         store.make_durable(commit_file(0))  # and so all other records
         sums = sums_of(store, spec, contents)
-        seal = write_seal(store, make_seal(spec, contents, sums, plan_file), surveyed.seal.value)
+        files = plan_file, write_rejected(store, spec, contents)
+        seal = write_seal(store, make_seal(spec, contents, sums, files), surveyed.seal.value)
     listed = build.listed and msgspec.structs.replace(
         build.listed, plan_sha256=plan_file.sha256, plan_digest=digests.whole, shard_digests=digests.shards
     )

@@ -303,9 +303,15 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     commits: tuple[str, ...]
     """SHA-256 of each commit record's content, in shard order; it identifies an edited record."""
     plan_file: FileRecord
+    rejected_file: FileRecord
     array: ArraySummary
     sha256: str
     """SHA-256 over the seal's canonical form without this field."""
+
+    def sums_up(self, spec: Spec, plan_file: FileRecord, contents: Iterable[CommitContent]) -> bool:
+        """Return whether it is the seal of these records, in shard order."""
+        digests = tuple(content.digest for content in contents)
+        return (self.spec, self.plan_file, self.commits) == (spec, plan_file, digests)
 
     def holds(self, shard: int, content: CommitContent) -> bool:
         """Return whether the shard was sealed with this content."""

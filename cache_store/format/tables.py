@@ -74,6 +74,9 @@ SAMPLES_SCHEMA = pa.schema(
 the sample's part begins in it, all in pixels; `tokens` is of texts. `offset` and `length` delimit the encoded latent in
 its shard file; `crc32c` is over those bytes."""
 
+REJECTED_SCHEMA = pa.schema([("row", pa.int64()), ("reason", pa.string())])
+"""Columns of the rows without a sample, ascending."""
+
 SCALE_COLUMNS = Scale._fields
 """Columns of quantized samples, after the others: lists of float32, one for each channel."""
 

@@ -11,7 +11,7 @@ from cache_store.cache.commit import cache_identity, make_seal
 from cache_store.cache.metadata import metadata_of, open_plan, sums_of
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import DAMAGE, CacheError, StaleError
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file, samples_file
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, REJECTED_FILE, SEAL_FILE, commit_file, samples_file
 from cache_store.format.plan import plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.storage.store import Store
@@ -126,8 +126,9 @@ def seal_findings(
         return
     sums = [] if has_quick else sums_of(store, spec, contents)
     plan_file = msgspec.structs.replace(seal.plan_file, path=PLAN_FILE)
+    rejected_file = msgspec.structs.replace(seal.rejected_file, path=REJECTED_FILE)
     stated = msgspec.structs.replace(seal.array, bytes=sum(each.files[0].bytes for each in contents))
-    expected = make_seal(spec, contents, sums, plan_file, stated if has_quick else None)
+    expected = make_seal(spec, contents, sums, (plan_file, rejected_file), stated if has_quick else None)
     unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
     if not nearly_equal(*unsigned):
         yield Finding(file=SEAL_FILE, problem="is not the summary of the commit records")

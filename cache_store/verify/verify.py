@@ -14,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
 from cache_store.format.formats import files_of_shard, shard_format
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, REJECTED_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Seal, Spec
 from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
@@ -36,6 +38,7 @@ from cache_store.verify.metadata import (
     metadata_findings,
     seal_findings,
 )
+from cache_store.verify.record import file_finding
 from cache_store.verify.scope import Level, Subset
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
 
@@ -76,7 +79,7 @@ def files_of(spec: Spec) -> set[str]:
     """Return the names of all files of a cache with this spec."""
     shards, layout = range(spec.num_shards), shard_format(spec)
     by_shard = (name for shard in shards for name in (*files_of_shard(spec, shard), commit_file(shard)))
-    return {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(), *by_shard}
+    return {PLAN_FILE, BUILD_FILE, REJECTED_FILE, SEAL_FILE, *layout.metadata(), *by_shard}
 
 
 def is_leftover(name: str, known: set[str]) -> bool:
@@ -151,6 +154,8 @@ def verify(
     plan, checked = check_all(check_plan_task, check_shard, tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
+        rejected = file_finding(store, msgspec.structs.replace(seal.rejected_file, path=REJECTED_FILE))
+        findings += [rejected] if rejected else []
         findings += seal_findings(store, spec, seal, checked, {finding.file for finding in findings})
     covered = [each for each in checked if chosen[each.task.shard]]
     return replace(

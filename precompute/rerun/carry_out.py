@@ -13,13 +13,13 @@ from itertools import zip_longest
 from posixpath import commonpath, dirname
 
 from cache_store.cache.commit import make_seal, refuse_non_canonical, retract, write_seal
-from cache_store.cache.metadata import file_record, metadata_of, sums_of, write_build, write_plan
+from cache_store.cache.metadata import file_record, metadata_of, sums_of, write_build, write_plan, write_rejected
 from cache_store.cache.survey import Reading, survey_build
 from cache_store.copy.withdraw import finish_withdrawal
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import PLAN_FILE, SEAL_FILE, commit_file
-from cache_store.format.schema import BuildRecord, FileRecord, Listed, Seal, Spec
+from cache_store.format.layout import PLAN_FILE, REJECTED_FILE, SEAL_FILE, commit_file
+from cache_store.format.schema import BuildRecord, CommitContent, FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info, log_warning
 from cache_store.messages import counted, printable
 from cache_store.program.running import stop_on_signals
@@ -201,16 +201,28 @@ def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None
         raise Interrupted("every shard is committed; run the same command again to seal the cache")
 
 
+def held_seal(store: Store, work: Work, contents: Sequence[CommitContent]) -> Seal | None:
+    """Return the earlier seal if it sums up these records, and the rejected rows are as it says; it opens no table."""
+    held = work.earlier_seal
+    if held and work.plan_file and held.sums_up(work.spec, work.plan_file, contents) and store.has(REJECTED_FILE):
+        return held if file_record(store, REJECTED_FILE) == held.rejected_file else None
+    return None
+
+
+def new_seal(store: Store, work: Work, contents: Sequence[CommitContent]) -> Seal:
+    assert work.plan_file is not None
+    files = work.plan_file, write_rejected(store, work.spec, contents)
+    return make_seal(work.spec, contents, sums_of(store, work.spec, contents), files)
+
+
 def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     """Delete leftovers of dead builds and seal the cache; every shard must be committed."""
     clear_leftovers(store, work.spec)
     records = {**work.kept, **progress.built}
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
     refuse_non_canonical(store, contents)
-    assert work.plan_file is not None
     store.make_durable(commit_file(0))  # and so all other records
-    sums = sums_of(store, work.spec, contents)
-    seal = write_seal(store, make_seal(work.spec, contents, sums, work.plan_file), work.earlier_seal)
+    seal = write_seal(store, held_seal(store, work, contents) or new_seal(store, work, contents), work.earlier_seal)
     if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
         is_asked = work.has_other_samples
         why = "its samples changed; restart training" if is_asked else "the old seal did not match these shards"

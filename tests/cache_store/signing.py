@@ -104,6 +104,7 @@ def resign(root: Path) -> None:
         if isinstance(seal.get("commits"), list):
             seal["commits"] = commits
         refile(root, seal.get("plan_file"))
+        refile(root, seal.get("rejected_file"))
         save_signed(root / "seal.json", seal)
     save_signed(root / "build.json", load(root / "build.json"))
 

@@ -101,7 +101,7 @@ def test_what_verify_names_is_repaired_to_the_same_bytes(built, what):
         steps, before = json.loads(built.report().read_text())["next"], built.place.marks()
         for step in steps:
             if step.startswith("rerun the `precompute build`"):
-                built.build()
+                assert "precompute repair" in built.build(code=1) if "flipped samples table" in what else built.build()
                 before = built.place.marks()
             elif step.startswith("precompute "):
                 built.run(main, *shlex.split(step)[1:])

@@ -14,13 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from cache_store.cache.commit import ShardFiles
-from cache_store.cache.metadata import file_record, open_plan, read_commit, read_samples, read_spec
+from cache_store.cache.metadata import file_record, open_plan, read_commit, read_samples, read_spec, read_sums
 from cache_store.cache.writer import ShardBuilder
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import commit_file
 from cache_store.format.record import sign
 from cache_store.format.schema import CommitRecord
+from cache_store.format.sums import ShardSums
 from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.protocol import File, Store
 from tests.cache_store.conftest import REJECTED, contents
@@ -162,13 +163,19 @@ class Shard(NamedTuple):
     record: CommitRecord
     data: bytes
     samples: pa.Table
+    sums: ShardSums
 
     @classmethod
     def of(cls, store: LocalStore, device: str) -> Self:
         """Read shard 0, as another device would have written it."""
         record = read_commit(store, 0)
         record = sign(replace(record, run=replace(record.run, device=device)))
-        return cls(record, store.read(record.content.files[0].path), read_samples(store, 0))
+        return cls(
+            record,
+            store.read(record.content.files[0].path),
+            read_samples(store, 0),
+            read_sums(store, read_spec(store), record.content),
+        )
 
 
 class Writer:
@@ -178,7 +185,7 @@ class Writer:
         self.gate, self._files, self._shard = gate, files, shard
         with files.writing() as stream:
             stream.write(shard.data)
-        assert files.finish(shard.samples) == shard.record.content.files
+        assert files.finish(shard.samples, shard.sums.data) == shard.record.content.files
 
     def start(self) -> None:
         self.result: CommitRecord | BaseException | None = None

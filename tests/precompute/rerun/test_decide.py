@@ -98,9 +98,10 @@ def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, conte
     spec = planned.spec(recipe)
     records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
     on_disk = plan_on_disk(planned, content)
+    seal = make_seal(spec, [each.content for each in records.values()], [], [on_disk.value.file] * 2, SUMMARY)
     return Survey(
         store=NoStore(), has_cache=True, spec=Reading(spec), plan=on_disk,
-        seal=Reading(make_seal(spec, [each.content for each in records.values()], [], on_disk.value.file, SUMMARY)),
+        seal=Reading(seal),
         build=Reading(sign(schema.BuildRecord(format_version=1, config={}, sha256=""))),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
         metadata=dict(shard_format(spec).metadata()),

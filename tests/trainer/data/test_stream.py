@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -23,6 +24,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from cache_store import open_cache, open_joined
 from cache_store.errors import ConfigError, StaleError
+from cache_store.storage.store import STORES
+from tests.faulty_store import CountingStore
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
@@ -36,6 +39,16 @@ load = partial(DataLoader, batch_size=None)
 
 # torch warns of more workers than cores, which tests here use on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def test_a_stream_opens_no_table_of_samples_at_its_start(tmp_path, monkeypatch):
+    """Also of a cache with rejected rows, whose numbers one file holds."""
+    latents, opened = np.zeros((40, 2, 1, 1), np.float32), Counter[str]()
+    cache = make_cache(tmp_path / "cache", latents, rejected=[3, 17, 30])
+    monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
+    assert len(LatentStream(f"counting://{cache}", BATCH, seed=0)) > 0
+    assert opened == dict.fromkeys(("zarr.json", "seal.json", "rejected.parquet"), 1)
+    assert open_cache(cache).rejected_rows().tolist() == [3, 17, 30]
 
 
 def save_cache(path: Path, dtype: Any = "float16", count: int = COUNT) -> Path:
