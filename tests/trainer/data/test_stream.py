@@ -46,7 +46,7 @@ def test_a_stream_opens_no_table_of_samples_at_its_start(tmp_path, monkeypatch):
     latents, opened = np.zeros((40, 2, 1, 1), np.float32), Counter[str]()
     cache = make_cache(tmp_path / "cache", latents, rejected=[3, 17, 30])
     monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
-    assert len(LatentStream(f"counting://{cache}", BATCH, seed=0)) > 0
+    LatentStream(f"counting://{cache}", BATCH, seed=0)
     assert opened == dict.fromkeys(("zarr.json", "seal.json", "rejected.parquet"), 1)
     assert open_cache(cache).rejected_rows().tolist() == [3, 17, 30]
 
