@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.precompute.conftest import make_vae, run_build, write_source
+from cache_store import open_cache
+from tests.guarantees.kinds import LANDSCAPE, PORTRAIT, write_picture
+from tests.precompute.conftest import make_vae, run_build
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, command
 from trainer.cli import main
@@ -37,8 +39,15 @@ def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path, c
 
 
 def test_a_live_encoder_is_a_part_of_the_step(configured: MakeConfig, tmp_path):
-    cache = run_build(tmp_path, write_source(tmp_path / "source", range(12)), make_vae(tmp_path))
-    found = profile(configured(cache=cache), ALONE, 2, tmp_path / "out", live_encoder=True)
+    """Images have two sizes, each of which a batch has by itself."""
+    (files := tmp_path / "files").mkdir()
+    for number in range(12):
+        write_picture(files, number, PORTRAIT if number % 2 else LANDSCAPE)
+    buckets = {"buckets": {"preset": "ours", "sizes": ["64x48", "48x64"]}}
+    vae, folder = make_vae(tmp_path), {"source__kind": "folder", "source__path": str(files), "source__images": None}
+    cache = run_build(tmp_path, files, vae, image=buckets, **folder)
+    assert len(open_cache(cache).arrays) == 2
+    found = profile(configured(cache=cache), ALONE, 4, tmp_path / "out", live_encoder=True)
     assert {"image decoding", "live encoder"} <= found.times.keys()
     assert next(advice(found)).startswith("encoding live ")
 
