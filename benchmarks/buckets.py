@@ -1,8 +1,8 @@
 """Plan images of many sizes, and order their batches.
 
 Three steps, one after the other: read the sizes of a folder's images from their first bytes; list samples of random
-sizes and arrange them in buckets, of `ours` at 1024 pixels; find the samples of random batches. Memory is the greatest
-resident size of the process so far.
+sizes and arrange them in the buckets of `ours` at 1024 pixels; find the samples of random batches. Memory is the
+greatest resident size of the process so far.
 """
 
 import argparse

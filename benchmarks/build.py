@@ -159,7 +159,6 @@ class Parts:
         return read_spec(open_store(self.config.cache))
 
     def encoder(self) -> Encoder:
-        """Load the encoder."""
         return load_encoder(self.config.encoder, self.config.image_recipe)
 
     def build(self) -> Built:

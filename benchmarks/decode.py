@@ -3,9 +3,9 @@
 Times are processor time, which other load on the machine lengthens less than wall time.
 
 Pillow alone opens, loads and resizes, and trusts the file; ours also checks the file, turns the image and follows the
-recipe. The difference between reduced and full pixels, and between their latents, is shown beside that of another
-filter, since both are choices of a recipe. Photographs are read before timing starts. With `--mosaic N`, N x N of them
-side by side, each 500 x 375, replace a larger photograph.
+recipe. `decode: reduced` changes pixels and latents; so does another filter, and both differences are shown.
+Photographs are read before timing starts. With `--mosaic N`, N x N of them side by side, each 500 x 375, replace a
+larger photograph.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Compare forms in which latents may be stored: what rounding changes, and what codecs save and cost.
 
-Rounding is compared with float32 values: the latents times a factor that moves them off the grid of float16. uint8 is
-also compared with one scale for each channel of all latents; that and float8 are measured, and not offered. Codecs
-write and read float16, a latent at a time, in one thread; codes of uint8 are read as float32 likewise.
+Rounding is compared with float32 values: the latents times a factor that moves them off the grid of float16. Two forms
+that a store does not offer are measured too: float8, and uint8 with one scale per channel for all latents. Codecs write
+and read float16, a latent at a time, in one thread; codes of uint8 are read as float32 likewise.
 
-With --encoder and --images in place of --latents: what rounding changes in decoded pictures, for a VAE or an encoder of
-your own that has `decode`. PSNR is that of float pictures, to the picture decoded from float32, and to the source.
+With --encoder and --images in place of --latents, it measures how rounding changes decoded pictures, for a VAE or an
+encoder of your own that has `decode`. PSNR compares float pictures with the one decoded from float32, and the source.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What benchmarks share: options, rivals that take turns, and a report that ends with one JSON record."""
+"""Shared by benchmarks: options, rivals that take turns, and a report that ends with one JSON record."""
 
 import json
 import os
@@ -86,7 +86,6 @@ def take_turns(
 
 
 def rates(amount: float, seconds: Sequence[float]) -> list[float]:
-    """Amount per second of each round."""
     return [amount / each for each in seconds]
 
 

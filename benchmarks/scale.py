@@ -90,7 +90,6 @@ def steps_of(folder: Path, samples: int) -> dict[str, dict[str, float]]:
 
 
 def in_process(step: str, folder: Path) -> dict[str, float]:
-    """Measure a step in a new process."""
     command = [sys.executable, "-m", "benchmarks.scale", "--step", step, "--folder", str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

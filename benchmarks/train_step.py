@@ -130,7 +130,6 @@ def order_of(step: int) -> list[str]:
 
 
 def do_step(updater: Updater, batch: StepBatch, step: int) -> float:
-    """Do a step and return its loss."""
     return float(updater(batch, step).metrics["loss"])
 
 

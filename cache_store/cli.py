@@ -25,7 +25,6 @@ EXAMPLES = """\
   cache-store verify data/cc3m --level full     every byte of every file
   cache-store verify data/cc3m --level deep     each sample too
   cache-store verify data/cc3m --subset 3/20    every byte of one slice a night
-  cache-store verify data/* --seconds 3600 --cursor night.json     for an hour
   cache-store gallery data/cc3m -o cc3m.html    look at it
   cache-store copy data/cc3m s3://bucket/cc3m
   cache-store copy data/cc3m data/tars --format webdataset
@@ -116,7 +115,7 @@ def withdraw_command(arguments: Any) -> int:
 
 
 def gallery_command(arguments: Any) -> int:
-    """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
+    """Show rows of a cache on one self-contained HTML page."""
     from cache_store.gallery.gallery import make_gallery, print_gallery
 
     print_gallery(make_gallery(arguments.cache, arguments.config))

@@ -60,7 +60,6 @@ def log_about(**values: object) -> None:
 
 
 def log_error(message: str) -> None:
-    """Log the error that ended the program."""
     logger.error("%s", message)
 
 

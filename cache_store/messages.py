@@ -97,7 +97,6 @@ def refuse_other_recipe(store: Store, one: CommitRecord, other: CommitRecord) ->
 
 
 def recipe_differences(before: Recipe, now: Recipe) -> list[Difference]:
-    """List the fields in which two recipes differ."""
     return [] if before == now else differences_between(msgspec.to_builtins(before), msgspec.to_builtins(now))
 
 

@@ -52,7 +52,6 @@ class DemoConfig:
 
     @property
     def train_options(self) -> list[str]:
-        """Options of `trainer train` and `trainer eval`."""
         shorter = [f"--run.max_steps={self.train_steps}", "--optim.warmup_steps=null"]
         return [*self._options(TRAIN_YAML), *(shorter if self.train_steps is not None else [])]
 
@@ -64,9 +63,7 @@ class DemoConfig:
         return ["--config", file, *(moved if self.root != Path(OUTPUT) else [])]
 
     def build_config(self) -> BuildConfig:
-        """Parse the build options as `precompute build` does."""
         return parse_config(BuildConfig, self.build_options)
 
     def train_config(self) -> TrainConfig:
-        """Parse the train options as the trainer does."""
         return parse_config(TrainConfig, self.train_options)

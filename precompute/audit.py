@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(kw_only=True)
 class AuditReport:
-    """What an audit has compared so far, and what it found."""
+    """The counts and findings of an audit so far."""
 
     cache: str
     identity: str
@@ -75,7 +75,7 @@ class AuditReport:
     """The differences allowed beyond rounding, for the devices of the last batch."""
     drawn: int = 0
     compared: int = 0
-    """Samples of the batches of those drawn."""
+    """Samples compared: the whole batches of the drawn samples."""
     equal_bits: int = 0
     worst: float = 0.0
     """Largest absolute difference of a value; infinite if a new latent is not finite."""

@@ -150,7 +150,6 @@ class BuildConfig:
 
     @property
     def kind(self) -> Kind:
-        """The kind of the samples."""
         return "text" if self.encoder.reads_text else "clip" if self.clip.is_on else "image"
 
     def _refuse_unsuited_fields(self) -> None:
@@ -345,7 +344,7 @@ class DecodedGalleryConfig(GalleryConfig):
     """A gallery's config, with decoded images."""
 
     decode: bool = field(default=False, metadata={"option": "--decode"})
-    """Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."""
+    """Add decoded images and their PSNR; a full-size VAE takes seconds an image on a CPU."""
     model: str | None = None
     """The VAE's hub id or folder, if it is not where the build found it."""
     device: str = "auto"

@@ -39,7 +39,7 @@ from precompute.sources.place import Located, Place
 
 
 def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "auto") -> list[np.ndarray]:
-    """Encode image files, or of a cache of clips the beginnings of videos, as the build of `cache` did.
+    """Encode image files, or the beginnings of videos for a cache of clips, as the build of `cache` did.
 
     Each sample, [*shape], is as the cache would give it; samples differ in shape if the cache has several sizes.
     """

@@ -1,4 +1,4 @@
-"""`precompute estimate`: what a measured pace says of hours, bytes, dollars and the break-even.
+"""`precompute estimate`: computes hours, bytes, dollars and the break-even from a measured pace.
 
 A training that encodes in its loop decodes ahead of its steps, and one from a cache reads ahead: the slower activity
 sets the pace. Encoding and the training step take turns on the GPU. The speed of training may come from a run of

@@ -105,7 +105,7 @@ def measure(config: EstimateConfig) -> Measured:
 
 
 def draw(samples: Iterable[Mapping[str, Any]], batch_size: int, seed: int = 0) -> tuple[int, list[Mapping[str, Any]]]:
-    """Read all samples once; return their number and a random choice of runs of neighbours, each as probable."""
+    """Read all samples once; return their number and runs of neighbours, drawn at random with equal chances."""
     generator, runs, count, listed = random.Random(seed), list[list[Mapping[str, Any]]](), 0, iter(samples)
     length = -(-RUN_SAMPLES // batch_size) * batch_size
     with ProgressBar("list", None, "sample") as bar:
@@ -146,9 +146,9 @@ class Probe:
         """Why each sample of a batch is rejected, or None, by the batch's shard and first row."""
 
     def run(self, seconds: float) -> dict[Any, float]:
-        """Return the seconds for a sample that each part was busy, and that the whole `worker` took.
+        """Return the seconds a sample for which each part was busy, and those of the whole `worker`.
 
-        Common sizes come first; once the time is over, the others are taken to be as fast.
+        Common sizes come first; sizes that the time does not reach are assumed to be as fast.
         """
         started, covered, totals = time.monotonic(), 0, defaultdict[Any, float](float)
         try:
@@ -182,7 +182,7 @@ class Probe:
         return {part: spent / samples for part, spent in times.items()}
 
     def _encoded(self, shard: int) -> Iterator[Future[int]]:
-        """Encode the full batches of a size in random order, again and again; yield each one's writing."""
+        """Encode the full batches of a size in random order, again and again; yield the writing of each as a future."""
         planned, size = self._tables[shard], self._spec.array.encoder.batch_size
         starts = [*range(0, planned.num_rows - size + 1, size)] or [0]
         random.Random(0).shuffle(starts)
@@ -203,7 +203,7 @@ class Probe:
         return len(samples)
 
     def stored_bytes(self) -> dict[CodecName, float]:
-        """Return the bytes of a sample by codec; samples of all sizes are taken to compress as well as those kept."""
+        """Return the bytes of a sample by codec; all sizes are assumed to compress as well as the kept samples."""
         spec, found = self._spec, dict[CodecName, float]()
         for codec in get_args(CodecName):
             if not FORMATS[spec.store_format].unsupported(spec.array.dtype, codec):

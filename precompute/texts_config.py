@@ -76,7 +76,6 @@ class TextsConfig:
 
     @property
     def encoders(self) -> Mapping[str, EncoderConfig]:
-        """The encoders by name."""
         if self.of is None:
             return self.texts or {}
         common: dict[str, Any] = {name: getattr(self, name) for name in FOR_OF}

@@ -226,7 +226,7 @@ class TrainingRun:
         }
 
     def device_figures(self) -> Metrics:
-        """Return how busy the GPU was, about once a second, and how often was compiled."""
+        """Return how busy the GPU was, about once a second, and the number of compiled graphs."""
         readings, figures = self.meter.take(), Metrics()
         if readings:
             figures[GPU_USE] = fmean(readings)

@@ -91,9 +91,9 @@ class ShardFiles:
         return self._drafts[0].map()
 
     def finish(self, samples: pa.Table, sums: bytes | None, null_text: bytes | None = None) -> tuple[FileRecord, ...]:
-        """Write all files to disk, unpublished, and return their records; the samples table has the `sums` too.
+        """Write all files to disk, unpublished, and return their records.
 
-        The first shard of texts also has the null prompt's sample, `null_text`.
+        `sums` go into the samples table's footer. `null_text` is the null prompt's sample; shard 0 of texts has it.
         """
         self._drafts[0].finish()
         with self._adding(self._names[1]) as stream:
@@ -105,7 +105,6 @@ class ShardFiles:
 
     @contextmanager
     def _adding(self, name: str) -> Iterator[BinaryIO]:
-        """Write one more file, unpublished."""
         draft = self._begin(name)
         with draft.writing() as stream:
             yield stream
@@ -213,11 +212,9 @@ def make_seal(
     files: Sequence[FileRecord],
     array: ArraySummary | None = None,
 ) -> Seal:
-    """Make the seal from the shards' records, in order, and their sums, or the `array` that these make.
+    """Make the seal from the shards' records and sums, in shard order; CacheError if no row is cached.
 
-    `files` are the plan's and that of the rejected rows.
-
-    Raises CacheError if no row is cached.
+    `files` are the records of the plan and of rejected.parquet. `array`, if given, replaces the sums.
     """
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     assert cached + rejected == spec.rows, (cached, rejected, spec.rows)

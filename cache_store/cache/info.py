@@ -25,7 +25,7 @@ SHOWN_SHARDS = 16
 """Most overdue shards that are listed; JSON has all."""
 
 SHOWN_FEATURES = 64
-"""Most features whose means and deviations are listed; of more, only minimum and maximum are shown."""
+"""Most features whose means and deviations are listed; if there are more, only minimum and maximum are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,7 +171,6 @@ class JoinedCache:
         return numbers_where(self, expression)
 
     def _owner(self, column: str) -> str:
-        """Return the first cache that has a column."""
         return next(name for name, each in self.caches.items() if column in each.columns)
 
     def _numbers(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:

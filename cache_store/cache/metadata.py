@@ -274,7 +274,7 @@ def read_samples(cache: Address, shard: int, columns: list[str] | None = None) -
 
 
 def read_sums(store: Store, spec: Spec, content: CommitContent) -> ShardSums | None:
-    """Read a shard's sums from the footer of its samples table; CacheError unless they are those of its record."""
+    """Read a shard's sums from the footer of its samples table; CacheError if the record has another digest."""
     if content.sums is None:
         return None
     name = samples_file(content.shard)
@@ -292,12 +292,11 @@ def read_sums(store: Store, spec: Spec, content: CommitContent) -> ShardSums | N
 
 
 def sums_of(store: Store, spec: Spec, contents: Sequence[CommitContent]) -> list[ShardSums | None]:
-    """Read the sums of shards, several at a time."""
     return [*map_calls(store, partial(read_sums, store, spec), contents)]
 
 
 def write_rejected(store: Store, spec: Spec, contents: Iterable[CommitContent]) -> FileRecord:
-    """Write the rows without a sample, from the samples tables of shards that have some; return the file's record."""
+    """Write rejected.parquet from the samples tables of shards with rejected rows; return the file's record."""
     lacking = [content.shard for content in contents if content.rejected]
     tables = map_calls(store, partial(rejected_rows, store), lacking)
     table = pa.concat_tables([REJECTED_SCHEMA.empty_table(), *tables]).combine_chunks()

@@ -38,7 +38,7 @@ class Pace:
     images_per_s: float
     """Rows of the shards committed within the window, over its length; 0 if there are none."""
     seconds_left: float | None
-    """None if no shard was committed within the window."""
+    """Time left; None if no shard was committed within the window."""
     patience_s: float
     builders: tuple[Builder, ...]
     overdue: tuple[int, ...]

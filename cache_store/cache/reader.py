@@ -154,7 +154,7 @@ class Cache:
         return [*samples_schema(self.spec.array).names, *PLANNED_COLUMNS, *self.shards.extra]
 
     def rejected_rows(self) -> NDArray[np.int64]:
-        """Return the rows without a sample, ascending: int64."""
+        """Return the rejected rows, ascending: int64."""
         return self.shards.rejected_rows()
 
     def __repr__(self) -> str:

@@ -182,7 +182,7 @@ class SealedShards:
         return table.select(names)
 
     def rejected_rows(self) -> NDArray[np.int64]:
-        """Read the rows without a sample; CacheError if their file is not the sealed one."""
+        """Read the rejected rows; CacheError if their file is not the sealed one."""
         table = parse_table(self._sealed_bytes(self.seal.rejected_file), self.store.where(REJECTED_FILE), ["row"])
         rows: NDArray[np.int64] = table["row"].to_numpy()
         return rows

@@ -72,7 +72,6 @@ class Survey:
 
     @property
     def records(self) -> dict[int, CommitRecord]:
-        """Commit records that can be read, by shard."""
         return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
 
 

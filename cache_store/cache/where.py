@@ -160,7 +160,6 @@ class Condition:
 
 
 def is_null(node: ast.expr) -> bool:
-    """Return whether a node is `null`, or Python's None."""
     return (isinstance(node, ast.Name) and node.id == "null") or (isinstance(node, ast.Constant) and node.value is None)
 
 

@@ -127,9 +127,9 @@ class ShardBuilder:
     def append_encoded(
         self, payloads: Sequence[bytes | memoryview], values: np.ndarray, outcomes: Sequence[Outcome]
     ) -> None:
-        """Add the next rows; the samples of those without a reason are encoded already, and have these values.
+        """Add the next rows; the samples of cached rows come encoded (`payloads`) and decoded (`values`).
 
-        `values` are as they are read: [N, *shape]. The shard file is then read back before it is committed.
+        The shard file is then read back before it is committed.
         """
         self._is_copy = True
         if payloads:
@@ -141,7 +141,7 @@ class ShardBuilder:
         self._outcomes.extend(outcomes)
 
     def inherit(self, content: CommitContent, sums: ShardSums | None) -> None:
-        """Take over the facts of a copied shard that its samples do not tell: remarks, the preview's equations."""
+        """Copy the facts that do not follow from a shard's samples: remarks, the preview's equations."""
         self._remarks.update(content.remarks)
         self._sums.add_preview(sums)
 

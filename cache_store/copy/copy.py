@@ -155,7 +155,7 @@ def spec_of_copy(spec: Spec, config: CopyConfig, *, reshard: bool) -> Spec:
 
 
 def packed(spec: Spec) -> Spec:
-    """Return the spec with neighbouring shards of one array made as long as they may be."""
+    """Return the spec with neighbouring shards of one array merged into full ones."""
     shards = (
         run
         for array, runs in groupby(spec.shards, lambda run: run.array)
@@ -255,7 +255,7 @@ class ShardCopier:
             raise damaged(self._source.store, str(error)) from None
 
     def _parts(self, rows: range) -> Iterator[tuple[OldShard, range]]:
-        """Yield the source's shards that have these rows, and which of theirs these are."""
+        """Yield the source's shards that have these rows, each with the rows' places in it."""
         spec = self._source.spec
         for shard in range(spec.shard_of_row(rows.start), spec.shard_of_row(rows[-1]) + 1):
             record, (start, stop) = self._records[shard], (int(each) for each in spec.bounds[shard : shard + 2])

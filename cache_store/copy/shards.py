@@ -1,6 +1,6 @@
 """Copy samples from committed shards into a new one, without an encoder.
 
-A copy in another form or in packed shards does it, and a withdrawal, which writes a shard again without some samples.
+For copies in another form or in packed shards, and for withdrawals, which write a shard again without some samples.
 Each sample is checked when it is read, and again in the new file.
 """
 
@@ -32,7 +32,7 @@ BATCH_BYTES = 64 * 2**20
 
 
 class CacheAt(NamedTuple):
-    """A cache to read or write."""
+    """A cache's store and its spec."""
 
     store: Store
     spec: Spec
@@ -43,9 +43,9 @@ class OldShardError(CacheError):
 
 
 class OldShard:
-    """A committed shard whose samples are copied, but for those that are withdrawn in the plan.
+    """A committed shard whose samples are copied, except those that are withdrawn in the plan.
 
-    `planned` are its rows of the plan. A `rewritten` shard may be half replaced by its own copy.
+    `planned` has its rows of the plan. A `rewritten` shard may be half replaced by its own copy.
     """
 
     def __init__(self, cache: CacheAt, record: CommitRecord, planned: pa.Table, *, rewritten: bool = False) -> None:
@@ -81,7 +81,7 @@ class OldShard:
 
     @property
     def _is_rewritten(self) -> bool:
-        """Whether the samples table is of a rewriting that was stopped before it replaced the record."""
+        """Whether a stopped rewriting has replaced the samples table, but not yet the record."""
         reasons = self._samples.table["reason"].filter(pa.array(self._gone))
         return bool(pc.all(pc.equal(reasons, WITHDRAWN).fill_null(False)).as_py())
 
@@ -95,7 +95,7 @@ class OldShard:
         return [None if is_gone else location for location, is_gone in pairs]
 
     def _places_after(self) -> Iterator[Location | None]:
-        """Yield the places of the samples that stay, as the writer of the new file chose them by their lengths."""
+        """Yield the places of the remaining samples in the new file; they follow from the samples' lengths."""
         stream = io.BytesIO()
         writer = shard_format(self._spec).writer(stream, self._shard, self._samples.planned)
         for location, outcome in zip(self._locations_left(), self._outcomes, strict=True):
@@ -107,7 +107,7 @@ class OldShard:
             stream.seek(0)
 
     def samples(self, slots: range, codec: str) -> tuple[Sequence[bytes | memoryview], NDArray[Any], Sequence[Outcome]]:
-        """Read rows of the shard: the samples that stay, encoded by `codec` and as they are read, and all outcomes."""
+        """Read rows of the shard: the remaining samples, encoded by `codec` and decoded, and all rows' outcomes."""
         left = {slot: place for slot in slots if (place := self._places[slot]) is not None}
         payloads = list[bytes | memoryview]()
         stored = np.empty((len(left), self._array.sample_bytes), np.uint8)
@@ -130,7 +130,7 @@ class OldShard:
         return encoded
 
     def sums(self) -> ShardSums | None:
-        """Read the shard's sums; None without its preview's equations, if it was rewritten already."""
+        """Read the shard's sums; None if it was rewritten already, and has lost its preview's equations."""
         return None if self._is_replaced else read_sums(self._store, self._spec, self.record.content)
 
     def null_text(self) -> NDArray[np.float32] | None:
@@ -146,9 +146,9 @@ class OldShard:
 def copy_samples(
     target: CacheAt, shard: int, planned: pa.Table, parts: Iterable[tuple[OldShard, range]], *, rewritten: bool = False
 ) -> CommitRecord:
-    """Write a shard whose samples are those of rows of old shards, in order; return its record.
+    """Write a shard from rows of old shards, in order; return its record.
 
-    Facts that cannot be divided among samples go to the new shard in which the old one begins.
+    Facts of a whole old shard go to the new shard in which it begins.
     """
     array, runs = target.spec.array_of(shard), []
     step = max(1, BATCH_BYTES // array.sample_bytes)

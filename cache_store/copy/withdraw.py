@@ -1,8 +1,8 @@
 """`cache-store withdraw`: take samples out of sealed caches on request, without an encoder.
 
-The build record states the ids first, then the seal is deleted: until the cache is sealed again, nobody reads it. The
-new plan comes next, the spec, the shards that had these samples, the seal; at last the build record forgets the ids.
-Every step can be done again, so the same command, or a build of the cache, finishes what was stopped.
+First, the ids are written into the build record. Then the seal is deleted, so nobody reads the cache until it is sealed
+again. The plan, the spec, the shards that had these samples and the seal are written; last, the ids leave the build
+record. Every step is idempotent: the same command, or a build of the cache, finishes a stopped withdrawal.
 """
 
 import shlex
@@ -218,7 +218,7 @@ class Withdrawal:
 def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, int]:
     """Do what is left of the withdrawal that the build record states; return the seal and how many shards it rewrote.
 
-    None in place of the seal if a shard is not committed: only a build can finish such a cache.
+    The seal is None if a shard is not committed: only a build can finish such a cache.
     """
     store.make_durable(BUILD_FILE)  # before anything relies on it: a program that died may have written it
     spec, plan = read_spec(store), withdraw_from_plan(store, build.withdrawing)

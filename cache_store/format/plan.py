@@ -109,7 +109,6 @@ def digested_values(column: pa.Array) -> list[object]:
 
 
 def extra_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of a plan's extra columns."""
     return [name for name in schema.names if name not in PLAN_SCHEMA.names]
 
 
@@ -209,7 +208,6 @@ class PlanFile:
         return plan_hash.digests()
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
-        """Read one shard's row group."""
         return self._file.row_group(shard, columns)
 
     def rows(self, first: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:

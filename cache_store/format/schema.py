@@ -87,7 +87,6 @@ class Spec(Recipe, frozen=True, kw_only=True):
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_lengths(self.shards))])
 
     def shard_rows(self, shard: int) -> range:
-        """Return the rows of a shard."""
         return range(int(self.bounds[shard]), int(self.bounds[shard + 1]))
 
     def shard_of_row(self, row: int) -> int:
@@ -95,7 +94,6 @@ class Spec(Recipe, frozen=True, kw_only=True):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Name of each array."""
         return tuple(each.size.name for each in self.arrays)
 
     @cached_property
@@ -125,7 +123,6 @@ class Spec(Recipe, frozen=True, kw_only=True):
         return int((each * np.diff(self.bounds)).sum())
 
     def array_of(self, shard: int) -> ArraySpec:
-        """Return the array that has a shard."""
         return self.sized_arrays[int(self.array_indices[shard])]
 
 

@@ -136,15 +136,15 @@ class Rounded(NamedTuple):
 
 
 class ShardSums(NamedTuple):
-    """Sums over a shard's cached samples, in float64; the footer of its samples table has them."""
+    """Sums over a shard's cached samples, in float64; they are stored in the footer of its samples table."""
 
     num_values: int
     """Number of values per feature."""
     totals: NDArray[np.float64]
     """Sums, sums of squares, minima and maxima of the features: [4, C]."""
     preview: NDArray[np.float64] | None
-    """Normal equations of the least-squares map from [features of a cell, 1] to RGB in [0, 1]: those of the left side,
-    then of R, G and B, [C + 1, C + 4]; None if the array has no preview, or a row is withdrawn."""
+    """Normal equations of the least-squares map from [features of a cell, 1] to RGB in [0, 1]: the left side, then R, G
+    and B, [C + 1, C + 4]; None if the array has no preview, or a row is withdrawn."""
 
     @property
     def data(self) -> bytes:
@@ -154,7 +154,7 @@ class ShardSums(NamedTuple):
 
     @classmethod
     def of_data(cls, data: bytes, features: int) -> "ShardSums":
-        """Parse `data`; ValueError if it has not the values of so many features."""
+        """Parse `data`; ValueError if its length does not fit the number of features."""
         values, ends = np.frombuffer(data, "<f8"), 1 + 4 * features
         if len(values) not in (ends, ends + (features + 1) * (features + 4)):
             raise ValueError(f"holds {len(values):,} sums, which are not those of {features:,} features")
@@ -163,7 +163,7 @@ class ShardSums(NamedTuple):
 
 
 class RunningSums:
-    """Sums over one shard's cached samples, added batch by batch; `add` has the arithmetic."""
+    """Sums over one shard's cached samples, added batch by batch; the function `add` does the arithmetic."""
 
     def __init__(self, array: ArraySpec, add: Callable[..., None] = add_batch) -> None:
         self._add_batch, dtype = add, array.dtype
@@ -190,7 +190,7 @@ class RunningSums:
     ) -> Rounded:
         """Round the samples of a batch, float32 [N, *shape], and add the wanted ones, as they are read back.
 
-        An array with a preview also needs `rgb_NHW3`, the images at the samples' resolution, RGB in [0, 1]; of
+        An array with a preview also needs `rgb_NHW3`, RGB in [0, 1] at the samples' resolution: the images or, for
         clips, the frames at the middle latent frame.
         """
         samples, number = np.ascontiguousarray(samples, np.float32), len(samples)
@@ -209,7 +209,6 @@ class RunningSums:
         self._add(as_bytes(values), None, np.ones(len(values), np.bool_), None, None)
 
     def add_preview(self, other: ShardSums | None) -> None:
-        """Add the preview's equations of other sums."""
         if other and other.preview is not None and self._gram is not None and self._moment is not None:
             self._gram += other.preview[:, : len(self._gram)]
             self._moment += other.preview[:, len(self._gram) :]

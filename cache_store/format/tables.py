@@ -75,7 +75,7 @@ the sample's part begins in it, all in pixels; `tokens` is of texts. `offset` an
 its shard file; `crc32c` is over those bytes."""
 
 REJECTED_SCHEMA = pa.schema([("row", pa.int64()), ("reason", pa.string())])
-"""Columns of the rows without a sample, ascending."""
+"""Columns of rejected.parquet, whose rows ascend."""
 
 SCALE_COLUMNS = Scale._fields
 """Columns of quantized samples, after the others: lists of float32, one for each channel."""

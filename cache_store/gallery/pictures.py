@@ -109,7 +109,6 @@ def thumbnails(frames_SYX3: np.ndarray) -> np.ndarray:
 
 
 def jpeg_uri(image_YX3: np.ndarray) -> str:
-    """Encode a photograph as a JPEG data URI."""
     return data_uri(Image.fromarray(image_YX3), "JPEG", quality=JPEG_QUALITY)
 
 

@@ -39,19 +39,19 @@ BATCH = 4
 """Frames in memory at full size, but at least one sample."""
 
 TILE = 180
-"""Side of a square picture on the page in pixels; other pictures have about the same area, frames of clips a fourth."""
+"""Pixels of a square picture's side on the page; other pictures have about its area, a clip's frames a fourth of it."""
 
 EXHIBIT_COLUMNS = frozenset(
     {"row", "id", "uri", "place", "content_sha256", "conversations", "reason", "width", "height", TOKENS, CLIP_START}
 )
-"""Columns that are read if the cache has them; only a cache of clips has their starts."""
+"""Columns that are read if the cache has them."""
 
 Decode = Callable[[np.ndarray], np.ndarray]
 """Decodes stored samples [N, *shape] to uint8 [N, T, Y, X, 3]."""
 
 
 def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
-    """Draw sample numbers uniformly over the whole cache, and one of each size that would be missing; ascending."""
+    """Draw sample numbers uniformly over the whole cache, and one more of each size not drawn; ascending."""
     random = generator(seed, "random")
     numbers = draw_numbers(len(cache), rows, random)
     counts, shown = np.asarray(cache.seal.cached_per_shard), cache.array_indices(numbers)
@@ -62,7 +62,7 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
 
 
 def numbers_to_count(cache: Cache, seed: int) -> NDArray[np.int64]:
-    """Choose all samples of a small cache for histograms; of a large one, samples of random shards; ascending."""
+    """Choose samples for histograms: all of a small cache, or a draw from random shards of a large one; ascending."""
     limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // max(each.sample_bytes for each in cache.arrays)))
     counts = np.asarray(cache.seal.cached_per_shard)
     occupied = np.flatnonzero(counts)
@@ -76,10 +76,7 @@ def numbers_to_count(cache: Cache, seed: int) -> NDArray[np.int64]:
 
 
 def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, Any]]:
-    """Draw rejected rows of the samples tables, in row order: all of them if they are few.
-
-    Only samples tables of shards with drawn rejects are read, `rows` at most.
-    """
+    """Draw at most `rows` rejected rows, in row order; reads only the samples tables that have them."""
     rejected = np.diff(cache.spec.bounds) - np.asarray(cache.seal.cached_per_shard)
     ends = np.cumsum(rejected)
     places = draw_numbers(int(ends[-1]), rows, generator(seed, "rejects"))
@@ -113,7 +110,7 @@ def batches(cache: Cache, numbers: np.ndarray, size: Callable[[ArraySpec], int])
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """One row; pictures are uint8 RGB, or None. Those of a clip have several frames side by side."""
+    """One row; pictures are uint8 RGB, or None. A clip's pictures have several frames side by side."""
 
     row: int
     id: str
@@ -134,11 +131,10 @@ class Exhibit:
     decoded: np.ndarray | None = None
     psnr: float | None = None
     array: ArraySpec
-    """The array that it is in, or would be."""
+    """The row's array, also if the row is rejected."""
 
     @property
     def frames(self) -> int:
-        """Number of frames in each picture."""
         return frames_shown(self.array)
 
     @property

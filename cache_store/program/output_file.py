@@ -122,7 +122,6 @@ class ReportFile:
             self._write(self.path, self.result if self.result is not None else self._failed(error_text(error)))
 
     def document(self, fields: Fields) -> str:
-        """Return the report as JSON."""
         seconds = round(time.monotonic() - self._started, 3)
         head = {"command": self._command, "version": __version__, "time": self._time, "seconds": seconds}
         return msgspec.json.format(msgspec.json.encode(head | dict(fields)), indent=1).decode() + "\n"

@@ -66,7 +66,6 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
         super().update(count)
 
     def reach(self, done: float, note: str = "") -> None:
-        """Show that this much is done."""
         self.update(done - self.n, note)
 
     def display(self, *drawn: Any, **options: Any) -> None:

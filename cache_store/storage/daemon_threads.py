@@ -89,7 +89,6 @@ class DaemonThreads(Executor):
         return self.start(Call(lambda: call(*args, **named)))
 
     def wait_for(self, call: Callable[[], T], grace_s: float = GRACE_S) -> T:
-        """Run the call and return its result."""
         return self.start(Call(call, grace_s)).result()
 
     def start(self, call: Call[T]) -> Call[T]:

@@ -69,7 +69,6 @@ def as_os_error(error: Exception, where: str) -> OSError:
 
 
 def has_status(error: Exception) -> bool:
-    """Return whether the store has answered."""
     return STATUS.search(str(error)) is not None
 
 

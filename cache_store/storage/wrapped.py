@@ -80,7 +80,6 @@ class ListedStore(WrappedStore):
 
     @property
     def versions(self) -> Mapping[str, Version]:
-        """The version of each file, by name."""
         with self.lock:
             return self._versions
 

@@ -155,7 +155,7 @@ class Verification:
                     jobs=config.threads(cache),
                     progress=lambda each: self._show(each, checked, bar),
                 )
-        except OSError:  # what was not read is no damage
+        except OSError:  # a file that was not read is not damaged
             self.report = report_so_far(self.report, chosen, checked)
             raise
         except KeyboardInterrupt:  # SIGTERM too; verification only reads, so it can be left at any instant
@@ -174,7 +174,7 @@ class Verification:
 
 
 def report_so_far(report: Report, chosen: Sequence[int], checked: Sequence[CheckedShard]) -> Report:
-    """Return the report of a verification that was stopped: of the shards that were read without a gap."""
+    """Return the report of a stopped verification; it counts the shards before the first unread one."""
     by_shard = {each.task.shard: each for each in checked}
     read = [by_shard[shard] for shard in takewhile(by_shard.__contains__, chosen)]
     findings = sorted((finding for each in checked for finding in each.findings), key=in_reading_order)

@@ -108,7 +108,7 @@ def seal_findings(
 ) -> Iterator[Finding]:
     """Check that the seal summarises the commit records, and name each record that was not sealed.
 
-    The statistics are checked if no shard is checked at level quick: they need the footer of every samples table.
+    The statistics need every samples table's footer, so they are not checked if a shard is checked at level quick.
     """
     if seal.spec != spec:
         yield Finding(file=SEAL_FILE, problem="is the seal of another spec")

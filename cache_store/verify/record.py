@@ -72,7 +72,7 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
 
 
 def sums_findings(shard: int, recorded: ShardSums, found: ShardSums, *, has_preview: bool) -> Iterator[Finding]:
-    """Compare a shard's recorded sums with those of its samples, all of which were found sound."""
+    """Compare a shard's recorded sums with the sums of its samples; all samples must be sound."""
     if not equal_but_for_rounding(found, recorded) or has_preview != (recorded.preview is not None):
         problem = "its sums do not follow from the shard's samples"
         yield Finding(shard=shard, file=samples_file(shard), problem=problem)

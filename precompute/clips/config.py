@@ -50,7 +50,6 @@ class ClipConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether samples are clips."""
         return self.frames is not None
 
     @property

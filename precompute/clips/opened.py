@@ -130,7 +130,6 @@ class UnnamedFile:
         return self._file.tell()
 
     def raise_error(self) -> None:
-        """Raise the error of a read that failed."""
         if self._error is not None:
             raise self._error
 

@@ -120,7 +120,6 @@ def shown_in(clip: ClipRecipe, count: int, begin: Fraction, frames: Iterator[Sho
 
 
 def first_of(frames: Iterator[Shown]) -> tuple[Shown, Iterator[Shown]]:
-    """Return the first frame, and all of them."""
     first = next(frames, None)
     if first is None:
         raise Rejected(DAMAGED, "no frame can be decoded")

@@ -92,7 +92,6 @@ class InputBuffers:
 
 
 def batch_shape(array: ArraySpec) -> tuple[int, ...]:
-    """Return the shape of a full batch's inputs."""
     return array.encoder.batch_size, *inputs_of(array).shape
 
 

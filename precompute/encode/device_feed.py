@@ -223,7 +223,6 @@ def torch_dtype(kind: type[np.integer[Any]]) -> torch.dtype:
 
 
 def feed_of(encoder: Encoder) -> DeviceFeed:
-    """Make the feed for the encoder's device."""
     if encoder.device.type == "cuda":
         return StreamedFeed(encoder, CudaRuntime(encoder.device))
     return DirectFeed(encoder)

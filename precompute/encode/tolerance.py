@@ -102,7 +102,6 @@ def device_class(*devices: str) -> DeviceClass:
 
 
 def root_mean_square(summary: ArraySummary) -> float:
-    """Compute the root mean square of all stored values."""
     return float(np.sqrt(feature_squares(summary).mean()))
 
 

@@ -183,7 +183,6 @@ def images_alone(class_name: str) -> ConfigError:
 
 
 def range_of_images(image: ImageRecipe | None) -> PixelRange:
-    """Return the range of RGB at the encoder's input."""
     assert image is not None, "an encoder of texts"
     return cast("PixelRange", image.range)
 

@@ -23,7 +23,6 @@ def hardware_of(device: torch.device) -> dict[str, str]:
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """Return the GPU's UUID; None for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 

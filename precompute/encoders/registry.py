@@ -179,7 +179,6 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
 
 
 def find_encoder_files(config: EncoderConfig) -> ModelFiles:
-    """Find the encoder's part of the model."""
     from precompute.encoders.model_files import SUBFOLDERS, find_model
 
     if config.subfolder is not None:

@@ -122,7 +122,6 @@ def load_tokenizer(files: ModelFiles) -> tuple[Any, str]:
 
 
 def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
-    """Hash each file's name and bytes."""
     digest = hashlib.sha256()
     for name, path in files:
         digest.update(json_line({"name": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))

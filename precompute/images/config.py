@@ -68,12 +68,10 @@ class ImageConfig:
 
     @property
     def has_buckets(self) -> bool:
-        """Whether images have several sizes."""
         return self.buckets.preset != "none"
 
     @property
     def rule(self) -> SizeRule:
-        """The rule that gives images their sizes."""
         assert not self.from_model, "BuildConfig.prepared says what the model does"
         if self.has_buckets:
             return self.buckets.rule

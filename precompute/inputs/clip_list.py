@@ -1,7 +1,7 @@
 """List the clips of a source's videos: each video gives one clip or several.
 
 Only a video's first and last bytes are read, to learn its length. A rerun takes the clips of unchanged videos from the
-plan. A source whose samples have `clip_start` already, such as another cache of clips, says itself which clips it has.
+plan. A source whose samples have `clip_start` already, such as another cache of clips, lists its own clips.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

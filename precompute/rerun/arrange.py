@@ -150,6 +150,6 @@ class BySize:
 
 
 def last_placed(is_placed_N: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the last place up to each that has a bucket; before the first such place, that one."""
+    """Return, for each place, the last one up to it that has a bucket, or else the first one that has one."""
     last_N = np.maximum.accumulate(np.where(is_placed_N, np.arange(len(is_placed_N)), -1))
     return np.where(last_N < 0, is_placed_N.argmax(), last_N)

@@ -202,7 +202,7 @@ def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None
 
 
 def held_seal(store: Store, work: Work, contents: Sequence[CommitContent]) -> Seal | None:
-    """Return the earlier seal if it sums up these records, and the rejected rows are as it says; it opens no table."""
+    """Return the earlier seal if it sums up these records and rejected.parquet is as sealed; opens no samples table."""
     held = work.earlier_seal
     if held and work.plan_file and held.sums_up(work.spec, work.plan_file, contents) and store.has(REJECTED_FILE):
         return held if file_record(store, REJECTED_FILE) == held.rejected_file else None

@@ -92,7 +92,6 @@ class Work:
 
     @property
     def to_build(self) -> list[int]:
-        """All shards with a task."""
         return [*self.tasks]
 
     def shards_to(self, *states: State) -> list[int]:

@@ -57,7 +57,6 @@ def compare_plans(planned: Rows, found: Rows) -> PlanDifference:
 
 
 def withdrawn_rows(rows: Rows) -> NDArray[np.bool_]:
-    """Return which rows are of withdrawn samples: [rows]."""
     return np.concatenate([np.empty(0, bool), *map(is_withdrawn, rows.shards(["conversations"]))])
 
 

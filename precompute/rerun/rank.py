@@ -28,7 +28,6 @@ class Rank:
         return f"rank {self.index} of {self.world_size}"
 
     def shards_of(self, shards: Iterable[int]) -> list[int]:
-        """Select the shards that belong to this rank."""
         return [shard for shard in shards if shard % self.world_size == self.index]
 
 

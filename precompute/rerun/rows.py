@@ -94,7 +94,6 @@ class Rows:
         return recipe.spec(self.digests.whole, self.runs, arrays)
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the rows of a shard."""
         first, stop = self.bounds[shard : shard + 2].tolist()
         return self.plan.rows(first, stop, columns)
 
@@ -102,7 +101,6 @@ class Rows:
         return (self.shard(shard, columns) for shard in range(self.num_shards))
 
     def id_hashes(self) -> Hashes:
-        """Hash every row's id."""
         parts = [hashes_of(table["id"].to_pylist()) for table in self.shards(["id"])]
         return np.concatenate([np.empty(0, np.int64), *parts])
 

@@ -202,7 +202,6 @@ def find_file(url: str) -> File | None:
 
 
 def holds_files(store: Store) -> bool:
-    """Return whether a store has any file."""
     try:
         return next(iter(store.walk()), None) is not None
     except FileNotFoundError:

@@ -21,7 +21,6 @@ class Media:
     """Usual names of the field of a table or record that has the file, or its name."""
 
     def includes(self, name: str) -> bool:
-        """Return whether a file's name has such a suffix."""
         return suffix_of(name).lower() in self.suffixes
 
 

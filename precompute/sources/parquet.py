@@ -144,7 +144,6 @@ class ImageTable:
         return size
 
     def images(self, group: int) -> Iterator[bytes | None]:
-        """Read the images of a row group."""
         for batch in self._batches("images", group, [self._image]):
             for image in batch.column(0):
                 yield image["bytes"].as_py() if pa.types.is_struct(image.type) and image.is_valid else image.as_py()

@@ -46,7 +46,6 @@ class Located(NamedTuple):
     """None if the image is a file of its own or a row of a table, or is missing."""
 
     def columns(self) -> dict[str, object]:
-        """Return the plan's columns."""
         return {"fingerprint": self.fingerprint, "place": self.place and self.place._asdict()}
 
 
@@ -54,7 +53,6 @@ NOWHERE = Located(MISSING)
 
 
 def planned_place(column: dict[str, Any] | None) -> Place | None:
-    """Return the place that a plan's column holds."""
     return None if column is None else Place(**column)
 
 

@@ -33,7 +33,7 @@ Remainder = Literal["carry", "short", "repeat"]
 
 @dataclass(frozen=True)
 class Runs:
-    """Sample numbers, bucket after bucket; of a whole cache, as runs of neighbours in place of an array."""
+    """Sample numbers grouped by bucket; for a whole cache, runs of consecutive numbers in place of an array."""
 
     starts_R: Int64Array
     lengths_R: Int64Array
@@ -82,7 +82,7 @@ class Sizes:
 
 
 def sizes_of(cache: JoinedCache) -> Sizes:
-    """Return the sizes of a cache's samples; of joined caches, the combinations that occur."""
+    """Return the sizes of a cache's samples; for joined caches, the combinations that occur."""
     views = cache.views if isinstance(cache, Views) else (cache,)
     specs = [[each.spec for each in view.caches.values()] for view in views]
     rows_R = np.unique(np.concatenate([spec.bounds[:-1] for view in specs for spec in view]))
@@ -171,7 +171,6 @@ class SampleOrder:
         return sum(self.counts) if self.remainder == "carry" else int(self._filled.sum()) * self.batch_size
 
     def batch(self, number: int) -> Int64Array:
-        """Return the positions of a global batch."""
         bucket, own = self._shares.place(number)
         left = self.counts[bucket] - own % int(self._filled[bucket]) * self.batch_size
         size = min(left, self.batch_size) if self.remainder == "short" else self.batch_size
@@ -215,7 +214,6 @@ class SampleOrder:
         return Places(np.full_like(own, bucket), own)
 
     def permutation(self, bucket: int) -> Permutation:
-        """Return the order within a bucket."""
         identity = f"{self.identity}\n{bucket}" if bucket else self.identity
         return Permutation(identity, self.seed, self.counts[bucket], self.block, lanes_of(self.batch_size))
 
@@ -247,7 +245,7 @@ class SampleOrder:
 def make_order(
     identity: str, seed: int, counts: Int64Array, batch_size: int, shuffle_block: int, remainder: Remainder
 ) -> SampleOrder:
-    """Make the order of samples, `counts` of each size: of single ones, or of blocks if `shuffle_block` is above 1."""
+    """Make the order of samples, or of blocks if `shuffle_block` is above 1; `counts` has the samples of each size."""
     if not (isinstance(shuffle_block, int) and 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK):
         raise ConfigError(f"shuffle_block must be a whole number in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block!r}")
     if remainder not in get_args(Remainder):

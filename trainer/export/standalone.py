@@ -64,7 +64,7 @@ class ExportedProjector:
 
 
 def features(samples: Tensor, layout: str, weights: Mapping[str, Tensor]) -> Tensor:
-    """Standardise samples and arrange them as tokens, [N, S, F]; of posterior moments, only the means are read."""
+    """Standardise samples and arrange them as tokens, [N, S, F]; for posterior moments, only the means are read."""
     mean, std = weights["mean"], weights["std"]
     if layout == "token":
         return (samples - mean) / std

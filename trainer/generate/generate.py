@@ -52,7 +52,6 @@ class Subject:
     """Each tower's sample [*shape], by its name."""
 
     def described(self, answer: str) -> dict[str, str]:
-        """Return prompt, answer and reference."""
         prompt = "\n".join(each["content"] for each in self.messages)
         reference = {} if self.reference is None else {"reference": self.reference}
         return {"prompt": prompt, "answer": answer, **reference}

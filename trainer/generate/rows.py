@@ -50,7 +50,7 @@ def row_numbers(text: str, count: int) -> list[int]:
 
 
 def rows_of_ids(cache: Cache, ids: Sequence[str]) -> list[int]:
-    """Find the row of each id, the first one that has it."""
+    """Find the first row of each id."""
     found = dict[str, int]()
     for shard in range(cache.spec.num_shards):
         table = cache.shards.table(shard, ["id", "row"])

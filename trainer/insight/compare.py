@@ -39,18 +39,18 @@ class Turn:
     """Some steps of one side."""
 
     losses: Sequence[float | None]
-    """None for one that is not finite."""
+    """A loss that is not finite is None."""
     seconds: float
     peak_bytes: int
     gpu_use: Sequence[float] = ()
     """Readings of the share of time in which rank 0's GPU was busy, one a second."""
     nonfinite: int = 0
-    """Steps from the start, those of the warm-up too, with a loss or norm at which `train` would stop."""
+    """Number of steps so far, warm-up included, with a loss or norm at which `train` would stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """B compared with A; pairs are of A and B."""
+    """B compared with A; in pairs, A's figure comes first."""
 
     speedup: float
     """Speed of B's steps as a multiple of A's: the geometric mean over turns."""
@@ -68,7 +68,7 @@ class Comparison:
     """The largest difference between the losses of one step; None if the sides see different batches, or if no step has
     a finite loss on both sides."""
     nonfinite: tuple[int, int]
-    """Steps, the warm-up's too, whose loss, gradient norm or parameter norm is not finite."""
+    """Number of steps, warm-up included, whose loss, gradient norm or parameter norm is not finite."""
     steps: int
 
     def __str__(self) -> str:
@@ -135,14 +135,14 @@ def compare(
 
 
 def config_options(path: str, base: str | None) -> list[str]:
-    """Return the options that read a config over its base."""
     return [word for file in (base, path) if file is not None for word in ("--config", file)]
 
 
 def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[list[list[Turn]], Comparison]:
-    """Open both sides, one after the other: the first may tokenise the text of both. Then let them take turns.
+    """Open both sides, then let them take turns; return each side's turns and the comparison.
 
-    Return each side's turns, and what they say. Lines that both sides announce are printed once.
+    The second side opens after the first, because that one may tokenise the text of both. A line that both sides
+    announce is printed once.
     """
     turns: list[list[Turn]] = [[] for _ in sides]
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
 def start_ranks(options: Sequence[str], steps: int, ranks: int) -> Iterator[list[Connection]]:
     """Start processes that train when told to; they end with the block, and no signal stops them before.
 
-    Several get the environment that torchrun would set.
+    If there are several, they get the environment that torchrun would set.
     """
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # spawning would start it in the block below, and that lets signals through

@@ -23,9 +23,9 @@ BATCH_KEYS = (CACHE_IDENTITY, "tokenizer", "chat template", "data.max_text_token
 
 
 def answer_each(config: TrainConfig, steps: int, world: World, asked: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Open the session and tell so, then do as many steps as each of `asked`; `steps` in all.
+    """Open the session and yield its announcements; then do each of `asked` many steps, and yield their figures.
 
-    They are the first steps of the run that the config describes, with its warm-up and schedule.
+    These are the first `steps` steps of the run that the config describes, with its warm-up and schedule.
     """
     with redirect_stdout(io.StringIO()) as announced:
         inputs = open_inputs(replace(config, run=replace(config.run, max_steps=steps)), world)

@@ -37,7 +37,7 @@ COMPILE_STEPS = 20
 
 
 class Watch:
-    """Keeps a run's newest figures, and since how many steps each problem is gone."""
+    """Keeps a run's newest figures, and the number of steps since each problem was last seen."""
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory, self._best_rate = memory_bytes, 0.0
@@ -45,7 +45,7 @@ class Watch:
         self._problem_free = dict[str, int]()
 
     def __call__(self, metrics: Metrics) -> list[str]:
-        """Return the problems that begin at this step: it shows them, and the WINDOW steps before did not."""
+        """Return the problems that begin at this step: this step has them, the WINDOW steps before had not."""
         self._steps.append(metrics)
         if len(rates := values([*self._steps][-WINDOW:], "samples_per_s")) == WINDOW:
             self._best_rate = max(self._best_rate, median(rates))

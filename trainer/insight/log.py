@@ -1,7 +1,7 @@
 """The log of a run: one JSON line a step, with the same values on the terminal and in trackers.
 
-Trackers are TensorBoard and Weights & Biases, which reads TensorBoard's event files, so that they are written for it
-too. wandb is optional, and imported when it is named.
+Trackers are TensorBoard and Weights & Biases. W&B reads TensorBoard's event files, so these are written for it too.
+wandb is optional, and imported when it is named.
 """
 
 import importlib
@@ -47,7 +47,7 @@ LogStep = Callable[[int, Metrics, Validation, Sequence[str]], None]
 def open_log(config: TrainConfig, completed: int, total: int) -> Iterator[LogStep]:
     """Continue a run's log after `completed` of `total` steps.
 
-    A step without figures is one whose validation a stopped run owed; its line gets the validation.
+    A step without figures has its line already: a run stopped before the step's validation, which is added to the line.
     """
     folder = config.run.folder
     drop_later_steps(folder / METRICS_FILE, completed)
@@ -144,7 +144,7 @@ def open_trackers(config: TrainConfig, completed_steps: int) -> Iterator[LogStep
 
 
 def add_caption(writer: Any, step: int, caption: Caption) -> None:
-    """Add a caption's texts, as code blocks, so that nothing in them is read as markup, and its latent's preview."""
+    """Add a caption's texts and its latent's preview; the texts are code blocks, so that no markup in them is read."""
     tag = f"captions/{printable(caption.id)}"
     blocks = [name + "\n\n    " + "\n    ".join(text.splitlines()) for name, text in caption.parts.items()]
     writer.add_text(tag, "\n\n".join(blocks), step)

@@ -38,7 +38,7 @@ class Look:
     records: Sequence[LogLine]
     state: str
     goes_on: bool
-    """Whether the run may do more steps: it runs, or its folder, whose disk may come and go, is away."""
+    """Whether more steps may come: the run is alive, or its folder is away, perhaps with its disk."""
     total: int | None = None
     """Steps of the run; None if it is not known yet."""
 

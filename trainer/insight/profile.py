@@ -248,7 +248,7 @@ def phase_of(name: str, module: nn.Module) -> Phase | None:
 
 
 def times_of(events: Sequence[Any], *, on_device: bool) -> Times:
-    """Sum the self times of the host's events by phase and pass: the device's, or the host's."""
+    """Sum the events' self times by phase and pass: on the device, or on the host."""
     forward = {each.sequence_nr: phase_above(each) for each in events if ancestor(each, BACKWARD) is None}
     times: Times = defaultdict(lambda: {"forward": 0.0, "backward": 0.0, "recomputed": 0.0})
     for event in events:

@@ -1,4 +1,4 @@
-"""What a run says before its first step: hardware, versions, attention, trained parameters, memory, and warnings."""
+"""Announces a run before its first step: hardware, versions, attention, trained parameters, memory, and warnings."""
 
 from collections.abc import Iterator, Mapping
 

@@ -59,7 +59,7 @@ class TowerProjector(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """Number of world tokens, START and END; of samples of several sizes, the most."""
+        """Number of world tokens, START and END included; the most if samples have several sizes."""
         return self.num_world_tokens + self.num_ends
 
     @property
@@ -112,7 +112,7 @@ class Projector(TowerProjector):
     ) -> None:
         """Make a projector of samples of a shape, the largest if there are several sizes.
 
-        `mean` and `std` are per channel or feature; of posterior moments only the first half, the means, is read.
+        `mean` and `std` are per channel or feature. For posterior moments, only the first half, the means, is read.
         """
         rows, columns = (len(mean), math.prod(sample_shape[1:])) if layout != "token" else sample_shape
         tokens, features = (columns, rows) if layout == "spatial" else (rows, columns)
@@ -222,7 +222,7 @@ class Projectors(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """Number of all towers' tokens; of samples of several sizes, the most."""
+        """Number of all towers' tokens; the most if samples have several sizes."""
         return sum(each.num_tokens for _, each in self.items())
 
     def count(self, samples: Mapping[str, Tensor]) -> int:

@@ -68,7 +68,7 @@ class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
     norm_eps: float | None = None
     """Epsilon of the norm in a checkpoint's own projector; None for other kinds."""
     tokens: Count
-    """Number of tokens that the language model reads, START and END included; of images of several sizes, the most."""
+    """Number of tokens that the language model reads, START and END included; the most if images have several sizes."""
     features: Count
     """Values of one token before the projector."""
     array: ArrayRecipe
@@ -164,7 +164,6 @@ def library_versions() -> dict[str, str]:
 
 
 def projector_bytes(projectors: Projectors, config: ProjectorConfig) -> bytes:
-    """Return the content of the projector file."""
     towers = [(tower, each.state_dict().items()) for tower, each in projectors.items()]
     tensors = {f"{tower}.{name}": tensor.detach() for tower, tensors in towers for name, tensor in tensors}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

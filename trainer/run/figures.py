@@ -28,7 +28,6 @@ class Caption:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the record that the log keeps."""
         return {name: value for name, value in vars(self).items() if name != "preview"}
 
     @property

@@ -40,7 +40,6 @@ def memory_bytes(device: torch.device) -> int | None:
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """Return the GPU's UUID; None for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 

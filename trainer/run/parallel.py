@@ -143,7 +143,6 @@ class World:
                 dist.broadcast(tensor, src=0)
 
     def broadcast_parameters(self, module: nn.Module) -> None:
-        """Give every rank rank 0's parameters."""
         for parameter in module.parameters():
             self.broadcast(parameter.data)
 

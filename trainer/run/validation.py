@@ -75,7 +75,6 @@ class ShuffleTest:
 
     @property
     def verdict(self) -> str:
-        """What the difference means."""
         if self.difference > SIGNIFICANT * self.standard_error:
             return "the model uses the image: another image makes the text less likely"
         if self.difference < -SIGNIFICANT * self.standard_error:

@@ -129,8 +129,8 @@ def load_decoder(files: ModelFiles, kind: VaeKind, device: torch.device) -> tupl
 def decoder_of(vae: Any, takes_frames: bool, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Make a function from posterior means [N, C, H, W], not normalised, to RGB in [-1, 1], [N, 3, Y, X].
 
-    Of clips, both have an axis of frames after the first two. It works in float32, one image or clip at a time, because
-    a decoder's activations are large.
+    For clips, both have an axis of frames after the first two. It works in float32, one image or clip at a time: a
+    decoder's activations are large.
     """
     with silence_library(logging):
         vae = vae.to(device)

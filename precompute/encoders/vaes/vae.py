@@ -88,7 +88,7 @@ class VaeEncoder(Encoder):
         self._kept = KEPT[self.identity.posterior]
 
     def array(self, size: Size) -> SampleLayout:
-        """Describe a sample [C, H, W], of clips [C, T, H, W], with statistics per channel.
+        """Describe a sample, [C, H, W] or for clips [C, T, H, W], with statistics per channel.
 
         Raises ConfigError for a size that needs cropping, and for a number of frames that the VAE would cut.
         """
@@ -105,7 +105,7 @@ class VaeEncoder(Encoder):
 
     @torch.inference_mode()
     def encode(self, pixels_NTYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to [N, C, H, W], of clips [N, C, T, H, W], float32, on the encoder's device.
+        """Map uint8 RGB, on any device, to float32 on the encoder's: [N, C, H, W], or for clips [N, C, T, H, W].
 
         One clip is encoded at a time, on a GPU too: it fills one, memory does not grow with the batch, and bits do not
         depend on it.

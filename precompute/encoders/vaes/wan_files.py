@@ -64,7 +64,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def wan_config(files: ModelFiles) -> WanConfig:
-    """Read config.json."""
     held = {**DEFAULTS[files.class_name], **files.config}
     if "input_channels" in held:
         held["in_channels"] = held["input_channels"]

@@ -28,7 +28,6 @@ class Placement(NamedTuple):
 
 
 def area_of(rule: SizeRule) -> int:
-    """Return the most pixels of a bucket."""
     return rule.pixels or rule.resolution**2
 
 
@@ -38,7 +37,7 @@ def with_aspects(sizes: Iterable[Sides]) -> Aspects:
 
 
 def keep_middle(bucket: Sides, resized: Sides) -> Placement:
-    """Keep the middle of the scaled image; of an odd excess, one pixel more is cut at the right and the bottom."""
+    """Keep the middle of the scaled image; an odd excess loses its extra pixel at the right and the bottom."""
     crop = (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2
     return Placement(Size(1, bucket[1], bucket[0]), resized, crop)
 
