@@ -1,4 +1,4 @@
-"""Numbers about an image's size and crop that a diffusion model is told, from the columns of a samples table."""
+"""A diffusion model's inputs about an image's size and crop, from the columns of a samples table."""
 
 # Axes: N samples.
 

@@ -1,6 +1,6 @@
 """`precompute audit`: encode a random draw of samples again and compare them with the cached ones.
 
-Verification shows that a cache holds the bytes as written; an audit, that they were right. A sample depends on its
+Verification shows that a cache holds the bytes as written; an audit shows that they were right. A sample depends on its
 planned batch, so the whole batch of a drawn sample is encoded again and compared. Only the drawn samples enter the
 last line's share, because errors within one batch are not independent.
 """

@@ -1,7 +1,7 @@
 """Read the images that a cache was made from, and encode new ones as its samples.
 
-Caches are read without a package that can do that. One that can names its functions as entry points in GROUP, as
-`precompute` does in setup.cfg.
+A package that can do this names its functions as entry points in GROUP, as `precompute` does in setup.cfg. Reading a
+cache does not need one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,6 @@
 """Copy rows scattered over mapped files into one buffer: the inner loop of reading uncompressed samples.
 
-Rows that are not in memory are another matter: then the whole batch is requested from the disk before it is copied,
-which is several times as fast.
+If rows are not in memory, the whole batch is first requested from the disk, which is several times as fast.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""How the build of a cache goes on, from its commit records alone: rate, time left, silent builders, overdue shards.
+"""A build's progress, from the cache's commit records alone: rate, time left, silent builders, overdue shards.
 
 Builds begin shards in ascending order, ranks too. So a shard is overdue if a later one was committed long ago.
 """

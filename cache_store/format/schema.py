@@ -272,7 +272,7 @@ class ArraySummary(Record, frozen=True, kw_only=True):
     minimum: tuple[Moment, ...]
     maximum: tuple[Moment, ...]
     preview: PreviewMap | None
-    """The preview's linear map, or None if the array has no preview."""
+    """The preview's linear map; None if the array has no preview, or every shard has a withdrawn row."""
 
     def __post_init__(self) -> None:
         weight = self.preview.weight if self.preview else ()

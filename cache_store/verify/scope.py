@@ -1,4 +1,4 @@
-"""Which shards a verification reads, and how closely: the options of `verify`. Imports little: a help shows them."""
+"""The options of `verify`: which shards it reads, and how closely. Imports little: a help shows them."""
 
 import re
 from dataclasses import dataclass, field

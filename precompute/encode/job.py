@@ -1,4 +1,4 @@
-"""The job that workers are given, the progress that they report, and how busy each part of a build was."""
+"""The job that workers are given, the progress that they report, and the busy time of each part of a build."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

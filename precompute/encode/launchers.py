@@ -1,4 +1,4 @@
-"""Where a build's workers run: in this process, in processes of this machine, or as actors on a Ray cluster."""
+"""Launch a build's workers: in this process, in processes of this machine, or as actors on a Ray cluster."""
 
 import contextlib
 import multiprocessing

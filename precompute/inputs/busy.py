@@ -1,4 +1,4 @@
-"""How long each part of a worker's work was busy."""
+"""Measures how long each part of a worker was busy."""
 
 import threading
 import time
