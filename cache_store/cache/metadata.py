@@ -282,7 +282,7 @@ def read_sums(store: Store, spec: Spec, content: CommitContent) -> ShardSums | N
     try:
         data = base64.b64decode(stated, validate=True)
         if hashlib.sha256(data).hexdigest() != content.sums:
-            raise ValueError("holds other sums than its shard's record names")
+            raise ValueError("has sums that its record does not name")
         return ShardSums.of_data(data, spec.array.features)
     except ValueError as error:
         where = shlex.quote(str(store))
