@@ -182,6 +182,6 @@ def test_what_looks_at_all_shards_asks_once_for_each_record(bucket, proxy, tmp_p
     assert requests(lambda: cache_store(["copy", str(cache), url])) <= 12 * shards + 20
     assert {name: count for name, look in looks.items() if (count := requests(look)) > shards + 20} == {}
     opened = open_cache(url)
-    assert requests(opened.rejected_rows) == 2 * shards  # a record and a table each
+    assert requests(opened.rejected_rows) == 1
     assert np.array_equal(opened.rejected_rows(), np.arange(0, SHARDS, 2))
     assert requests(lambda: open_cache(url)) <= 6
