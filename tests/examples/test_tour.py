@@ -22,7 +22,9 @@ def test_the_tour_builds_looks_trains_and_answers(tmp_path):
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     for told in ("= 104 cached + 5 rejected", "sound (full)", "trained 2 steps", "prompt     Describe the scene."):
         assert told in printed
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3  # sheet, losses, the new scene
+    shown = [output.get("data", {}) for output in outputs]
+    assert sum("image/png" in each for each in shown) == 2, "losses, the new scene"
+    assert [each for each in shown if "scenes.html" in "".join(each.get("text/html", ""))], "the gallery"
 
 
 def test_the_tour_is_kept_without_outputs():

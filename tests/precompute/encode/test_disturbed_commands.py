@@ -79,7 +79,7 @@ PHASES = [
     ("build", "precompute.rerun.carry_out:write_seal", 1),
     ("repair", "precompute.rerun.steps:compare_images", 1),
     ("repair", "precompute.encoders.vaes.vae:VaeEncoder.encode", 1),
-    ("repair", "precompute.rerun.carry_out:make_seal", 1),
+    ("repair", "precompute.rerun.carry_out:write_seal", 1),
 ]
 """A command, a function (named in the module that calls it), and the number of the call before which a signal comes."""
 
