@@ -78,6 +78,8 @@ class OwnFamilyEncoder(Encoder):
             axes = tuple(sides)
             is_latent = len(axes) in (3, 4) and axes[0] == "channel"
             feature = axes[0 if is_latent else -1]
+            if is_latent:
+                refuse_other_channels(self.identity, sides["channel"])
             return SampleLayout(axes=axes, shape=tuple(sides.values()), feature_axis=feature, has_preview=is_latent)
         except (IndexError, TypeError, ValueError) as error:
             raise ConfigError(f"encoder.model {self._path}: {one_line(error)}") from error
@@ -102,6 +104,14 @@ def normalization_of(own: OwnEncoder, path: str) -> dict[str, Any]:
         return msgspec.structs.asdict(msgspec.convert(stated, Normalization))
     except msgspec.ValidationError as error:
         raise ConfigError(f"encoder.model {path}: normalization: {describe_mismatch(error)}") from None
+
+
+def refuse_other_channels(stated: Normalization, channels: int) -> None:
+    """Raise ValueError for means or deviations of another number of channels than that of the latents."""
+    stacked = channels * stated.latents_patch**2
+    for name, values in (("latents_mean", stated.latents_mean), ("latents_std", stated.latents_std)):
+        if len(values) not in (0, stacked):
+            raise ValueError(f"normalization: {name} has {len(values)} values, expected {stacked}, one per channel")
 
 
 def digest_of(own: OwnEncoder) -> str:

@@ -61,12 +61,14 @@ def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
 
 
 def sizes_note(spec: Spec) -> str:
-    """Return one line on the most frequent sizes of samples."""
+    """Return one line on the most frequent sizes of samples; none if there is one size."""
+    if len(spec.arrays) == 1:
+        return ""
     rows = Counter[str]()
     for run in spec.shards:
         rows[run.array] += run.shards * run.rows
     shown = ", ".join(f"{count:,} of {name}" for name, count in rows.most_common(SIZES_SHOWN))
-    return f"{counted(len(rows), 'size')} of {spec.array.made_of}s: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
+    return f"{len(rows)} sizes of {spec.array.made_of}s: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
 
 
 def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:

@@ -66,6 +66,8 @@ class Pixels(Wrong):
     def decode(self, samples): return samples
 class Scaled(Pixels):
     normalization = {"latents_shift": 1.0, "latents_std": [1, 2, 4]}
+class ManyMeans(Pixels):
+    normalization = {"latents_mean": [0, 0, 0, 0]}
 class Misspelt(Pixels):
     normalization = {"shift": 1.0}
 class Clip(NoLayout):
@@ -98,6 +100,7 @@ def load(path: str, pixel_range: str = "signed") -> Encoder:
         ("mine:Wrong", 1, r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
         ("mine:Row", 1, "the axes row must differ from each other and from row"),
         ("mine:Misspelt", 1, "mine:Misspelt: normalization: it has an unknown field, shift"),
+        ("mine:ManyMeans", 1, "mine:ManyMeans: normalization: latents_mean has 4 values, expected 3, one per channel"),
         (PATH, 1, "image.height and image.width must be multiples of 16, got 8x8"),
         (PATH, 5, f"encoder.model {PATH}: colours are those of one frame; leave clip out"),
         ("mine:Clip", 5, "encoder.model mine:Clip: clip.frames must be even, got 5"),
