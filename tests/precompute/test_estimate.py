@@ -19,7 +19,7 @@ from precompute.probe import KEPT_RUNS, RUN_SAMPLES, draw
 from precompute.sources.config import SourceConfig
 from tests.precompute.conftest import GOOD, SAMPLES
 from tests.videos import make_video
-from trainer.insight.log import MetricsLog
+from trainer.insight.log import append_step
 
 FAST = {"encoding": 0.001, "decoding": 0.0001}
 """Seconds of a sample if decoding is fast."""
@@ -123,11 +123,9 @@ def test_the_bytes_are_those_of_the_build(project, store_format):
 
 def test_the_speed_of_training_comes_from_a_run(project):
     (project.folder / "run").mkdir()
-    log = MetricsLog(project.folder / "run", 0)
     for step, rate in enumerate([1.0] * 5 + [90.0, 80.0, 10.0], 1):
-        log.write({"step": step, "samples_per_s": rate, "data_wait_share": 0.2})
-    log.close()
-    assert log.path.name == METRICS_FILE
+        append_step(project.folder / "run", {"step": step, "samples_per_s": rate, "data_wait_share": 0.2})
+    assert [each.name for each in (project.folder / "run").iterdir()] == [METRICS_FILE]
     asked = ["--seconds", 0.01, "--run", project.folder / "run", "--store.format", "webdataset"]
     said = project.run(main, "estimate", "--config", project.config(), *asked)
     assert re.search(r"^100 samples/s .* give --epochs$", said, re.MULTILINE)
