@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cache_store.cache.commit import cache_identity, make_seal
-from cache_store.cache.metadata import metadata_of, open_plan, sums_of
+from cache_store.cache.metadata import metadata_of, open_plan
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import DAMAGE, CacheError, StaleError
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, REJECTED_FILE, SEAL_FILE, commit_file, samples_file
@@ -103,9 +103,7 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
     return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))
 
 
-def seal_findings(
-    store: Store, spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]
-) -> Iterator[Finding]:
+def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:
     """Check that the seal summarises the commit records, and name each record that was not sealed.
 
     The statistics need every samples table's footer, so they are not checked if a shard is checked at level quick.
@@ -124,10 +122,10 @@ def seal_findings(
     contents, has_quick = contents_of(checked), any(each.task.level == "quick" for each in checked)
     if {samples_file(each.task.shard) for each in checked} & damaged:
         return
-    sums = [] if has_quick else sums_of(store, spec, contents)
     plan_file = msgspec.structs.replace(seal.plan_file, path=PLAN_FILE)
     rejected_file = msgspec.structs.replace(seal.rejected_file, path=REJECTED_FILE)
     stated = msgspec.structs.replace(seal.array, bytes=sum(each.files[0].bytes for each in contents))
+    sums = [each.sums for each in checked]
     expected = make_seal(spec, contents, sums, (plan_file, rejected_file), stated if has_quick else None)
     unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
     if not nearly_equal(*unsigned):

@@ -145,6 +145,8 @@ class CheckedShard:
     content: CommitContent | None
     """The content of the shard's record, or None if no record can be read."""
     findings: tuple[Finding, ...]
+    sums: ShardSums | None = None
+    """As the samples table states them; None at level quick, if no row is cached, and if a finding names the table."""
 
     @property
     def bytes(self) -> int:
@@ -164,9 +166,11 @@ class ShardVerifier:
             return CheckedShard(task=task, content=None, findings=tuple(findings))
         content = record.content
         findings = [*content_findings(self._spec, task.shard, content)]
-        has_names = tuple(file.path for file in content.files) == self._files(task)
-        findings += self._file_findings(task, content) if has_names else self._findings_without_record(task)
-        return CheckedShard(task=task, content=content, findings=tuple(findings))
+        if tuple(file.path for file in content.files) != self._files(task):
+            findings += self._findings_without_record(task)
+            return CheckedShard(task=task, content=content, findings=tuple(findings))
+        found, sums = self._check_files(task, content)
+        return CheckedShard(task=task, content=content, findings=(*findings, *found), sums=sums)
 
     def _read_record(self, task: ShardTask) -> CommitRecord | Finding:
         """Return the shard's record, or a finding that says why there is none."""
@@ -181,16 +185,29 @@ class ShardVerifier:
     def _files(self, task: ShardTask) -> tuple[str, ...]:
         return files_of_shard(self._spec, task.shard)
 
-    def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
-        """Check the shard's files; at level full, samples are checked only if a file is not as sealed.
+    def _check_files(self, task: ShardTask, content: CommitContent) -> tuple[list[Finding], ShardSums | None]:
+        """Check the shard's files, and read its sums; at level full, samples are checked only if a file is not as
+        sealed.
 
         In a cache without a seal, the record is trusted.
         """
         wrong = [self._file_finding(task, file) for file in content.files]
-        yield from filter(None, wrong)
-        is_sound = not any(wrong) and (self._seal is None or self._seal.holds(task.shard, content))
+        findings, summed = [*filter(None, wrong)], None
+        is_sound = not findings and (self._seal is None or self._seal.holds(task.shard, content))
         if task.level == "deep" or (task.level == "full" and not is_sound):
-            yield from self._sample_findings(task, content, *wrong[:2])
+            found, summed = self._check_samples(task, content, *wrong[:2])
+            findings += found
+        name = samples_file(task.shard)
+        if task.level == "quick" or any(each.file == name for each in findings):
+            return findings, None
+        try:
+            stated = read_sums(self._store, self._spec, content)
+        except CacheError as error:
+            return [*findings, damage_finding(error, self._store, name, task.shard)], None
+        if summed and stated:
+            has_preview = self._spec.array.has_preview and WITHDRAWN not in content.reasons
+            findings += sums_findings(task.shard, stated, summed, has_preview=has_preview)
+        return findings, stated
 
     def _file_finding(self, task: ShardTask, file: FileRecord) -> Finding | None:
         """Check a file's size, which the survey has read, and at levels above quick its SHA-256."""
@@ -198,35 +215,21 @@ class ShardVerifier:
             return damage_finding(problem, self._store, file.path, task.shard)
         return None if task.level == "quick" else file_finding(self._store, file, task.shard)
 
-    def _sample_findings(
+    def _check_samples(
         self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None
-    ) -> Iterator[Finding]:
-        """Check the samples; if the shard file is sound and the table is not, findings name the table."""
-        samples, found = self._read_samples(task, content)
-        yield from found
+    ) -> tuple[list[Finding], ShardSums | None]:
+        """Check the samples, and sum sound ones at level deep; if the shard file is sound and the table is not,
+        findings name the table.
+        """
+        samples, findings = self._read_samples(task, content)
         if samples is None:
-            return
-        yield from table_findings(samples, content)
-        yield from mismatched_rows(samples)
-        yield from withdrawn_findings(samples)
+            return findings, None
+        findings += [*table_findings(samples, content), *mismatched_rows(samples), *withdrawn_findings(samples)]
         is_tables_fault = wrong_table is not None and wrong_data is None
         sums = RunningSums(samples.array) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
-        yield from (each for each in differing if each.row is not None or not wrong_data)  # reported already
-        if sums is not None and not differing and not wrong_table and (found_sums := sums.sums()):
-            yield from self._sums_findings(task, content, found_sums, samples.array)
-
-    def _sums_findings(
-        self, task: ShardTask, content: CommitContent, found: ShardSums, array: ArraySpec
-    ) -> Iterator[Finding]:
-        try:
-            recorded = read_sums(self._store, self._spec, content)
-        except CacheError as error:
-            yield damage_finding(error, self._store, samples_file(task.shard), task.shard)
-            return
-        if recorded is not None:
-            has_preview = array.has_preview and WITHDRAWN not in content.reasons
-            yield from sums_findings(task.shard, recorded, found, has_preview=has_preview)
+        findings += [each for each in differing if each.row is not None or not wrong_data]  # reported already
+        return findings, sums.sums() if sums and not differing else None
 
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """Check the files of a shard without a record: they may be missing, damaged, or differ from each other."""

@@ -156,7 +156,7 @@ def verify(
     if seal is not None:
         rejected = file_finding(store, msgspec.structs.replace(seal.rejected_file, path=REJECTED_FILE))
         findings += [rejected] if rejected else []
-        findings += seal_findings(store, spec, seal, checked, {finding.file for finding in findings})
+        findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
     covered = [each for each in checked if chosen[each.task.shard]]
     return replace(
         nothing,

@@ -174,17 +174,28 @@ def put_nan_into_row_7(at: At) -> None:
     signing.resign(at("."))
 
 
+def rewrite_sums(at: At, kind: int) -> bytes:
+    """Change a sum, square, minimum or maximum in the samples table; return the new sums."""
+    store, table = LocalStore(at(".")), pq.read_table(at("table 1"), partitioning=None)
+    sums = read_sums(store, read_spec(at(".")), read_commit(store, 1).content)
+    (totals := sums.totals.copy())[kind, 0] += 1e-5
+    data = sums._replace(totals=totals).data
+    with at("table 1").open("wb") as stream:
+        write_rows(stream, table, data)
+    return data
+
+
+def change_unnamed_sums(at: At) -> None:
+    """Change a sum, and sign the record and the seal, but the record's digest of the sums stays as it was."""
+    rewrite_sums(at, 0)
+    signing.resign(at("."))
+
+
 def edit_sums(kind: int) -> Damage:
     """Change a sum, square, minimum or maximum, then sign the record and seal the cache."""
 
     def damage(at: At) -> None:
-        store, spec, record = LocalStore(at(".")), read_spec(at(".")), signing.load(at("record 1"))
-        sums = read_sums(store, spec, read_commit(store, 1).content)
-        (totals := sums.totals.copy())[kind, 0] += 1e-5
-        data = sums._replace(totals=totals).data
-        table = pq.read_table(at("table 1"), partitioning=None)
-        with at("table 1").open("wb") as stream:
-            write_rows(stream, table, data)
+        spec, record, data = read_spec(at(".")), signing.load(at("record 1")), rewrite_sums(at, kind)
         written = at("table 1").read_bytes()
         record["content"]["sums"] = hashlib.sha256(data).hexdigest()
         record["content"]["files"][1] |= {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
@@ -250,6 +261,7 @@ SCENES = {
     "a cached row said to be rejected": Scene([set_cell("table 1", status="rejected")], {"table 1": {6}}),
     "another id in a shard of one row": Scene([set_cell("table 2", id="x")], {"table 2": {12}}),
     "a nan under right hashes": Scene([put_nan_into_row_7], ROW_7, NOTHING, NOTHING, "holds 1 non-finite values"),
+    "sums that the record does not name": Scene([change_unnamed_sums], TABLE, quick=NOTHING, says="does not name"),
     **{
         f"another {field} under right hashes": Scene([edit_sums(kind)], TABLE, NOTHING, NOTHING, "do not follow from")
         for kind, field in enumerate(("sum", "sum of squares", "minimum", "maximum"))
