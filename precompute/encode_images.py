@@ -33,7 +33,7 @@ from precompute.images.decode import silence_decoders
 from precompute.images.fit import RESAMPLING
 from precompute.images.rejected import Rejected
 from precompute.inputs import Reader, make_reader
-from precompute.inputs.reader import Sample, inputs_of
+from precompute.inputs.reader import Sample, inputs_of, read_one
 from precompute.sources.images import Images
 from precompute.sources.place import Located, Place
 
@@ -108,8 +108,7 @@ def read_frames(reader: Reader, array: ArrayRecipe, path: Path | str) -> Frames:
     try:
         size = (own and placed_size(array.images.rule, own)) or Size(1, 1, 1)  # reading it then tells why
         sized = array.of_size(size, (array.features,) * len(array.axes))
-        frames = np.empty(inputs_of(sized).shape, np.uint8)
-        (outcome,) = reader.read([sample], sized, [frames])
+        frames, outcome = read_one(reader, sample, sized)
     except Rejected as rejected:
         raise SourceError(f"{path}: {rejected.reason}") from None
     if outcome.reason is not None:

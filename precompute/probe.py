@@ -218,8 +218,7 @@ def written_bytes(spec: Spec, batch: Batch, samples: np.ndarray) -> tuple[int, i
     """Write a batch as a build does, into memory; return the bytes of its samples, and those before compression."""
     outcomes, array, stream = batch.wait(), spec.array_of(batch.shard), io.BytesIO()
     wanted = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
-    rgb = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0
-    rounded = RunningSums(array).round_and_add(samples, wanted, rgb)
+    rounded = RunningSums(array).round_and_add(samples, wanted, batch.preview_rgb)
     writer = shard_format(spec).writer(stream, batch.shard, batch.samples)
     writer.append(encoded_rows(array, rounded, scaled(outcomes, rounded)))
     hashlib.sha256(stream.getbuffer())

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from cache_store.cache.entry_points import Frames, ReadImage
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import SourceError
@@ -13,7 +11,7 @@ from cache_store.storage.store import Address
 from precompute.config import BuildConfig
 from precompute.images.decode import silence_decoders
 from precompute.inputs import make_reader
-from precompute.inputs.reader import inputs_of
+from precompute.inputs.reader import read_one
 from precompute.sources.opening import open_source
 
 
@@ -29,9 +27,8 @@ def open_source_images(cache: Address) -> ReadImage:
     silence_decoders()
 
     def read(sample: Mapping[str, Any], array: ArraySpec) -> tuple[Frames, str]:
-        frames = np.empty(inputs_of(array).shape, np.uint8)
         try:
-            (outcome,) = reader.read([{"fingerprint": "", **sample}], array, [frames])
+            frames, outcome = read_one(reader, {"fingerprint": "", **sample}, array)
         except OSError as error:
             raise SourceError(f"cannot be read: {error.strerror or error}") from None
         if outcome.reason is not None or outcome.content_sha256 is None:

@@ -152,6 +152,11 @@ class Batch:
             self.rgb_Nhw3[place] = 0  # not added to the sums: the sample is rejected
 
     @property
+    def preview_rgb(self) -> np.ndarray | None:
+        """RGB in [0, 1] at the preview's cells, float32 [N, h, w, 3]; None if the array has no preview."""
+        return None if self.rgb_Nhw3 is None else self.rgb_Nhw3.astype(np.float32) / 255.0
+
+    @property
     def is_ready(self) -> bool:
         return all(piece.done() for piece in self._pieces)
 

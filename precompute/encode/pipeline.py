@@ -74,11 +74,11 @@ class ShardSink:
             shared = job.shared or shard in job.never_replace
             builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=shared)
             self._builder = self._shard.enter_context(builder)
-        rgb, outcomes = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0, batch.wait()
+        outcomes = batch.wait()
         if self._canary and self._canary.wants_samples:
             good = [place for place, outcome in enumerate(outcomes) if outcome.reason is None]
             self._canary.begin(batch.inputs, samples, good, batch.array)
-        self._builder.append(samples, rgb, outcomes)
+        self._builder.append(samples, batch.preview_rgb, outcomes)
         if null_text is not None:
             self._builder.add_null_text(null_text)
 

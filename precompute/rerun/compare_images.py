@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,7 +23,7 @@ from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
 from precompute.images.rejected import Rejected
 from precompute.inputs import Reader
-from precompute.inputs.reader import inputs_of
+from precompute.inputs.reader import read_one
 from precompute.rerun.decide import Work
 from precompute.rerun.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 from precompute.rerun.request import BuildRequest
@@ -207,8 +206,7 @@ def retry_rejected(store: Store, work: Work, reader: Reader, threads: int) -> Wo
 
 
 def is_decodable(reader: Reader, array: ArraySpec, sample: dict[str, Any]) -> bool:
-    shape, dtype, _ = inputs_of(array)
-    (outcome,) = reader.read([sample], array, [np.empty(shape, dtype)])
+    _, outcome = read_one(reader, sample, array)
     return outcome.reason is None
 
 
