@@ -163,7 +163,7 @@ def test_a_finished_build_has_nothing_to_do_is_told_and_audits_with_equal_bits(s
 
 @holding("a file alone")
 def test_a_file_is_encoded_alone_as_it_was_in_its_batch(sealed):
-    """Of a video, its beginning."""
+    """A sample of a video is its beginning."""
     samples = {name: each for name, each in samples_of(sealed.cache).items() if name.endswith((".png", "@0"))}
     encoded = encode_images(open_cache(sealed.cache), [sealed.source / name.partition("@")[0] for name in samples])
     assert is_near(samples, dict(zip(samples, encoded, strict=True)), 1e-3)
@@ -212,7 +212,7 @@ def test_a_change_that_no_date_tells_is_found_by_check_sources_alone(sealed):
 
 @holding("retry")
 def test_a_mended_file_is_cached_by_a_retry_as_in_a_new_build(sealed, kind):
-    """Of several sizes, but for rounding: a new build knows the size of the mended file, and has another order."""
+    """With several sizes, but for rounding: a new build knows the size of the mended file, and has another order."""
     sealed.own_files()
     with sealed.untouched():
         assert "recovered 0 of 1 " in sealed.build("--retry-rejected")
@@ -234,7 +234,7 @@ REFUSED = {
     "audit of a change": (1, "build --check-sources", "{stays}"),
     "retry": (1, "build --retry-rejected", "{rejected} --cache NEW"),
 }
-"""What a kind says that does not hold a claim: an exit code, a command, and words."""
+"""A kind that does not hold a claim says so: an exit code, a command, and words."""
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_folder_of_videos_becomes_a_cache_of_clips(built):
 def test_latents_are_diffusers_own_of_pyavs_frames(project, frames):
     """Of one video at half its rate, of another where each frame is shown once or twice, and is scaled up.
 
-    Of several lengths, a clip has the largest that its video has.
+    A clip has the largest of several lengths that its video has.
     """
     lengths = [frames] if isinstance(frames, int) else frames
     project.settings |= {"image": {"buckets": BUCKETS}} if len(lengths) > 1 else {}
@@ -243,7 +243,7 @@ def test_one_clip_of_a_video_has_the_videos_id(project, pick):
     assert starts == pytest.approx({name: each // 2 / FPS * (pick == "middle") for name, each in spare.items()})
 
 
-# What of the videos is read.
+# Which parts of a video are read.
 
 
 def test_a_video_in_a_store_of_objects_is_fetched_once_for_all_its_clips(built, bucket, server, monkeypatch):
