@@ -1,5 +1,6 @@
 """Wrong usage of `precompute`: a table of what is typed, and what the one line of error must name; nothing is made."""
 
+import gzip
 import json
 import re
 import shlex
@@ -11,10 +12,11 @@ import pytest
 from precompute.cli import main
 from precompute.rerun.request import BuildRequest
 from tests.precompute.conftest import Project, run_build, write_source
+from tests.precompute.encoders.test_vaes import IMAGE_VAES
 from tests.precompute.encoders.text_models import save_text_encoder
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 
-AUTOENCODERS = ("AutoencoderKL", "AutoencoderKLAllegro", "AutoencoderKLWan", "AutoencoderTiny")
+AUTOENCODERS = ["AutoencoderKLAllegro", *(each.class_name for each in IMAGE_VAES)]
 UNLOADED = (*AUTOENCODERS, "SiglipModel", "BertModel", "Siglip2Model", "ViTMAEModel")
 """Classes of models that are refused by their config alone."""
 
@@ -24,9 +26,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
     """A folder with a cache, its source, and models by the names of their classes."""
     folder = tmp_path_factory.mktemp("refusals")
     run_build(folder, write_source(folder / "source"), vae_path)
+    (folder / "a.tar.gz").write_bytes(gzip.compress(b""))
     for kind in UNLOADED:
         (folder / kind).mkdir()
-        key = {"_class_name": kind} if kind in AUTOENCODERS else {"architectures": [kind]}
+        scales = [0.5] * (kind == "AutoencoderKLWan")
+        key = {"_class_name": kind, "attn_scales": scales} if kind in AUTOENCODERS else {"architectures": [kind]}
         (folder / kind / "config.json").write_text(json.dumps(key))
     for kind in ("CLIPVisionModel", "Gemma3ForConditionalGeneration"):
         save_model(kind, folder / kind)
@@ -47,6 +51,10 @@ CLIP = f"build {IMAGE} --image.range clip --encoder.model CLIPVisionModel"
 GEMMA = f"build {IMAGE} --encoder.model Gemma3ForConditionalGeneration"
 TEXT = "build --source.text caption --encoder.max_tokens 16 --encoder.model"
 T5 = f"{TEXT} T5EncoderModel"
+OWN_TEXTS = "'{a: {model: x/y, max_tokens: 7}}'"
+CLIPS = f"build {IMAGE} --clip.frames 5 --clip.fps 12"
+FOLDER = "build --source.kind folder --source.images null"
+OTHER_CACHE = "build --source.kind cache --source.images null --source.path"
 BUCKETS = "build --image.buckets.preset ours --image.buckets.resolution 256"
 WEBDATASET = "build --store.format webdataset"
 
@@ -71,6 +79,18 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, f"{T5} --source.keep_tags 1", "source.keep_tags", "source.shuffle_tags"),
     (2, "build --source.fields.captions [a]", "source.fields.captions", "llava"),
     (2, "build --source.fields.extra [id]", "source.fields.extra", "id"),
+    (2, "build --source.fields.image jpg", "image has no effect for kind llava"),
+    (2, f"{FOLDER} --source.fields.image jpg", "image has no effect for kind folder"),
+    (2, "build --source.path source", "source is a folder", "kind folder a tree of images"),
+    (2, "build --source.kind table --source.path source", "source is a folder", "kind folder a tree of images"),
+    (2, f"{FOLDER} --source.images source", "source.images is for kind llava or table", "the image tree"),
+    (1, "build --source.images a.tar.gz", "source.images: a.tar.gz", "gzip", "unpack it"),
+    (1, f"{FOLDER} --source.path a.tar.gz", "source.path: a.tar.gz", "gzip", "unpack it"),
+    (2, "build --source.images nowhere", "source.images", "nowhere does not exist"),
+    (2, f"{OTHER_CACHE} nowhere", "source.path", "nowhere does not exist"),
+    (2, f"{OTHER_CACHE} source", "source holds no cache"),
+    (2, f"{OTHER_CACHE} source --source.images source", "the other cache remembers its images"),
+    (2, f"{OTHER_CACHE} cache --cache cache", "is the cache itself"),
     (2, "build --run.max_reject_fraction 2.0", "run.max_reject_fraction"),
     (2, "build --encoder.max_tokens 100000", "encoder.max_tokens", "65,536"),
     (2, "build --cache ''", "cache"),
@@ -95,6 +115,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, "build --encoder.pool 1 --encoder.model AutoencoderKLWan", "encoder.pool", "AutoencoderKLWan"),
     (2, "build --encoder.fold false --encoder.model AutoencoderKL", "encoder.fold", "AutoencoderKL"),
     (2, "build --encoder.compile true --encoder.model AutoencoderKL", "encoder.compile", "AutoencoderKL"),
+    (2, f"build {IMAGE} --encoder.fold false --encoder.model AutoencoderKLWan", "encoder.fold", "attn_scales"),
     (2, "build --encoder.posterior moments --encoder.model AutoencoderTiny", "encoder.posterior", "AutoencoderTiny"),
     (2, "build --encoder.posterior moments --encoder.model SiglipModel", "encoder.posterior", "SiglipModel"),
     (2, f"{CLIP} --encoder.posterior moments", "encoder.posterior", "CLIPVisionModel"),
@@ -120,6 +141,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, f"{TEXT} CLIPTextModel --encoder.max_tokens 78", "encoder.max_tokens", "77"),
     (2, f"{TEXT} CLIPTextModel --encoder.max_tokens 2", "encoder.max_tokens", "3"),
     (2, f"{TEXT} CLIPTextModel --encoder.drop 5", "encoder.drop", "encoder.template", "2"),
+    (2, f"{T5} --encoder.drop 1 --encoder.template 'of {{}}' --encoder.padding left", "drop", "encoder.padding"),
     (2, f"{TEXT} Gemma2Model --encoder.layer 5", "encoder.layer", "0 to 4"),
     (2, f"{BUCKETS} --image.height 64", "image.height and image.buckets contradict each other"),
     (2, f"{BUCKETS} --image.fit crop", "image.fit and image.buckets contradict each other"),
@@ -128,7 +150,22 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, "build --clip.frames 6 --clip.fps 12", "clip.frames", "4k", "5", "9"),
     (2, "build --clip.fps 12", "clip.fps", "clip.frames"),
     (2, "build --clip.frames 5", "clip.fps", "16"),
-    (2, "build --clip.frames 5 --clip.fps 12 --image.decode reduced", "image.decode", "clips"),
+    (2, f"{CLIPS} --image.decode reduced", "image.decode", "clips"),
+    (2, f"{CLIPS} --encoder.fold false", "encoder.fold", "clips"),
+    (2, f"{CLIPS} --encoder.compile true", "encoder.compile", "clips"),
+    (2, f"{CLIPS} --encoder.model AutoencoderKLWan", "clip", "attn_scales"),
+    *((2, f"{CLIPS} --encoder.model {each}", each, "clip") for each in AUTOENCODERS[1:] if each != "AutoencoderKLWan"),
+    (2, "texts --of FLUX.1-dve --model x/y", "FLUX.1-dve", "did you mean FLUX.1-dev?", "HunyuanVideo"),
+    (2, "texts --of SDXL", "model", "SDXL"),
+    (2, "texts --of SDXL --model x/y --cache cache/text", "cache", "beside"),
+    (2, "texts", "of", "texts"),
+    (2, "texts --of FLUX.1-dev --model CLIPTextModel", "text_encoder_2/config.json"),
+    (2, "texts --of SDXL --model T5EncoderModel", "SDXL's clip", "T5EncoderModel"),
+    (2, f"texts --of SDXL --model x/y --texts {OWN_TEXTS}", "of", "texts"),
+    (2, f"texts --batch_size 3 --texts {OWN_TEXTS}", "texts.NAME.batch_size"),
+    (2, "texts --texts '{a: {model: x/y}}'", "texts.a.max_tokens"),
+    (2, "texts --texts '{a: {max_tokens: 7}}'", "texts.a.model"),
+    (2, "texts --texts '{../a: {model: x/y, max_tokens: 7}}'", "../a"),
     (2, "estimate --seconds 0", "seconds"),
     (2, "estimate --run nowhere", "--run", "nowhere/metrics.jsonl"),
     (2, "estimate --run r --samples-per-s 1", "--run", "--samples-per-s"),
@@ -173,6 +210,7 @@ def test_a_refusal_is_one_line_that_names_what_is_wrong_and_makes_nothing(projec
     command, *options = shlex.split(line)
     image = {"image": {}} if "source.text" in line or "buckets" in line else {}
     place = ["--config", project.config("new", **image)] if command in ("build", "seal", "estimate") else ["cache"]
+    place = ["--source", "cache", "--cache", "text"] if command == "texts" else place
     files = {*project.folder.iterdir()}
     with project.untouched():
         said = project.run(main, command, *place, *options, code=code)

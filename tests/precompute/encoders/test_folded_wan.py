@@ -9,7 +9,6 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor
 
-from cache_store.errors import ConfigError
 from precompute.encoders.vaes import folded_wan
 from precompute.encoders.vaes.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
 from precompute.encoders.vaes.wan_files import WanConfig, encode_path
@@ -77,12 +76,6 @@ def test_every_shape_of_wan_2_1_folds(config):
         weight.data.zero_()  # the encoder has copies
     with torch.inference_mode():
         torch.testing.assert_close(encoder(image), expected, rtol=0, atol=1e-5)
-
-
-def test_attention_scales_run_only_folded(tmp_path):
-    narrow_vae(attn_scales=[0.5]).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"encoder.fold.*attn_scales"):
-        load(tmp_path, fold=False)
 
 
 def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16():

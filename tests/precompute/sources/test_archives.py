@@ -19,7 +19,7 @@ import pytest
 from cache_store.errors import SourceError
 from cache_store.storage.local import LocalStore
 from precompute.images.rejected import Rejected
-from precompute.sources.image_store import ImageFolder, open_image_store, open_images
+from precompute.sources.image_store import ImageFolder, open_image_store
 from precompute.sources.images import Images, ImageStore
 from precompute.sources.place import MAX_FILE_BYTES, MISSING
 from tests.precompute.images.hostile_images import mutated
@@ -273,14 +273,6 @@ def test_an_archive_that_cannot_be_followed_is_refused(tmp_path, name, data, mes
         open_image_store(tmp_path / name).listing()
     assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("field", ["path", "images"])
-def test_a_refused_archive_is_named_with_its_field(tmp_path, field):
-    archive = tmp_path / "images.tar.gz"
-    archive.write_bytes(gzip.compress(A, mtime=0))
-    with pytest.raises(SourceError, match=rf"^source.{field}: {archive} is compressed by gzip{IN_PLACE}"):
-        open_images(str(archive), field)
 
 
 def test_a_zips_index_without_bound_is_refused_unread(tmp_path):
