@@ -1,16 +1,11 @@
-"""VAEs with random weights, narrow ones and the full-size one with a small decoder; a Gemma 3 in two files."""
+"""VAEs with random weights, narrow ones and the full-size one with a small decoder."""
 
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
-from safetensors.torch import load_file, save_file
-
-from tests.precompute.encoders.towers import save_model
 
 
 def random_vae(**config: Any) -> Any:
@@ -37,15 +32,3 @@ def full_size_vae() -> Any:
 def vae() -> Any:
     """A narrow VAE with four channels, whose weights are exact in bfloat16."""
     return narrow_vae(z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4).bfloat16().float()
-
-
-@pytest.fixture
-def gemma_of_two_files(tmp_path: Path) -> Path:
-    """A checkpoint in two files, of which only the first, with the vision tower, is there."""
-    folder = save_model("Gemma3ForConditionalGeneration", tmp_path / "gemma")
-    held = load_file(folder / "model.safetensors")
-    save_file({name: each for name, each in held.items() if "tower" in name}, folder / "one.safetensors")
-    files = {name: "one.safetensors" if "tower" in name else "two.safetensors" for name in held}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    (folder / "model.safetensors").unlink()
-    return folder
