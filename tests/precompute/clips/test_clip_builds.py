@@ -3,7 +3,6 @@
 # Axes: T frames, Y X pixels, 3 RGB.
 
 import csv
-import hashlib
 import json
 import os
 import shutil
@@ -32,6 +31,8 @@ from precompute.inputs.frames import ClipReader
 from precompute.sources import image_store, place
 from precompute.sources import videos as video_files
 from tests.command_runs import quick_loading
+from tests.guarantees.kinds import is_near
+from tests.guarantees.kinds import samples_of as latents_of
 from tests.named import assert_names
 from tests.places import Folder, Objects
 from tests.precompute.conftest import Project
@@ -41,6 +42,7 @@ from tests.videos import add_silence, make_video, scene
 __all__ = ["quick_loading"]  # a fixture
 
 FRAMES, FPS = 5, 12
+CHUNK = {"frames": FRAMES, "fps": FPS, "pick": "chunk"}
 OLD = (10**18, 10**18)
 """Times of all videos, in nanoseconds."""
 BUCKETS = {"preset": "ours", "sizes": ["64x48", "48x64"]}
@@ -49,8 +51,6 @@ SIZE = (64, 48)
 
 
 class Made(NamedTuple):
-    """A video of the source."""
-
     frames: int = 24
     rate: int = 24
     codec: str = "h264"
@@ -107,7 +107,7 @@ def settings_of(videos: Path | str, **more: Any) -> dict[str, Any]:
     return {
         "source": {"kind": "folder", "path": str(videos)},
         "image": {"height": SIZE[1], "width": SIZE[0]},
-        "clip": {"frames": FRAMES, "fps": FPS, "pick": "chunk"},
+        "clip": CHUNK,
         "encoder__batch_size": 2,
         "store__samples_per_shard": 6,
         "store__dtype": "float32",
@@ -141,7 +141,6 @@ def built_once(tmp_path_factory: pytest.TempPathFactory, vae_path: Path, videos:
 
 @pytest.fixture
 def built(project: Project, built_once: Path) -> Project:
-    """A project with its cache."""
     project.place.mirror(Folder(built_once))
     return project
 
@@ -189,7 +188,7 @@ def test_latents_are_diffusers_own_of_pyavs_frames(project, frames):
     """
     lengths = [frames] if isinstance(frames, int) else frames
     project.settings |= {"image": {"buckets": BUCKETS}} if len(lengths) > 1 else {}
-    project.build(clip={"frames": frames, "fps": FPS, "pick": "chunk"})
+    project.build(clip={**CHUNK, "frames": frames})
     model, cache = AutoencoderKLWan.from_pretrained(project.vae, subfolder="vae"), open_cache(project.cache)
     found = {}
     for number, sample in enumerate(samples_of(project.cache, "id", "uri", CLIP_START)):
@@ -215,7 +214,7 @@ def test_clips_of_repeated_and_of_interlaced_frames_are_counted(project):
     project.source.mkdir()
     make_video(project.source / "slides.mp4", frames=48, draw=lambda number, size: scene(number // 24 * 100, size))
     make_video(project.source / "moving.mp4", options={"x264-params": "tff=1"})
-    project.settings = settings_of(project.source, clip={"frames": 9, "fps": FPS, "pick": "chunk"})
+    project.settings = settings_of(project.source, clip={**CHUNK, "frames": 9})
     said = project.build()
     assert "interlaced frames in 1 cached clip, encoded as progressive" in said
     assert "repeated frames in 2 cached clips, more than three quarters" in said
@@ -237,7 +236,7 @@ def test_without_a_rate_a_clip_has_consecutive_frames(project):
 
 @pytest.mark.parametrize("pick", ["head", "middle"])
 def test_one_clip_of_a_video_has_the_videos_id(project, pick):
-    project.build(clip={"frames": FRAMES, "fps": FPS, "pick": pick})
+    project.build(clip={**CHUNK, "pick": pick})
     starts = {each["id"]: each[CLIP_START] for each in samples_of(project.cache, "id", CLIP_START)}
     spare = {name: video.frames * FPS // video.rate - FRAMES for name, video in GOOD.items()}
     assert starts == pytest.approx({name: each // 2 / FPS * (pick == "middle") for name, each in spare.items()})
@@ -246,21 +245,23 @@ def test_one_clip_of_a_video_has_the_videos_id(project, pick):
 # Which parts of a video are read.
 
 
+def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any, ...]]:
+    """Return the arguments of a function's calls, as they happen."""
+    calls, function = list[tuple[Any, ...]](), getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: (calls.append(given), function(*given))[1])
+    return calls
+
+
 def test_a_video_in_a_store_of_objects_is_fetched_once_for_all_its_clips(built, bucket, server, monkeypatch):
     """And read once to check it, there or in a folder."""
     videos = Objects(f"{bucket}/videos", server.endpoint)
     videos.mirror(Folder(built.source))
-    names, read = list[str](), image_store.ImageFolder._read
-
-    def noted(self, name):
-        names.append(name)
-        return read(self, name)
-
-    monkeypatch.setattr(image_store.ImageFolder, "_read", noted)
+    read = noted(monkeypatch, image_store.ImageFolder, "_read")
     far = {"kind": "folder", "path": videos.address}
     for flags in ([], ["--check-sources"]):
-        names.clear()
+        read.clear()
         built.build(*flags, name="far", source=far, run__decode_threads=4)
+        names = [name for _, name in read]
         assert {name: names.count(name) for name in GOOD} == dict.fromkeys(GOOD, 1)
 
 
@@ -270,81 +271,44 @@ def test_a_video_too_large_for_memory_is_read_in_place_and_hashed_once(built, bu
     videos.mirror(Folder(built.source))
     monkeypatch.setattr(image_store, "MAX_FILE_BYTES", 1_000)
     monkeypatch.setattr(place.refuse_large, "__defaults__", (1_000,))
-    digest, hashed = hashlib.file_digest, []
-
-    def counted(stream, *kind):
-        hashed.append(stream.version)
-        return digest(stream, *kind)
-
-    monkeypatch.setattr(video_files.hashlib, "file_digest", counted)
+    hashed = noted(monkeypatch, video_files.hashlib, "file_digest")
     tar = shutil.make_archive(str(built.folder / "videos"), "tar", built.source)
     for number, path in enumerate([built.source, videos.address, tar]):
         hashed.clear()
         built.build(name=f"large-{number}", source={"kind": "folder", "path": str(path)}, run__workers=1)
         assert open_cache(built.folder / f"large-{number}").identity == open_cache(built.cache).identity
-        assert len(hashed) == len({*hashed}) >= len(GOOD)
+        assert len(hashed) == len({stream.version for stream, _ in hashed}) >= len(GOOD)
 
 
-@pytest.fixture
-def own(built: Project) -> Project:
-    """A built project whose videos may be changed."""
-    built.source = shutil.copytree(built.source, built.folder / "videos")
-    built.settings = settings_of(built.source)
-    built.build()
-    return built
-
-
-@pytest.fixture
-def probed(monkeypatch) -> list[str]:
-    """Names of videos that are looked at for their length, as it happens."""
-    names, probe = list[str](), ClipReader._probe
-
-    def noted(self, uri, place):
-        names.append(uri)
-        return probe(self, uri, place)
-
-    monkeypatch.setattr(ClipReader, "_probe", noted)
-    return names
-
-
-def test_a_rerun_looks_at_changed_videos_alone(own, probed):
+def test_a_rerun_looks_at_changed_videos_alone(project, videos, monkeypatch):
     """A mended one is tried again, and its further clips are added."""
-    own.build()
+    project.source = shutil.copytree(videos, project.folder / "videos")
+    project.settings = settings_of(project.source)
+    project.build()
+    probed = noted(monkeypatch, ClipReader, "_probe")
+    project.build()
     assert not probed
-    shutil.copy(own.source / "b.mp4", own.source / "text.mp4")
-    assert_names(own.build(code=1), "--extend text.mp4@5")
-    assert probed == ["text.mp4"]
-    assert "recovered 1 of 4 " in own.build("--retry-rejected", "--extend")
-    assert {each["id"] for each in samples_of(own.cache, "id")} == {*CLIPS, "text.mp4@0", "text.mp4@5"}
-    assert not verify(own.cache, "full").findings
+    shutil.copy(project.source / "b.mp4", project.source / "text.mp4")
+    assert_names(project.build(code=1), "--extend text.mp4@5")
+    assert [name for _, name, _ in probed] == ["text.mp4"]
+    assert "recovered 1 of 4 " in project.build("--retry-rejected", "--extend")
+    assert {each["id"] for each in samples_of(project.cache, "id")} == {*CLIPS, "text.mp4@0", "text.mp4@5"}
+    assert not verify(project.cache, "full").findings
 
 
 # Other sources.
 
 
-def write_table(project: Project, kind: str) -> Path:
-    """Write the name and caption of each good video, and where two clips of it begin."""
-    rows = [
-        {"video": name, "text": video.caption, "id": f"{name}#{start}", CLIP_START: start}
-        for name, video in GOOD.items()
-        for start in (0.0, 1 / 12)
-    ]
-    path = project.folder / f"list.{kind}"
-    with path.open("w", newline="") as stream:
-        if kind == "jsonl":
-            stream.writelines(f"{json.dumps(each)}\n" for each in rows)
-        else:
-            table = csv.DictWriter(stream, rows[0])
-            table.writeheader()
-            table.writerows(rows)
-    return path
-
-
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_table_may_say_itself_where_clips_begin(project, kind, probed):
+def test_a_table_may_say_itself_where_clips_begin(project, monkeypatch):
     """And none of its videos is looked at before it is encoded. An empty field is no caption."""
-    path = write_table(project, kind)
+    path = project.folder / "list.csv"
+    with path.open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["video", "text", "id", CLIP_START])
+        for name, video in GOOD.items():
+            table.writerows([name, video.caption, f"{name}#{start}", start] for start in (0.0, 1 / 12))
     source = {"kind": "table", "path": str(path), "images": str(project.source), "fields": {"extra": [CLIP_START]}}
+    probed = noted(monkeypatch, ClipReader, "_probe")
     project.build(source=source, clip={"frames": FRAMES, "fps": FPS})
     assert not probed
     samples = samples_of(project.cache, "id", CLIP_START, "conversations")
@@ -368,12 +332,9 @@ def test_a_start_that_is_no_time_is_refused_before_planning(project, start, buck
     assert not project.cache.exists()
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_table_of_videos_is_cut_into_clips(built, kind):
-    path = built.folder / f"list.{kind}"
-    names = [*GOOD, *BROKEN]
-    lines = ["path", *names] if kind == "csv" else [json.dumps({"path": name}) for name in names]
-    path.write_text("\n".join(lines))
+def test_a_table_of_videos_is_cut_into_clips(built):
+    path = built.folder / "list.jsonl"
+    path.write_text("\n".join(json.dumps({"path": name}) for name in [*GOOD, *BROKEN]))
     built.build(name="table", source={"kind": "table", "path": str(path), "images": str(built.source)})
     starts = {each["id"]: each[CLIP_START] for each in samples_of(built.folder / "table", "id", CLIP_START)}
     assert starts == CLIPS
@@ -394,36 +355,32 @@ def test_tars_and_tables_hold_videos(built, kind):
         columns["video"] = [{"bytes": each, "path": "".join(name)} for name, each in data.items()]
         pq.write_table(pa.table(columns), path, row_group_size=3)
     built.build(name="other", source={"kind": kind, "path": str(path.parent)})
-    one, other = open_cache(built.cache), open_cache(built.folder / "other")
-    found = [
-        (each["id"], caption_of(each["conversations"]))
-        for each in samples_of(built.folder / "other", "id", "conversations")
-    ]
     stems = {name: name.replace("/", "_").rpartition(".")[0] for name in GOOD}
-    expected = [(f"{stems[name]}@{first}", f"Of {stems[name]}.") for name in GOOD for first in GOOD[name].firsts]
-    assert found == expected
-    places = {f"{stems[name.partition('@')[0]]}@{name.partition('@')[2]}": at for at, name in enumerate(sorted(CLIPS))}
-    same = one.read(np.array([places[name] for name, _ in found]))
-    np.testing.assert_allclose(other.read(np.arange(len(other))), same, rtol=0, atol=1e-5)  # in other batches
+    for each in samples_of(built.folder / "other", "id", "conversations"):
+        assert caption_of(each["conversations"]) == f"Of {each['id'].partition('@')[0]}."
+    renamed = {f"{stems[name]}@{first}": f"{name}@{first}" for name in GOOD for first in GOOD[name].firsts}
+    here, there = latents_of(built.cache), latents_of(built.folder / "other")
+    assert [*there] == [*renamed]
+    assert is_near(there, {name: here[renamed[name]] for name in there}, 1e-5), "but for rounding: in other batches"
 
 
 # Refusals.
 
 
-def test_other_clips_of_the_same_videos_are_another_cache(built):
-    for clip in ({"frames": 9, "fps": FPS}, {"frames": FRAMES, "fps": 24}):
-        with built.untouched():
-            said = built.build(code=1, clip={**clip, "pick": "chunk"})
-            assert_names(said, "clip --cache NEW")
-
-
-def test_other_picks_of_the_same_videos_are_other_samples(built):
+@pytest.mark.parametrize(
+    ("clip", "names"),
+    [
+        ({**CHUNK, "frames": 9}, "clip --cache NEW"),
+        ({**CHUNK, "fps": 24}, "clip --cache NEW"),
+        ({**CHUNK, "pick": "head"}, "a.mp4@0"),
+    ],
+)
+def test_other_clips_of_the_same_videos_are_another_cache_or_other_samples(built, clip, names):
     with built.untouched():
-        assert_names(built.build(code=1, clip={"frames": FRAMES, "fps": FPS, "pick": "head"}), "a.mp4@0")
+        assert_names(built.build(code=1, clip=clip), names)
 
 
 def test_images_of_a_cache_of_clips_are_no_images(built):
     """Its videos are rejected, each with its reason, unless clip: says that samples are clips."""
     source = {"kind": "cache", "path": str(built.cache)}
-    said = built.build(name="images", source=source, clip={}, code=1)
-    assert_names(said, "rejected decode")
+    assert_names(built.build(name="images", source=source, clip={}, code=1), "rejected decode")

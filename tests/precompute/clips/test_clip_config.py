@@ -5,7 +5,6 @@ import re
 import pytest
 
 from cache_store.errors import ConfigError
-from cache_store.format.array import ClipRecipe
 from precompute.clips.config import ClipConfig
 
 TABLE: list[tuple[dict[str, object], dict[int, list[int]]]] = [
@@ -32,24 +31,6 @@ def test_clips_begin_where_the_pick_says(fields, firsts):
         assert starts[-1] + length <= available
         if config.pick in ("chunk", "slide"):
             assert starts[-1] + length + (config.stride or length) > available, "another one would fit"
-
-
-@pytest.mark.parametrize(
-    ("fields", "recipe"),
-    [
-        ({"fps": 16}, ClipRecipe(counts=(17,), fps=16.0)),
-        ({"fps": "source"}, ClipRecipe(counts=(17,))),
-        ({"fps": 24, "frames": [9, 17]}, ClipRecipe(counts=(9, 17), fps=24.0)),
-    ],
-)
-def test_a_recipe_says_frames_and_rate(fields, recipe):
-    assert ClipConfig(**{"frames": 17, **fields}).recipe == recipe
-
-
-def test_without_frames_samples_are_images():
-    assert not ClipConfig().is_on
-    assert not ClipConfig().counts
-    assert ClipConfig(frames=17, fps=16).is_on
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
