@@ -146,7 +146,6 @@ class Project:
 
     @property
     def place(self) -> Place:
-        """The place of the cache."""
         return self.caches.below(self.cache.relative_to(self.folder).as_posix())
 
     def has(self, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> None:

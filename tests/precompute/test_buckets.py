@@ -14,7 +14,6 @@ from diffusers import AutoencoderKLWan
 from PIL import ExifTags, Image, ImageOps
 
 from cache_store import open_cache, open_joined
-from cache_store.cache.metadata import read_spec
 from cache_store.format.layout import SIZES as READ_SIZES
 from precompute.cli import main
 from precompute.rerun import file_sizes
@@ -58,10 +57,16 @@ def project(project: Project) -> Project:
     return project
 
 
-def test_latents_are_those_of_the_scaled_and_cut_images(project):
+def test_latents_are_those_of_the_scaled_and_cut_images_and_each_size_is_counted(project):
     """Compared with diffusers' own encode of Pillow's pixels; the samples tables say how each image was placed."""
-    project.build()
-    cache = open_cache(project.cache)
+    said = project.build()
+    cache, rows = open_cache(project.cache), Counter[str]()
+    for run in cache.spec.shards:
+        rows[run.array] += run.shards * run.rows
+    assert {*rows} == {*cache.spec.names}
+    most = max(rows.values())
+    assert f"{len(rows)} sizes of images: {most} of " in said
+    assert said.partition(f" images: {most} of ")[2].partition(",")[0] in rows
     samples = cache.samples(
         np.arange(len(cache)), ["id", "width", "height", "resized_width", "resized_height", "crop_left", "crop_top"]
     ).to_pylist()
@@ -82,17 +87,6 @@ def test_latents_are_those_of_the_scaled_and_cut_images(project):
         with torch.no_grad():
             expected = model.encode(torch.from_numpy(seen).permute(2, 0, 1)[None, :, None]).latent_dist.mean
         np.testing.assert_allclose(latent, expected[0, :, 0].numpy(), rtol=1e-3, atol=1e-3)  # stored as float16
-
-
-def test_the_number_of_images_of_each_size_is_said(project):
-    said = project.build()
-    spec, rows = read_spec(project.cache), Counter[str]()
-    for run in spec.shards:
-        rows[run.array] += run.shards * run.rows
-    assert {*rows} == {*spec.names}
-    most = max(rows.values())
-    assert f"{len(rows)} sizes of images: {most} of " in said
-    assert said.partition(f" images: {most} of ")[2].partition(",")[0] in rows
 
 
 def test_images_that_cannot_be_read_or_placed_are_rejected_with_a_reason(project):

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -18,7 +17,7 @@ from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
-from tests.precompute.conftest import GOOD, Project, image_bytes
+from tests.precompute.conftest import GOOD, image_bytes
 from tests.precompute.encoders.test_vaes import NARROW_KL, PATCHED_WAN
 from tests.precompute.encoders.towers import FEATURES, PATCHES, SIDE, TOKENS, gemma_tokens, random_model, save_model
 from trainer.model.towers import describe_samples
@@ -54,19 +53,6 @@ def test_a_vaes_cache_verifies_audits_and_is_shown_decoded(project, class_name, 
 SQUARE = {"image__height": SIDE, "image__width": SIDE}
 
 
-@pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model("Gemma3ForConditionalGeneration", tmp_path_factory.mktemp("gemma"))
-
-
-@pytest.fixture
-def tower(project: Project, gemma: Path) -> Project:
-    """A project with a cache of Gemma 3's tower."""
-    project.vae, project.settings = gemma, SQUARE
-    project.build()
-    return project
-
-
 def siglip_tokens(model: Any, pixels_N3YX: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         tokens: torch.Tensor = model.vision_model(pixels_N3YX).last_hidden_state
@@ -96,22 +82,21 @@ def test_a_towers_cache_holds_transformers_tokens_of_the_files(
     np.testing.assert_allclose(encode_images(cache, [tmp_path / "image.png"]), cache.read(np.array([7])), atol=1e-5)
 
 
-def test_a_towers_cache_has_sums_of_features(tower):
-    content, summary = read_commit(tower.cache, 0).content, open_cache(tower.cache).seal.array
-    sums = read_sums(LocalStore(tower.cache), read_spec(tower.cache), content)
+def test_a_towers_cache_has_sums_of_features_and_is_shown_without_pictures_of_samples(project, tmp_path):
+    project.vae, project.settings = save_model("Gemma3ForConditionalGeneration", tmp_path / "gemma"), SQUARE
+    project.build()
+    content, summary = read_commit(project.cache, 0).content, open_cache(project.cache).seal.array
+    sums = read_sums(LocalStore(project.cache), read_spec(project.cache), content)
     assert (sums.totals.shape, sums.num_values, sums.preview) == ((4, FEATURES), content.cached * TOKENS, None)
     assert (len(summary.mean), summary.preview) == (FEATURES, None)
-    with tower.untouched():
-        assert "array.encoder.pool" in tower.build(encoder__pool=4, code=1)
-
-
-def test_a_tower_is_shown_without_pictures_of_samples(tower):
-    page = tower.folder / "page.html"
-    tower.run(main, "gallery", tower.cache, "-o", page)
+    with project.untouched():
+        assert "array.encoder.pool" in project.build(encoder__pool=4, code=1)
+    page = project.folder / "page.html"
+    project.run(main, "gallery", project.cache, "-o", page)
     shown = [f"[token, feature {FEATURES}]", "source image of row 0", "<h2>Features</h2>"]
     assert [each in page.read_text() for each in shown] == [True] * 3
     assert [each in page.read_text() for each in ("means of feature", "latent preview", "channel")] == [False] * 3
-    said = tower.run(main, "gallery", tower.cache, "-o", page, "--decode", code=2)
+    said = project.run(main, "gallery", project.cache, "-o", page, "--decode", code=2)
     assert "Gemma3ForConditionalGeneration" in said
 
 
