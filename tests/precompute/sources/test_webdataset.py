@@ -119,10 +119,8 @@ def test_a_text_belongs_to_the_image_of_the_same_name(tmp_path):
     with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\); a key ends at the first"):
         rows_of(opened("webdataset", tmp_path / "b.tar"))
     rows = rows_of(opened("folder", tmp_path / "b.tar"))
-    assert [(row["id"], caption_of(row["conversations"])) for row in rows] == [
-        ("IMG.2024.01.jpg", "e"),
-        ("IMG.2024.02.jpg", "e"),
-    ]
+    captions = {row["id"]: caption_of(row["conversations"]) for row in rows}
+    assert captions == {"IMG.2024.01.jpg": "e", "IMG.2024.02.jpg": "e"}
 
 
 PATTERNS = {
@@ -164,19 +162,13 @@ def test_a_path_is_a_tar_a_folder_or_a_pattern(tmp_path, monkeypatch, pattern):
 LONG = b'{"a": ' * 100_000
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "cut in a file": (member("a.jpg", bytes(5_000))[:1_024], "a.tar is not a tar"),
-    "a caption that is a link": (
-        A + member("a.txt", kind=b"2", linked_to="/etc/passwd") + NOTHING,
-        "a.tar/a.txt cannot be read: .* is a link",
-    ),
+    "a caption that is a link": (A + member("a.txt", kind=b"2", linked_to="/etc") + NOTHING, "a.tar/a.txt .*is a link"),
     "a caption of 17 MB": (A + member("a.txt", b"x" * 17 * 2**20) + NOTHING, "be read: a.txt is 17,825,792 bytes"),
     "a caption that comes twice": (A + member("a.txt", b"x") * 2 + NOTHING, "be read: a.txt occurs 2 times in .*a.tar"),
     "a list": (A + member("a.json", b"[]") + NOTHING, "a.tar/a.json: expected `object`, got `array`"),
     "a caption that is a number": (A + member("a.json", b'{"caption": 7}') + NOTHING, "a.json: caption: expected `str"),
     "objects in objects": (A + member("a.json", LONG) + NOTHING, "a.json: is nested too deeply"),
-    "turns without a speaker": (
-        A + member("a.json", b'{"conversations": [{}]}') + NOTHING,
-        "json: it lacks a field, conversations.*from;",
-    ),
+    "turns without a speaker": (A + member("a.json", b'{"conversations": [{}]}') + NOTHING, "conversations.*from;"),
     "half a character": (A + member("a.json", b'{"caption": "\\ud800"}') + NOTHING, "a.json: .*truncated"),
     "a key in two tars": (A + NOTHING, r"1 sample id came more than once: a \(first with the images \S+, \S+\); give"),
 }
