@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import Qwen2VLImageProcessorPil, SiglipVisionConfig, SiglipVisionModel
+from transformers import Qwen2VLImageProcessorPil
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import Size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_reference, refuse_image_size
-from precompute.encoders.tower import FrozenTower, TowerEncoder
 from tests.precompute.encoders.loading import image_recipe, load, photos, shape_of, signed
 from tests.precompute.encoders.towers import (
     FEATURES,
@@ -92,22 +91,6 @@ def test_tokens_depend_only_on_their_image(folders, monkeypatch, dtype, toleranc
     assert together.dtype == torch.float32
     torch.testing.assert_close(encoder.encode(PHOTOS), together, rtol=0, atol=tolerance)
     torch.testing.assert_close(together, load(folders[GEMMA]).encode(PHOTOS), rtol=0, atol=tolerance)
-
-
-def test_gemma_3s_full_size_tower_makes_256_tokens_of_an_image():
-    """So400m, by shapes only: 896 x 896 pixels, 64 x 64 patches, 4 x 4 of them a token."""
-    sizes = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-    with torch.device("meta"):
-        config = SiglipVisionConfig(**sizes, image_size=896, patch_size=14, vision_use_head=False)
-        model = SiglipVisionModel(config).eval()
-    assert sum(weight.numel() for weight in model.parameters()) == 416_866_032
-    tower = FrozenTower(
-        hidden=lambda image: model(image.to("meta")).last_hidden_state, class_name="SiglipVisionModel",
-        weights_sha256="0" * 64, image_side=896, patches=64, features=1152, pool=4,
-    )  # fmt: skip
-    encoder = TowerEncoder(tower, EncoderConfig(model="m", device="cpu", compute_dtype="float32"), "signed")
-    tokens = encoder.encode(torch.zeros(2, 1, 896, 896, 3, dtype=torch.uint8))
-    assert tokens.shape[1:] == shape_of(encoder, 896, 896) == (256, 1152)
 
 
 def test_a_tower_takes_only_its_own_size(kind, folders, tmp_path):
