@@ -1,8 +1,8 @@
 """Clips of video files: the frames that a clip shows, the same bits however they are reached, upright and in colour."""
 
 import io
-import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cache_store.errors import ConfigError
 from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.clips import video, video_file
+from precompute.clips.opened import load_av
 from precompute.clips.upright import Upright
 from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
 from precompute.images.config import ImageConfig
@@ -128,31 +130,38 @@ def test_frames_of_a_variable_rate_are_shown_by_their_timestamps(tmp_path):
     assert (probe(data).frames, probe(data).seconds) == (6, pytest.approx(1.25))  # the muxer's idea of the last one
 
 
+Packets = list[av.Packet]
+
+
+def remuxed(data: bytes, path: Path, change: Callable[[Packets], Iterable[av.Packet]], **options: str) -> bytes:
+    """Copy a video's packets, changed together."""
+    with av.open(io.BytesIO(data)) as old, av.open(str(path), "w", container_options=options) as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for packet in change([packet for packet in old.demux(video=0) if packet.dts is not None]):
+            packet.stream = stream
+            new.mux(packet)
+    return path.read_bytes()
+
+
+def shifted(packets: Packets, first: int, since: int = 0) -> Iterator[av.Packet]:
+    """Yield packets, from the one shown as frame `since` on, so that frame 0 has the number `first`."""
+    ticks = round(1 / packets[0].time_base / RATE)
+    begin = next(place for place, each in enumerate(packets) if each.is_keyframe and each.pts >= since * ticks)
+    for packet in packets[begin:]:
+        packet.pts, packet.dts = packet.pts + first * ticks, packet.dts + first * ticks
+        yield packet
+
+
 def test_times_are_counted_from_the_first_frame_that_is_shown(made, tmp_path):
-    late = remuxed(made["h264.mp4"], tmp_path / "late.mkv", first=30)
-    cut = remuxed(made["h264.mp4"], tmp_path / "cut.mp4", first=-5, avoid_negative_ts="disabled")
+    late = remuxed(made["h264.mp4"], tmp_path / "late.mkv", partial(shifted, first=30))
+    cut = remuxed(made["h264.mp4"], tmp_path / "cut.mp4", partial(shifted, first=-5), avoid_negative_ts="disabled")
     assert (numbers(late, 1.0, 2), numbers(cut, 1.0, 2)) == ([24, 25], [29, 30])  # an edit list hides five frames
     assert probe(late).seconds == pytest.approx(FRAMES / RATE, abs=0.0015)
     assert probe(cut)[2:] == ((FRAMES - 5) / RATE, FRAMES - 5, RATE)
 
 
-def remuxed(data: bytes, path: Path, first: int, since: int = 0, **options: str) -> bytes:
-    """Copy packets, from the one shown as frame `since` on, so that frame 0 has the number `first`."""
-    with av.open(io.BytesIO(data)) as old, av.open(str(path), "w", container_options=options) as new:
-        video = old.streams.video[0]
-        ticks, stream = round(1 / video.time_base / RATE), new.add_stream_from_template(video)
-        packets = [packet for packet in old.demux(video) if packet.dts is not None]
-        begin = next(
-            place for place, packet in enumerate(packets) if packet.is_keyframe and packet.pts >= since * ticks
-        )
-        for packet in packets[begin:]:
-            packet.pts, packet.dts, packet.stream = packet.pts + first * ticks, packet.dts + first * ticks, stream
-            new.mux(packet)
-    return path.read_bytes()
-
-
 def test_a_file_that_was_cut_without_encoding_begins_at_its_first_whole_frame(made, tmp_path):
-    data = remuxed(made["h264 open gop.mp4"], tmp_path / "cut.mkv", first=0, since=24)
+    data = remuxed(made["h264 open gop.mp4"], tmp_path / "cut.mkv", partial(shifted, first=0, since=24))
     assert numbers(data, 0.0, 3) == [24, 25, 26]
 
 
@@ -183,16 +192,8 @@ def test_odd_sides_are_kept(tmp_path, codec):
     assert np.abs(np.asarray(image, int) - scene(0, (65, 49)))[:20].mean() < 12
 
 
-BARS = [
-    (255, 0, 0),
-    (0, 255, 0),
-    (0, 0, 255),
-    (255, 255, 255),
-    (0, 0, 0),
-    (128, 128, 128),
-    (200, 60, 30),
-    (30, 90, 200),
-]
+GREYS = [(level, level, level) for level in (255, 0, 128)]
+BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), *GREYS, (200, 60, 30), (30, 90, 200)]
 
 
 def bars(_: int, size: tuple[int, int]) -> np.ndarray:
@@ -317,19 +318,11 @@ def test_side_data_that_pyav_does_not_name_hides_no_display_matrix(tmp_path, mon
     assert first_image(path, size=(48, 64)) == before
 
 
-def test_without_pyav_the_extra_is_named():
-    code = """
-import io, sys
-sys.modules["av"] = None
-from cache_store.errors import ConfigError
-from precompute.clips.video import probe_video
-try:
-    probe_video(io.BytesIO(), 1)
-except ConfigError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "videos need PyAV, which is not installed; run `pip install 'encode-once[video]'`\n"
+def test_without_pyav_the_extra_is_named(monkeypatch):
+    load_av.cache_clear()
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ConfigError, match=r"'encode-once\[video\]'"):
+        probe(b"")
 
 
 def test_timestamps_far_apart_are_no_long_video(tmp_path):
