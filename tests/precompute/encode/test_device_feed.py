@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,9 +85,7 @@ def array_of(height: int, width: int) -> ArraySpec:
     return recipe.of_size(Size(1, height, width), (2, 2, 3))
 
 
-@pytest.fixture
-def array() -> ArraySpec:
-    return array_of(16, 24)
+ARRAY = array_of(16, 24)
 
 
 def encode(feed, array, batch):
@@ -108,14 +105,14 @@ def batches_of(array, *sizes):
 
 
 @pytest.mark.parametrize("captures", [True, False])
-def test_a_batch_through_slots_gives_the_samples_of_a_call(array, logged, captures):
+def test_a_batch_through_slots_gives_the_samples_of_a_call(logged, captures):
     """A short batch is filled up with grey; without graphs, a warning says so."""
     encoder, host = Encoder(), Host(captures)
     feed = StreamedFeed(encoder, host)
-    batches = batches_of(array, 4, 4, 1, 4, 3, 4, 2)
+    batches = batches_of(ARRAY, 4, 4, 1, 4, 3, 4, 2)
     for batch in batches:
-        samples, seconds = encode(feed, array, batch).samples()
-        np.testing.assert_array_equal(samples, directly(array, batch))
+        samples, seconds = encode(feed, ARRAY, batch).samples()
+        np.testing.assert_array_equal(samples, directly(ARRAY, batch))
         assert seconds == 0.02
         assert len(encoder.batches[-1]) == BATCH
         assert (encoder.batches[-1][len(batch) :] == MID_GREY).all()
@@ -124,11 +121,11 @@ def test_a_batch_through_slots_gives_the_samples_of_a_call(array, logged, captur
     assert "and more of it" not in logged.text
 
 
-def test_at_most_one_batch_per_slot_is_on_the_device(array):
+def test_at_most_one_batch_per_slot_is_on_the_device():
     feed = StreamedFeed(Encoder(), Host())
-    batches = batches_of(array, *[4] * (SLOTS + 1))
-    ahead = [encode(feed, array, batch) for batch in batches[:SLOTS]]
-    late = threading.Thread(target=lambda: ahead.append(encode(feed, array, batches[SLOTS])))
+    batches = batches_of(ARRAY, *[4] * (SLOTS + 1))
+    ahead = [encode(feed, ARRAY, batch) for batch in batches[:SLOTS]]
+    late = threading.Thread(target=lambda: ahead.append(encode(feed, ARRAY, batches[SLOTS])))
     late.start()
     late.join(0.05)
     assert late.is_alive(), "the thread did not wait for a slot"
@@ -137,14 +134,14 @@ def test_at_most_one_batch_per_slot_is_on_the_device(array):
     late.join(10)
     np.testing.assert_array_equal(first, kept, "the slot's next batch changed the samples")
     for encoding, batch in zip(ahead[1:], batches[1:], strict=True):
-        np.testing.assert_array_equal(encoding.samples()[0], directly(array, batch))
+        np.testing.assert_array_equal(encoding.samples()[0], directly(ARRAY, batch))
 
 
-def test_slots_and_graph_are_made_anew_for_each_size(array):
+def test_slots_and_graph_are_made_anew_for_each_size():
     """Each size begins when all samples of the one before have arrived; buffers of another size are not kept."""
     wide, host = array_of(24, 48), Host()
     feed = StreamedFeed(Encoder(), host)
-    for each in (array, array, wide, wide, array):
+    for each in (ARRAY, ARRAY, wide, wide, ARRAY):
         (batch,) = batches_of(each, 3)
         buffer = feed.buffers.take(each)
         buffer[:3] = batch
@@ -154,20 +151,16 @@ def test_slots_and_graph_are_made_anew_for_each_size(array):
     assert feed.buffers.take(wide).shape == (BATCH, 1, 24, 48, 3)
 
 
-def test_a_cpu_is_called(array):
-    assert isinstance(feed_of(SimpleNamespace(device=torch.device("cpu"))), DirectFeed)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_same_bytes_through_graph_and_slots(array):
+def test_a_gpu_gives_the_same_bytes_through_graph_and_slots():
     encoder = Encoder()
     encoder.encode = lambda image: image.to("cuda").float().mean((1, 2, 3, 4))[:, None, None, None].expand(-1, 2, 2, 3)
     encoder.device = torch.device("cuda", 0)
     feed = feed_of(encoder)
     assert isinstance(feed, StreamedFeed)
-    for batch in batches_of(array, 4, 4, 4, 4, 2):
-        samples, seconds = encode(feed, array, batch).samples()
+    for batch in batches_of(ARRAY, 4, 4, 4, 4, 2):
+        samples, seconds = encode(feed, ARRAY, batch).samples()
         full = np.concatenate([batch, np.full((4 - len(batch), *batch.shape[1:]), MID_GREY, np.uint8)])
         np.testing.assert_array_equal(samples, encoder.encode(torch.from_numpy(full)).cpu().numpy()[: len(batch)])
         assert seconds > 0

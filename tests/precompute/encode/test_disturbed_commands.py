@@ -4,13 +4,11 @@ Nothing is left half-written, and the same command again ends in the bytes of an
 """
 
 import errno
-import io
 import itertools
 import os
 import pkgutil
 import shutil
 import signal
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +24,7 @@ from tests.faulty_store import FaultyDisk, FaultyStore
 from tests.full_disk import make_room, mounted_disk
 from tests.places import Folder
 from tests.precompute.conftest import timeless_files
+from tests.precompute.sources.test_archives import make_tar
 
 __all__ = ["quick_loading"]  # a fixture
 
@@ -124,14 +123,6 @@ def test_a_signal_in_any_phase_ends_a_command_with_code_3(scene, tmp_path, capsy
     run.finish()
 
 
-def make_tar(source: Path) -> None:
-    with zipfile.ZipFile(source / "images.zip") as archive, tarfile.open(source / "images.tar", "w") as tar:
-        for member in archive.infolist():
-            entry = tarfile.TarInfo(member.filename)
-            entry.size = member.file_size
-            tar.addfile(entry, io.BytesIO(archive.read(member)))
-
-
 def move(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
 
@@ -152,7 +143,8 @@ CHANGES += [(name, change, name) for name in ("images.zip", "images.tar") for ch
 def test_images_that_change_while_they_are_read_stop_the_build(project, name, change, named):
     """Even if so many rejects are allowed; a deleted archive is read to its end."""
     project.unpack()
-    make_tar(project.source)
+    with zipfile.ZipFile(project.source / "images.zip") as archive:
+        make_tar(project.source / "images.tar", [(name, archive.read(name)) for name in archive.namelist()])
     kept = shutil.copytree(project.source, project.folder / "kept")
     project.images, allowed = project.source / name, {"run__max_reject_fraction": 1.0}
     with before_call("precompute.encoders.vaes.vae:VaeEncoder.encode", 2, lambda: change(project.images)):

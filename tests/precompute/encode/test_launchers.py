@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,14 +39,9 @@ def has_workers(project: Project, build: Build) -> bool:
     return len(workers_of(build)) == 2
 
 
-def interrupt_all(project: Project, build: Build) -> None:
-    """Send SIGINT to every process, as a terminal does."""
-    os.killpg(build.pid, signal.SIGINT)
-
-
-def terminate_all(project: Project, build: Build) -> None:
-    """Send SIGTERM to every process, as a batch system does."""
-    os.killpg(build.pid, signal.SIGTERM)
+def send_all(number: int) -> Callable[[Project, Build], None]:
+    """Send a signal to every process: SIGINT as a terminal does, SIGTERM as a batch system does."""
+    return lambda project, build: os.killpg(build.pid, number)
 
 
 def kill_a_worker(project: Project, build: Build) -> None:
@@ -85,9 +81,9 @@ def take_the_folder_away(project: Project, build: Build) -> None:
 @pytest.mark.parametrize(
     ("moment", "disturb", "code", "said"),
     [
-        (has_workers, interrupt_all, 3, "precompute: stopped: "),
-        (has_workers, terminate_all, 3, "precompute: stopped: "),
-        (has_committed, interrupt_all, 3, "run the same command again"),
+        (has_workers, send_all(signal.SIGINT), 3, "precompute: stopped: "),
+        (has_workers, send_all(signal.SIGTERM), 3, "precompute: stopped: "),
+        (has_committed, send_all(signal.SIGINT), 3, "run the same command again"),
         (has_committed, kill_a_worker, 1, "died with exit code -9"),
         (has_committed, take_the_folder_away, 1, ": {cache}/latents/40x32/c"),
         (has_committed, kill_the_parent, -signal.SIGKILL, ""),

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -36,6 +36,7 @@ from precompute.inputs import make_reader
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
 from tests.nvml import stand_in
+from tests.precompute.acts import rewrite
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, run_build, write_source
 from tests.precompute.images.fitting import decoded, fitted
 from tests.precompute.images.hostile_images import png, save
@@ -45,13 +46,9 @@ class Planned(NamedTuple):
     job: EncodeJob
     source: Source
 
-    def batches(self, shards: Sequence[int] = range(3)) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         reader = make_reader(self.source, self.job.spec.array)
-        return planned_batches(reader, self.job.store, self.job.spec, shards, make_buffer)
-
-    def decoded(self, shards: Sequence[int] = range(3)) -> list[Batch]:
-        with Decoders(2) as pool:
-            return [batch.decode(pool) for batch in self.batches(shards)]
+        return planned_batches(reader, self.job.store, self.job.spec, range(3), make_buffer)
 
     def encode(self, work: Callable[[], object], on_progress: Callable[[Progress], object]) -> None:
         """Encode every shard with an encoder that calls `work` for each batch and gives zeros."""
@@ -62,9 +59,7 @@ class Planned(NamedTuple):
             return torch.zeros(len(pixels_NTYX3), *shape)
 
         encoder: Any = SimpleNamespace(device=torch.device("cpu"), encode=encode, texts=None)
-        encode_shards(
-            self.job, self.source, encoder, [range(3)], decode_threads=2, on_progress=on_progress,
-        )  # fmt: skip
+        encode_shards(self.job, self.source, encoder, [range(3)], decode_threads=2, on_progress=on_progress)
 
 
 @pytest.fixture(scope="module")
@@ -91,34 +86,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     return clock
 
 
-FAILURES: dict[str, bytes | None] = {
-    "missing": None,
-    "empty": b"",
-    "no image": b"no image",
-    "too large": png(20_000, 20_000, data=b""),
-    "cut after some rows": image_bytes(4)[:-200],
-    "floating-point pixels": save(Image.new("F", (50, 40), 0.5), "TIFF"),
+REJECTED = {
+    0: b"",
+    4: b"no image",
+    7: png(20_000, 20_000, data=b""),
+    13: image_bytes(13)[:-200],
+    20: save(Image.new("F", (50, 40), 0.5), "TIFF"),
 }
-"""Bytes of an image that is rejected, the fifth of the cache; None if it is missing."""
+"""Numbers of samples, and bytes that are no image, too large, cut after some rows, or of no agreed range."""
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_rejected_image_is_grey_in_its_batch(project, encoding, failure):
+def test_a_rejected_image_is_grey_in_its_batch(project, encoding):
     """So the bits of its neighbours do not change. This looks at the pixels that enter the encoder."""
     encoded = list[np.ndarray]()
     encoding(lambda encode, image: encoded.append(image.numpy().copy()) or encode(image))
-    project.has(sample_004=FAILURES[failure] or b"")
-    if FAILURES[failure] is None:
-        chat = project.source / "chat.json"
-        chat.write_text(chat.read_text().replace('"sample-004.png"', '"nowhere.png"'))
-    project.build()
+    project.has(**{f"sample_{number:03d}": data for number, data in REJECTED.items()})
+    rewrite(project.source / "chat.json", '"sample-016.png"', '"nowhere.png"')
+    project.build(run__max_reject_fraction=0.5)
     assert [len(batch) for batch in encoded] == [3, 3, 2, 3, 3, 2, 3, 3]  # of shards of 8, 8 and 6
     recipe = read_spec(project.cache).array.images
     for number, pixels_TYX3 in enumerate(np.concatenate(encoded)):
         expected = np.full((32, 40, 3), 128)
-        if number not in BROKEN:
+        if number not in (*REJECTED, 16):
             expected = np.asarray(fitted(decoded(image_bytes(number), recipe), recipe))
-        np.testing.assert_array_equal(pixels_TYX3, expected[None])
+        np.testing.assert_array_equal(pixels_TYX3, expected[None], f"sample {number}")
 
 
 def test_a_batch_whose_images_are_all_rejected_is_not_encoded(project, encoding):
@@ -133,7 +124,9 @@ def test_a_batch_whose_images_are_all_rejected_is_not_encoded(project, encoding)
 
 def test_the_small_image_is_the_mean_of_a_latents_cells(planned):
     """The preview is fitted to these values, of sound images."""
-    for number, batch in enumerate(planned.decoded()):
+    with Decoders(2) as pool:
+        batches = [batch.decode(pool) for batch in planned.batches()]
+    for number, batch in enumerate(batches):
         count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
         cells = batch.inputs.reshape(count, latent_height, 8, latent_width, 8, 3)
         expected = np.zeros(batch.rgb_Nhw3.shape) if number in BROKEN else cells.mean(axis=(2, 4))
@@ -204,13 +197,14 @@ def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, clock, monkeyp
     assert [record.run.seconds for record in done] == [9 * 30.0, 9 * 30.0, 6 * 30.0]
 
 
-def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypatch):
+@pytest.mark.parametrize(("name", "call"), [("append", 2), ("commit", 1)])
+def test_after_a_failed_write_or_commit_there_is_no_other(planned, monkeypatch, name, call):
     """Batches that are queued already must not be added to an incomplete shard."""
-    appended, begun, queued = list[Any](), list[Progress](), threading.Event()
+    calls, begun, queued = list[Any](), list[Progress](), threading.Event()
 
-    def fill_the_disk(builder: ShardBuilder, *batch: Any) -> None:
-        appended.append(batch)
-        if len(appended) == 2:
+    def fill_the_disk(builder: ShardBuilder, *arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == call:
             assert queued.wait(10), "other writes wait behind this one"
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -219,10 +213,10 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
         if len(begun) == 4:
             queued.set()
 
-    monkeypatch.setattr(ShardBuilder, "append", fill_the_disk)
+    monkeypatch.setattr(ShardBuilder, name, fill_the_disk)
     with pytest.raises(OSError, match="No space left"):
         planned.encode(lambda: None, on_progress)
-    assert len(appended) == 2
+    assert len(calls) == call
 
 
 def test_a_shard_is_committed_while_the_next_one_is_encoded(planned, monkeypatch):
@@ -244,19 +238,6 @@ def test_a_shard_is_committed_while_the_next_one_is_encoded(planned, monkeypatch
     monkeypatch.setattr(ShardBuilder, "commit", slow)
     planned.encode(work, lambda progress: done.extend([progress.committed.content.shard] if progress.committed else []))
     assert done == [0, 1, 2]
-
-
-def test_a_failed_commit_ends_the_build_before_another(planned, monkeypatch):
-    commits = list[ShardBuilder]()
-
-    def fill_the_disk(builder: ShardBuilder, *arguments: Any) -> CommitRecord:
-        commits.append(builder)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(ShardBuilder, "commit", fill_the_disk)
-    with pytest.raises(OSError, match="No space left"):
-        planned.encode(lambda: None, lambda progress: None)
-    assert len(commits) == 1
 
 
 @pytest.mark.parametrize("compiles", [True, False])
