@@ -246,11 +246,8 @@ def fuzz_corpus() -> list[bytes]:
         ("MPO", "RGB", two),
     ]
     xmp = png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='3'/>")
-    others = [
-        png(9, 9, xmp),
-        bmp_of_size(8, 8, 1, b"\x08\x05\0\0" * 8 + b"\0\1"),
-    ]
-    return [save(small(mode), each, **options) for each, mode, options in flavours] + others
+    others = png(9, 9, xmp), bmp_of_size(8, 8, 1, b"\x08\x05\0\0" * 8 + b"\0\1")
+    return [*(save(small(mode), each, **options) for each, mode, options in flavours), *others]
 
 
 def with_right_checksums(data: bytes) -> bytes:
