@@ -5,15 +5,12 @@ import torch
 
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import (
-    assert_near_run,
     assert_same_run,
     checkpoint,
     make_loop,
     metrics,
     open_alone,
     train_alone,
-    train_on_two_ranks,
-    train_until,
 )
 from trainer.config import ReconstructionConfig, TrainConfig
 from trainer.run.checkpoint import HEADS_FILE
@@ -50,23 +47,6 @@ def test_a_loss_without_weight_changes_no_run(configured_here):
     assert_same_run(plain, without)
     assert not metrics(without.run.folder, "reconstruction_loss")
     assert not list(without.run.folder.rglob(HEADS_FILE))
-
-
-def test_a_run_with_the_loss_that_was_stopped_twice_is_the_run_never_stopped(configured_here, reconstructed):
-    """Stopped before the loss is first computed, and between two computations."""
-    config = configured_here("stopped", reconstruction=EVERY_THIRD)
-    for stop in (3, 4):
-        train_until(config, stop)
-    assert_same_run(train_alone(config), reconstructed)
-    losses = metrics(reconstructed.run.folder, "reconstruction_loss")
-    assert metrics(config.run.folder, "reconstruction_loss") == losses
-    newest = [checkpoints_of(each.run).newest() / HEADS_FILE for each in (config, reconstructed)]
-    assert newest[0].read_bytes() == newest[1].read_bytes()
-
-
-def test_two_ranks_and_passes_compute_the_same(configured_here, reconstructed):
-    config = train_on_two_ranks(configured_here("ranks", reconstruction=EVERY_THIRD, accumulate=2))
-    assert_near_run(config, reconstructed, "loss", "reconstruction_loss", "val_loss")
 
 
 def test_a_run_resumes_with_the_loss_and_without(configured_here, reconstructed, capfd):

@@ -14,16 +14,11 @@ from tests.trainer.answers import export_and_ask, reported
 from tests.trainer.conftest import MakeConfig, describe, described_cache
 from tests.trainer.runs import (
     Caches,
-    assert_near_run,
-    assert_same_run,
-    checkpoint,
     command,
     metrics,
     named_fields,
     open_alone,
     train_alone,
-    train_on_two_ranks,
-    train_until,
 )
 from trainer import load_projector
 from trainer.cli import main
@@ -102,23 +97,6 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, refus
     assert (tower["tokens"], tower["array"]["text"]["max_tokens"], "image" in tower["array"]) == (6, 6, False)
     meant = describe_samples(open_cache(text).spec.array, [(6, 12)])
     assert (meant["text.padding"], "image.rule.preset" in meant) == ("seen", False)
-
-
-@pytest.mark.parametrize("stop", [4, 6, 18])
-def test_a_run_of_two_towers_resumes_to_the_same(configured_here, two, caches, stop):
-    """Within training, within a validation, and after the last step."""
-    config = configured_here(f"stopped-{stop}", cache=caches, towers=TOWERS, sample_captions=2)
-    train_until(config, stop)
-    assert_same_run(train_alone(config), two)
-    assert metrics(config.run.folder, "captions") == metrics(two.run.folder, "captions")
-
-
-def test_two_ranks_train_two_towers_as_one_rank_does(configured_here, two, caches):
-    config = train_on_two_ranks(configured_here("two-ranks", cache=caches, towers=TOWERS))
-    assert_near_run(config, two, "loss", "val_loss", "val_loss_shuffled")
-    resume = checkpoint(config, 5)
-    alone = train_alone(configured_here("one-after-two", cache=caches, towers=TOWERS, resume=resume))
-    assert_near_run(alone, two, after=5)
 
 
 def test_towers_keep_their_order_and_are_shuffled_together(two, configured_here, caches):

@@ -12,14 +12,11 @@ from cache_store import open_cache
 from cache_store.errors import ConfigError
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
 from tests.trainer.runs import (
-    assert_same_run,
     command,
     metrics,
     named_fields,
     open_alone,
-    rank_loaders,
     train_alone,
-    train_on_two_ranks,
 )
 from trainer import LatentStream, sample_posterior
 from trainer.cli import main
@@ -62,20 +59,7 @@ def whole(make_shown: MakeConfig) -> TrainConfig:
     return train_alone(make_shown("whole"))
 
 
-def test_a_run_shows_the_same_however_it_is_cut_up(make_shown, whole):
-    """Cut between steps; and trained on one rank, then on two, then on one."""
-    for steps in (5, 10, 12):
-        cut = train_alone(make_shown("cut", max_steps=steps))
-    assert_same_run(cut, whole)
-    train_alone(make_shown("ranks", max_steps=2))
-    train_on_two_ranks(make_shown("ranks", max_steps=7, accumulate=2))
-    last = train_alone(make_shown("ranks"))
-    for key in ("loss", "val_loss"):
-        found, expected = (metrics(each.run.folder, key) for each in (last, whole))
-        assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
+def test_a_batch_holds_each_samples_view_and_draw(whole):
     session = open_alone(whole)
     views = [open_cache(view["world"]) for view in whole.views]
     order, seen = session.loader.stream.order, set()
@@ -96,10 +80,6 @@ def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
     own_loop = stream.batch(7)
     assert own_loop["numbers"].tolist() == loaded.numbers.tolist()
     assert torch.equal(own_loop["latents"], batch.latents["world"])
-    for world_size, accumulate in [(1, 2), (2, 1), (2, 2), (4, 2)]:
-        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
-        parts = [part.latents["world"] for each in batches for part in each.micro_batches]
-        assert torch.equal(torch.cat(parts), batch.latents["world"])
 
 
 def test_validation_reads_the_first_view_and_the_mean(make_shown, whole, capsys):
