@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from cache_store import open_cache
 from cache_store.errors import ConfigError
@@ -63,19 +62,6 @@ def test_what_is_drawn_is_the_same_in_every_version():
     moments = torch.tensor([0.5, -2.0, 0.0, 1.0]).view(1, 4, 1, 1)
     drawn = sample_posterior(moments, 3, [41]).flatten().tolist()
     assert drawn == pytest.approx([0.6465368, 0.3118525], abs=1e-6)
-
-
-def test_a_stream_gives_the_position_of_each_sample(tmp_path: Path):
-    """To draw by, in the main process or after any number of workers and ranks; `draw` does it in the stream."""
-    cache = make_cache(tmp_path / "cache", make_moments(10).numpy(), posterior="moments")
-    for stored, drawn in zip(LatentStream(cache, 4, seed=3), LatentStream(cache, 4, seed=3, draw=True), strict=True):
-        assert torch.equal(drawn["latents"], sample_posterior(stored["latents"], 3, stored["positions"]))
-    whole = [batch["positions"].tolist() for batch in LatentStream(cache, 4, epochs=2)]
-    assert whole == np.arange(20).reshape(5, 4).tolist()
-    halves = [LatentStream(cache, 4, epochs=2, rank=rank, world_size=2) for rank in (0, 1)]
-    loaders = [DataLoader(half, batch_size=None, num_workers=1) for half in halves]
-    parts = [left["positions"].tolist() + right["positions"].tolist() for left, right in zip(*loaders, strict=True)]
-    assert parts == whole
 
 
 @pytest.mark.parametrize("posterior", ["mean", "moments"])
