@@ -77,7 +77,7 @@ def test_a_run_trained_a_few_steps_at_a_time_is_the_run_trained_at_once(make_ful
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_ranks_and_passes_train_as_one_and_go_on_from_each_other(make_full, whole, parallel):
     train_alone(make_full(parallel, max_steps=5))
-    train_on_two_ranks(make_full(parallel, max_steps=10, accumulate=2, parallel=parallel))
+    train_on_two_ranks(make_full(parallel, max_steps=10, accumulate=2, parallel=parallel, offload=True))
     last = train_alone(make_full(parallel))
     assert_near_run(last, whole, "loss", "reconstruction_loss", "val_loss", "val_loss_shuffled", "val_accuracy")
     assert list(metrics(last.run.folder, "captions")) == [5, 10, 12]

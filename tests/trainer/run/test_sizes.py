@@ -92,9 +92,3 @@ def test_the_largest_images_are_tried_for_memory(configured, sized):
     session = open_alone(configured(cache=sized, **FEW))
     assert session.cache.first.array_indices(np.array([of_largest_image(session)])) == [0]
     train_alone(configured("fitted", cache=sized, fit_memory=True, max_steps=2, **FEW))
-
-
-def test_a_projector_that_reads_one_size_is_refused_before_the_model_is_loaded(refusal, configured, sized):
-    refusal(
-        2, configured(cache=sized, layout="channel", language_model="nowhere"), names="model.layout channel spatial"
-    )

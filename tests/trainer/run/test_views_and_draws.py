@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from cache_store import open_cache
-from cache_store.errors import ConfigError
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
 from tests.trainer.runs import (
     command,
@@ -108,25 +107,3 @@ def test_a_run_resumes_only_with_its_views_in_order_and_its_posterior(make_shown
         mean = train_alone(make_shown("mean", posterior="mean", max_steps=1))
         assert metrics(mean.run.folder)[1] != metrics(whole.run.folder)[1]
         assert named_fields(refusal(1, make_shown("mean"))) == {"data.posterior"}
-
-
-def test_views_are_of_one_plan_and_of_the_same_towers(configured, cache_path, refusal, tmp_path):
-    other = described_cache(tmp_path / "other", 12)
-    refusal(1, configured(cache=[str(cache_path), str(other)]), names=f"{cache_path} {other}")
-    with pytest.raises(ConfigError, match=r"views.*2.*siglip"):
-        configured(cache=[{"world": str(cache_path), "siglip": str(other)}, {"world": str(other)}])
-
-
-def test_views_of_two_towers_are_shown_together(configured, tmp_path):
-    """The two views of one tower may be the same cache."""
-    tokens = np.random.default_rng(1).standard_normal((ROWS, 3, 8), np.float32)
-    tower = str(described_cache(tmp_path / "tower", ROWS, latents=tokens))
-    views = save_views(tmp_path, "mean")
-    config = train_alone(configured(cache=[{"world": each, "other": tower} for each in views], max_steps=2))
-    session = open_alone(config)
-    (batch,) = (loaded := session.loader(1)).micro_batches
-    assert {name: tuple(each.shape) for name, each in batch.latents.items()} == {
-        "world": (8, 4, 3, 2),
-        "other": (8, 3, 8),
-    }
-    assert torch.equal(batch.latents["other"], torch.from_numpy(session.cache.read(loaded.numbers)["other"]))
