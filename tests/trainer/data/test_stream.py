@@ -381,20 +381,3 @@ def test_more_threads_load_where_items_are_waited_for():
 def test_a_generator_left_open_at_exit_says_nothing():
     ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")
-
-
-@pytest.mark.parametrize("posterior", ["mean", "moments"])
-def test_batches_of_clips_have_one_length_and_are_normalised_per_channel(tmp_path, posterior):
-    """With as many latent frames as channels, too."""
-    channels, random = 4, np.random.default_rng(0)
-    held = 2 * channels if posterior == "moments" else channels
-    latents = [random.standard_normal((7, held, frames, 2, 3), np.float32) for frames in (4, 5)]
-    scale = {"latents_mean": [0.0, 1.0, 2.0, 3.0], "latents_std": [1.0, 2.0, 3.0, 4.0]}
-    path = make_cache(tmp_path / "cache", latents, clips=True, dtype="float32", posterior=posterior, **scale)
-    plain = LatentStream(path, 2, epochs=2, draw=posterior == "moments")
-    shapes = set()
-    for drawn, batch in zip(plain, LatentStream(path, 2, epochs=2, normalize=True), strict=True):
-        shapes.add(tuple(batch["latents"].shape[1:]))
-        mean, std = (torch.tensor(values)[:, None, None, None] for values in scale.values())
-        assert torch.equal(batch["latents"], (drawn["latents"] - mean) / std)
-    assert shapes == {(4, 4, 2, 3), (4, 5, 2, 3)}

@@ -11,13 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cache_store.errors import Interrupted
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import (
-    assert_same_run,
-    make_loop,
-    metrics,
-    open_alone,
-    train_alone,
-)
+from tests.trainer.runs import assert_same_run, make_loop, metrics, open_alone, train_alone
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions

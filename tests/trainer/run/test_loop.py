@@ -26,15 +26,7 @@ from tests.forked import FORKED
 from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import (
-    assert_same_run,
-    fork_ranks,
-    metrics,
-    open_alone,
-    train_alone,
-    train_until,
-    watched,
-)
+from tests.trainer.runs import assert_same_run, fork_ranks, metrics, open_alone, train_alone, train_until, watched
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms

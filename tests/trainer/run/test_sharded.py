@@ -6,14 +6,7 @@ import pytest
 
 from tests.named import assert_names
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import (
-    assert_near_run,
-    checkpoint,
-    fork_ranks,
-    metrics,
-    train_alone,
-    train_on_two_ranks,
-)
+from tests.trainer.runs import assert_near_run, checkpoint, fork_ranks, metrics, train_alone, train_on_two_ranks
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
 from trainer.model.language_model import LanguageModel

@@ -14,12 +14,7 @@ from tests.make_cache import make_cache
 from tests.named import assert_names
 from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig, describe, save_language_model
-from tests.trainer.runs import (
-    command,
-    metrics,
-    open_alone,
-    train_alone,
-)
+from tests.trainer.runs import command, metrics, open_alone, train_alone
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.model.language_model import LanguageModel

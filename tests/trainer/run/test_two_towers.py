@@ -12,14 +12,7 @@ from tests.make_cache import make_cache, text_recipe
 from tests.named import assert_names
 from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig, describe, described_cache
-from tests.trainer.runs import (
-    Caches,
-    command,
-    metrics,
-    named_fields,
-    open_alone,
-    train_alone,
-)
+from tests.trainer.runs import Caches, command, metrics, named_fields, open_alone, train_alone
 from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig

@@ -10,21 +10,13 @@ import torch
 
 from cache_store import open_cache
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
-from tests.trainer.runs import (
-    command,
-    metrics,
-    named_fields,
-    open_alone,
-    train_alone,
-)
+from tests.trainer.runs import command, metrics, named_fields, open_alone, train_alone
 from trainer import LatentStream, sample_posterior
 from trainer.cli import main
 from trainer.config import TrainConfig
 
 ROWS = 40
 REJECTS = ([3], [3, 11])
-STEADY = {"schedule": "constant", "warmup_steps": 0, "max_steps": 12}
-"""Twelve steps whose learning rate does not depend on their number."""
 
 
 def save_views(home: Path, posterior: str) -> list[str]:
@@ -50,7 +42,7 @@ def make_shown(
 ) -> MakeConfig:
     """Make the config of a run from these caches."""
     home = tmp_path_factory.mktemp("runs")
-    return lambda name, **changes: configured_here(home / name, **{"cache": caches, **STEADY, **changes})
+    return lambda name, **changes: configured_here(home / name, **{"cache": caches, "max_steps": 12, **changes})
 
 
 @pytest.fixture(scope="module")
