@@ -19,7 +19,6 @@ from demo.tokenizer import make_tokenizer
 from demo.vae import encode, make_vae
 from precompute.images.config import ImageConfig
 from precompute.images.decode import decode_image
-from precompute.images.rejected import Rejected
 from trainer.text.tokenizer import load_chat_tokenizer
 
 SCENES = [compose(7, number) for number in range(60)]
@@ -56,14 +55,6 @@ def test_the_same_seed_writes_the_same_data_set_with_its_images(tmp_path):
     assert {member.date_time for member in members} == {(1980, 1, 1, 0, 0, 0)}, "no clock enters"
     assert len(records) == 12 + len(BROKEN) + len(UNUSUAL)
     assert {record["image"] for record in records} - {member.filename for member in members} == {"special-missing.jpg"}
-
-
-def test_broken_files_are_rejected_and_one_is_missing():
-    written = {kind: special.write(compose(0, 11)) for kind, special in BROKEN.items()}
-    assert written.pop("missing") is None
-    for data in written.values():
-        with pytest.raises(Rejected):
-            decode_image(data, ImageConfig().recipe, Size(1, 224, 224))
 
 
 def unusual(kind: str) -> tuple[np.ndarray, np.ndarray, Image.Image]:

@@ -72,6 +72,16 @@ def cut_cache(home: Path) -> dict[str, Path]:
     return {"cache": home / "cache"}
 
 
+def two_sizes(home: Path) -> Path:
+    return make_cache(home / "it", [np.ones((9, 4, *cells), np.float32) for cells in ((2, 2), (1, 3))])
+
+
+def two_plans(home: Path, form: type) -> dict[str, object]:
+    """Save caches of two plans, as views or as towers."""
+    caches = {name: str(described_cache(home / name, rows)) for name, rows in (("first", 16), ("second", 12))}
+    return {"cache": caches if form is dict else [*caches.values()]}
+
+
 NO_JINJA = "{{ bos_token }}\n{% for m in messages %}{{ m"
 LAST_TURN = "{% for m in messages %}{% if loop.last %}{{ m['role'] + m['content'] }}{% endif %}{% endfor %}"
 FAILING = (
@@ -91,7 +101,13 @@ LEAVING_NOTHING: list[tuple[int, Any, str]] = [
     (2, lambda home: {"cache": ["a", "b"], "output": "b/run"}, "b/run"),
     (2, {"posterior": "sample"}, "data.posterior"),
     (2, {"cache": "ftp://bucket/cache"}, "ftp://bucket/cache"),
-    (2, lambda home: {"cache": make_cache(home / "it", np.ones((9, 8), np.float32))}, "[feature 8]"),
+    (
+        2,
+        lambda home: {"cache": make_cache(home / "it", np.ones((9, 8), np.float32))},
+        "[feature 8] LatentStream",
+    ),
+    (2, lambda home: {"cache": two_sizes(home), "layout": "channel", "language_model": "none"}, "model.layout spatial"),
+    *((1, partial(two_plans, form=form), "/first /second") for form in (list, dict)),
     (1, lambda home: {"cache": described_cache(home / "it", 16, seal=False)}, "/it"),
     (1, cut_cache, "/cache"),
     (1, {"language_model": "nobody/nothing"}, "nobody/nothing"),
@@ -191,6 +207,7 @@ def test_a_wrong_value_names_its_key_and_leaves_nothing(configured, refusal, tmp
 
 EXCLUDING = [
     (["--data.views=[a, b]"], "cache data.views"),
+    (["--cache=null", "--data.views=[{world: a, siglip: b}, {world: b}]"], "views 2 siglip"),
     (["--run.parallel=fsdp2", "--run.fit_memory=true"], "run.fit_memory run.parallel"),
     (["--run.parallel=fsdp2", "--run.compile=whole"], "run.compile run.parallel"),
 ]

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from cache_store import open_cache
 from cache_store.errors import ConfigError
@@ -65,32 +64,24 @@ def test_what_is_drawn_is_the_same_in_every_version():
     assert drawn == pytest.approx([0.6465368, 0.3118525], abs=1e-6)
 
 
-def test_a_stream_gives_the_position_of_each_sample(tmp_path: Path):
-    """To draw by, in the main process or after any number of workers and ranks; `draw` does it in the stream."""
-    cache = make_cache(tmp_path / "cache", make_moments(10).numpy(), posterior="moments")
-    for stored, drawn in zip(LatentStream(cache, 4, seed=3), LatentStream(cache, 4, seed=3, draw=True), strict=True):
-        assert torch.equal(drawn["latents"], sample_posterior(stored["latents"], 3, stored["positions"]))
-    whole = [batch["positions"].tolist() for batch in LatentStream(cache, 4, epochs=2)]
-    assert whole == np.arange(20).reshape(5, 4).tolist()
-    halves = [LatentStream(cache, 4, epochs=2, rank=rank, world_size=2) for rank in (0, 1)]
-    loaders = [DataLoader(half, batch_size=None, num_workers=1) for half in halves]
-    parts = [left["positions"].tolist() + right["positions"].tolist() for left, right in zip(*loaders, strict=True)]
-    assert parts == whole
-
-
+@pytest.mark.parametrize("clips", [False, True], ids=["images", "clips"])
 @pytest.mark.parametrize("posterior", ["mean", "moments"])
-def test_normalised_latents_are_drawn_first_and_float32(tmp_path: Path, posterior: str):
-    """`cache.read` normalises alike, and `normalize` what `sample_posterior` drew."""
+def test_normalised_latents_are_drawn_first_and_float32(tmp_path: Path, posterior: str, clips: bool):
+    """`cache.read` normalises alike, and `normalize` what `sample_posterior` drew; frames may number as channels."""
     channels = CHANNELS if posterior == "moments" else 2 * CHANNELS
     scale = {"latents_mean": [0.5] * channels, "latents_std": [2.0, 3.0] * (channels // 2) + [4.0] * (channels % 2)}
-    path = make_cache(tmp_path / "cache", make_moments(10).numpy(), posterior=posterior, dtype="float16", **scale)
+    samples = [make_moments(10).numpy()]
+    if clips:
+        samples = [np.stack([samples[0][:, :, :2]] * frames, 2) for frames in (channels, channels + 1)]
+    path = make_cache(tmp_path / "cache", samples, posterior=posterior, clips=clips, **scale)
     cache, encoder = open_cache(path), open_cache(path).spec.array.encoder
     for name, stream in (("alone", cache), ("a", {"a": path})):
         for batch in LatentStream(stream, 5, seed=3, normalize=True):
             stored = torch.from_numpy(cache.read(batch["numbers"].numpy()))
             drawn = sample_posterior(stored, 3, batch["positions"].tolist()) if posterior == "moments" else stored
             latents = batch["latents"] if name == "alone" else batch["latents"]["a"]
-            mean, std = (torch.tensor(values)[:, None, None] for values in (encoder.latents_mean, encoder.latents_std))
+            axes = -1, *[1] * (stored.ndim - 2)
+            mean, std = (torch.tensor(values).view(axes) for values in (encoder.latents_mean, encoder.latents_std))
             assert latents.dtype == torch.float32
             assert torch.equal(latents, (drawn.float() - mean) / std)
     if posterior == "mean":

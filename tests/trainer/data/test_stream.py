@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -72,14 +71,9 @@ def numbers_of(batches: Any) -> list[list[int]]:
     return [batch["numbers"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 64, 97, 256, 257, 1_000, 65_537])
-def test_every_sample_stands_at_exactly_one_position(count):
-    assert np.array_equal(np.sort(permute(np.arange(count), count, epoch_key("cache", 0, 0))), np.arange(count))
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 31, 32, 33, 300, 4_095, 4_097])
-@pytest.mark.parametrize(("block", "batch_size"), [(2, 1), (8, 4), (32, 256)])
-def test_a_shuffle_in_blocks_shows_every_sample_once_an_epoch(count, block, batch_size):
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 31, 32, 33, 256, 257, 4_095, 4_097, 65_537])
+@pytest.mark.parametrize(("block", "batch_size"), [(1, 4), (2, 1), (8, 4), (32, 256)])
+def test_every_sample_is_shown_once_an_epoch_also_in_blocks(count, block, batch_size):
     order = Permutation("cache", 0, count, block=block, lanes=lanes_of(batch_size))
     epochs = order.at(np.arange(3 * count)).reshape(3, count)
     np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(count), (3, 1)))
@@ -150,41 +144,17 @@ def test_epoch_seed_and_cache_decide_the_order_in_every_version():
     assert later.tolist() == [529365, 12586, 475385]
 
 
-def test_ranks_and_endless_passes_follow_the_keyed_order(cache):
-    whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
-    seen = list(itertools.chain.from_iterable(whole))
-    assert seen == Permutation(open_cache(cache).identity, 0, COUNT).at(np.arange(64)).tolist()
-    for epoch in range(3):
-        assert sorted(seen[COUNT * epoch : COUNT * (epoch + 1)]) == list(range(COUNT))
-    assert numbers_of(itertools.islice(LatentStream(cache, BATCH, epochs=None), 16)) == whole
-    halves = [numbers_of(LatentStream(cache, BATCH, epochs=3, rank=rank, world_size=2)) for rank in (0, 1)]
-    assert [left + right for left, right in zip(*halves, strict=True)] == whole
-
-
+@pytest.mark.parametrize("samples", [None, CHOSEN], ids=["all", "chosen"])
 @pytest.mark.parametrize("shuffle_block", [1, 2])
-def test_chosen_samples_are_all_that_a_stream_shows(cache, shuffle_block):
-    """Each once an epoch, in an order of theirs: on any ranks, workers and threads, and after a resume."""
-    chosen = partial(LatentStream, cache, BATCH, samples=CHOSEN, epochs=4, shuffle_block=shuffle_block)
-    batches, stored = list(chosen()), open_cache(cache)
-    whole = numbers_of(batches)
-    order = Permutation(stored.identity, 0, len(CHOSEN), block=shuffle_block, lanes=lanes_of(BATCH))
-    assert np.concatenate(whole).tolist() == CHOSEN[order.at(np.arange(28))].tolist()
-    assert (np.sort(np.concatenate(whole).reshape(4, 7)) == np.sort(CHOSEN)).all()
-    for batch in batches:
-        np.testing.assert_array_equal(batch["latents"].numpy(), stored.read(batch["numbers"].numpy()))
-    halves = [numbers_of(chosen(rank=rank, world_size=2)) for rank in (0, 1)]
-    assert [left + right for left, right in zip(*halves, strict=True)] == whole
-    assert numbers_of(load(chosen(), num_workers=3 - shuffle_block)) == whole
-    resumed = chosen()
-    resumed.load_state_dict({**chosen().state_dict(), "cursor": batches[2]["cursor"]})
-    assert numbers_of(resumed) == whole[3:]
-    with ThreadPoolExecutor(4) as pool:
-        assert numbers_of(pool.map(chosen().batch, range(7))) == whole
-    for other in (None, CHOSEN[::-1]):
-        with pytest.raises(StaleError, match=r"samples +7, sha256 \w+ "):
-            LatentStream(cache, BATCH, samples=other).load_state_dict(
-                LatentStream(cache, BATCH, samples=CHOSEN).state_dict()
-            )
+def test_a_stream_shows_its_samples_in_the_keyed_order(cache, shuffle_block, samples):
+    """Others are another stream's."""
+    stream, numbers = LatentStream(cache, BATCH, samples=samples, epochs=4, shuffle_block=shuffle_block), samples
+    numbers = np.arange(COUNT) if samples is None else samples
+    order = Permutation(open_cache(cache).identity, 0, len(numbers), block=shuffle_block, lanes=lanes_of(BATCH))
+    expected = numbers[order.at(np.arange(4 * len(numbers)))]
+    assert np.concatenate(numbers_of(stream)).tolist() == expected.tolist()
+    with pytest.raises(StaleError, match=r"samples +(all|7, sha256 \w+) "):
+        LatentStream(cache, BATCH, samples=CHOSEN[::-1]).load_state_dict(stream.state_dict())
 
 
 def test_a_source_gives_latents_in_place_of_the_cache(cache):
@@ -197,17 +167,13 @@ def test_a_source_gives_latents_in_place_of_the_cache(cache):
         assert torch.equal(batch["latents"], batch["numbers"][:, None] + 0.5)
 
 
-@pytest.mark.parametrize(("dtype", "workers"), [("float16", 1), ("bfloat16", 2), ("float32", 3)])
-def test_any_number_of_workers_gives_the_stored_bits(tmp_path, dtype, workers):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_stream_gives_the_stored_bits(tmp_path, dtype):
     cache = open_cache(save_cache(tmp_path / "cache", dtype))
-    loader = load(LatentStream(cache, BATCH, epochs=2), num_workers=workers)
-    for alone, loaded in zip(LatentStream(cache, BATCH, epochs=2), loader, strict=True):
-        stored = cache.read(alone["numbers"].numpy())
-        assert alone["latents"].dtype == getattr(torch, dtype)
-        assert alone["latents"].float().numpy().tobytes() == stored.astype(np.float32).tobytes()
-        assert alone["cursor"] == loaded["cursor"]
-        assert torch.equal(alone["numbers"], loaded["numbers"])
-        assert torch.equal(alone["latents"], loaded["latents"])
+    for batch in LatentStream(cache, BATCH):
+        stored = cache.read(batch["numbers"].numpy())
+        assert batch["latents"].dtype == getattr(torch, dtype)
+        assert batch["latents"].float().numpy().tobytes() == stored.astype(np.float32).tobytes()
 
 
 LOADERS = {
@@ -343,19 +309,6 @@ def test_a_stream_prepared_for_several_processes_is_refused(cache):
         distributed.destroy_process_group()
 
 
-def test_joined_caches_stream_by_row_and_resume(tmp_path):
-    rejected = {"world": [2, 5], "tower": [5, 19]}
-    latents = dict(zip(rejected, np.random.default_rng(1).standard_normal((2, 20, 4, 6, 5), np.float32), strict=True))
-    paths = {name: make_cache(tmp_path / name, latents[name], rejected=rejected[name]) for name in rejected}
-    batches = list(LatentStream(paths, BATCH, seed=3))
-    for batch in batches:
-        rows = open_joined(paths).samples(batch["numbers"].numpy(), ["row"])["row"].to_numpy()
-        assert set(batch["latents"]) == {"world", "tower"}
-        for name, read in batch["latents"].items():
-            np.testing.assert_array_equal(read.numpy(), latents[name][rows].astype(np.float16))
-    assert numbers_of(resume(paths, {"cursor": batches[1]["cursor"]}, seed=3)) == numbers_of(batches[2:])
-
-
 def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
     made: list[int] = []
 
@@ -428,20 +381,3 @@ def test_more_threads_load_where_items_are_waited_for():
 def test_a_generator_left_open_at_exit_says_nothing():
     ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")
-
-
-@pytest.mark.parametrize("posterior", ["mean", "moments"])
-def test_batches_of_clips_have_one_length_and_are_normalised_per_channel(tmp_path, posterior):
-    """With as many latent frames as channels, too."""
-    channels, random = 4, np.random.default_rng(0)
-    held = 2 * channels if posterior == "moments" else channels
-    latents = [random.standard_normal((7, held, frames, 2, 3), np.float32) for frames in (4, 5)]
-    scale = {"latents_mean": [0.0, 1.0, 2.0, 3.0], "latents_std": [1.0, 2.0, 3.0, 4.0]}
-    path = make_cache(tmp_path / "cache", latents, clips=True, dtype="float32", posterior=posterior, **scale)
-    plain = LatentStream(path, 2, epochs=2, draw=posterior == "moments")
-    shapes = set()
-    for drawn, batch in zip(plain, LatentStream(path, 2, epochs=2, normalize=True), strict=True):
-        shapes.add(tuple(batch["latents"].shape[1:]))
-        mean, std = (torch.tensor(values)[:, None, None, None] for values in scale.values())
-        assert torch.equal(batch["latents"], (drawn["latents"] - mean) / std)
-    assert shapes == {(4, 4, 2, 3), (4, 5, 2, 3)}

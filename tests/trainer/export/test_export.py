@@ -9,12 +9,13 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from cache_store import open_cache
@@ -130,7 +131,7 @@ def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, argu
 class Hub(BaseHTTPRequestHandler):
     """The part of a hub that an upload needs; it keeps what it gets, and nobody may write `me/denied`."""
 
-    repositories: dict[str, Any]
+    repositories: ClassVar = dict[str, Any]()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -167,39 +168,29 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-PUSHES = """
-import contextlib, io, json, os, sys
-from trainer.cli import main
-
-def push(token, *arguments):
-    os.environ |= {"HF_TOKEN": token} if token else {}
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
-        code = main(["export", *arguments, "--private"])
-    return code, out.getvalue(), error.getvalue()
-
-print(json.dumps([push(*each) for each in json.loads(sys.argv[1])]))
-"""
-
-
-def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
+def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path, monkeypatch, capsys):
     """huggingface_hub's client pushes to a hub on this machine; without a token nothing is written."""
-    Hub.repositories = {}
+
+    def push(name: str) -> tuple[int, str, str]:
+        folder = tmp_path / name.removeprefix("me/")
+        code = main(["export", str(trained.run.folder), str(folder), f"--push-to-hub={name}", "--private"])
+        return code, *capsys.readouterr()
+
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     with HTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        home = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
-
-        pushes = [
-            (token, str(trained.run.folder), f"{tmp_path}/{name.split('/')[-1]}", f"--push-to-hub={name}")
-            for token, name in (("", "me/mine"), ("hf_me", "me/denied"), ("hf_me", "mine"))
-        ]
-        command, environment = [sys.executable, "-c", PUSHES, json.dumps(pushes)], home | {"HF_HUB_OFFLINE": "0"}
-        ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        own = {"ENDPOINT": endpoint, "HF_HUB_OFFLINE": False, "HF_TOKEN_PATH": str(tmp_path / "token")}
+        for name, value in own.items():
+            monkeypatch.setattr(constants, name, value)
+        nobody, _, asked = push("me/mine")
+        monkeypatch.setenv("HF_TOKEN", "hf_me")
+        (denied, _, told), (done, said, error) = push("me/denied"), push("mine")
         server.shutdown()
-    (nobody, _, asked), (denied, _, told), (done, said, error) = json.loads(ended.stdout)
     assert (nobody, "HF_TOKEN" in asked) == (2, True)
     assert (denied, f"`hf upload me/denied {tmp_path}/denied`" in told) == (1, True)
     assert done == 0, error
-    assert f"pushed: {home['HF_ENDPOINT']}/me/mine" in said
+    assert f"pushed: {endpoint}/me/mine" in said
     sent = Hub.repositories["me/mine"]
     assert (sent["private"], sent["token"], sent["summary"]) == (True, "Bearer hf_me", "Projector after 12 steps")
     for name in FILES:

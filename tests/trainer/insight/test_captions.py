@@ -11,15 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cache_store.errors import Interrupted
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import (
-    assert_near_run,
-    assert_same_run,
-    make_loop,
-    metrics,
-    open_alone,
-    train_alone,
-    train_on_two_ranks,
-)
+from tests.trainer.runs import assert_same_run, make_loop, metrics, open_alone, train_alone
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions
@@ -87,12 +79,6 @@ def test_a_run_stopped_while_it_captions_resumes_to_the_same(configured_here, ca
     shown = capsys.readouterr().out
     assert f"row {first['row']}, {first['id']}\n  answer" in shown
     assert f"  reference  {first['reference']}\n" in shown
-
-
-def test_rank_0_captions_while_the_others_wait(configured_here, silent):
-    config = train_on_two_ranks(configured_here("two-ranks", sample_captions=2))
-    assert list(metrics(config.run.folder, "captions")) == [5, 10, 12]
-    assert_near_run(config, silent)
 
 
 def test_tensorboard_shows_each_caption_beside_its_preview(captioned):

@@ -11,11 +11,6 @@ import pytest
 from tests.trainer.runs import metrics, train_alone
 
 
-def test_a_run_reports_to_the_trackers_of_its_config(configured):
-    config = train_alone(configured(max_steps=1, report_to=[]))
-    assert not (config.run.folder / "tensorboard").exists()
-
-
 def test_a_tracker_that_is_not_installed_is_named(configured, refusal, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
     refusal(2, configured(report_to=["tensorboard", "wandb"]), names="run.report_to wandb `pip install wandb`")

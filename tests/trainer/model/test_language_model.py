@@ -3,24 +3,20 @@
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import CheckpointPolicy
 
 from cache_store.errors import ConfigError, ModelError
 from tests.named import assert_names
 from tests.trainer.conftest import TINY, save_language_model
 from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, SCALED, drop_weights, load, save_decoder
 from trainer.model.kernels import MATH, attention_kernels, choose_attention
-from trainer.model.language_model import LanguageModel, checkpoint_policy
+from trainer.model.language_model import LanguageModel
 from trainer.model.projector import CAUSAL
 
 
@@ -141,14 +137,12 @@ def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tok
 def profiled_attention(model: LanguageModel, tokens: int, block_1T: torch.Tensor | None) -> set[str]:
     """Return the attention operations of a forward and backward pass, by the names of torch's profiler."""
     embeddings_1TD = torch.randn(1, tokens, model.width, requires_grad=True)
-    with torch.profiler.profile() as recorded:
+    with torch.profiler.profile(acc_events=True) as recorded:
         model.hidden(embeddings_1TD, block_1T).sum().backward()
     names = {event.name.removeprefix("aten::") for event in recorded.events()}
     return {name for name in names if name.startswith("_scaled_dot_product") and not name.endswith("_backward")}
 
 
-# torch 2.12 warns of its own name for events.
-@pytest.mark.filterwarnings("ignore:.*acc_events")
 @pytest.mark.parametrize("image", [False, True], ids=["causal", "image tokens see each other"])
 def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, image):
     """Sliding layers have masks, and full attention among image tokens gives all layers masks."""
@@ -165,41 +159,23 @@ def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, ima
             choose_attention(model, choice, tokens, block_1T)
 
 
-def kept_bytes(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Count the bytes that a forward pass keeps for the backward pass, per token, layer and value of the width.
-
-    Autograd's own hooks do not see the tensors that selective checkpointing keeps.
-    """
-    kept = dict[int, torch.Tensor]()
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.detach()  # held, so that no address is used again
-        return tensor
-
-    def counted_policy(width: int, context: Any, *given: Any, **named: Any) -> CheckpointPolicy:
-        chosen = checkpoint_policy(width, context, *given, **named)
-        if chosen == CheckpointPolicy.MUST_SAVE and not context.is_recompute:
-            tree_map_only(torch.Tensor, count, context.op_output)
-        return chosen
-
-    monkeypatch.setattr("trainer.model.language_model.checkpoint_policy", counted_policy)
+def kept_bytes(folder: Path, kind: str) -> float:
+    """Count the bytes that a forward pass keeps for the backward pass, per token, layer and value of the width."""
     model = load(folder, BFLOAT16)
     if kind != "none":
         model.checkpoint_layers(kind)
     embeddings = torch.randn(1, 64, 320).bfloat16().requires_grad_()
-    with saved_tensors_hooks(count, lambda tensor: tensor):
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as recorded:
         hidden = model.hidden(embeddings * 1)
-    hidden.float().sum().backward()
-    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
-    kept_bytes = sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in weights)
-    return kept_bytes / (64 * 2 * 320)
+    allocated: int = sum(event.self_cpu_memory_usage for event in recorded.key_averages())
+    return (allocated - hidden.nbytes) / (64 * 2 * 320)
 
 
-def test_selective_checkpointing_keeps_less_than_half(tmp_path, monkeypatch):
+def test_selective_checkpointing_keeps_less_than_half(tmp_path):
     """The model has the proportions of Gemma 3 4B, which keeps 127 KB per token and layer: 50 times its width."""
     sizes = {"hidden_size": 320, "intermediate_size": 1280, "num_attention_heads": 8, "num_key_value_heads": 4}
     folder = save_language_model(tmp_path, head_dim=32, **sizes)
-    kept = {kind: kept_bytes(folder, kind, monkeypatch) for kind in ("none", "selective", "full")}
+    kept = {kind: kept_bytes(folder, kind) for kind in ("none", "selective", "full")}
     assert 45 < kept["none"] < 55
     assert kept["selective"] < kept["none"] / 2
     assert kept["full"] < kept["none"] / 10

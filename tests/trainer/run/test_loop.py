@@ -1,6 +1,5 @@
 """A run from its first step to its last: it learns, logs every step, and is the same however it was cut up."""
 
-import copy
 import json
 import os
 import resource
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from cache_store import JoinedCache, open_cache
-from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.errors import EncodeOnceError
 from cache_store.format.array import Size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_encoder
@@ -27,21 +26,8 @@ from tests.forked import FORKED
 from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import (
-    assert_near_run,
-    assert_same_run,
-    checkpoint,
-    fork_ranks,
-    make_loop,
-    metrics,
-    open_alone,
-    rank_loaders,
-    train_alone,
-    train_on_two_ranks,
-    train_until,
-    watched,
-)
-from trainer.config import DataConfig, TrainConfig
+from tests.trainer.runs import assert_same_run, fork_ranks, metrics, open_alone, train_alone, train_until, watched
+from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
@@ -74,13 +60,6 @@ def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterru
     for stop in stops:
         train_until(config, stop)
     assert_same_run(train_alone(config), uninterrupted)
-
-
-def test_a_run_in_blocks_that_is_stopped_is_the_run_never_stopped(configured_here):
-    """Here an epoch's samples are one window, which is read after the samples that calibrate."""
-    whole, stopped = (configured_here(name, shuffle_block=4) for name in ("in-blocks", "in-blocks-stopped"))
-    train_until(stopped, 3)
-    assert_same_run(train_alone(stopped), train_alone(whole))
 
 
 def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, uninterrupted):
@@ -130,13 +109,6 @@ def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, 
         assert all(last[name] is None for name in last["nonfinite"])
 
 
-def test_two_ranks_train_as_one_rank_which_resumes_their_run(configured_here, uninterrupted):
-    config = train_on_two_ranks(configured_here("two-ranks"))
-    assert_near_run(config, uninterrupted, "loss", "val_loss", "val_accuracy")
-    alone = train_alone(configured_here("one-after-two", resume=checkpoint(config, 5)))
-    assert_near_run(alone, uninterrupted, after=5)
-
-
 CAPTIONING_IN_STEP = {"parallel": "fsdp2", "sample_captions": 8, "eval_every": 1}
 """Nearly all time goes into validation and captions, which no rank may leave alone."""
 
@@ -151,21 +123,6 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here, cha
         assert code == 3, errors
         assert "trainer: stopped: after step" in errors
     assert checkpoints_of(config.run).steps()[-1] == max(metrics(config.run.folder))
-
-
-@pytest.mark.parametrize("shuffle_block", [1, 4])
-def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted, shuffle_block):
-    data = replace(uninterrupted.data, shuffle_block=shuffle_block)
-    session = open_alone(replace(uninterrupted, data=data))
-    whole = session.loader(7)
-    for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
-        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
-        parts = [part.latents["world"] for batch in batches for part in batch.micro_batches]
-        assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents["world"])
-        assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
-        assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
-    with pytest.raises(ConfigError, match=r"data.batch_size 24 .* data.accumulate .* 10"):
-        DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
 
 
 def test_cached_training_is_training_with_a_live_encoder(configured, tmp_path):
@@ -197,18 +154,6 @@ def test_a_run_starts_standardised_and_as_large_as_embeddings(configured):
     assert projector.features(latents).std((0, 1)).sub(1).abs().max() < 0.2
     assert projector.features(latents).mean((0, 1)).abs().max() < 0.2
     assert rms(projector(latents)) == pytest.approx(session.model.language.embedding_rms(), rel=0.02)
-
-
-def test_training_moves_the_float32_projector_and_nothing_else(configured_here):
-    session = open_alone(configured_here("frozen", max_steps=3, precision="bf16"))
-    language, projector = session.model.language, session.model.projectors["world"]
-    before, start = copy.deepcopy(language.state_dict()), copy.deepcopy(projector.state_dict())
-    make_loop(session).run()
-    assert all(torch.equal(before[name], after) for name, after in language.state_dict().items())
-    assert {(each.dtype, each.requires_grad) for each in language.parameters()} == {(torch.bfloat16, False)}
-    unmoved = {name for name, moved in projector.state_dict().items() if torch.equal(start[name], moved)}
-    assert unmoved == {"mean", "std"}
-    assert {each.dtype for each in projector.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

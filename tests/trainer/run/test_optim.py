@@ -1,17 +1,14 @@
 """AdamW: its rate, its decay, clipping before it, and its state in the host's memory."""
 
-import copy
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tests.trainer.models import make_projector
 from tests.trainer.runs import assert_same_run, checkpoint, make_loop, metrics, open_alone, train_alone
-from trainer.config import OptimConfig
-from trainer.model.model import WorldModel
+from trainer.config import OptimConfig, ReconstructionConfig
 from trainer.run.checkpoint import OPTIMIZER_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.optim import OffloadedAdamW, learning_rate, make_optimizer, parameter_groups
@@ -56,34 +53,18 @@ def test_only_matrices_decay():
     assert decayed == {"layers.0.weight", "layers.2.weight"}
 
 
-@pytest.mark.parametrize("offload", [False, True])
-def test_each_trained_module_is_clipped_and_updated(configured, monkeypatch, offload):
-    """Also one that is neither a projector nor the heads of reconstruction."""
-    session = open_alone(configured(max_steps=1, offload=offload))
-    session.model.gain, own, forward = nn.Linear(1, 1), WorldModel.trained_modules, WorldModel.losses
-
-    def losses(model: WorldModel, *given: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        loss_L, _ = forward(model, *given, **options)
-        return loss_L * model.gain(torch.ones(1)), None
-
-    monkeypatch.setattr(WorldModel, "losses", losses)
-    monkeypatch.setattr(WorldModel, "trained_modules", lambda model: [*own(model), ("gain", model.gain)])
-    before = copy.deepcopy(session.model.gain.state_dict())
-    loop = make_loop(session)
-    loop.run()
-    assert {"gain.matrices", "gain.vectors"} <= loop.updater.groups.keys()
-    assert all((value != before[name]).all() for name, value in session.model.gain.state_dict().items())
-
-
 def test_a_run_with_its_optimizer_in_the_hosts_memory_is_the_run_without(configured_here, capfd):
     """The checkpoints are the same too, and each run resumes from the other's."""
-    plain, offloaded = (train_alone(configured_here(f"offload-{on}", offload=on)) for on in (False, True))
+    heads = {"reconstruction": ReconstructionConfig(weight=1.0, every=1)}
+    plain, offloaded = (train_alone(configured_here(f"offload-{on}", offload=on, **heads)) for on in (False, True))
+    losses = [metrics(each.run.folder, "reconstruction_loss") for each in (plain, offloaded)]
+    assert losses[0] == losses[1]
     assert "AdamW's state in the host's memory" in capfd.readouterr().out
     assert_same_run(plain, offloaded)
     moments = [(checkpoints_of(each.run).newest() / OPTIMIZER_FILE).read_bytes() for each in (plain, offloaded)]
     assert moments[0] == moments[1]
     for before, on in ((plain, True), (offloaded, False)):
-        config = train_alone(configured_here(f"after-{on}", offload=on, resume=checkpoint(before, 5)))
+        config = train_alone(configured_here(f"after-{on}", offload=on, resume=checkpoint(before, 5), **heads))
         newest = checkpoints_of(config.run).newest() / OPTIMIZER_FILE
         assert newest.read_bytes() == moments[0]
 

@@ -194,6 +194,7 @@ def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(configured):
     for broken in (b'{"step": 4, "lo', b"[1]", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 2, "\xff": 1}', b"\0"):
         path.write_bytes(broken + b"\n" + whole + broken)
         assert write_steps(config, 3, 4) == [1, 2, 3, 4]
+    assert not (config.run.folder / "tensorboard").exists(), "no tracker was asked for"
 
 
 @pytest.fixture(scope="module")

@@ -2,26 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.make_cache import make_cache
 from tests.named import assert_names
-from tests.trainer.conftest import MakeConfig, describe
-from tests.trainer.multimodal import FEATURES, PATCHES, save_gemma
-from tests.trainer.runs import (
-    assert_near_run,
-    checkpoint,
-    fork_ranks,
-    make_config,
-    metrics,
-    train_alone,
-    train_on_two_ranks,
-)
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import assert_near_run, checkpoint, fork_ranks, metrics, train_alone, train_on_two_ranks
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
 from trainer.model.language_model import LanguageModel
-from trainer.model.model_config import TowerConfig
 from trainer.run import inputs
 
 SHARDED = {"parallel": "fsdp2", "eval_batch_size": 3, "loss_chunk": 5, "gradient_checkpointing": "selective"}
@@ -64,23 +52,6 @@ def test_two_ranks_with_parts_of_the_language_model_train_as_one_with_all_of_it(
     assert_near_run(alone, whole, after=5)
     again = train_on_two_ranks(configured_here("shared-after-alone", resume=checkpoint(whole, 5), **SHARDED))
     assert_near_run(again, whole, after=5)
-
-
-def test_ranks_divide_a_multimodal_checkpoint_and_each_has_its_projector(configured_here, tmp_path):
-    """Rank 0 alone has read the projector; the pretrained tower has the checkpoint's embeddings around it."""
-    tokens = np.random.default_rng(1).standard_normal((24, PATCHES, FEATURES), np.float32)
-    cache = make_cache(tmp_path / "cache", tokens, conversations=[describe(row) for row in range(24)])
-    towers = {"siglip": TowerConfig(projector="pretrained", trained=True)}
-    language_model = save_gemma(tmp_path / "lm")
-    alone, shared = (
-        make_config(
-            tmp_path, name, cache={"siglip": str(cache)}, language_model=language_model, towers=towers, max_steps=3,
-            parallel=name,
-        )
-        for name in ("ddp", "fsdp2")
-    )  # fmt: skip
-    train_alone(alone)
-    assert_near_run(train_on_two_ranks(shared), alone, "loss", "val_loss")
 
 
 def test_one_rank_trains_as_without_fsdp(configured_here, whole, capfd):

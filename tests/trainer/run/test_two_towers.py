@@ -10,21 +10,9 @@ import torch
 from cache_store import open_cache
 from tests.make_cache import make_cache, text_recipe
 from tests.named import assert_names
-from tests.trainer.answers import export_and_ask, reported
+from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig, describe, described_cache
-from tests.trainer.runs import (
-    Caches,
-    assert_near_run,
-    assert_same_run,
-    checkpoint,
-    command,
-    metrics,
-    named_fields,
-    open_alone,
-    train_alone,
-    train_on_two_ranks,
-    train_until,
-)
+from tests.trainer.runs import Caches, command, metrics, named_fields, open_alone, train_alone
 from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
@@ -104,38 +92,7 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, refus
     assert (meant["text.padding"], "image.rule.preset" in meant) == ("seen", False)
 
 
-@pytest.mark.parametrize("stop", [4, 6, 18])
-def test_a_run_of_two_towers_resumes_to_the_same(configured_here, two, caches, stop):
-    """Within training, within a validation, and after the last step."""
-    config = configured_here(f"stopped-{stop}", cache=caches, towers=TOWERS, sample_captions=2)
-    train_until(config, stop)
-    assert_same_run(train_alone(config), two)
-    assert metrics(config.run.folder, "captions") == metrics(two.run.folder, "captions")
-
-
-def test_two_ranks_train_two_towers_as_one_rank_does(configured_here, two, caches):
-    config = train_on_two_ranks(configured_here("two-ranks", cache=caches, towers=TOWERS))
-    assert_near_run(config, two, "loss", "val_loss", "val_loss_shuffled")
-    resume = checkpoint(config, 5)
-    alone = train_alone(configured_here("one-after-two", cache=caches, towers=TOWERS, resume=resume))
-    assert_near_run(alone, two, after=5)
-
-
-def test_towers_keep_their_order_and_are_shuffled_together(two, configured_here, caches):
-    turned = configured_here("turned", cache=dict(reversed(caches.items())), towers=TOWERS, max_steps=1)
-    session = open_alone(turned)
-    assert session.model.projectors.names == ("siglip", "world")
-    assert session.cache.identity == open_alone(two).cache.identity
-    batch = session.loader.load(np.array([3, 4]), np.array([4, 5]))
-    for name, samples in session.cache.read(np.array([4, 5])).items():
-        assert torch.equal(batch.latents[name], as_tensor(samples))
-
-
-def test_rows_of_two_caches_are_answered_and_evaluated(two, caches, tmp_path, capsys):
-    file, ask = two.run.folder / "projector.safetensors", ("--rows=1,8", "--prompt=what is this", "--max_tokens=6")
-    places = (file, f"--caches={json.dumps(caches)}"), (two.run.folder,)
-    said = [reported(*place[:1], tmp_path / "report.json", *place[1:], *ask) for place in places]
-    assert said[0] == said[1]
+def test_two_caches_are_evaluated(two, capsys):
     assert main(command(two, "eval")) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed["own"] == pytest.approx(metrics(two.run.folder, "val_loss")[11], rel=1e-5)
@@ -190,12 +147,6 @@ def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_caches_of_different_plans_are_no_towers_of_one_run(configured, caches, refusal, tmp_path):
-    other = str(tower_cache(tmp_path / "tower", ROWS - 1, ()))
-    refusal(1, configured(cache={**caches, "siglip": other}), names=f"{other} {caches['world']}")
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_cells_of_a_clip_are_tokens(configured, tmp_path):
     latents = np.random.default_rng(0).standard_normal((12, 4, 5, 2, 3), np.float32)
     clips = described_cache(tmp_path / "clips", 12, latents=latents, clips=True)
@@ -203,12 +154,6 @@ def test_the_cells_of_a_clip_are_tokens(configured, tmp_path):
     projector, shown = load_projector(run), as_tensor(open_cache(clips).read(np.arange(2)))
     assert projector.num_tokens == 5 * 2 * 3 + 2
     assert projector(shown).shape == (2, projector.num_tokens, 32)
-
-
-def test_samples_that_no_projector_reads_are_named_with_the_stream(configured, refusal, tmp_path):
-    vectors = described_cache(tmp_path / "vectors", 12, latents=np.ones((12, 8), np.float32))
-    error = refusal(2, configured(cache=vectors), names=f"{vectors} [feature 8] trainer.LatentStream")
-    assert error.count("\n") == 1
 
 
 def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, refusal):

@@ -9,26 +9,14 @@ import pytest
 import torch
 
 from cache_store import open_cache
-from cache_store.errors import ConfigError
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
-from tests.trainer.runs import (
-    assert_same_run,
-    command,
-    metrics,
-    named_fields,
-    open_alone,
-    rank_loaders,
-    train_alone,
-    train_on_two_ranks,
-)
+from tests.trainer.runs import command, metrics, named_fields, open_alone, train_alone
 from trainer import LatentStream, sample_posterior
 from trainer.cli import main
 from trainer.config import TrainConfig
 
 ROWS = 40
 REJECTS = ([3], [3, 11])
-STEADY = {"schedule": "constant", "warmup_steps": 0, "max_steps": 12}
-"""Twelve steps whose learning rate does not depend on their number."""
 
 
 def save_views(home: Path, posterior: str) -> list[str]:
@@ -54,7 +42,7 @@ def make_shown(
 ) -> MakeConfig:
     """Make the config of a run from these caches."""
     home = tmp_path_factory.mktemp("runs")
-    return lambda name, **changes: configured_here(home / name, **{"cache": caches, **STEADY, **changes})
+    return lambda name, **changes: configured_here(home / name, **{"cache": caches, "max_steps": 12, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +50,7 @@ def whole(make_shown: MakeConfig) -> TrainConfig:
     return train_alone(make_shown("whole"))
 
 
-def test_a_run_shows_the_same_however_it_is_cut_up(make_shown, whole):
-    """Cut between steps; and trained on one rank, then on two, then on one."""
-    for steps in (5, 10, 12):
-        cut = train_alone(make_shown("cut", max_steps=steps))
-    assert_same_run(cut, whole)
-    train_alone(make_shown("ranks", max_steps=2))
-    train_on_two_ranks(make_shown("ranks", max_steps=7, accumulate=2))
-    last = train_alone(make_shown("ranks"))
-    for key in ("loss", "val_loss"):
-        found, expected = (metrics(each.run.folder, key) for each in (last, whole))
-        assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
+def test_a_batch_holds_each_samples_view_and_draw(whole):
     session = open_alone(whole)
     views = [open_cache(view["world"]) for view in whole.views]
     order, seen = session.loader.stream.order, set()
@@ -96,10 +71,6 @@ def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
     own_loop = stream.batch(7)
     assert own_loop["numbers"].tolist() == loaded.numbers.tolist()
     assert torch.equal(own_loop["latents"], batch.latents["world"])
-    for world_size, accumulate in [(1, 2), (2, 1), (2, 2), (4, 2)]:
-        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
-        parts = [part.latents["world"] for each in batches for part in each.micro_batches]
-        assert torch.equal(torch.cat(parts), batch.latents["world"])
 
 
 def test_validation_reads_the_first_view_and_the_mean(make_shown, whole, capsys):
@@ -128,25 +99,3 @@ def test_a_run_resumes_only_with_its_views_in_order_and_its_posterior(make_shown
         mean = train_alone(make_shown("mean", posterior="mean", max_steps=1))
         assert metrics(mean.run.folder)[1] != metrics(whole.run.folder)[1]
         assert named_fields(refusal(1, make_shown("mean"))) == {"data.posterior"}
-
-
-def test_views_are_of_one_plan_and_of_the_same_towers(configured, cache_path, refusal, tmp_path):
-    other = described_cache(tmp_path / "other", 12)
-    refusal(1, configured(cache=[str(cache_path), str(other)]), names=f"{cache_path} {other}")
-    with pytest.raises(ConfigError, match=r"views.*2.*siglip"):
-        configured(cache=[{"world": str(cache_path), "siglip": str(other)}, {"world": str(other)}])
-
-
-def test_views_of_two_towers_are_shown_together(configured, tmp_path):
-    """The two views of one tower may be the same cache."""
-    tokens = np.random.default_rng(1).standard_normal((ROWS, 3, 8), np.float32)
-    tower = str(described_cache(tmp_path / "tower", ROWS, latents=tokens))
-    views = save_views(tmp_path, "mean")
-    config = train_alone(configured(cache=[{"world": each, "other": tower} for each in views], max_steps=2))
-    session = open_alone(config)
-    (batch,) = (loaded := session.loader(1)).micro_batches
-    assert {name: tuple(each.shape) for name, each in batch.latents.items()} == {
-        "world": (8, 4, 3, 2),
-        "other": (8, 3, 8),
-    }
-    assert torch.equal(batch.latents["other"], torch.from_numpy(session.cache.read(loaded.numbers)["other"]))

@@ -1,0 +1,99 @@
+"""A run with all that a run may have is the same however it is cut up: into parts, ranks and passes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cache_store.errors import ConfigError
+from tests.make_cache import make_cache
+from tests.trainer.conftest import MEAN, STD, MakeConfig, describe
+from tests.trainer.runs import (
+    assert_near_run,
+    assert_same_run,
+    metrics,
+    open_alone,
+    rank_loaders,
+    train_alone,
+    train_on_two_ranks,
+)
+from trainer.config import DataConfig, ReconstructionConfig, TrainConfig
+from trainer.model.model_config import TowerConfig
+from trainer.run.checkpoint import HEADS_FILE
+from trainer.run.folder import checkpoints_of
+
+SHAPES, ROWS = [(8, 3, 2), (8, 2, 2), (8, 1, 5)], [21, 14, 7]
+TALK = [describe(row) for row in range(sum(ROWS))]
+
+
+def save_views(home: Path) -> list[dict[str, str]]:
+    """Save a plain and a flipped view of posteriors of three sizes, and the tokens of a vision tower."""
+    random, views = np.random.default_rng(0), []
+    scale = {"latents_mean": MEAN, "latents_std": STD, "posterior": "moments"}
+    for name, rejected in (("plain", [3, 17]), ("flipped", [3, 30])):
+        latents = [random.standard_normal((rows, *shape), np.float32) for rows, shape in zip(ROWS, SHAPES, strict=True)]
+        own = {"conversations": TALK, "rejected": rejected, "image": {"flip": name == "flipped"}}
+        views.append({"world": str(make_cache(home / name, latents, **own, **scale))})
+    tokens = 3 * random.standard_normal((len(TALK), 6, 12), np.float32) + 1
+    siglip = make_cache(home / "siglip", tokens, conversations=TALK, rejected=[5], samples_per_shard=16)
+    return [{**view, "siglip": str(siglip)} for view in views]
+
+
+@pytest.fixture(scope="module")
+def make_full(configured_here: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
+    """Make the config of a run whose learning rate does not depend on its length."""
+    options = {
+        "cache": save_views(tmp_path_factory.mktemp("caches")),
+        "towers": {"siglip": TowerConfig(projector="linear", ends="none"), "world": TowerConfig(attention="full")},
+        "reconstruction": ReconstructionConfig(weight=0.1, every=6),
+        "shuffle_block": 2,
+        "sample_captions": 2,
+        "eval_batch_size": 4,
+        "schedule": "constant",
+        "warmup_steps": 0,
+        "max_steps": 12,
+    }
+    return lambda name, **changes: configured_here(name, **{**options, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(make_full: MakeConfig) -> TrainConfig:
+    return train_alone(make_full("whole"))
+
+
+def test_a_run_trained_a_few_steps_at_a_time_is_the_run_trained_at_once(make_full, whole):
+    """Cut before the first reconstruction, and between two."""
+    for steps in (5, 10, 12):
+        cut = train_alone(make_full("cut", max_steps=steps))
+    assert_same_run(cut, whole)
+    assert list(metrics(cut.run.folder, "reconstruction_loss")) == [6, 12]
+    for key in ("reconstruction_loss", "captions"):
+        assert metrics(cut.run.folder, key) == metrics(whole.run.folder, key)
+    heads = [checkpoints_of(each.run).newest() / HEADS_FILE for each in (cut, whole)]
+    assert heads[0].read_bytes() == heads[1].read_bytes()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_ranks_and_passes_train_as_one_and_go_on_from_each_other(make_full, whole, parallel):
+    train_alone(make_full(parallel, max_steps=5))
+    train_on_two_ranks(make_full(parallel, max_steps=10, accumulate=2, parallel=parallel, offload=True))
+    last = train_alone(make_full(parallel))
+    assert_near_run(last, whole, "loss", "reconstruction_loss", "val_loss", "val_loss_shuffled", "val_accuracy")
+    assert list(metrics(last.run.folder, "captions")) == [5, 10, 12]
+
+
+@pytest.mark.parametrize("kind", ["plain", "in blocks", "full"])
+def test_any_world_size_and_accumulation_sees_the_same_batches(configured_here, make_full, kind):
+    configs = {"plain": configured_here(), "in blocks": configured_here(shuffle_block=4), "full": make_full("run")}
+    session = open_alone(configs[kind])
+    whole = session.loader(7)
+    for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
+        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
+        for name, latents in whole.micro_batches[0].latents.items():
+            parts = [part.latents[name] for batch in batches for part in batch.micro_batches]
+            assert torch.equal(torch.cat(parts), latents)
+            assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
+        assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
+    with pytest.raises(ConfigError, match=r"data.batch_size 24 .* data.accumulate .* 10"):
+        DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
