@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from benchmarks.harness import parser_with, positive_int, print_record, program
 from benchmarks.photographs import write_images
 from cache_store.format.schema import SizedArray
+from precompute.config import StoreConfig
 from precompute.images.buckets import BucketsConfig
 from precompute.images.config import ImageConfig
 from precompute.inputs.frames import ImageReader
 from precompute.rerun.arrange import BySize
 from precompute.rerun.file_sizes import FileSizes
-from precompute.rerun.rows import Rows
+from precompute.rerun.rows import ListedRows
 from precompute.rerun.source_plan import make_plan
 from precompute.sources.config import SourceConfig
 from precompute.sources.listing import Samples
@@ -42,7 +43,7 @@ class RandomSizes(FileSizes):
     def __init__(self) -> None:
         pass
 
-    def of(self, rows: Rows, first: int = 0) -> NDArray[np.int32]:
+    def of(self, rows: ListedRows, first: int = 0) -> NDArray[np.int32]:
         sides = np.random.default_rng(0).integers(400, 4_000, (len(rows) - first, 2), np.int32)
         return np.insert(sides, 0, 1, axis=1)
 
@@ -58,9 +59,10 @@ def run(argv: Sequence[str]) -> int:
         measure(found, "sizes", options.headers, lambda: FileSizes(reader, "", None).of(listed))
     plan = measure(found, "list", options.samples, lambda: make_plan(Samples(samples(options.samples)), SHARD_ROWS))
     rule = BucketsConfig(preset="ours").rule
-    arranger = BySize(rule, SHARD_ROWS, RandomSizes(), lambda size: SizedArray(size=size, shape=(16, 1, 1)), "aspect")
+    part_rows, array_of = StoreConfig.rows_per_part, lambda size: SizedArray(size=size, shape=(16, 1, 1))
+    arranger = BySize(rule, SHARD_ROWS, part_rows, RandomSizes(), array_of, "aspect")
     rows = measure(found, "arrange", options.samples, lambda: arranger.arrange_new(plan))
-    counts = np.bincount(rows.array_indices, np.diff(rows.bounds)).astype(int).tolist()
+    counts = np.bincount(rows.cut.indices, rows.cut.lengths).astype(int).tolist()
     order = SampleOrder("identity", 0, tuple(counts), BATCH)
     numbers = np.random.default_rng(0).integers(0, 10**6, BATCHES).tolist()
     measure(found, "order", BATCHES, lambda: [order.at(order.batch(number)) for number in numbers])

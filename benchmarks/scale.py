@@ -170,7 +170,8 @@ def text_of(number: int) -> str:
 def build_first_shard(folder: Path) -> None:
     """Build the first shard; link the files of all others to it, and write their records, without a sync."""
     store = LocalStore(folder / "cache")
-    spec, plan_digests = read_spec(store), open_plan(store).digests().shards
+    spec = read_spec(store)
+    digests = open_plan(store, spec).stated_digests().shards
     build_rank(config_of(folder, "parquet"), REQUEST, Rank(index=0, world_size=max(2, spec.num_shards)))
     first = parse_signed(CommitRecord, store.read(commit_file(0)), commit_file(0))
     for shard in range(1, spec.num_shards):
@@ -179,11 +180,8 @@ def build_first_shard(folder: Path) -> None:
             (folder / "cache" / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(folder / "cache" / file.path, folder / "cache" / name)
             files.append(msgspec.structs.replace(file, path=name))
-        digest = plan_digests[shard]
-        row = spec.shard_rows(shard).start
-        content = msgspec.structs.replace(
-            first.content, shard=shard, first_row=row, plan_digest=digest, files=tuple(files)
-        )
+        facts = {"shard": shard, "first_row": spec.shard_rows(shard).start, "samples": digests[shard]}
+        content = msgspec.structs.replace(first.content, **facts, files=tuple(files))
         record = sign(msgspec.structs.replace(first, content=content))
         (folder / "cache" / commit_file(shard)).write_bytes(canonical_json(record))
 

@@ -210,8 +210,8 @@ class PlannedBatches:
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray, Limits]:
         """Read a shard's planned samples, their sample numbers, -1 for rejected ones, and its limits."""
-        shards, count, store = self._cache.shards, self._cache.seal.cached_per_shard[shard], self._cache.store
-        names = ["row", "id", "conversations", "content_sha256", "status", *self._reader.columns]
+        shards, count, store = self._cache.shards, self._cache.shards.roll.cached[shard], self._cache.store
+        names = ["row", "id", "state", "conversations", "content_sha256", "status", *self._reader.columns]
         table, record = shards.table(shard, [*dict.fromkeys(names)]), read_commit(store, shard)
         cached = np.array(table["status"].to_pylist()) == CACHED
         is_whole = table["row"].to_pylist() == list(self._cache.spec.shard_rows(shard)) and cached.sum() == count

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from precompute.sources.media import Media
 
 
+MAX_PART_ROWS = 2**24
+"""A part is planned in memory, which takes some 400 bytes a row."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
     """How latents are stored on disk."""
@@ -45,8 +49,14 @@ class StoreConfig:
     faster."""
     samples_per_shard: int = 4_096
     """Unit of work and of resume; 4,096 float16 latents of 16 x 28 x 28 are 103 MB."""
+    rows_per_part: int = 2**18
+    """Samples that are planned together, and sorted by size; shards end where a part does. Two caches of one list join
+    only if their parts are alike."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.rows_per_part <= MAX_PART_ROWS:
+            bounds = f"in [1, {MAX_PART_ROWS:,}]"
+            raise ConfigError(f"store.rows_per_part must be {bounds}, got {self.rows_per_part:,}")
         if not 1 <= self.samples_per_shard <= MAX_SAMPLES_PER_SHARD:
             bounds = f"in [1, {MAX_SAMPLES_PER_SHARD:,}]"
             raise ConfigError(f"store.samples_per_shard must be {bounds}, got {self.samples_per_shard:,}")
@@ -266,6 +276,27 @@ class RepairConfig:
     @property
     def shard_numbers(self) -> list[int]:
         return [self.shards] if isinstance(self.shards, int) else self.shards or []
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionSource(SourceConfig):
+    """Where the texts are; by default in the cache's own source."""
+
+    path: str = ""
+    """Another source, whose samples have the same ids; its other fields are those of a build's `source`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionsConfig:
+    """Read the texts and extra columns of a cache's samples again; every latent stays."""
+
+    source: CaptionSource = field(default_factory=CaptionSource)
+    keep_missing: bool = False
+    """Samples that the source lacks keep their texts; without it, they are refused."""
+
+    def __post_init__(self) -> None:
+        if not self.source.path and self.source != CaptionSource():
+            raise ConfigError("source.path is missing: the source whose texts these fields are about")
 
 
 def option(typed: str, default: Any = None) -> Any:

@@ -23,9 +23,9 @@ from cache_store.cache.writer import encoded_rows, scaled
 from cache_store.errors import SourceError
 from cache_store.format.array import CodecName
 from cache_store.format.formats import FORMATS, shard_format
-from cache_store.format.schema import Recipe, SizedArray, Spec, even_shards
+from cache_store.format.schema import Part, Recipe, SizedArray, Spec, even_shards
 from cache_store.format.sums import RunningSums
-from cache_store.format.tables import CLIP_START, PLAN_SCHEMA, reason_kind
+from cache_store.format.tables import PLAN_SCHEMA, PLANNED, TEXTS_SCHEMA, reason_kind
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import open_store
@@ -79,13 +79,13 @@ def measure(config: EstimateConfig) -> Measured:
     if not drawn:
         raise SourceError("; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", listed.note])))
     rows = make_arranger(config, recipe, reader, encoder).arrange_new(rows_in_scratch([plan_table(drawn)]))
-    shards = [*rows.shards()]
-    tables = [pa.concat_tables(compress(shards, rows.array_indices == index)) for index in range(len(rows.arrays))]
-    spec = spec_of(recipe, rows.arrays, [max(1, each.num_rows * count // len(rows)) for each in tables])
+    shards, arrays = [*rows.shards()], rows.cut.arrays
+    tables = [pa.concat_tables(compress(shards, rows.cut.indices == index)) for index in range(len(arrays))]
+    spec = spec_of(recipe, arrays, [max(1, each.num_rows * count // len(rows)) for each in tables])
     checked_spec(spec)
     threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
     one_shard = msgspec.structs.replace(recipe, samples_per_shard=len(rows))  # holds all drawn rows of a size
-    probe = Probe(spec_of(one_shard, rows.arrays, [each.num_rows for each in tables]), tables, source, encoder, threads)
+    probe = Probe(spec_of(one_shard, arrays, [each.num_rows for each in tables]), tables, source, encoder, threads)
     with encoder_threads():
         times = probe.run(config.seconds)
     reasons = [*chain(*probe.reasons.values())]
@@ -121,15 +121,17 @@ def draw(samples: Iterable[Mapping[str, Any]], batch_size: int, seed: int = 0) -
 
 
 def plan_table(drawn: Iterable[Mapping[str, Any]]) -> pa.Table:
-    rows = [{"row": row, "size": UNSIZED, **sample, **(sample.get("extra") or {})} for row, sample in enumerate(drawn)]
-    return pa.Table.from_pylist(rows, schema=PLAN_SCHEMA.append(pa.field(CLIP_START, pa.float64())))
+    rows = [{"size": UNSIZED, "state": PLANNED, **sample, **(sample.get("extra") or {})} for sample in drawn]
+    return pa.Table.from_pylist(rows, schema=pa.schema([*PLAN_SCHEMA, *TEXTS_SCHEMA]))
 
 
 def spec_of(recipe: Recipe, arrays: Sequence[SizedArray], counts: Sequence[int]) -> Spec:
     """Make the spec of a cache with so many rows of each array; the plan's digest is a placeholder."""
     each = zip(counts, arrays, strict=True)
     runs = [even_shards(count, recipe.samples_per_shard, array.size.name) for count, array in each]
-    return recipe.spec(NO_PLAN, [*chain(*runs)], arrays)
+    shards = [*chain(*runs)]
+    part = Part(rows=sum(counts), shards=sum(run.shards for run in shards), digest=NO_PLAN)
+    return recipe.spec([part], shards, arrays)
 
 
 class Probe:

@@ -1,20 +1,21 @@
 """A small real cache for tests, written through the product's own writer, without images or an encoder."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.commit import make_seal, write_seal
-from cache_store.cache.metadata import file_record, metadata_of, sums_of, write_build, write_plan, write_rejected
+from cache_store.cache.commit import sum_up, write_seal
+from cache_store.cache.metadata import file_record, metadata_of, put_in_force, put_part, put_texts, write_build
 from cache_store.cache.survey import survey_records
 from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.format import array, schema
-from cache_store.format.layout import PLAN_FILE
-from cache_store.format.plan import plan_digest
-from cache_store.format.tables import CLIP_START, PLAN_SCHEMA
+from cache_store.format.layout import part_file
+from cache_store.format.plan import samples_digest
+from cache_store.format.tables import CLIP_START, PLAN_SCHEMA, PLANNED, TEXTS_SCHEMA, WITHDRAWN
 from cache_store.storage.local import LocalStore
 
 Conversation = list[dict[str, str]]
@@ -45,8 +46,10 @@ def make_cache(
     conversations: Sequence[Conversation] | None = None,
     *,
     rejected: Sequence[int] = (),
+    withdrawn: Sequence[int] = (),
     samples_per_shard: int = 8,
     lengths: Sequence[int] = (),
+    parts: Sequence[int] = (),
     store_format: schema.StoreFormat = "zarr",
     dtype: array.StoreDtype = "float16",
     codec: array.CodecName = "none",
@@ -62,33 +65,51 @@ def make_cache(
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
 
+    Rows that are `withdrawn` in the plan are cached, as no program leaves them.
+
     Several `latents` are those of images of several sizes, an array each.
     Samples of three axes are a VAE's, with previews; others have none. `image` overrides fields of the image recipe,
-    `lengths` the number of rows of each shard; those of several sizes are cut alike.
+    `lengths` the number of rows of each shard; those of several sizes are cut alike. `parts` has
+    the number of shards of each part.
     With a `text` recipe, samples are texts of five tokens each. `extra` holds extra columns of the plan.
     With `clips`, samples are those of a causal video VAE, of 4 T - 3 frames at 16 fps; they have previews.
     """
     sizes = [latents] if isinstance(latents, np.ndarray) else [*latents]
     plan = make_plan(sum(map(len, sizes)), ids, conversations)
+    states = [WITHDRAWN if row in withdrawn else PLANNED for row in range(len(plan))]
+    plan = plan.set_column(plan.column_names.index("state"), PLAN_SCHEMA.field("state"), [states])
     starts = {CLIP_START: [0.5 * row for row in range(len(plan))]} if clips else {}
     for name, values in {**starts, **(extra or {})}.items():
-        plan = plan.append_column(name, pa.array(values))
+        if name == CLIP_START:
+            plan = plan.set_column(plan.column_names.index(name), PLAN_SCHEMA.field(name), pa.array(values))
+        else:
+            plan = plan.append_column(name, pa.array(values))
     channels = sizes[0].shape[1] if sizes[0].ndim == 4 or clips else 0
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels, posterior)
     arrays = [sized_array(each.shape[1:], text, clips) for each in sizes]
     names, frames = [each.size.name for each in arrays], sorted({each.size.frames for each in arrays})
+    runs = uneven_shards(lengths, names) if lengths else even_shards(sizes, samples_per_shard, names)
+    ends = np.cumsum([0, *schema.shard_lengths(runs)])
+    edges = np.cumsum([0, *(parts or [len(ends) - 1])])
+    cut = [plan.slice(ends[first], ends[stop] - ends[first]) for first, stop in pairwise(edges)]
     spec = schema.Spec(
         format_version=1,
         store_format=store_format,
         samples_per_shard=samples_per_shard,
-        plan_digest=plan_digest(plan),
-        shards=uneven_shards(lengths, names) if lengths else even_shards(sizes, samples_per_shard, names),
+        parts=tuple(
+            schema.Part(rows=len(each), shards=int(count), digest=samples_digest(each))
+            for each, count in zip(cut, np.diff(edges), strict=True)
+        ),
+        shards=runs,
         array=make_array(sizes[0].shape[1:], dtype, codec, encoder, image, text, frames if clips else []),
         arrays=tuple(arrays),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
     store = LocalStore(path)
-    write_plan(store, spec, shards)
+    sized = [(shard, spec.names[array]) for shard, array in zip(shards, spec.array_indices, strict=True)]
+    for number, (first, stop) in enumerate(pairwise(edges)):
+        put_part(store, number, sized[first:stop])
+    put_in_force(store, [put_texts(store, each, shards[slice(*edge)]) for each, edge in enumerate(pairwise(edges))])
     write_build(store, {})
     for name, data in metadata_of(spec):
         store.put_whole(name, data)
@@ -130,22 +151,23 @@ def seal_cache(path: Path, spec: schema.Spec) -> None:
     """Write the seal of a cache whose shards are all committed, from its files."""
     store = LocalStore(path)
     contents = [record.content for _, record in sorted(survey_records(store).records.items())]
-    files = file_record(store, PLAN_FILE), write_rejected(store, spec, contents)
-    write_seal(store, make_seal(spec, contents, sums_of(store, spec, contents), files), None)
+    files = [file_record(store, part_file(part)) for part in range(len(spec.parts))]
+    write_seal(store, sum_up(store, spec, contents, files), None)
 
 
 def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Conversation] | None) -> pa.Table:
     ids = ids or [f"sample-{row:06d}" for row in range(count)]
     columns = {
-        "row": range(count),
         "id": ids,
         "uri": [f"{name}.png" for name in ids],
-        "conversations": conversations or [caption(f"this is {name}") for name in ids],
+        "clip_start": [None] * count,
         "fingerprint": ["0:0"] * count,
         "place": [None] * count,
+        "state": [PLANNED] * count,
         "size": [""] * count,
+        "conversations": conversations or [caption(f"this is {name}") for name in ids],
     }
-    return pa.table(columns, schema=PLAN_SCHEMA)
+    return pa.table(columns, schema=pa.schema([*PLAN_SCHEMA, *TEXTS_SCHEMA]))
 
 
 def make_encoder(

@@ -5,7 +5,6 @@ replaced. A mark tells a rerun of a dead build that the record was retracted, so
 """
 
 import base64
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,7 +13,14 @@ from typing import Any, BinaryIO, NoReturn, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cache_store.cache.metadata import read_commit, record_bytes, stored_sha256
+from cache_store.cache.metadata import (
+    read_commit,
+    record_bytes,
+    stored_sha256,
+    sums_of,
+    write_rejected,
+    write_roll,
+)
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import SEAL_FILE, commit_file
@@ -192,11 +198,6 @@ def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
     return seal
 
 
-def cache_identity(contents: Iterable[CommitContent]) -> str:
-    """Hash the digests of every commit record's content, in shard order (SHA-256)."""
-    return hashlib.sha256("".join(each.digest for each in contents).encode()).hexdigest()
-
-
 def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> None:
     """Raise CacheError for a record that is not canonical JSON: its digest is then not that of its contents."""
     for content in contents:
@@ -205,16 +206,24 @@ def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> Non
             raise CacheError(f"{name} is not canonical JSON (RFC 8785): delete it and run the same command again")
 
 
+def sum_up(store: Store, spec: Spec, contents: Sequence[CommitContent], plan_files: Sequence[FileRecord]) -> Seal:
+    """Write rejected.parquet and shards.bin, and make the seal; CacheError if no row is cached."""
+    files = write_rejected(store, spec, contents), write_roll(store, spec, contents)
+    return make_seal(spec, contents, sums_of(store, spec, contents), plan_files, *files)
+
+
 def make_seal(
     spec: Spec,
     contents: Sequence[CommitContent],
     sums: Sequence[ShardSums | None],
-    files: Sequence[FileRecord],
+    plan_files: Sequence[FileRecord],
+    rejected_file: FileRecord,
+    shards_file: FileRecord,
     array: ArraySummary | None = None,
 ) -> Seal:
     """Make the seal from the shards' records and sums, in shard order; CacheError if no row is cached.
 
-    `files` are the records of the plan and of rejected.parquet. `array`, if given, replaces the sums.
+    `array`, if given, replaces the sums.
     """
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
@@ -227,16 +236,15 @@ def make_seal(
     seal = Seal(
         format_version=FORMAT_VERSION,
         spec=spec,
-        identity=cache_identity(contents),
         cached=cached,
         rejected=rejected,
+        withdrawn=sum(each.withdrawn for each in contents),
         reasons=dict(reasons),
         remarks=dict(remarks),
         cut_texts=sum(each.cut_texts for each in contents),
-        cached_per_shard=tuple(each.cached for each in contents),
-        commits=tuple(each.digest for each in contents),
-        plan_file=files[0],
-        rejected_file=files[1],
+        plan_files=tuple(plan_files),
+        rejected_file=rejected_file,
+        shards_file=shards_file,
         array=array or summarise([*filter(None, sums)], sum(each.files[0].bytes for each in contents)),
         sha256="",
     )

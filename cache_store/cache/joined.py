@@ -1,4 +1,4 @@
-"""Read several caches of one plan together, such as two encoders' latents of the same images, or two views of them.
+"""Read several caches of the same samples together, such as two encoders' latents of the images, or two views of them.
 
 They are joined by row: a joined sample is a row cached in all of them. Shard sizes, formats and rejects may differ.
 """
@@ -15,7 +15,7 @@ from cache_store.cache.reader import Cache, captions_of, open_cache, valid_numbe
 from cache_store.cache.where import numbers_where, refuse_unknown_columns
 from cache_store.errors import ConfigError
 from cache_store.format.array import ArraySpec
-from cache_store.format.tables import PLAN_COLUMNS, WITHDRAWN
+from cache_store.format.tables import USUAL_COLUMNS
 from cache_store.messages import differences_between, refuse
 from cache_store.storage.store import Address
 
@@ -37,18 +37,25 @@ def open_joined(caches: Mapping[str, Cache | Address]) -> "JoinedCache":
 
 
 def refuse_other_plan(first: Cache, other: Cache) -> None:
-    """Raise StaleError if the two caches have different plans."""
-    withdrawn = [each.seal.reasons.get(WITHDRAWN, 0) for each in (first, other)]
-    plans = (
-        {"rows": each.spec.rows, "plan digest": each.spec.plan_digest, "withdrawn samples": count}
-        for each, count in zip((first, other), withdrawn, strict=True)
-    )
-    if differences := differences_between(*plans):
+    """Raise StaleError if the two caches have different samples, or different texts of them."""
+    facts = [
+        {
+            "rows": each.spec.rows,
+            "samples": each.spec.samples_digest,
+            "withdrawn rows": ", ".join(map(str, each.withdrawn_rows().tolist())),
+            "texts": each.texts_digest,
+        }
+        for each in (first, other)
+    ]
+    if differences := differences_between(*facts):
         summary = f"{first.store} and {other.store} have different plans, so their rows are not the same samples"
         program, option = ("texts", "source") if other.spec.array.text else ("build --source.kind cache", "source.path")
         command = f"precompute {program} --{option} {shlex.quote(str(first.store))} …"
         remedies = [f"to plan a cache like the first: {command}", "if the first was extended, add --extend to that"]
-        if len({*withdrawn}) > 1:
+        if {each.field for each in differences} == {"texts"}:
+            summary = f"{first.store} and {other.store} have different texts of the same samples"
+            remedies = [f"to read them again: precompute captions {shlex.quote(str(other.store))}, or of the first"]
+        if not np.array_equal(first.withdrawn_rows(), other.withdrawn_rows()):
             both = shlex.join([str(first.store), str(other.store)])
             remedies = [f"to withdraw the same samples from both: cache-store withdraw {both} --ids FILE", *remedies]
         refuse(summary, differences, remedies, held="in the first", now="in the second")
@@ -88,6 +95,11 @@ class JoinedCache:
         """SHA-256 over the caches' identities, independent of names and order; for one cache, its own identity."""
         identities = sorted(each.identity for each in self.caches.values())
         return identities[0] if len(identities) == 1 else hashlib.sha256("\n".join(identities).encode()).hexdigest()
+
+    @property
+    def texts_digest(self) -> str:
+        """SHA-256 over the texts in force, which are those of every cache."""
+        return self.first.texts_digest
 
     def rejected_rows(self) -> NDArray[np.int64]:
         """Return the rows that a cache lacks or that are left out, ascending."""
@@ -141,7 +153,7 @@ class JoinedCache:
         """Return the mask of the null prompt of each cache that has one, by name: [T] each, False at padding."""
         return {name: each.null_mask() for name, each in self.caches.items() if each.spec.array.has_mask}
 
-    def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLAN_COLUMNS) -> pa.Table:
+    def samples(self, numbers: np.ndarray, columns: Sequence[str] = USUAL_COLUMNS) -> pa.Table:
         """Read columns by joined number, in the order of `numbers`: each from the first cache that has it.
 
         Row, id, uri and conversations are the same in all; width and height are in caches of images, tokens in those of

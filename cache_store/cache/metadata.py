@@ -6,11 +6,12 @@ import hashlib
 import io
 import shlex
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,17 +22,22 @@ from cache_store.format.formats import shard_format
 from cache_store.format.layout import (
     BUILD_FILE,
     COMMITS,
-    PLAN_FILE,
+    PLAN,
     REJECTED_FILE,
     SEAL_FILE,
+    SHARDS_FILE,
     SIZES,
     SPEC_ATTRIBUTE,
     SPEC_FILE,
+    TEXTS,
+    TEXTS_FILE,
     ZARR_ARRAY,
     commit_file,
+    part_file,
     samples_file,
+    texts_file,
 )
-from cache_store.format.plan import PlanFile, encode_plan
+from cache_store.format.plan import Plan, PlanPart, texts_digest, write_part, write_texts
 from cache_store.format.record import (
     FORMAT_VERSION,
     JSON_ERRORS,
@@ -44,6 +50,7 @@ from cache_store.format.record import (
     refuse_version,
     sign,
 )
+from cache_store.format.roll import ENTRY, Roll
 from cache_store.format.schema import (
     MAX_SAMPLES_PER_SHARD,
     MAX_SHARDS,
@@ -52,13 +59,16 @@ from cache_store.format.schema import (
     CommitRecord,
     FileRecord,
     Listed,
+    Part,
+    PartTexts,
     Seal,
     Spec,
+    Texts,
 )
 from cache_store.format.sums import ShardSums
 from cache_store.format.tables import (
     MAX_FOOTER_BYTES,
-    MAX_PLAN_FOOTER_BYTES,
+    MAX_PART_FOOTER_BYTES,
     REJECTED,
     REJECTED_SCHEMA,
     SUMS_KEY,
@@ -70,7 +80,7 @@ from cache_store.storage.files import stream_sha256
 from cache_store.storage.protocol import read_only_error
 from cache_store.storage.store import Address, Store, is_url, map_calls, open_store
 
-BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, SIZES, ZARR_ARRAY}
+BEFORE_THE_SPEC = {BUILD_FILE, PLAN, TEXTS, TEXTS_FILE, SIZES, ZARR_ARRAY}
 """Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""
 
 
@@ -86,7 +96,7 @@ def refuse_foreign_place(store: Store, option: str) -> None:
     if not has_cache(store):
         for outer in map(open_store, places_above(store)):
             with contextlib.suppress(PermissionError):  # a user may lack permission to read the folders above
-                if outer.has(PLAN_FILE) and outer.has(SPEC_FILE):
+                if outer.has(part_file(0)) and outer.has(SPEC_FILE):
                     raise ConfigError(f"{option}: {store} lies inside the cache {outer}; name a place outside it")
         store.refuse_foreign_names(BEFORE_THE_SPEC, option, "cache")
 
@@ -163,6 +173,9 @@ def spec_problems(spec: Spec) -> list[str]:
         problems.append(f"a shard of {longest:,} rows, more than samples_per_shard {spec.samples_per_shard:,}")
     if unknown := sorted({run.array for run in spec.shards} - {*spec.names}):
         problems.append(f"a shard of array {unknown[0]}, which is not listed")
+    ends = np.cumsum([part.shards for part in spec.parts])
+    if spec.num_shards != ends[-1] or [part.rows for part in spec.parts] != np.diff([0, *spec.bounds[ends]]).tolist():
+        problems.append("parts that do not hold the rows of the shards")
     if len({*spec.names}) < len(spec.arrays):
         problems.append("two arrays of one size")
     try:
@@ -196,6 +209,8 @@ def read_checked_seal(store: Store) -> Seal:
     seal = read_record(Seal, store, SEAL_FILE)
     if problems := spec_problems(seal.spec):
         raise CacheError(f"{store.where(SEAL_FILE)} holds no valid spec: {'; '.join(problems)}")
+    if len(seal.plan_files) != len(seal.spec.parts):
+        raise CacheError(f"{store.where(SEAL_FILE)} does not name the files of its parts")
     return seal
 
 
@@ -242,31 +257,125 @@ def open_table(store: Store, name: str, max_footer_bytes: int = MAX_FOOTER_BYTES
     return TableFile(partial(store.open, name), store.where(name), max_footer_bytes)
 
 
-def open_plan(cache: Address) -> PlanFile:
-    return PlanFile(open_table(open_store(cache), PLAN_FILE, MAX_PLAN_FOOTER_BYTES))
+def open_part(store: Store, part: int) -> PlanPart:
+    return PlanPart(open_table(store, part_file(part), MAX_PART_FOOTER_BYTES))
 
 
-def open_recorded_plan(store: Store) -> tuple[PlanFile, FileRecord]:
-    """Open the plan and record its file, opened once for both.
-
-    Raises CacheError, before the whole file is read, if its end is not that of a Parquet file.
-    """
-    where = store.where(PLAN_FILE)
-    with store.open(PLAN_FILE) as stream:
-        refuse_large_footer(stream, where, MAX_PLAN_FOOTER_BYTES)
-        sha256 = stream_sha256(stream)
-        file = FileRecord(path=PLAN_FILE, bytes=stream.tell(), sha256=sha256)
-        table = TableFile(partial(store.open, PLAN_FILE), where, MAX_PLAN_FOOTER_BYTES, opened=stream)
-    return PlanFile(table), file
+def open_plan(cache: Address, spec: Spec | None = None) -> Plan:
+    """Open the plan, cut into parts as the spec says, or without one as its folder does."""
+    store = open_store(cache)
+    if spec is None:
+        count = len(part_numbers(store))
+        shards = [open_part(store, part).num_shards for part in range(count)]
+    else:
+        shards = [part.shards for part in spec.parts]
+    texts = PartTextsOf(store)
+    return Plan(shards, partial(open_part, store), texts, lambda: texts.in_force)
 
 
-def write_plan(store: Store, spec: Spec, shards: Iterable[pa.Table]) -> None:
-    """Write the plan of a cache, whose rows `shards` has, cut as the spec says; CacheError if it is too large."""
-    with store.draft(PLAN_FILE) as draft:
-        encode_plan(draft.stream, shards, (spec.names[array] for array in spec.array_indices))
+def part_numbers(store: Store) -> list[int]:
+    """List the parts whose files are there, up to the first that is not; CacheError if there are none."""
+    names = {name for name in store.list(PLAN) if not name.startswith(".")}
+    count = next(part for part in range(len(names) + 1) if part_file(part).removeprefix(f"{PLAN}/") not in names)
+    if not count:
+        raise CacheError(f"{store.where(part_file(0))} is missing")
+    return [*range(count)]
+
+
+class PartTextsOf:
+    """Opens the texts of a part; those in force when they are first asked for stay."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @cached_property
+    def in_force(self) -> Texts:
+        return read_texts(self._store)
+
+    def __call__(self, part: int) -> TableFile:
+        texts = self.in_force
+        if part >= len(texts.parts):
+            raise CacheError(
+                f"{self._store.where(TEXTS_FILE)} has the texts of {len(texts.parts)} parts, the plan more"
+            )
+        return open_table(self._store, texts.parts[part].file(part).path, MAX_PART_FOOTER_BYTES)
+
+
+def read_texts(store: Store) -> Texts:
+    """Read which texts are in force; CacheError if the file is missing or damaged."""
+    try:
+        return read_record(Texts, store, TEXTS_FILE)
+    except FileNotFoundError:
+        raise CacheError(f"{store.where(TEXTS_FILE)} is missing") from None
+
+
+def put_part(store: Store, part: int, shards: Iterable[tuple[pa.Table, str]]) -> tuple[Part, FileRecord]:
+    """Write the samples of a part, each shard with the name of its array; return what it is, and its file."""
+    with store.draft(name := part_file(part)) as draft:
+        made = write_part(draft.stream, shards)
         draft.finish()
-        TableFile(lambda: pa.BufferReader(draft.map()), store.where(PLAN_FILE), MAX_PLAN_FOOTER_BYTES)
+        file = record_bytes(name, draft.map())
         draft.publish()
+    return made, file
+
+
+def put_texts(store: Store, part: int, shards: Sequence[pa.Table], held: PartTexts | None = None) -> PartTexts:
+    """Write the texts of a part, a table a shard, with the samples' ids, unless they are those `held`.
+
+    Returns the part's entry in texts.json.
+    """
+    digest = texts_digest(pa.concat_tables(shards))
+    if held and held.digest == digest:
+        return held
+    with store.draft(name := texts_file(part, digest)) as draft:
+        write_texts(draft.stream, shards)
+        draft.finish()
+        file = record_bytes(name, draft.map())
+        draft.publish()
+    return PartTexts(digest=digest, bytes=file.bytes, sha256=file.sha256)
+
+
+def put_in_force(store: Store, parts: Iterable[PartTexts], before: Iterable[PartTexts] = ()) -> None:
+    """Write texts.json, unless it says so already."""
+    texts = Texts(format_version=FORMAT_VERSION, parts=tuple(parts), before=tuple(before), sha256="")
+    data = canonical_json(sign(texts))
+    if not store.has(TEXTS_FILE) or store.read(TEXTS_FILE, Texts.max_bytes) != data:
+        store.put_whole(TEXTS_FILE, data)
+
+
+def read_roll(store: Store, seal: Seal) -> Roll:
+    """Map shards.bin; CacheError unless it is the sealed one and fits the seal."""
+    file, where = seal.shards_file, store.where(SHARDS_FILE)
+    try:
+        data = store.read(SHARDS_FILE, MAX_SHARDS * ENTRY.itemsize)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CacheError(f"{where} is missing") from None
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise CacheError(f"{where} is not as sealed")
+    try:
+        roll = Roll(data)
+    except CacheError as error:
+        raise CacheError(f"{where} {error}") from None
+    entries = roll.entries
+    rows, parts = np.diff(seal.spec.bounds), seal.spec.part_of_shard
+    if len(roll) != seal.spec.num_shards:
+        raise CacheError(f"{where} has {len(roll):,} shards, the spec {seal.spec.num_shards:,}")
+    fits = (entries["rows"] == rows) & (roll.cached <= rows) & (entries["part"] == parts)
+    if not (fits & (entries["array"] == seal.spec.array_indices)).all():
+        raise CacheError(f"{where} does not have the shards of the spec")
+    return roll
+
+
+def write_roll(store: Store, spec: Spec, contents: Iterable[CommitContent]) -> FileRecord:
+    """Write shards.bin from the records' contents, in order, unless it is there; return its file."""
+    return put_unless_there(store, SHARDS_FILE, Roll.of(spec, contents).data)
+
+
+def put_unless_there(store: Store, name: str, data: bytes | memoryview) -> FileRecord:
+    record = record_bytes(name, data)
+    if not store.has(name) or stored_sha256(store, name) != record.sha256:
+        store.put_whole(name, bytes(data))
+    return record
 
 
 def read_samples(cache: Address, shard: int, columns: list[str] | None = None) -> pa.Table:
@@ -301,11 +410,7 @@ def write_rejected(store: Store, spec: Spec, contents: Iterable[CommitContent]) 
     tables = map_calls(store, partial(rejected_rows, store), lacking)
     table = pa.concat_tables([REJECTED_SCHEMA.empty_table(), *tables]).combine_chunks()
     pq.write_table(table, stream := io.BytesIO(), compression="zstd", row_group_size=MAX_SAMPLES_PER_SHARD)
-    data = stream.getvalue()
-    record = record_bytes(REJECTED_FILE, data)
-    if not store.has(REJECTED_FILE) or stored_sha256(store, REJECTED_FILE) != record.sha256:
-        store.put_whole(REJECTED_FILE, data)
-    return record
+    return put_unless_there(store, REJECTED_FILE, stream.getvalue())
 
 
 def rejected_rows(store: Store, shard: int) -> pa.Table:
@@ -320,6 +425,14 @@ def stored_sha256(store: Store, name: str) -> str:
 
 def file_record(store: Store, name: str) -> FileRecord:
     return FileRecord(path=name, bytes=store.size(name), sha256=stored_sha256(store, name))
+
+
+def table_record(store: Store, name: str) -> FileRecord:
+    """Make the record of a part's file; CacheError, before it is read whole, if its end is not that of a table."""
+    with store.open(name) as stream:
+        refuse_large_footer(stream, store.where(name), MAX_PART_FOOTER_BYTES)
+        sha256 = stream_sha256(stream)
+        return FileRecord(path=name, bytes=stream.tell(), sha256=sha256)
 
 
 def record_bytes(name: str, data: bytes | memoryview) -> FileRecord:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.cache.gather import ReadAhead, copy_rows
-from cache_store.cache.metadata import read_seal, read_spec
+from cache_store.cache.metadata import read_roll, read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards, fetch_samples
 from cache_store.cache.where import numbers_where, refuse_unknown_columns
 from cache_store.errors import CacheError, ConfigError
@@ -26,6 +26,7 @@ from cache_store.format.normalization import normalize as normalized
 from cache_store.format.normalization import refuse_moments
 from cache_store.format.plan import caption_of
 from cache_store.format.quantized import dequantize
+from cache_store.format.roll import Roll
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import PLANNED_COLUMNS, TOKENS, WITHDRAWN, samples_schema
 from cache_store.messages import counted, printable, refuse_other_seal, refuse_unsealed
@@ -59,9 +60,13 @@ def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_byte
     refuse_unsealed(store, spec)
     seal = read_seal(store)
     refuse_other_seal(store, seal, spec)
-    if problem := seal_problem(spec, seal):
+    try:
+        roll = read_roll(store, seal)
+    except CacheError as error:
+        raise CacheError(f"{error}; run `cache-store verify {shlex.quote(str(store))}`") from None
+    if problem := seal_problem(spec, seal, roll):
         raise CacheError(f"{store}: {problem}; run `cache-store verify {shlex.quote(str(store))}`")
-    return Cache(store, spec, seal)
+    return Cache(store, spec, seal, roll)
 
 
 def refuse_cache_bytes(given: object) -> None:
@@ -71,17 +76,12 @@ def refuse_cache_bytes(given: object) -> None:
         )
 
 
-def seal_problem(spec: Spec, seal: Seal) -> str | None:
+def seal_problem(spec: Spec, seal: Seal, roll: Roll) -> str | None:
     """Describe what in the seal contradicts the spec or itself, or return None; no file is read."""
-    counts = seal.cached_per_shard
-    if len(counts) != spec.num_shards or sum(counts) != seal.cached or seal.cached + seal.rejected != spec.rows:
+    if seal.cached + seal.rejected != spec.rows or roll.cached.sum() != seal.cached:
         return "the seal's counts do not add up"
-    if (np.array(counts) > np.diff(spec.bounds)).any():
-        return "the seal counts more samples in a shard than it has rows"
-    if len(seal.commits) != spec.num_shards:
-        return "the seal does not list as many shards as the spec has"
     summary, array = seal.array, spec.array
-    needs_preview = array.has_preview and WITHDRAWN not in seal.reasons  # every shard may have lost a sample
+    needs_preview = array.has_preview and not seal.withdrawn  # every shard may have lost a sample
     fits_preview = array.has_preview if summary.preview is not None else not needs_preview
     if len(summary.mean) != array.features or not fits_preview:
         return "the seal's statistics do not fit the spec's array"
@@ -123,9 +123,9 @@ class Cache:
 
     # Axes: N samples to read.
 
-    def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
+    def __init__(self, store: Store, spec: Spec, seal: Seal, roll: Roll) -> None:
         self.store, self.spec, self.seal = store, spec, seal
-        self.shards = SealedShards(store, spec, seal)
+        self.shards = SealedShards(store, spec, seal, roll)
         self.read_ahead = ReadAhead()
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
@@ -156,6 +156,15 @@ class Cache:
     def rejected_rows(self) -> NDArray[np.int64]:
         """Return the rejected rows, ascending: int64."""
         return self.shards.rejected_rows()
+
+    def withdrawn_rows(self) -> NDArray[np.int64]:
+        """Return the rows whose samples were withdrawn, ascending: int64."""
+        return self.shards.rejected_rows(WITHDRAWN) if self.seal.withdrawn else np.empty(0, np.int64)
+
+    @property
+    def texts_digest(self) -> str:
+        """SHA-256 over the texts that this cache reads: those in force when they were first asked for."""
+        return self.shards.texts.texts_digest
 
     def __repr__(self) -> str:
         return f"Cache({str(self.store)!r}, {counted(len(self), 'sample')} of [{self.spec.array.named_axes}])"

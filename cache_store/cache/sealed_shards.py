@@ -19,9 +19,10 @@ from cache_store.cache.survey import size_problem
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import NULL_TEXT_FILE, REJECTED_FILE, commit_file, samples_file
-from cache_store.format.plan import PlanFile
+from cache_store.format.plan import Plan
 from cache_store.format.quantized import Scale
-from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
+from cache_store.format.roll import Roll
+from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec, Texts
 from cache_store.format.tables import (
     CACHED,
     MAX_ROW_GROUP_BYTES,
@@ -60,11 +61,11 @@ shards take no memory.
 class SealedShards:
     """Read-only; safe to share between threads and to fork."""
 
-    def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
-        self.store, self.spec, self.seal = store, spec, seal
-        self.ends = np.cumsum(seal.cached_per_shard)
+    def __init__(self, store: Store, spec: Spec, seal: Seal, roll: Roll) -> None:
+        self.store, self.spec, self.seal, self.roll = store, spec, seal, roll
+        self.ends = np.cumsum(roll.cached)
         """End of each shard's range of sample numbers, exclusive."""
-        self.starts = self.ends - seal.cached_per_shard
+        self.starts = self.ends - roll.cached
         self._format = shard_format(spec)
         self.places = self._unknown_places()
         """Columns of all samples; the parts of shards that were not read are undefined, and take no memory yet."""
@@ -153,15 +154,15 @@ class SealedShards:
         """Read a shard's cached samples, in row order; `columns` must include `status`."""
         file, table = samples_file(shard), self.table(shard, columns, content)
         cached = table.filter(pc.equal(table["status"], CACHED))
-        if cached.num_rows != self.seal.cached_per_shard[shard]:
+        if cached.num_rows != self.roll.cached[shard]:
             raise self._broken(f"{file} has {cached.num_rows} cached rows, which is not the number in the seal")
         return cached
 
     def table(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
         """Read a shard's planned samples, in row order, from the samples table; its bytes must be the sealed ones.
 
-        PLANNED_COLUMNS and extra columns come from the plan; CacheError unless the shard's rows there match the sealed
-        record.
+        PLANNED_COLUMNS and extra columns come from the plan and its texts; CacheError unless the shard's samples there
+        are those of the sealed record.
 
         `content` is the shard's record if the caller has just read it. The record is read after the shard file is
         mapped, to detect a cache that replaced this one after it was opened: its samples would pass their checksums.
@@ -174,17 +175,18 @@ class SealedShards:
         if table.schema != schema:
             raise self._broken(f"{file} does not have the columns of the format")
         if from_plan := [name for name in names if name not in whole.names]:
-            planned = self._planned_rows(content)
+            planned = self._planned_rows(content, from_plan)
             if planned.num_rows != table.num_rows:
                 raise self._broken(f"{file} has {table.num_rows} rows, the plan {planned.num_rows}")
             for name in from_plan:
                 table = table.append_column(planned.schema.field(name), planned[name])
         return table.select(names)
 
-    def rejected_rows(self) -> NDArray[np.int64]:
-        """Read the rejected rows; CacheError if their file is not the sealed one."""
-        table = parse_table(self._sealed_bytes(self.seal.rejected_file), self.store.where(REJECTED_FILE), ["row"])
-        rows: NDArray[np.int64] = table["row"].to_numpy()
+    def rejected_rows(self, reason: str | None = None) -> NDArray[np.int64]:
+        """Read the rejected rows, all or of one reason; CacheError if their file is not the sealed one."""
+        table = parse_table(self._sealed_bytes(self.seal.rejected_file), self.store.where(REJECTED_FILE))
+        chosen = table if reason is None else table.filter(pc.equal(table["reason"], reason))
+        rows: NDArray[np.int64] = chosen["row"].to_numpy()
         return rows
 
     def null_text(self) -> NDArray[Any]:
@@ -195,27 +197,34 @@ class SealedShards:
         return np.frombuffer(bytearray(data), array.numpy_dtype).reshape(array.shape)
 
     @cached_property
-    def _plan(self) -> PlanFile:
-        return open_plan(self.store)
+    def _plan(self) -> Plan:
+        return open_plan(self.store, self.spec)
+
+    @property
+    def texts(self) -> Texts:
+        try:
+            return self._plan.texts
+        except CacheError as error:
+            raise self._broken(str(error)) from None
 
     @cached_property
     def extra(self) -> list[str]:
-        """Names of the plan's extra columns."""
+        """Names of the extra columns of the texts."""
         try:
             return self._plan.extra
         except CacheError as error:
             raise self._broken(str(error)) from None
 
-    def _planned_rows(self, content: CommitContent) -> pa.Table:
+    def _planned_rows(self, content: CommitContent, columns: list[str]) -> pa.Table:
         try:
-            return self._plan.recorded_rows(content)
+            return self._plan.recorded_rows(content, columns)
         except CacheError as error:
             raise self._broken(str(error)) from None
 
     def _sealed_content(self, shard: int) -> CommitContent:
         """Read the shard's record; CacheError if it is not the sealed one."""
         record = read_commit(self.store, shard)
-        if record is None or not self.seal.holds(shard, record.content):
+        if record is None or not self.roll.holds(shard, record.content):
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         return record.content
 

@@ -12,12 +12,22 @@ from typing import Generic, TypeVar
 import msgspec
 
 from cache_store.cache.commit import retracted_shards
-from cache_store.cache.metadata import has_cache, open_recorded_plan, parse_checked_spec, read_checked_seal, read_record
+from cache_store.cache.metadata import (
+    has_cache,
+    open_plan,
+    parse_checked_spec,
+    read_checked_seal,
+    read_record,
+    read_roll,
+    read_texts,
+    table_record,
+)
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import BUILD_FILE, COMMITS, SPEC_FILE, commit_file
-from cache_store.format.plan import PlanDigests, PlanFile
-from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
+from cache_store.format.layout import BUILD_FILE, COMMITS, SPEC_FILE, commit_file, part_file
+from cache_store.format.plan import Plan, PlanDigests
+from cache_store.format.roll import Roll
+from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, PartTexts, Recipe, Seal, Spec
 from cache_store.messages import refuse_other_recipe
 from cache_store.storage.store import Address, Store, map_calls, open_store, with_listing
 
@@ -38,10 +48,11 @@ class Reading(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOnDisk:
-    plan: PlanFile
-    """The plan file; its digests come from the seal, the build record, the records or every row."""
-    file: FileRecord
+    plan: Plan
+    files: tuple[FileRecord, ...]
+    """The parts' files; none if they were not read whole."""
     digests: PlanDigests
+    """As the files state them, if they are as sealed or listed; else of every row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +72,12 @@ class Survey:
     has_cache: bool = False
     spec: Reading[Spec] = field(default_factory=Reading)
     seal: Reading[Seal] = field(default_factory=Reading)
+    roll: Reading[Roll] = field(default_factory=Reading)
+    """What the seal says of each shard."""
     build: Reading[BuildRecord] = field(default_factory=Reading)
     plan: Reading[PlanOnDisk] = field(default_factory=Reading)
+    texts: Mapping[int, PartTexts] = field(default_factory=dict)
+    """The texts in force of each part whose file is as texts.json says; read with the plan."""
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Shards that have a commit record, damaged ones included."""
     retracted: frozenset[int] = frozenset()
@@ -86,20 +101,18 @@ def survey(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
     found = survey_records(cache, build)
     if not found.has_cache:
         return found
-    return replace(found, plan=try_read(partial(read_plan_file, found)))
+    return replace(found, plan=try_read(partial(read_plan_file, found)), texts=sound_texts(found.store))
 
 
 def survey_without_reading_plan(cache: Address) -> Survey:
-    """Read a cache's records, but take the plan's digests from spec and records instead of reading its rows.
+    """Read a cache's records, but take the plan's digests from its spec instead of reading its rows.
 
-    Ranks that share one plan use this; a seal compares the plan's file with the one listed, or reads every row.
+    Ranks that share one plan use this; the seal reads every row, unless the files are as listed.
     """
     found = survey_records(cache)
-    return (
-        replace(found, plan=try_read(partial(plan_from_records, found, found.spec.value)))
-        if found.spec.value
-        else found
-    )
+    if found.spec.value is None:
+        return found
+    return replace(found, plan=try_read(partial(stated_plan, found.store, found.spec.value)))
 
 
 def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
@@ -113,14 +126,17 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
     names = names_in(there := with_listing(store), COMMITS)
-    seal = try_read(partial(read_checked_seal, store))
+    seal, roll = try_read(partial(read_checked_seal, store)), Reading[Roll]()
+    if seal.value:
+        roll = try_read(partial(read_roll, store, seal.value))
     found = Survey(
         store=store,
         has_cache=True,
         spec=spec,
         seal=seal,
+        roll=roll,
         build=build or survey_build(store),
-        shards=without_foreign_records(dict(read_shards(there, names)), seal.value),
+        shards=without_foreign_records(dict(read_shards(there, names)), seal.value, roll.value),
         retracted=retracted_shards(names),
         metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
@@ -166,31 +182,28 @@ def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | No
 
 def read_plan_file(found: Survey) -> PlanOnDisk:
     """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or as it was listed."""
-    plan, file = open_recorded_plan(found.store)
-    digests, listed = sealed_digests(found, file), found.build.value and found.build.value.listed
-    if digests is None and listed and listed.plan_sha256 == file.sha256:
-        digests = PlanDigests(listed.plan_digest, listed.shard_digests)
-    digests = digests or plan.digests()
-    return PlanOnDisk(plan=plan, file=file, digests=digests)
+    store, spec, seal, build = found.store, found.spec.value, found.seal.value, found.build.value
+    plan = open_plan(store, spec or (seal.spec if seal else None))
+    files = tuple(map_calls(store, partial(table_record, store), [*map(part_file, range(plan.parts))]))
+    is_sealed = seal is not None and (seal.spec, seal.plan_files) == (spec, files)
+    is_listed = bool(build and build.listed and build.listed.plan == tuple(file.sha256 for file in files))
+    if is_sealed or is_listed:
+        return PlanOnDisk(plan=plan, files=files, digests=plan.stated_digests())
+    return PlanOnDisk(plan=plan, files=files, digests=plan.digests())
 
 
-def plan_from_records(found: Survey, spec: Spec) -> PlanOnDisk:
-    store, records = found.store, found.records
-    by_shard = (records[shard].content.plan_digest if shard in records else "" for shard in range(spec.num_shards))
-    digests = PlanDigests(spec.plan_digest, tuple(by_shard))
-    plan, file = open_recorded_plan(store)
-    return PlanOnDisk(plan=plan, file=file, digests=digests)
+def sound_texts(store: Store) -> dict[int, PartTexts]:
+    """Read texts.json, and every file that it names; return the entries of those that are as it says."""
+    texts = try_read(partial(read_texts, store)).value
+    parts = dict(enumerate(texts.parts if texts else ()))
+    found = map_calls(store, lambda part: try_read(partial(table_record, store, parts[part].file(part).path)), [*parts])
+    pairs = zip(parts.items(), found, strict=True)
+    return {part: each for (part, each), file in pairs if file.value == each.file(part)}
 
 
-def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
-    """Return the plan's digests from the records, if the plan file and every record are the sealed ones; else None."""
-    spec, seal, records = found.spec.value, found.seal.value, found.records
-    if spec is None or seal is None or (seal.spec, seal.plan_file) != (spec, file):
-        return None
-    contents = [records[shard].content for shard in range(spec.num_shards) if shard in records]
-    if len(contents) < spec.num_shards or not all(map(seal.holds, range(spec.num_shards), contents)):
-        return None
-    return PlanDigests(spec.plan_digest, tuple(content.plan_digest for content in contents))
+def stated_plan(store: Store, spec: Spec) -> PlanOnDisk:
+    plan = open_plan(store, spec)
+    return PlanOnDisk(plan=plan, files=(), digests=plan.stated_digests())
 
 
 def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, ShardOnDisk]]:
@@ -205,10 +218,12 @@ def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, Shard
             yield shard, ShardOnDisk(record=record, file_problems=problems)
 
 
-def without_foreign_records(shards: dict[int, ShardOnDisk], seal: Seal | None) -> dict[int, ShardOnDisk]:
+def without_foreign_records(
+    shards: dict[int, ShardOnDisk], seal: Seal | None, roll: Roll | None
+) -> dict[int, ShardOnDisk]:
     """Treat records of another recipe than the seal's as damaged, as another cache's, if any record is as sealed."""
     records = {shard: each.record.value for shard, each in shards.items() if each.record.value}
-    if seal and any(seal.holds(shard, record.content) for shard, record in records.items()):
+    if seal and roll and any(roll.holds(shard, record.content) for shard, record in records.items()):
         foreign = Reading[CommitRecord](problem=CacheError("is another cache's: its recipe is not the sealed one"))
         others = (shard for shard, record in records.items() if record.content.recipe != seal.spec.recipe)
         return shards | dict.fromkeys(others, ShardOnDisk(record=foreign))

@@ -19,7 +19,7 @@ from cache_store.errors import CacheError
 from cache_store.format.array import ArrayRecipe, ArraySpec
 from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.plan import plan_digest
+from cache_store.format.plan import encoded_texts_digest, samples_digest
 from cache_store.format.record import FORMAT_VERSION, sign
 from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
 from cache_store.format.shards import EncodedRows, Location, ShardSamples
@@ -68,8 +68,8 @@ class MismatchedShardError(CacheError):
 class ShardBuilder:
     """A context manager: append every row of the shard in order, then commit; without commit, existing files stay.
 
-    `planned` is the shard's row group of the plan. If `allowed_digests` are given, the content must have one of them.
-    Other programs may be building a `shared` shard too; a `rewritten` one keeps its old record until the new one.
+    `planned` has the shard's rows of the plan. If `allowed_digests` are given, the content must have one of them. Other
+    programs may be building a `shared` shard too; a `rewritten` one keeps its old record until the new one.
     """
 
     def __init__(
@@ -191,14 +191,17 @@ class ShardBuilder:
         assert len(self._outcomes) == self._planned.num_rows, (len(self._outcomes), self._planned.num_rows)
         with self._files.writing():
             self._writer.finish()
-        samples = samples_table(self._array, self._planned, self._outcomes, np.concatenate(self._places))
+        rows = self._spec.shard_rows(self._shard)
+        samples = samples_table(self._array, rows, self._planned, self._outcomes, np.concatenate(self._places))
+        written = ShardSamples(self._spec, self._shard, samples, self._planned)
         if self._is_copy:
-            self._read_back(ShardSamples(self._spec, self._shard, samples, self._planned))
+            self._read_back(written)
+        proof = shard_format(self._spec).proof(self._files.read_back(), written.locations)
         sums = self._sums.sums()
         if sums and any(each.reason == WITHDRAWN for each in self._outcomes):
             sums = sums._replace(preview=None)  # it cannot be taken apart, and a build must give the same record again
         data = sums.data if sums else None
-        content = self._content(self._files.finish(samples, data, self._null_text), samples, data)
+        content = self._content(self._files.finish(samples, data, self._null_text), samples, data, proof)
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
@@ -216,8 +219,10 @@ class ShardBuilder:
             file = form.shard_file(self._shard)
             raise CacheError(f"{file} does not read back as it was written: {problems[0]}; is the disk failing?")
 
-    def _content(self, files: tuple[FileRecord, ...], samples: pa.Table, sums: bytes | None) -> CommitContent:
-        planned = self._planned
+    def _content(
+        self, files: tuple[FileRecord, ...], samples: pa.Table, sums: bytes | None, proof: int
+    ) -> CommitContent:
+        planned, text = self._planned, self._spec.array.text
         reasons = [outcome.reason for outcome in self._outcomes if outcome.reason is not None]
         contents = [outcome.content_sha256 for outcome in self._outcomes]
         cached = len(self._outcomes) - len(reasons)
@@ -226,17 +231,20 @@ class ShardBuilder:
             first_row=self._spec.shard_rows(self._shard).start,
             array=self._array.size.name,
             recipe=self._spec.recipe,
-            plan_digest=plan_digest(planned),
+            samples=samples_digest(planned),
+            texts=encoded_texts_digest(text, planned) if text else None,
             files=files,
-            rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),
+            rows_digest=rows_digest(samples["row"].to_pylist(), planned["id"].to_pylist(), contents),
             cached=cached,
             rejected=len(reasons),
+            withdrawn=reasons.count(WITHDRAWN),
             reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
             non_finite=sum(map(non_finite_values, self._outcomes)),
             # nothing tells which samples a copied shard's remarks were about
             remarks={name: min(number, cached) for name, number in self._remarks.items() if cached},
             cut_texts=cut_texts(self._array, samples),
             sums=None if sums is None else hashlib.sha256(sums).hexdigest(),
+            proof=proof,
         )
 
 
@@ -281,12 +289,14 @@ def non_finite_values(outcome: Outcome) -> int:
     return int(found[1]) if found else 0
 
 
-def samples_table(array: ArrayRecipe, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
+def samples_table(
+    array: ArrayRecipe, rows: range, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray
+) -> pa.Table:
     """Make the samples table: each planned sample's outcome and place; `places` [rows, 3] has -1 for absent rows."""
     schema = samples_schema(array)
     fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
     columns: dict[str, Any] = {
-        "row": planned["row"],
+        "row": np.arange(rows.start, rows.stop),
         "id": planned["id"],
         "status": [CACHED if reason is None else REJECTED for reason in fields["reason"]],
         **{name: values for name, values in fields.items() if name in schema.names},

@@ -11,23 +11,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
-from cache_store.cache.commit import make_seal
+from cache_store.cache.commit import sum_up
 from cache_store.cache.metadata import (
-    file_record,
     metadata_of,
     open_plan,
+    put_in_force,
+    put_part,
+    put_texts,
     read_build,
     read_spec,
+    read_texts,
     refuse_foreign_place,
     stored_sha256,
-    sums_of,
-    write_plan,
-    write_rejected,
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import ShardOnDisk, Survey, size_problem, survey_records
@@ -35,9 +36,27 @@ from cache_store.copy.options import CopyConfig
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, REJECTED_FILE, SEAL_FILE, commit_file
+from cache_store.format.layout import (
+    BUILD_FILE,
+    REJECTED_FILE,
+    SEAL_FILE,
+    SHARDS_FILE,
+    TEXTS_FILE,
+    commit_file,
+    part_file,
+)
 from cache_store.format.record import canonical_json, sign
-from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec, even_shards
+from cache_store.format.schema import (
+    CommitRecord,
+    FileRecord,
+    Part,
+    PartTexts,
+    Seal,
+    ShardRun,
+    Spec,
+    even_shards,
+    joined_runs,
+)
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
@@ -106,27 +125,27 @@ def copy(
     with to_store.claim():
         put_checked(to_store, BUILD_FILE, build_of_copy(source, target) if is_new_form else from_store.read(BUILD_FILE))
         listing = with_listing(to_store)
-        plan_file = msgspec.structs.replace(source_seal.plan_file, path=PLAN_FILE)
-        if not is_packed:
-            copy_file(from_store, to_store, listing, plan_file)
+        if is_packed:
+            plan_files = repack_plan(source, target)
         else:
-            plan_file = repack_plan(from_store, target)
+            texts = read_texts(from_store)
+            plan_files = named(source_seal.plan_files, map(part_file, range(len(source.spec.parts))))
+            for file in (*plan_files, *(each.file(part) for part, each in enumerate(texts.parts))):
+                copy_file(from_store, to_store, listing, file)
+            put_checked(to_store, TEXTS_FILE, canonical_json(texts))
         for name, data in metadata_of(target.spec):
             put_checked(to_store, name, data)
         if is_new_form:
             copy_one = ShardCopier(source, records, target, there.shards)
             copied = copy_shards(range(target.spec.num_shards), copy_one, 1, progress)
-            contents = [record.content for record, _ in copied]
-            files = plan_file, write_rejected(to_store, target.spec, contents)
-            seal = make_seal(target.spec, contents, sums_of(to_store, target.spec, contents), files)
+            seal = sum_up(to_store, target.spec, [record.content for record, _ in copied], plan_files)
             if not is_packed:  # another machine may solve for the preview's map with other roundings
                 array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
                 seal = sign(msgspec.structs.replace(seal, array=array))
         else:
             copied = copy_shards(in_order, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
-            copy_file(
-                from_store, to_store, listing, msgspec.structs.replace(source_seal.rejected_file, path=REJECTED_FILE)
-            )
+            for file in named((source_seal.rejected_file, source_seal.shards_file), (REJECTED_FILE, SHARDS_FILE)):
+                copy_file(from_store, to_store, listing, file)
             seal = source_seal
         clear_leftovers(to_store, target.spec)
         to_store.make_durable(commit_file(0))  # and so all other records
@@ -155,23 +174,39 @@ def spec_of_copy(spec: Spec, config: CopyConfig, *, reshard: bool) -> Spec:
 
 
 def packed(spec: Spec) -> Spec:
-    """Return the spec with neighbouring shards of one array merged into full ones."""
-    shards = (
-        run
-        for array, runs in groupby(spec.shards, lambda run: run.array)
-        for run in even_shards(sum(each.shards * each.rows for each in runs), spec.samples_per_shard, array)
-    )
-    return msgspec.structs.replace(spec, shards=tuple(shards))
+    """Return the spec with neighbouring shards of one part and array merged into full ones."""
+    parts, shards, first = list[Part](), list[ShardRun](), 0
+    lengths = np.diff(spec.bounds).tolist()
+    for part in spec.parts:
+        each = range(first, first + part.shards)
+        first += part.shards
+        runs = [
+            run
+            for array, group in groupby(each, lambda shard: int(spec.array_indices[shard]))
+            for run in even_shards(sum(lengths[shard] for shard in group), spec.samples_per_shard, spec.names[array])
+        ]
+        parts.append(msgspec.structs.replace(part, shards=sum(run.shards for run in runs)))
+        shards += runs
+    return msgspec.structs.replace(spec, parts=tuple(parts), shards=tuple(joined_runs(shards)))
 
 
-def repack_plan(source: Store, target: CacheAt) -> FileRecord:
-    """Write the source's plan, cut as the target says, unless it is there; return its record."""
-    plan, (store, spec) = open_plan(source), target
-    held = open_plan(store) if store.has(PLAN_FILE) else None
-    if held is None or not held.is_cut_as(spec) or held.digests().whole != spec.plan_digest:
-        shards = map(spec.shard_rows, range(spec.num_shards))
-        write_plan(store, spec, (plan.rows(rows.start, rows.stop) for rows in shards))
-    return file_record(store, PLAN_FILE)
+def named(files: Iterable[FileRecord], names: Iterable[str]) -> list[FileRecord]:
+    """Return the records of files under the names that they have in a cache, whatever a seal calls them."""
+    return [msgspec.structs.replace(file, path=name) for file, name in zip(files, names, strict=True)]
+
+
+def repack_plan(source: CacheAt, target: CacheAt) -> list[FileRecord]:
+    """Write the source's plan and texts, cut as the target says; return the parts' files."""
+    plan, (store, spec), files, texts = open_plan(*source), target, list[FileRecord](), list[PartTexts]()
+    shards = map(spec.shard_rows, range(spec.num_shards))
+    arrays = iter(spec.array_indices.tolist())
+    for number, part in enumerate(spec.parts):
+        tables = [plan.rows(rows.start, rows.stop) for rows in islice(shards, part.shards)]
+        sizes = [spec.names[array] for array in islice(arrays, part.shards)]
+        files.append(put_part(store, number, zip(tables, sizes, strict=True))[1])
+        texts.append(put_texts(store, number, tables))
+    put_in_force(store, texts)
+    return files
 
 
 def refuse_other_cache(
@@ -185,7 +220,7 @@ def refuse_other_cache(
 
     def content(record: CommitRecord | None) -> Any:
         held = msgspec.to_builtins(record and record.content)
-        return {**held, "files": None, "recipe": None} if held and not sealed else held
+        return {**held, "files": None, "recipe": None, "proof": None} if held and not sealed else held
 
     pairs: list[tuple[str, Any, Any]] = []
     if there.spec.value:
@@ -239,7 +274,7 @@ class ShardCopier:
         self, source: CacheAt, records: Mapping[int, CommitRecord], target: CacheAt, there: Mapping[int, ShardOnDisk]
     ) -> None:
         self._source, self._records, self._target, self._there = source, records, target, there
-        self._planned, self._plan = open_plan(source.store), open_plan(target.store)
+        self._planned, self._plan = open_plan(*source), open_plan(*target)
 
     def __call__(self, shard: int) -> tuple[CommitRecord, bool]:
         """Copy a shard unless it is there, undamaged; CacheError if the source is damaged."""

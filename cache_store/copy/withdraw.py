@@ -1,7 +1,7 @@
 """`cache-store withdraw`: take samples out of sealed caches on request, without an encoder.
 
 First, the ids are written into the build record. Then the seal is deleted, so nobody reads the cache until it is sealed
-again. The plan, the spec, the shards that had these samples and the seal are written; last, the ids leave the build
+again. The plan, the texts, the shards that had these samples and the seal are written; last, the ids leave the build
 record. Every step is idempotent: the same command, or a build of the cache, finishes a stopped withdrawal.
 """
 
@@ -13,32 +13,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cache_store.cache.commit import make_seal, write_seal
+from cache_store.cache.commit import sum_up, write_seal
 from cache_store.cache.metadata import (
     file_record,
-    metadata_of,
     open_plan,
+    put_in_force,
+    put_part,
+    put_texts,
     read_build,
     read_samples,
     read_spec,
+    read_texts,
     refuse_no_cache,
-    sums_of,
     write_build,
-    write_plan,
-    write_rejected,
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import survey_records
 from cache_store.copy.options import WithdrawConfig
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
-from cache_store.format.plan import PlanFile, is_withdrawn, without_samples
-from cache_store.format.schema import BuildRecord, CommitRecord, Seal
+from cache_store.format.layout import BUILD_FILE, SEAL_FILE, TEXTS_FILE, commit_file, part_file
+from cache_store.format.plan import is_withdrawn, without_samples
+from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.tables import CACHED
 from cache_store.log import log_info, log_result
 from cache_store.messages import BUILD_AGAIN, counted, printable
@@ -154,7 +153,7 @@ class Withdrawal:
         self._store = store
         self._build = read_build(store)
         self._seal = None if self._build.withdrawing else open_cache(store).seal
-        self._plan = open_plan(store)
+        self._plan = open_plan(store, read_spec(store))
         self.counts = Counter[str]()
         """How often the plan has each id that it has."""
         self._left: dict[int, pa.Table] = {}
@@ -167,7 +166,7 @@ class Withdrawal:
                 self._add(shard, rows["id"], mask)
 
     def _add(self, shard: int, ids: pa.ChunkedArray, mask: pa.ChunkedArray) -> None:
-        is_gone = is_withdrawn(self._plan.shard(shard, ["conversations"]))
+        is_gone = is_withdrawn(self._plan.shard(shard, ["state"]))
         if pc.any(left := pc.and_not(mask, pa.array(is_gone))).as_py():
             self._left[shard] = pa.table({"id": ids, "left": left})
 
@@ -200,7 +199,7 @@ class Withdrawal:
         if left := left - {*self._build.withdrawing}:
             build = read_build(store)
             listed = build.listed
-            if self._seal and listed and listed.plan_sha256 != self._seal.plan_file.sha256:
+            if self._seal and listed and listed.plan != tuple(file.sha256 for file in self._seal.plan_files):
                 listed = None
             withdrawing = tuple(sorted(left))
             write_build(store, build.config, listed, withdrawing, spec_digest=build.spec_digest)
@@ -221,16 +220,12 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     The seal is None if a shard is not committed: only a build can finish such a cache.
     """
     store.make_durable(BUILD_FILE)  # before anything relies on it: a program that died may have written it
-    spec, plan = read_spec(store), withdraw_from_plan(store, build.withdrawing)
-    store.make_durable(PLAN_FILE)
-    digests = plan.digests()
-    spec = msgspec.structs.replace(spec, plan_digest=digests.whole)
-    for name, data in metadata_of(spec):
-        if not store.has(name) or store.read(name) != data:
-            store.put_whole(name, data)
-    surveyed = survey_records(store)
+    spec = read_spec(store)
+    plan_files = withdraw_from_plan(store, spec, build.withdrawing)
+    surveyed, plan = survey_records(store), open_plan(store, spec)
     records = surveyed.records
-    others = [shard for shard, each in records.items() if each.content.plan_digest != digests.shards[shard]]
+    counts = {shard: int(is_withdrawn(plan.shard(shard, ["state"])).sum()) for shard in records}
+    others = [shard for shard, each in records.items() if each.content.withdrawn != counts[shard]]
     if others:
         store.delete(SEAL_FILE)  # durably, also if a program that died has deleted it
     with ProgressBar("withdraw", len(others), "shard") as bar:
@@ -238,17 +233,13 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
             records[shard] = rewrite_shard(CacheAt(store, spec), records[shard], plan.shard(shard))
             bar.update(1)
     clear_leftovers(store, spec)
-    plan_file, seal = file_record(store, PLAN_FILE), None
+    seal = None
     if len(records) == spec.num_shards:
         contents = [record.content for _, record in sorted(records.items())]
         store.make_durable(commit_file(0))  # and so all other records
-        sums = sums_of(store, spec, contents)
-        files = plan_file, write_rejected(store, spec, contents)
-        seal = write_seal(store, make_seal(spec, contents, sums, files), surveyed.seal.value)
-    listed = build.listed and msgspec.structs.replace(
-        build.listed, plan_sha256=plan_file.sha256, plan_digest=digests.whole, shard_digests=digests.shards
-    )
-    write_build(store, build.config, listed, spec_digest=build.spec_digest and spec.digest)
+        seal = write_seal(store, sum_up(store, spec, contents, plan_files), surveyed.seal.value)
+    listed = build.listed and msgspec.structs.replace(build.listed, plan=tuple(file.sha256 for file in plan_files))
+    write_build(store, build.config, listed, spec_digest=build.spec_digest)
     return seal, len(others)
 
 
@@ -272,16 +263,27 @@ def rewrite_shard(cache: CacheAt, record: CommitRecord, planned: pa.Table) -> Co
         ) from None
 
 
-def withdraw_from_plan(store: Store, ids: Collection[str]) -> PlanFile:
-    """Write the plan without these samples, unless it is; the seal of the old plan is deleted first."""
-    plan, wanted = open_plan(store), pa.array(ids, pa.string())
+def withdraw_from_plan(store: Store, spec: Spec, ids: Collection[str]) -> list[FileRecord]:
+    """Write the parts that have these samples without them, and their texts, unless they are; return all parts' files.
 
-    def shards() -> Iterator[tuple[pa.Table, np.ndarray]]:
-        for shard in range(plan.num_shards):
-            rows = plan.shard(shard)
-            yield rows, pc.is_in(rows["id"], wanted).to_numpy()
-
-    if any((mask & ~is_withdrawn(rows)).any() for rows, mask in shards()):
-        store.delete(SEAL_FILE)
-        write_plan(store, read_spec(store), (without_samples(rows, mask) for rows, mask in shards()))
-    return open_plan(store)
+    The seal of the old plan is deleted first.
+    """
+    plan, wanted, texts, first = open_plan(store, spec), pa.array(ids, pa.string()), [*read_texts(store).parts], 0
+    for number, part in enumerate(spec.parts):
+        shards = range(first, first + part.shards)
+        first += part.shards
+        if not any(pc.any(pc.is_in(plan.shard(shard, ["id"])["id"], wanted)).as_py() for shard in shards):
+            continue
+        tables, is_left = list[pa.Table](), False
+        for rows in map(plan.shard, shards):
+            mask = pc.is_in(rows["id"], wanted).to_numpy()
+            is_left |= bool((mask & ~is_withdrawn(rows)).any())
+            tables.append(without_samples(rows, mask))
+        if is_left:
+            store.delete(SEAL_FILE)
+            put_part(store, number, zip(tables, plan.part(number).sizes, strict=True))
+        texts[number] = put_texts(store, number, tables)
+    put_in_force(store, texts)
+    store.make_durable(TEXTS_FILE)
+    store.make_durable(part_file(0))  # and all other parts
+    return [file_record(store, part_file(part)) for part in range(len(spec.parts))]

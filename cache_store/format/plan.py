@@ -1,11 +1,17 @@
-"""The plan file: which sample is in which row. It has one row group per shard, so that a worker reads only its own."""
+"""The plan: which sample is in which row, and the texts of these samples; a file of each for a part of the rows.
 
+A file has one row group per shard, so that a worker reads only its own.
+"""
+
+import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, islice
-from typing import BinaryIO
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -16,13 +22,36 @@ from numpy.typing import NDArray
 
 from cache_store.errors import CacheError
 from cache_store.format.array import TextRecipe
-from cache_store.format.schema import CommitContent, Spec
-from cache_store.format.tables import EXTRA_TYPES, PLAN_COLUMNS, PLAN_SCHEMA, TableFile, extra_problem
+from cache_store.format.schema import CommitContent, Part, Spec, Texts
+from cache_store.format.tables import (
+    CLIP_START,
+    EXTRA_TYPES,
+    PLAN_SCHEMA,
+    TEXTS_SCHEMA,
+    WITHDRAWN,
+    TableFile,
+    extra_problem,
+)
 
-SIZE = PLAN_SCHEMA.get_field_index("size")
-
-KEPT_OF_WITHDRAWN = ("row", "id", "uri", "size")
+KEPT_OF_WITHDRAWN = ("id", "uri", CLIP_START, "state", "size")
 """Columns that a withdrawn sample keeps: they say what must not come back."""
+
+DIGESTS_KEY = "encode_once.digests"
+"""Key in the footer of a part: the digests of its samples and of each shard's, 32 bytes each, in base64."""
+
+DIGEST_BYTES = 32
+
+DIGESTED = ["id", "uri", CLIP_START, "state"]
+"""Columns from which digests and counts follow."""
+
+PAGES: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+"""How pages are written: a reader of one shard finds a flipped bit."""
+
+PARTS_HELD = 16
+"""Parts whose footers are in memory: some 12 KB for each of a part's shards."""
+
+ROWS_AT_ONCE = 4_096
+"""Rows that are Python objects at a time."""
 
 NOT_ANSWERS = frozenset({"human", "user", "system"})
 """Senders of a conversation's turns that are not answers."""
@@ -55,49 +84,50 @@ def shuffled_tags(text: str, keep: int, key: str) -> str:
     return ", ".join([*first, *(tags[place] for place in order)])
 
 
-def plan_digest(table: pa.Table) -> str:
-    """Hash a plan's rows as JSON lines (SHA-256), which does not depend on Parquet or its version."""
+def samples_digest(rows: pa.Table) -> str:
+    """Hash the samples of planned rows as JSON lines (SHA-256), which does not depend on Parquet or its version.
+
+    A line is `[id, uri]`, or of a clip `[id, uri, clip_start]`: neither how the rows are cut into shards, nor their
+    texts, nor how their files lie on a disk.
+    """
     digest = hashlib.sha256()
-    for lines in digested_lines(table):
+    for lines in sample_lines(rows):
         digest.update(lines)
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class PlanDigests:
-    """Digests of a plan: of all rows, and of each shard's rows."""
-
-    whole: str
-    shards: tuple[str, ...]
-    """Digest of each shard's rows, in order."""
-
-
-class PlanHash:
-    """Compute the digests of a plan that is added shard by shard."""
-
-    def __init__(self) -> None:
-        self._whole, self._shards = hashlib.sha256(), list[str]()
-
-    def add(self, rows: pa.Table) -> None:
-        """Add the rows of the next shard."""
-        shard = hashlib.sha256()
-        for lines in digested_lines(rows):
-            self._whole.update(lines)
-            shard.update(lines)
-        self._shards.append(shard.hexdigest())
-
-    def digests(self) -> PlanDigests:
-        return PlanDigests(self._whole.hexdigest(), tuple(self._shards))
+def sample_lines(rows: pa.Table) -> Iterator[bytes]:
+    encoder, columns = msgspec.json.Encoder(), rows.select(["id", "uri", CLIP_START])
+    for batch in columns.to_batches(max_chunksize=ROWS_AT_ONCE):
+        starts = batch.column(2)
+        values = [batch.column(0).to_pylist(), batch.column(1).to_pylist(), digested_values(starts)]
+        if starts.null_count == len(starts):
+            yield encoder.encode_lines(zip(*values[:2], strict=True))
+        else:
+            lines = zip(*values, strict=True)
+            yield encoder.encode_lines([line if line[2] is not None else line[:2] for line in lines])
 
 
-def digested_lines(table: pa.Table) -> Iterator[bytes]:
-    encoder, extra = msgspec.json.Encoder(order="sorted"), extra_columns(table.schema)
-    for batch in table.select([*PLAN_COLUMNS, *extra]).to_batches(max_chunksize=4_096):
+def texts_digest(rows: pa.Table) -> str:
+    """Hash the texts of planned rows (SHA-256): a JSON line `[id, conversations]`, or `[id, conversations, extra]`.
+
+    `extra` is an object of the extra columns' names and values. Those of a withdrawn row are null.
+    """
+    digest, encoder, extra = hashlib.sha256(), msgspec.json.Encoder(order="sorted"), extra_columns(rows.schema)
+    for batch in rows.select(["id", "conversations", *extra]).to_batches(max_chunksize=ROWS_AT_ONCE):
         columns = [digested_values(column) for column in batch.columns]
         if extra:
-            more = zip(*columns[len(PLAN_COLUMNS) :], strict=True)
-            columns = [*columns[: len(PLAN_COLUMNS)], [dict(zip(extra, values, strict=True)) for values in more]]
-        yield encoder.encode_lines(zip(*columns, strict=True))
+            more = zip(*columns[2:], strict=True)
+            columns = [*columns[:2], [dict(zip(extra, values, strict=True)) for values in more]]
+        digest.update(encoder.encode_lines(zip(*columns, strict=True)))
+    return digest.hexdigest()
+
+
+def encoded_texts_digest(recipe: TextRecipe, rows: pa.Table) -> str:
+    """Hash the texts that a recipe encodes (SHA-256): a JSON line `[id, text]` a row, null where it has none."""
+    pairs = zip(rows["id"].to_pylist(), rows["conversations"].to_pylist(), strict=True)
+    lines = msgspec.json.Encoder().encode_lines([name, text_of(recipe, name, turns)] for name, turns in pairs)
+    return hashlib.sha256(lines).hexdigest()
 
 
 def digested_values(column: pa.Array) -> list[object]:
@@ -109,120 +139,284 @@ def digested_values(column: pa.Array) -> list[object]:
 
 
 def extra_columns(schema: pa.Schema) -> list[str]:
-    return [name for name in schema.names if name not in PLAN_SCHEMA.names]
+    own = {"row", *PLAN_SCHEMA.names, *TEXTS_SCHEMA.names}
+    return [name for name in schema.names if name not in own]
 
 
 def is_withdrawn(rows: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows of a plan are of withdrawn samples; the table must have their conversations."""
-    mask: NDArray[np.bool_] = rows["conversations"].is_null().to_numpy()
+    """Return which rows of a plan are of withdrawn samples."""
+    mask: NDArray[np.bool_] = pc.equal(rows["state"], WITHDRAWN).to_numpy()
     return mask
 
 
 def without_samples(rows: pa.Table, withdrawn: NDArray[np.bool_]) -> pa.Table:
-    """Withdraw rows of a plan: nothing but `KEPT_OF_WITHDRAWN` is left of them."""
+    """Withdraw rows of a plan or of texts: nothing but `KEPT_OF_WITHDRAWN` is left of them."""
     mask = pa.array(withdrawn)
     for place, name in enumerate(rows.column_names):
-        if name not in KEPT_OF_WITHDRAWN:
-            field = rows.schema.field(place)
-            rows = rows.set_column(place, field, pc.if_else(mask, pa.scalar(None, field.type), rows[name]))
+        field = rows.schema.field(place)
+        value = WITHDRAWN if name == "state" else None
+        if name == "state" or name not in KEPT_OF_WITHDRAWN:
+            rows = rows.set_column(place, field, pc.if_else(mask, pa.scalar(value, field.type), rows[name]))
     return rows
 
 
-def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table], sizes: Iterable[str]) -> None:
-    """Write a plan, one row group per table; `sizes` has the name of each one's array.
+def write_part(stream: BinaryIO, shards: Iterable[tuple[pa.Table, str]]) -> Part:
+    """Write the samples of a part, one row group per shard; each comes with the name of its array.
 
-    All tables have the same columns; extra ones follow those of every plan. Texts have no statistics: the least and the
-    greatest caption of each row group would make a large plan's footer larger than any reader takes.
+    Texts have no statistics: the least and the greatest of each row group would make a footer several times as large.
     """
-    each = iter(zip(shards, sizes, strict=False))
-    first = [*islice(each, 1)]
-    schema = first[0][0].schema if first else PLAN_SCHEMA
-    # only these statistics are read, and those of texts would fill the footer
-    with pq.ParquetWriter(stream, schema, compression="zstd", write_statistics=["size"]) as writer:
-        for shard, size in chain(first, each):
-            named = shard.set_column(SIZE, "size", pa.repeat(size, shard.num_rows))
+    plan_hash = PlanHash()
+    # only these statistics are read
+    with pq.ParquetWriter(stream, PLAN_SCHEMA, **PAGES, write_statistics=["size", "state"]) as writer:
+        for shard, size in shards:
+            sizes = pa.repeat(size, shard.num_rows)
+            named = shard.select(PLAN_SCHEMA.names[:-1]).append_column(PLAN_SCHEMA.field("size"), sizes)
             writer.write_table(named, row_group_size=shard.num_rows)
+            plan_hash.add(shard)
+        plan_hash.end_part()
+        digests = plan_hash.digests()
+        data = b"".join(map(bytes.fromhex, (digests.parts[0].digest, *digests.shards)))
+        writer.add_key_value_metadata({DIGESTS_KEY: base64.b64encode(data).decode()})
+    return digests.parts[0]
 
 
-def refuse_other_columns(where: str, schema: pa.Schema) -> None:
-    own, extra = list(schema)[: len(PLAN_SCHEMA)], list(schema)[len(PLAN_SCHEMA) :]
+def write_texts(stream: BinaryIO, shards: Iterable[pa.Table]) -> None:
+    """Write the texts of a part, one row group per shard; all tables have the same columns."""
+    writer = None
+    for shard in shards:
+        table = shard.select([*TEXTS_SCHEMA.names, *extra_columns(shard.schema)])
+        writer = writer or pq.ParquetWriter(stream, table.schema, **PAGES, write_statistics=False)
+        writer.write_table(table, row_group_size=table.num_rows)
+    assert writer, "a part without shards"
+    writer.close()
+
+
+def refuse_other_texts(file: TableFile) -> None:
+    own, extra = list(file.schema)[: len(TEXTS_SCHEMA)], list(file.schema)[len(TEXTS_SCHEMA) :]
     are_simple = all(each.type in EXTRA_TYPES.values() for each in extra)
-    if own != list(PLAN_SCHEMA) or not are_simple or extra_problem([each.name for each in extra]):
-        raise CacheError(f"{where} does not have the columns of the format")
+    if own != list(TEXTS_SCHEMA) or not are_simple or extra_problem([each.name for each in extra]):
+        raise CacheError(f"{file.where} does not have the columns of the format")
 
 
-class PlanFile:
-    """The plan file, read one shard at a time."""
+class PlanPart:
+    """The samples of a part, read one shard at a time."""
 
     def __init__(self, file: TableFile) -> None:
         """Raise CacheError if the columns are not a plan's."""
-        self._file = file
-        refuse_other_columns(file.where, file.schema)
-        self.extra = extra_columns(file.schema)
-        """Names of the extra columns."""
-        self.digested = [*PLAN_COLUMNS, *self.extra]
-        """The columns that the digest covers."""
+        self._file, self.where = file, file.where
+        if list(file.schema) != list(PLAN_SCHEMA):
+            raise CacheError(f"{file.where} does not have the columns of the format")
 
     @property
     def num_shards(self) -> int:
         return int(self._file.metadata.num_row_groups)
 
     @property
-    def num_rows(self) -> int:
-        return int(self._file.metadata.num_rows)
-
-    @cached_property
-    def bounds(self) -> NDArray[np.int64]:
-        """First row of each shard, then the number of rows: [shards + 1]."""
-        lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
-        return np.cumsum([0, *lengths])
+    def lengths(self) -> list[int]:
+        """Rows of each shard."""
+        return [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """Name of each shard's array; CacheError if a row group does not state one."""
-        groups = map(self._file.metadata.row_group, range(self.num_shards))
-        stated = [group.column(self._size_column).statistics for group in groups]
-        if any(each is None or not each.has_min_max or each.min != each.max for each in stated):
-            raise CacheError(f"{self._file.where} does not state the size of each row group")
-        return tuple(each.min for each in stated)
+        ranges = self._ranges("size")
+        if any(least != most for least, most in ranges):
+            raise CacheError(f"{self.where} does not state the size of each row group")
+        return tuple(least for least, _ in ranges)
 
     @cached_property
-    def _size_column(self) -> int:
-        columns = self._file.metadata.schema
-        return next(place for place in range(len(columns)) if columns.column(place).path == "size")
-
-    def is_cut_as(self, spec: Spec) -> bool:
-        """Return whether it is cut into the shards of a spec; only the digest compares rows."""
-        return np.array_equal(self.bounds, spec.bounds) and self.sizes == tuple(
-            spec.names[array] for array in spec.array_indices
+    def withdrawn(self) -> tuple[int, ...]:
+        """Number of withdrawn samples of each shard."""
+        has_some = [most == WITHDRAWN for _, most in self._ranges("state")]
+        return tuple(
+            int(is_withdrawn(self.shard(shard, ["state"])).sum()) if each else 0 for shard, each in enumerate(has_some)
         )
 
-    def digests(self, num_shards: int | None = None) -> PlanDigests:
-        """Compute the digests of the rows of the first shards, or of all.
-
-        It reads every column of these rows, with one shard in memory at a time.
-        """
-        plan_hash = PlanHash()
-        for shard in range(self.num_shards if num_shards is None else num_shards):
-            plan_hash.add(self.shard(shard))
-        return plan_hash.digests()
+    def _ranges(self, name: str) -> list[tuple[str, str]]:
+        """Return the least and the greatest value of a column in each shard; CacheError if the footer lacks them."""
+        columns = self._file.metadata.schema
+        column = next(place for place in range(len(columns)) if columns.column(place).path == name)
+        groups = map(self._file.metadata.row_group, range(self.num_shards))
+        stated = [group.column(column).statistics for group in groups]
+        if any(each is None or not each.has_min_max for each in stated):
+            raise CacheError(f"{self.where} does not state the {name} of each row group")
+        return [(each.min, each.max) for each in stated]
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         return self._file.row_group(shard, columns)
 
+    def add_to(self, plan_hash: "PlanHash") -> None:
+        """Add the part to the hash of a plan, one shard after the other."""
+        for shard in range(self.num_shards):
+            plan_hash.add(self.shard(shard, DIGESTED))
+        plan_hash.end_part()
+
+    @cached_property
+    def stated_digests(self) -> "PlanDigests":
+        """The digests as the footer states them; CacheError if it does not."""
+        text = (self._file.metadata.metadata or {}).get(DIGESTS_KEY.encode(), b"")
+        try:
+            data = base64.b64decode(text, validate=True)
+        except ValueError:
+            data = b""
+        if len(data) != (1 + self.num_shards) * DIGEST_BYTES:
+            raise CacheError(f"{self.where} does not state the digests of its shards")
+        whole, *shards = (data[first : first + DIGEST_BYTES].hex() for first in range(0, len(data), DIGEST_BYTES))
+        part = Part(rows=sum(self.lengths), shards=self.num_shards, digest=whole)
+        return PlanDigests((part,), tuple(shards), self.withdrawn)
+
+
+@dataclass(frozen=True)
+class PlanDigests:
+    """What the parts of a plan are; of each shard, the digest of its samples and how many of them are withdrawn."""
+
+    parts: tuple[Part, ...]
+    shards: tuple[str, ...]
+    withdrawn: tuple[int, ...]
+
+
+class PlanHash:
+    """Computes the digests of planned rows that are added shard by shard."""
+
+    def __init__(self) -> None:
+        self._parts, self._shards, self._withdrawn = list[Part](), list[str](), list[int]()
+        self._whole, self._rows, self._first = hashlib.sha256(), 0, 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Add the rows of the next shard."""
+        digest = hashlib.sha256()
+        for lines in sample_lines(rows):
+            digest.update(lines)
+            self._whole.update(lines)
+        self._shards.append(digest.hexdigest())
+        self._withdrawn.append(int(is_withdrawn(rows).sum()))
+        self._rows += rows.num_rows
+
+    def end_part(self) -> None:
+        part = Part(rows=self._rows, shards=len(self._shards) - self._first, digest=self._whole.hexdigest())
+        self._parts.append(part)
+        self._whole, self._rows, self._first = hashlib.sha256(), 0, len(self._shards)
+
+    def digests(self) -> PlanDigests:
+        return PlanDigests(tuple(self._parts), tuple(self._shards), tuple(self._withdrawn))
+
+
+class ShardedRows(ABC):
+    """Rows in files, read one shard at a time."""
+
+    extra: Sequence[str]
+    """Names of the extra columns."""
+    bounds: NDArray[np.int64]
+    """First row of each shard, then the number of rows: [shards + 1]."""
+
+    @abstractmethod
+    def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table: ...
+
     def rows(self, first: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read rows [first, stop), which may lie in several row groups."""
-        parts, names = list[pa.Table](), None if columns is None else list(columns)
-        for shard in range(int(np.searchsorted(self.bounds, first, side="right")) - 1, self.num_shards):
+        """Read rows [first, stop), which may lie in several shards."""
+        parts = list[pa.Table]()
+        for shard in range(int(np.searchsorted(self.bounds, first, side="right")) - 1, len(self.bounds) - 1):
             start = int(self.bounds[shard])
             if start >= stop:
                 break
-            parts.append(self.shard(shard, names).slice(max(first - start, 0), stop - max(first, start)))
+            parts.append(self.shard(shard, columns).slice(max(first - start, 0), stop - max(first, start)))
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
 
-    def recorded_rows(self, content: CommitContent) -> pa.Table:
+
+class Plan(ShardedRows):
+    """The plan of a cache and its texts in force, read one shard at a time; parts are opened when they are needed."""
+
+    def __init__(
+        self,
+        shards: Sequence[int],
+        open_part: Callable[[int], PlanPart],
+        open_texts: Callable[[int], TableFile],
+        in_force: Callable[[], Texts],
+    ) -> None:
+        """`shards` has the number of shards of each part; the functions open a part, its texts, and texts.json."""
+        self.parts, self._first = len(shards), [0, *accumulate(shards)]
+        self.part = lru_cache(PARTS_HELD)(open_part)
+        """Open the samples of a part."""
+        self._texts, self._in_force = lru_cache(PARTS_HELD)(open_texts), in_force
+
+    @property
+    def num_shards(self) -> int:
+        return self._first[-1]
+
+    @cached_property
+    def extra(self) -> list[str]:  # type: ignore[override]  # read when it is needed
+        file = self._texts(0)
+        refuse_other_texts(file)
+        return extra_columns(file.schema)
+
+    @property
+    def texts(self) -> Texts:
+        """Which texts are read: those that were in force when the first were asked for."""
+        return self._in_force()
+
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:  # type: ignore[override]  # as `extra`
+        return np.cumsum([0, *(length for part in range(self.parts) for length in self.part(part).lengths)])
+
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """Name of each shard's array; CacheError if a row group does not state one."""
+        return tuple(size for part in range(self.parts) for size in self.part(part).sizes)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.bounds[-1])
+
+    def withdrawn_shards(self, part: int) -> list[int]:
+        """List the shards of a part that have a withdrawn sample."""
+        counts = self.part(part).withdrawn
+        return [self._first[part] + place for place, count in enumerate(counts) if count]
+
+    def is_cut_as(self, spec: Spec) -> bool:
+        """Return whether it is cut into the parts and shards of a spec; only the digest compares rows."""
+        shards = [part.shards for part in spec.parts]
+        return (
+            self._first == [0, *accumulate(shards)]
+            and np.array_equal(self.bounds, spec.bounds)
+            and self.sizes == tuple(spec.names[array] for array in spec.array_indices)
+        )
+
+    def digests(self) -> PlanDigests:
+        """Compute the digests from every row, with one shard in memory at a time."""
+        plan_hash = PlanHash()
+        for part in map(self.part, range(self.parts)):
+            part.add_to(plan_hash)
+        return plan_hash.digests()
+
+    def stated_digests(self) -> PlanDigests:
+        """Return the digests as the footers state them."""
+        each = [self.part(part).stated_digests for part in range(self.parts)]
+        return PlanDigests(
+            tuple(part for found in each for part in found.parts),
+            tuple(digest for found in each for digest in found.shards),
+            tuple(count for found in each for count in found.withdrawn),
+        )
+
+    def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read columns of the samples of a shard, and of their texts; all of both by default."""
+        number = bisect_right(self._first, shard) - 1
+        group, part = shard - self._first[number], self.part(number)
+        wanted = [*PLAN_SCHEMA.names, *TEXTS_SCHEMA.names, *self.extra] if columns is None else [*columns]
+        own = [name for name in PLAN_SCHEMA.names if name in wanted]
+        rows = part.shard(group, own or ["id"])
+        if others := [name for name in wanted if name not in own]:
+            refuse_other_texts(file := self._texts(number))
+            there = file.metadata.num_row_groups
+            texts = file.row_group(group, others) if group < there else None
+            if texts is None or texts.num_rows != rows.num_rows:
+                raise CacheError(f"{file.where} does not have the rows of shard {shard} of the plan")
+            for name in others:
+                rows = rows.append_column(texts.schema.field(name), texts[name])
+        return rows.select(wanted)
+
+    def recorded_rows(self, content: CommitContent, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows that a shard was made for; CacheError if the plan has other samples there."""
-        rows = self.shard(content.shard) if content.shard < self.num_shards else None
-        if rows is None or plan_digest(rows) != content.plan_digest:
-            raise CacheError(f"{self._file.where} and the record of shard {content.shard} disagree on the shard's rows")
-        return rows
+        is_there = content.shard < self.num_shards
+        if not is_there or samples_digest(self.shard(content.shard, ["id", "uri", CLIP_START])) != content.samples:
+            raise CacheError(f"the plan and the record of shard {content.shard} disagree on the shard's rows")
+        return self.shard(content.shard, columns)

@@ -1,5 +1,6 @@
 """The records of a cache: spec, commit records, build record and seal, all strict and frozen."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from itertools import groupby
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.format.array import ArrayRecipe, ArraySpec, Count, Side, Size
+from cache_store.format.layout import texts_file
 from cache_store.format.record import Record
 
 StoreFormat = Literal["zarr", "webdataset"]
@@ -35,10 +37,19 @@ class Recipe(Record, frozen=True, kw_only=True):
     samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
     array: ArrayRecipe
 
-    def spec(self, plan_digest: str, shards: Iterable["ShardRun"], arrays: Iterable["SizedArray"]) -> "Spec":
-        """Make the spec of a cache whose plan has this digest and is cut into these shards."""
+    def spec(self, parts: Iterable["Part"], shards: Iterable["ShardRun"], arrays: Iterable["SizedArray"]) -> "Spec":
+        """Make the spec of a cache with these samples, cut into these shards."""
         recipe = {name: getattr(self, name) for name in Recipe.__struct_fields__}
-        return Spec(**recipe, plan_digest=plan_digest, shards=tuple(shards), arrays=tuple(arrays))
+        return Spec(**recipe, parts=tuple(parts), shards=tuple(shards), arrays=tuple(arrays))
+
+
+class Part(Record, frozen=True, kw_only=True):
+    """Samples that were planned together: a file of the plan."""
+
+    rows: Annotated[int, msgspec.Meta(ge=1)]
+    shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
+    digest: str
+    """SHA-256 over its samples, however they are cut into shards."""
 
 
 class ShardRun(Record, frozen=True, kw_only=True):
@@ -63,7 +74,11 @@ class SizedArray(Record, frozen=True, kw_only=True):
 class Spec(Recipe, frozen=True, kw_only=True):
     """The cache's contract with its readers; two caches with equal digests are interchangeable."""
 
-    plan_digest: str
+    max_bytes: ClassVar[int] = 128 * 2**20
+    """A million shards that all differ in length from their neighbours take 60 MB."""
+
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
+    """The samples, part by part: row numbers continue from each part to the next."""
     shards: Annotated[tuple[ShardRun, ...], msgspec.Meta(min_length=1)]
     """The lengths of all shards, in order: row numbers continue from each shard to the next."""
     arrays: Annotated[tuple[SizedArray, ...], msgspec.Meta(min_length=1)]
@@ -72,6 +87,16 @@ class Spec(Recipe, frozen=True, kw_only=True):
     @property
     def recipe(self) -> Recipe:
         return Recipe(**{name: getattr(self, name) for name in Recipe.__struct_fields__})
+
+    @cached_property
+    def samples_digest(self) -> str:
+        """SHA-256 over the digests of the parts: caches with equal ones join, whatever their shards."""
+        return hashlib.sha256("".join(part.digest for part in self.parts).encode()).hexdigest()
+
+    @cached_property
+    def part_of_shard(self) -> NDArray[np.int64]:
+        """Part of each shard: [shards]."""
+        return np.repeat(np.arange(len(self.parts)), [part.shards for part in self.parts])
 
     @cached_property
     def rows(self) -> int:
@@ -133,8 +158,14 @@ def shard_lengths(runs: Sequence[ShardRun]) -> NDArray[np.int64]:
 
 def shard_runs(lengths: Iterable[int], arrays: Iterable[str]) -> Iterator[ShardRun]:
     """Summarise shards of these lengths, in arrays of these names."""
-    for (rows, array), equal in groupby(zip(lengths, arrays, strict=True)):
-        yield ShardRun(shards=sum(1 for _ in equal), rows=rows, array=array)
+    each = zip(lengths, arrays, strict=True)
+    return joined_runs(ShardRun(shards=1, rows=rows, array=array) for rows, array in each)
+
+
+def joined_runs(runs: Iterable[ShardRun]) -> Iterator[ShardRun]:
+    """Join neighbouring runs of shards of one length and array."""
+    for (rows, array), equal in groupby(runs, lambda run: (run.rows, run.array)):
+        yield ShardRun(shards=sum(run.shards for run in equal), rows=rows, array=array)
 
 
 def even_shards(rows: int, samples_per_shard: int, array: str) -> tuple[ShardRun, ...]:
@@ -171,13 +202,17 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     array: str
     """Name of the shard's array."""
     recipe: Recipe
-    plan_digest: str
-    """Digest of the shard's planned rows, which exposes a shard of another cache."""
+    samples: str
+    """Digest of the shard's planned samples, which exposes a shard of another cache."""
+    texts: str | None = None
+    """SHA-256 over the ids and texts that were encoded, in a cache of texts; a change of other texts is none of it."""
     files: Annotated[tuple[FileRecord, ...], msgspec.Meta(min_length=1)]
     rows_digest: str
     """SHA-256 over (row, id, content_sha256) of every planned sample; it exposes a swapped or renumbered shard."""
     cached: Count
     rejected: Count
+    withdrawn: Count = 0
+    """Rejected samples that were taken out on request; the record omits 0."""
     reasons: dict[str, Count]
     """Number of rejected samples by kind of reason: the words before its colon."""
     non_finite: Count
@@ -188,6 +223,8 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Cached samples whose text was cut, since it has more tokens than a sample; the record omits 0."""
     sums: str | None
     """SHA-256 over the sums in the footer of the samples table; None if no row is cached."""
+    proof: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+    """CRC32C over bytes of the shard file that no other shard has, by which a reader that maps the file knows it."""
 
 
 class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -220,26 +257,58 @@ class CommitRecord(Record, frozen=True, kw_only=True):
     """SHA-256 over the record's canonical form without this field."""
 
 
-class Listed(Record, frozen=True, kw_only=True):
-    """The digests of the plan's rows, and the source's version when it was listed.
+class PartTexts(Record, frozen=True, kw_only=True):
+    """The texts of a part that are in force."""
 
-    A resumed build that finds both unchanged need not list the source again; a seal need not hash the rows again.
+    digest: str
+    """SHA-256 over ids and texts; the file's name begins with it."""
+    bytes: Count
+    sha256: str
+
+    def file(self, part: int) -> FileRecord:
+        return FileRecord(path=texts_file(part, self.digest), bytes=self.bytes, sha256=self.sha256)
+
+
+class Texts(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Which texts are in force; no digest of a sample or of the cache includes them."""
+
+    max_bytes: ClassVar[int] = 128 * 2**20
+
+    format_version: int
+    parts: Annotated[tuple[PartTexts, ...], msgspec.Meta(min_length=1)]
+    before: tuple[PartTexts, ...] = ()
+    """The texts of these parts before: they stay for programs that have opened them. The record omits none."""
+    sha256: str
+    """SHA-256 over the record's canonical form without this field."""
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files of these texts, and of those before."""
+        return [each.file(part).path for parts in (self.parts, self.before) for part, each in enumerate(parts)]
+
+    @cached_property
+    def texts_digest(self) -> str:
+        """SHA-256 over the digests of the parts."""
+        return hashlib.sha256("".join(part.digest for part in self.parts).encode()).hexdigest()
+
+
+class Listed(Record, frozen=True, kw_only=True):
+    """The source's version when it was listed, and the files of the plan that was made.
+
+    A resumed build that finds both unchanged need not list the source again.
     """
 
     source: str | None
     """Digest over names, sizes, times and ETags of the source's files; None if every build must list the source."""
-    plan_sha256: str
-    """SHA-256 of the plan's file."""
-    plan_digest: str
-    shard_digests: tuple[str, ...]
-    """Plan digest of each shard's rows; `plan_digest` covers all rows."""
+    plan: tuple[str, ...]
+    """SHA-256 of each part's file."""
 
 
 class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The configuration that the cache was built with: sources, encoder and recipe. It enters no digest."""
 
     max_bytes: ClassVar[int] = 128 * 2**20
-    """The digests of `MAX_SHARDS` take 67 MB; so millions of ids fit, too."""
+    """Millions of ids that are being withdrawn fit."""
 
     format_version: int
     config: dict[str, Any]
@@ -282,34 +351,29 @@ class ArraySummary(Record, frozen=True, kw_only=True):
 class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The summary of a complete cache; it holds no times, so that equal inputs give an equal seal."""
 
-    max_bytes: ClassVar[int] = 128 * 2**20
-    """The digests of `MAX_SHARDS` take 67 MB, their counts 8 MB."""
+    max_bytes: ClassVar[int] = 256 * 2**20
+    """Twice the spec's, which it holds whole."""
 
     format_version: int
     spec: Spec
-    identity: str
-    """The cache identity: SHA-256 over `commits` joined in order."""
     cached: Count
     rejected: Count
+    withdrawn: Count = 0
+    """Rejected samples that were taken out on request; the record omits 0."""
     reasons: dict[str, Count]
     remarks: dict[str, Count] = msgspec.field(default_factory=dict)
     """The record omits none."""
     cut_texts: Count = 0
     """The record omits 0."""
-    cached_per_shard: tuple[Count, ...]
-    commits: tuple[str, ...]
-    """SHA-256 of each commit record's content, in shard order; it identifies an edited record."""
-    plan_file: FileRecord
+    plan_files: tuple[FileRecord, ...]
+    """The files of the plan, part by part."""
     rejected_file: FileRecord
+    shards_file: FileRecord
     array: ArraySummary
     sha256: str
     """SHA-256 over the seal's canonical form without this field."""
 
-    def sums_up(self, spec: Spec, plan_file: FileRecord, contents: Iterable[CommitContent]) -> bool:
-        """Return whether it is the seal of these records, in shard order."""
-        digests = tuple(content.digest for content in contents)
-        return (self.spec, self.plan_file, self.commits) == (spec, plan_file, digests)
-
-    def holds(self, shard: int, content: CommitContent) -> bool:
-        """Return whether the shard was sealed with this content."""
-        return shard < len(self.commits) and self.commits[shard] == content.digest
+    @property
+    def identity(self) -> str:
+        """The cache identity: SHA-256 of shards.bin, which has the digest of every record's content."""
+        return self.shards_file.sha256

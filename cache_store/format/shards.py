@@ -102,5 +102,8 @@ class ShardFormat(Protocol):
     def metadata(self) -> dict[str, bytes]:
         """Return the contents of every metadata file by name; they depend on the spec alone."""
 
+    def proof(self, data: memoryview, locations: Sequence[Location | None]) -> int:
+        """Return the crc32c over those bytes of a shard file that show which shard it is, a few KB and one sample."""
+
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Yield where a shard file's structure differs from its samples table: (slot or None, problem)."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cache_store.errors import CacheError
 from cache_store.format.array import ArrayRecipe
 from cache_store.format.quantized import Scale
-from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 
@@ -34,19 +34,25 @@ PLACE = pa.struct(
 )
 """Where an image lay in its archive when the plan was written; `precompute.sources.place` says what the fields are."""
 
+CLIP_START = "clip_start"
+"""Column of the plan: seconds from a video's first frame to the clip's; null for an image."""
+
 PLAN_SCHEMA = pa.schema(
     [
-        ("row", pa.int64()),
         ("id", pa.string()),
         ("uri", pa.string()),
-        ("conversations", CONVERSATIONS),
+        (CLIP_START, pa.float64()),
         ("fingerprint", pa.string()),
         ("place", PLACE),
+        ("state", pa.string()),
         ("size", pa.string()),
     ]
 )
-"""`fingerprint` identifies an image without reading it: a zip entry's CRC, or a file's size and time. `size` is the
-name of the shard's array, the same in all rows of a row group."""
+"""`fingerprint` identifies an image without reading it: a zip entry's CRC, or a file's size and time. `state` is
+`PLANNED` or `WITHDRAWN`, `size` the name of the shard's array, the same in all rows of a row group."""
+
+TEXTS_SCHEMA = pa.schema([("conversations", CONVERSATIONS)])
+"""Columns of the texts of a part, which has extra ones behind them."""
 
 TOKENS = "tokens"
 """Column that counts a text's tokens before it is cut, without the dropped ones of its template."""
@@ -80,13 +86,10 @@ REJECTED_SCHEMA = pa.schema([("row", pa.int64()), ("reason", pa.string())])
 SCALE_COLUMNS = Scale._fields
 """Columns of quantized samples, after the others: lists of float32, one for each channel."""
 
-PLAN_COLUMNS = ("row", "id", "uri", "conversations")
-"""The plan's columns that its digest covers: the samples, not how their files lie on a disk."""
+USUAL_COLUMNS = ("row", "id", "uri", "conversations")
+"""What names a sample and says what it shows."""
 
-CLIP_START = "clip_start"
-"""Extra column of the plan of a cache of clips: seconds from the video's first frame to the clip's."""
-
-PLANNED_COLUMNS = ("uri", "conversations", "place")
+PLANNED_COLUMNS = ("uri", CLIP_START, "conversations", "place")
 """Columns that only the plan has; a reader adds them, and extra columns, to those of the samples table."""
 
 EXTRA_TYPES = {
@@ -98,8 +101,8 @@ EXTRA_TYPES = {
 }
 """Types of a plan's extra columns, which the source names, by what their values are."""
 
-TAKEN = frozenset({*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SCALE_COLUMNS})
-"""Names that no extra column can have."""
+TAKEN = frozenset({*PLAN_SCHEMA.names, *TEXTS_SCHEMA.names, *SAMPLES_SCHEMA.names, *SCALE_COLUMNS}) - {CLIP_START}
+"""Names that no extra column can have; a source that has `clip_start` says where its clips begin."""
 
 MAX_EXTRA, MAX_EXTRA_NAME = 32, 64
 """Most extra columns, and characters of a name: each column takes some hundred bytes of the footer for each shard."""
@@ -109,11 +112,9 @@ SUMS_KEY = "encode_once.sums"
 
 CACHED, REJECTED = "cached", "rejected"
 
-WITHDRAWN = "withdrawn"
-"""Reason of a sample that was taken out of the cache on request: only its row and id are left,
-and in the plan its uri and size.
-
-In the plan, its conversations are null, which no source gives; so the plan's digest covers the withdrawal.
+PLANNED, WITHDRAWN = "planned", "withdrawn"
+"""States of a planned row. A withdrawn sample was taken out of the cache on request: it is rejected for this reason,
+only its row and id are left in the samples table, and in the plan what the digest covers.
 """
 
 
@@ -157,8 +158,8 @@ PARQUET_ERRORS = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)
 
 MAX_FOOTER_BYTES = 64 * 2**20
 """Largest footer; it has about 100 bytes per column and row group, and takes a few MB in Hugging Face datasets."""
-MAX_PLAN_FOOTER_BYTES = MAX_SHARDS * 2**10
-"""Largest footer of a plan, which takes 915 bytes per shard without extra columns."""
+MAX_PART_FOOTER_BYTES = 2**30
+"""Largest footer of a part of the plan, which takes some 900 bytes a shard."""
 
 MAGIC = b"PAR1"
 
@@ -218,7 +219,13 @@ class TableFile:
         """Read one row group. The file is opened anew each time, so that threads and forks share no file position."""
         try:
             with self._open_file() as stream:
-                file = pq.ParquetFile(stream, read_dictionary=self._texts, metadata=self.metadata, pre_buffer=False)
+                file = pq.ParquetFile(
+                    stream,
+                    read_dictionary=self._texts,
+                    metadata=self.metadata,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                )
                 return self._plain(file.read_row_group(number, columns, use_threads=False))
         except PARQUET_ERRORS as error:
             raise self._broken(error) from None

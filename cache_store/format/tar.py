@@ -10,7 +10,7 @@ The file ends with at least two blocks of zeros, filled up to a multiple of 10,2
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, BinaryIO
 
@@ -20,11 +20,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.array import ArraySpec, CodecName, StoreDtype
+from cache_store.format.codec import crc32c
 from cache_store.format.layout import SPEC_ATTRIBUTE, SPEC_FILE
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import Spec
-from cache_store.format.shards import NOWHERE, EncodedRows, ShardSamples
-from cache_store.format.tables import PLAN_COLUMNS, TOKENS
+from cache_store.format.shards import NOWHERE, EncodedRows, Location, ShardSamples
+from cache_store.format.tables import TOKENS
 
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES
@@ -53,11 +54,11 @@ HEADERS_KEPT = 16_384
 
 
 class TarShardWriter:
-    """Writes one shard; `planned` has one row per `append`."""
+    """Writes one shard, whose rows begin at `first`; `planned` has its samples."""
 
-    def __init__(self, stream: BinaryIO, array: ArraySpec, planned: pa.Table) -> None:
+    def __init__(self, stream: BinaryIO, array: ArraySpec, first: int, planned: pa.Table) -> None:
         self._stream, self._layout = stream, RowLayout(array)
-        self._samples = iterate_samples(planned)
+        self._samples = iterate_samples(first, planned)
         self._position = 0
 
     def append(self, rows: EncodedRows) -> NDArray[np.int64]:
@@ -98,25 +99,31 @@ class TarFormat:
         return f"shards/{shard:06d}.tar"
 
     def writer(self, stream: BinaryIO, shard: int, planned: pa.Table) -> TarShardWriter:
-        return TarShardWriter(stream, self._spec.array_of(shard), planned)
+        return TarShardWriter(stream, self._spec.array_of(shard), self._spec.shard_rows(shard).start, planned)
 
     def metadata(self) -> dict[str, bytes]:
         """Return the Zarr group that holds the spec; the tars describe themselves."""
         group = {"zarr_format": 3, "node_type": "group", "attributes": {SPEC_ATTRIBUTE: self._spec}}
         return {SPEC_FILE: canonical_json(group)}
 
+    def proof(self, data: memoryview, locations: Sequence[Location | None]) -> int:
+        """Return the crc32c over the first member."""
+        first = next(filter(None, locations), Location(0, 0, 0))
+        return int(crc32c(data[: first.offset + first.length]))
+
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Compare every byte outside the latents with what plan and samples table imply: (slot or None, difference)."""
         if samples.planned is None:
             return
-        first_row, layout = samples.rows.start, RowLayout(samples.array)
+        layout = RowLayout(samples.array)
         contents, tokens, position = *(samples.table[name].to_pylist() for name in ("content_sha256", TOKENS)), 0
-        for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.planned)):
+        each = iterate_samples(samples.rows.start, samples.planned)
+        for slot, (row, name, uri, conversations) in enumerate(each):
             location = samples.locations[slot]
             if location is None:
                 continue
             text = sample_json(name, uri, conversations, contents[slot], tokens[slot])
-            before, after = layout.around_latent(first_row + slot, text)
+            before, after = layout.around_latent(row, text)
             offset = position + len(before)
             if location.offset != offset or location.length != layout.latent_bytes:
                 found = f"[{location.offset}, {location.offset + location.length})"
@@ -131,10 +138,12 @@ class TarFormat:
             yield None, f"does not end as a tar after byte {position}"
 
 
-def iterate_samples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Yield row, id, uri and conversations of every row."""
-    for batch in table.select(list(PLAN_COLUMNS)).to_batches(max_chunksize=SAMPLES_AT_ONCE):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+def iterate_samples(first: int, table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yield row, id, uri and conversations of every row, numbered from `first`."""
+    for batch in table.select(["id", "uri", "conversations"]).to_batches(max_chunksize=SAMPLES_AT_ONCE):
+        rows = range(first, first + batch.num_rows)
+        yield from zip(rows, *(column.to_pylist() for column in batch.columns), strict=True)
+        first += batch.num_rows
 
 
 class RowLayout:

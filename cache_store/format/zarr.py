@@ -10,7 +10,7 @@ milliseconds per chunk of this size. Layout of a shard file, from the sharding c
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import BinaryIO
 
@@ -91,6 +91,12 @@ class ZarrFormat:
         }
         files = {f"{name}/zarr.json": canonical_json(node) for name, node in nodes.items()}
         return {SPEC_FILE: canonical_json(group), **files}
+
+    def proof(self, data: memoryview, locations: Sequence[Location | None]) -> int:
+        """Return the crc32c over the index, then the first sample; with its checksum behind it, any would give one."""
+        first = next(filter(None, locations), Location(0, 0, 0))
+        size = self._spec.samples_per_shard * 16 + CRC.size
+        return int(crc32c(bytes(data[-size : -CRC.size]) + bytes(data[first.offset : first.offset + first.length])))
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Compare every byte outside the latents with what the samples table implies: (slot or None, difference)."""

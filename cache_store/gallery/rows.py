@@ -54,7 +54,7 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
     """Draw sample numbers uniformly over the whole cache, and one more of each size not drawn; ascending."""
     random = generator(seed, "random")
     numbers = draw_numbers(len(cache), rows, random)
-    counts, shown = np.asarray(cache.seal.cached_per_shard), cache.array_indices(numbers)
+    counts, shown = cache.shards.roll.cached, cache.array_indices(numbers)
     shards = [np.flatnonzero((cache.spec.array_indices == each) & (counts > 0)) for each in range(len(cache.arrays))]
     missing = [random.choice(each) for index, each in enumerate(shards) if len(each) and index not in shown]
     more = [int(cache.shards.starts[each] + random.integers(counts[each])) for each in missing]
@@ -64,7 +64,7 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
 def numbers_to_count(cache: Cache, seed: int) -> NDArray[np.int64]:
     """Choose samples for histograms: all of a small cache, or a draw from random shards of a large one; ascending."""
     limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // max(each.sample_bytes for each in cache.arrays)))
-    counts = np.asarray(cache.seal.cached_per_shard)
+    counts = cache.shards.roll.cached
     occupied = np.flatnonzero(counts)
     if len(cache) <= limit and len(occupied) <= DRAWN_SHARDS:
         return np.arange(len(cache))
@@ -77,7 +77,7 @@ def numbers_to_count(cache: Cache, seed: int) -> NDArray[np.int64]:
 
 def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, Any]]:
     """Draw at most `rows` rejected rows, in row order; reads only the samples tables that have them."""
-    rejected = np.diff(cache.spec.bounds) - np.asarray(cache.seal.cached_per_shard)
+    rejected = np.diff(cache.spec.bounds) - cache.shards.roll.cached
     ends = np.cumsum(rejected)
     places = draw_numbers(int(ends[-1]), rows, generator(seed, "rejects"))
     shards, found = np.searchsorted(ends, places, side="right"), list[dict[str, Any]]()

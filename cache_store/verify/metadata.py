@@ -6,14 +6,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
-from cache_store.cache.commit import cache_identity, make_seal
-from cache_store.cache.metadata import metadata_of, open_plan
-from cache_store.cache.survey import Survey, held_recipe
+from cache_store.cache.commit import make_seal
+from cache_store.cache.metadata import metadata_of, open_plan, read_texts
+from cache_store.cache.survey import Survey, held_recipe, size_problem
 from cache_store.errors import DAMAGE, CacheError, StaleError
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, REJECTED_FILE, SEAL_FILE, commit_file, samples_file
-from cache_store.format.plan import plan_digest
-from cache_store.format.schema import CommitContent, Seal, Spec
+from cache_store.format.layout import (
+    BUILD_FILE,
+    REJECTED_FILE,
+    SEAL_FILE,
+    SHARDS_FILE,
+    TEXTS_FILE,
+    commit_file,
+    part_file,
+    samples_file,
+)
+from cache_store.format.plan import PlanHash, encoded_texts_digest, texts_digest
+from cache_store.format.roll import Roll
+from cache_store.format.schema import CommitContent, FileRecord, PartTexts, Seal, Spec
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, damage_finding
 from cache_store.verify.record import file_finding
@@ -37,7 +48,7 @@ def is_planned(store: Store, spec: Spec) -> bool:
     """Return whether the plan is the spec's; True also if it cannot be read."""
     try:
         plan = open_plan(store)
-        return plan.is_cut_as(spec) and plan.digests().whole == spec.plan_digest
+        return plan.is_cut_as(spec) and plan.digests().parts == spec.parts
     except CacheError:
         return True
 
@@ -64,46 +75,96 @@ def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedPlan:
-    """The result of checking the plan."""
+    """The result of checking the plan and its texts."""
 
-    findings: tuple[Finding, ...] = ()
-    digests: dict[int, str] = field(default_factory=dict)
-    """Plan digest of each shard whose rows were read; empty if the plan is damaged."""
+    findings: list[Finding] = field(default_factory=list)
+    samples: dict[int, str] = field(default_factory=dict)
+    """Digest of the samples of each shard whose rows were read."""
+    texts: dict[int, str] = field(default_factory=dict)
+    """Digest of the texts that are encoded, of the same shards of a cache of texts."""
 
     def compare(self, checked: Iterable[CheckedShard]) -> Iterator[Finding]:
         """Yield a finding for each commit record that was made for other rows than the plan's."""
         for each in checked:
-            shard = each.task.shard
-            if each.content and self.digests.get(shard, each.content.plan_digest) != each.content.plan_digest:
+            shard, content = each.task.shard, each.content
+            if content and self.samples.get(shard, content.samples) != content.samples:
                 problem = "was made for other samples than the plan's"
+                yield Finding(shard=shard, file=commit_file(shard), problem=problem)
+            elif content and self.texts.get(shard, content.texts) != content.texts:
+                problem = "was made for other texts than those in force"
                 yield Finding(shard=shard, file=commit_file(shard), problem=problem)
 
 
-def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> CheckedPlan:
-    """Check the plan; its hash is compared at every level, since it is one file.
+class PlanChecker:
+    """Checks the parts of the plan and their texts.
 
-    Rows are read at level deep, and at level full without a seal: those of the shards that are read. If all shards are,
-    the plan's digest must also be the spec's.
+    At level quick their sizes are compared; of parts whose shards are read, their SHA-256. Rows of these are read at
+    level deep, and at level full without a seal.
     """
-    levels = ("deep",) if seal else ("full", "deep")
-    shards = [task.shard for task in tasks if task.level in levels]
-    try:
-        plan = open_plan(store)
-        if seal is not None and (
-            finding := file_finding(store, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
-        ):
-            return CheckedPlan(findings=(finding,))
-        if len(shards) < len(tasks):
-            return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, plan.digested)) for shard in shards})
-        digests = plan.digests()
-    except DAMAGE as error:
-        return CheckedPlan(findings=(damage_finding(error, store, PLAN_FILE),))
-    if plan.is_cut_as(spec) and digests.whole == spec.plan_digest:
-        return CheckedPlan(digests=dict(enumerate(digests.shards)))
-    return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))
+
+    def __init__(self, store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> None:
+        self._store, self._spec, self._seal = store, spec, seal if seal and seal.spec == spec else None
+        self._levels = [task.level for task in tasks]
+
+    def __call__(self) -> CheckedPlan:
+        checked = CheckedPlan()
+        try:
+            texts = read_texts(self._store)
+            if len(texts.parts) < len(self._spec.parts):
+                raise CacheError(f"has the texts of {len(texts.parts)} parts, {len(self._spec.parts)} are planned")
+        except DAMAGE as error:
+            checked.findings.append(damage_finding(error, self._store, TEXTS_FILE))
+            texts = None
+        first = 0
+        for number, part in enumerate(self._spec.parts):
+            shards = range(first, first + part.shards)
+            first += part.shards
+            sealed = self._seal.plan_files[number] if self._seal else None
+            is_read = any(self._levels[shard] != "quick" for shard in shards)
+            files = [sealed, texts and texts.parts[number].file(number)]
+            found = [self._file(file, is_read) for file in files if file]
+            checked.findings.extend(filter(None, found))
+            levels = ("deep",) if self._seal else ("full", "deep")
+            read = [shard for shard in shards if self._levels[shard] in levels]
+            if read and not any(found) and texts:
+                self._read(number, shards, read, texts.parts[number], checked)
+        return checked
+
+    def _file(self, file: FileRecord, is_read: bool) -> Finding | None:
+        if problem := size_problem(self._store, file):
+            return damage_finding(problem, self._store, file.path)
+        return file_finding(self._store, file) if is_read else None
+
+    def _read(self, number: int, shards: range, read: Sequence[int], texts: PartTexts, checked: CheckedPlan) -> None:
+        """Read the rows of a part and their texts; keep the digests of the shards that are read."""
+        store, spec, recipe, name = self._store, self._spec, self._spec.array.text, part_file(number)
+        plan = open_plan(store, spec)
+        try:
+            part = plan.part(number)
+            is_cut = part.lengths == [len(spec.shard_rows(shard)) for shard in shards]
+            if not is_cut or part.sizes != tuple(spec.array_of(shard).size.name for shard in shards):
+                raise CacheError("is another part than the spec's")
+            part.add_to(plan_hash := PlanHash())
+            digests = plan_hash.digests()
+            if digests.parts[0] != spec.parts[number]:
+                raise CacheError("is another part than the spec's")
+            checked.samples.update({shard: digests.shards[shard - shards[0]] for shard in read})
+            name = texts.file(number).path
+            rows = pa.concat_tables([plan.shard(shard, ["id", "conversations", *plan.extra]) for shard in shards])
+            if texts_digest(rows) != texts.digest:
+                raise CacheError("has other texts than texts.json says")
+            if recipe:
+                for shard in read:
+                    start = spec.shard_rows(shard).start - spec.shard_rows(shards[0]).start
+                    each = rows.slice(start, len(spec.shard_rows(shard)))
+                    checked.texts[shard] = encoded_texts_digest(recipe, each)
+        except DAMAGE as error:
+            checked.findings.append(damage_finding(error, store, name))
 
 
-def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:
+def seal_findings(
+    spec: Spec, seal: Seal, roll: Roll, checked: Sequence[CheckedShard], damaged: set[str]
+) -> Iterator[Finding]:
     """Check that the seal summarises the commit records, and name each record that was not sealed.
 
     The statistics need every samples table's footer, so they are not checked if a shard is checked at level quick.
@@ -111,7 +172,7 @@ def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damag
     if seal.spec != spec:
         yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
         return
-    others = unsealed_records(seal, checked)
+    others = unsealed_records(roll, checked)
     if len(others) == len(checked) > 1:
         yield Finding(file=SEAL_FILE, problem="matches none of the commit records")
         return
@@ -122,11 +183,14 @@ def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damag
     contents, has_quick = contents_of(checked), any(each.task.level == "quick" for each in checked)
     if {samples_file(each.task.shard) for each in checked} & damaged:
         return
-    plan_file = msgspec.structs.replace(seal.plan_file, path=PLAN_FILE)
-    rejected_file = msgspec.structs.replace(seal.rejected_file, path=REJECTED_FILE)
+    names = *map(part_file, range(len(seal.plan_files))), REJECTED_FILE, SHARDS_FILE
+    stated_files = *seal.plan_files, seal.rejected_file, seal.shards_file
+    *plan_files, rejected_file, shards_file = (
+        msgspec.structs.replace(file, path=name) for file, name in zip(stated_files, names, strict=True)
+    )
     stated = msgspec.structs.replace(seal.array, bytes=sum(each.files[0].bytes for each in contents))
-    sums = [each.sums for each in checked]
-    expected = make_seal(spec, contents, sums, (plan_file, rejected_file), stated if has_quick else None)
+    array, sums = stated if has_quick else None, [each.sums for each in checked]
+    expected = make_seal(spec, contents, sums, plan_files, rejected_file, shards_file, array)
     unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
     if not nearly_equal(*unsigned):
         yield Finding(file=SEAL_FILE, problem="is not the summary of the commit records")
@@ -137,15 +201,17 @@ def contents_of(checked: Sequence[CheckedShard]) -> list[CommitContent]:
     return [each.content for each in checked if each.content]
 
 
-def unsealed_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
-    """List readable records that were not sealed; empty if the seal's own list is at fault."""
-    findings = []
-    for each in checked:
-        shard = each.task.shard
-        if each.content and not seal.holds(shard, each.content):
-            problem = "is not the record that the cache was sealed with"
-            findings.append(Finding(shard=shard, file=commit_file(shard), problem=problem))
-    return [] if findings and cache_identity(contents_of(checked)) == seal.identity else findings
+def unsealed_records(roll: Roll, checked: Sequence[CheckedShard]) -> list[Finding]:
+    """List readable records that were not sealed."""
+    return [
+        Finding(
+            shard=each.task.shard,
+            file=commit_file(each.task.shard),
+            problem="is not the record that the cache was sealed with",
+        )
+        for each in checked
+        if each.content and not roll.holds(each.task.shard, each.content)
+    ]
 
 
 def nearly_equal(expected: Any, found: Any) -> bool:

@@ -1,7 +1,7 @@
 """Check a commit record against its shard, its files and the samples table."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow.compute as pc
@@ -10,13 +10,14 @@ from cache_store.cache.metadata import stored_sha256
 from cache_store.cache.survey import ShardOnDisk
 from cache_store.errors import DAMAGE
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import PLAN_FILE, commit_file, samples_file
+from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.plan import KEPT_OF_WITHDRAWN, is_withdrawn
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.shards import Location, ShardSamples
 from cache_store.format.sums import ShardSums, equal_but_for_rounding
 from cache_store.format.tables import (
     CACHED,
+    PLAN_SCHEMA,
     REJECTED,
     SCALE_COLUMNS,
     WITHDRAWN,
@@ -61,6 +62,8 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
         "array": (content.array, spec.array_of(shard).size.name),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
+        "withdrawn": (content.withdrawn, content.reasons.get(WITHDRAWN, 0)),
+        "texts": (content.texts is None, spec.array.text is None),
         "sums": (content.sums is None, content.cached == 0),
     }
     for field, found_text, expected_text in recipe_differences(content.recipe, spec.recipe):
@@ -119,8 +122,11 @@ def status_findings(samples: ShardSamples) -> Iterator[Finding]:
         yield Finding(shard=shard, row=table["row"][slot].as_py(), file=name, problem=problem)
 
 
-def withdrawn_findings(samples: ShardSamples) -> Iterator[Finding]:
-    """Yield rows that only the plan or only the samples table calls withdrawn, and those of which too much is left."""
+def withdrawn_findings(samples: ShardSamples, files: Sequence[str]) -> Iterator[Finding]:
+    """Yield rows that only the plan or only the samples table calls withdrawn, and those of which too much is left.
+
+    `files` name the part of the plan, and its texts.
+    """
     if samples.planned is None:
         return
     shard, table, planned = samples.shard, samples.table, samples.planned
@@ -129,9 +135,11 @@ def withdrawn_findings(samples: ShardSamples) -> Iterator[Finding]:
     for slot in np.flatnonzero(rejected != gone).tolist():
         problem = f"{'is' if rejected[slot] else 'is not'} withdrawn, the plan says otherwise"
         yield Finding(shard=shard, row=samples.rows[slot], file=samples_file(shard), problem=problem)
+    own = [name for name in PLAN_SCHEMA.names if name in planned.column_names]
     for file, held, kept in (
         (samples_file(shard), table, ("row", "id", "status", "reason")),
-        (PLAN_FILE, planned, KEPT_OF_WITHDRAWN),
+        (files[0], planned.select(own), KEPT_OF_WITHDRAWN),
+        (files[1], planned.drop_columns(own), ()),
     ):
         for name in (each for each in held.column_names if each not in kept):
             for slot in np.flatnonzero(gone & held[name].is_valid().to_numpy()).tolist():
@@ -143,13 +151,11 @@ def mismatched_rows(samples: ShardSamples) -> Iterator[Finding]:
     """Yield rows of the samples table that differ from the plan; one finding if every row does."""
     if samples.planned is None:
         return
-    found, planned = (table.select(["row", "id"]) for table in (samples.table, samples.planned))
-    if found.equals(planned):
-        return
     shard, rows, name = samples.shard, samples.rows, samples_file(samples.shard)
     problem = "row or id is not the plan's"
-    pairs = zip(found.to_pylist(), planned.to_pylist(), strict=True)
-    differing = [row for row, (mine, theirs) in zip(rows, pairs, strict=True) if mine != theirs]
+    found = zip(samples.table["row"].to_pylist(), samples.table["id"].to_pylist(), strict=True)
+    planned = zip(rows, samples.planned["id"].to_pylist(), strict=True)
+    differing = [row for row, mine, theirs in zip(rows, found, planned, strict=True) if mine != theirs]
     if len(differing) == len(rows) > 1:
         yield Finding(shard=shard, file=name, problem=f"{problem}, in every row")
         return

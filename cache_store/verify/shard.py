@@ -14,19 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.metadata import open_plan, read_samples, read_sums
+from cache_store.cache.metadata import open_plan, read_samples, read_sums, read_texts
 from cache_store.cache.survey import Survey
 from cache_store.errors import DAMAGE, CacheError
 from cache_store.format.array import ArraySpec
 from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.formats import files_of_shard, shard_format
-from cache_store.format.layout import commit_file, samples_file
-from cache_store.format.plan import PlanFile
+from cache_store.format.layout import TEXTS_FILE, commit_file, part_file, samples_file
+from cache_store.format.plan import Plan
 from cache_store.format.quantized import Scale, dequantize
-from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec, Texts
 from cache_store.format.shards import Location, ShardSamples
 from cache_store.format.sums import RunningSums, ShardSums
-from cache_store.format.tables import WITHDRAWN
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, damage_finding
 from cache_store.verify.record import (
@@ -157,7 +156,7 @@ class ShardVerifier:
     """Checks the shards of a cache, in any thread."""
 
     def __init__(self, survey: Survey, spec: Spec) -> None:
-        self._survey, self._store, self._seal, self._spec = survey, survey.store, survey.seal.value, spec
+        self._survey, self._store, self._roll, self._spec = survey, survey.store, survey.roll.value, spec
 
     def __call__(self, task: ShardTask) -> CheckedShard:
         record = self._read_record(task)
@@ -193,7 +192,7 @@ class ShardVerifier:
         """
         wrong = [self._file_finding(task, file) for file in content.files]
         findings, summed = [*filter(None, wrong)], None
-        is_sound = not findings and (self._seal is None or self._seal.holds(task.shard, content))
+        is_sound = not findings and (self._roll is None or self._roll.holds(task.shard, content))
         if task.level == "deep" or (task.level == "full" and not is_sound):
             found, summed = self._check_samples(task, content, *wrong[:2])
             findings += found
@@ -205,7 +204,7 @@ class ShardVerifier:
         except CacheError as error:
             return [*findings, damage_finding(error, self._store, name, task.shard)], None
         if summed and stated:
-            has_preview = self._spec.array.has_preview and WITHDRAWN not in content.reasons
+            has_preview = self._spec.array.has_preview and not content.withdrawn
             findings += sums_findings(task.shard, stated, summed, has_preview=has_preview)
         return findings, stated
 
@@ -224,7 +223,8 @@ class ShardVerifier:
         samples, findings = self._read_samples(task, content)
         if samples is None:
             return findings, None
-        findings += [*table_findings(samples, content), *mismatched_rows(samples), *withdrawn_findings(samples)]
+        findings += [*table_findings(samples, content), *mismatched_rows(samples)]
+        findings += self._withdrawn_findings(task, samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
         sums = RunningSums(samples.array) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
@@ -243,7 +243,7 @@ class ShardVerifier:
         yield from found
         if samples is not None and not found:
             yield from status_findings(samples)
-            yield from withdrawn_findings(samples)
+            yield from self._withdrawn_findings(task, samples)
             yield from self._data_findings(task, samples)
         elif data not in {finding.file for finding in absent}:
             problem = f"and {table} are unusable: {data} was not checked"
@@ -263,19 +263,25 @@ class ShardVerifier:
             return None, [Finding(shard=task.shard, file=name, problem=problem)]
         return samples, []
 
+    def _withdrawn_findings(self, task: ShardTask, samples: ShardSamples) -> Iterator[Finding]:
+        part = int(self._spec.part_of_shard[task.shard])
+        texts = self._texts.parts[part].file(part).path if self._texts else TEXTS_FILE
+        return withdrawn_findings(samples, (part_file(part), texts))
+
     @cached_property
-    def _plan(self) -> PlanFile | None:
-        """The plan, or None if it is damaged, which the check of the plan reports."""
+    def _plan(self) -> Plan:
+        return open_plan(self._store, self._spec)
+
+    @cached_property
+    def _texts(self) -> Texts | None:
         try:
-            return open_plan(self._store)
+            return read_texts(self._store)
         except CacheError:
-            return None
+            return None  # the check of the plan reports it
 
     def _planned_rows(self, shard: int, content: CommitContent | None) -> pa.Table | None:
         """Return the shard's rows of the plan; None if the plan is damaged or does not match the record."""
         try:
-            if self._plan is None:
-                return None
             if content is not None:
                 return self._plan.recorded_rows(content)
             rows = self._plan.shard(shard)

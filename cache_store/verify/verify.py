@@ -8,18 +8,31 @@ signed again. Shards outside a subset are checked at level quick.
 Threads read in parallel: hashing, which is nearly all of the work, releases the GIL.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
-from cache_store.cache.metadata import refuse_no_cache
+from cache_store.cache.metadata import read_texts, refuse_no_cache
 from cache_store.cache.survey import survey_records
+from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard, shard_format
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, REJECTED_FILE, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.layout import (
+    BUILD_FILE,
+    PLAN,
+    REJECTED_FILE,
+    SEAL_FILE,
+    SHARDS_FILE,
+    SPEC_FILE,
+    TEXTS,
+    TEXTS_FILE,
+    commit_file,
+    part_file,
+)
 from cache_store.format.schema import Seal, Spec
 from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
@@ -33,7 +46,7 @@ from cache_store.verify.findings import (
 )
 from cache_store.verify.metadata import (
     CheckedPlan,
-    check_plan,
+    PlanChecker,
     is_contradicted,
     metadata_findings,
     seal_findings,
@@ -43,6 +56,9 @@ from cache_store.verify.scope import Level, Subset
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
 
 STRAY = "does not belong here"
+
+PART = re.compile(rf"{PLAN}/\d{{6,}}\.parquet|{TEXTS}/\d{{6,}}-[0-9a-f]{{16}}\.parquet")
+"""Matches the name of a part, or of its texts."""
 
 
 def stray(file: str, problem: str = STRAY) -> Finding:
@@ -54,7 +70,7 @@ def stray_findings(store: Store, spec: Spec, seal: Seal | None) -> Iterator[Find
 
     The seal may know shards that the spec does not: no advice may name their files.
     """
-    known = files_of(spec) | (files_of(seal.spec) if seal else set())
+    known = files_of(store, spec) | (files_of(store, seal.spec) if seal else set())
     for name in store.list():
         if name.startswith(".") and name.endswith(SCRATCH_SUFFIX):
             yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)
@@ -68,18 +84,31 @@ def clear_leftovers(store: Store, spec: Spec) -> None:
 
     On a disk, every folder with files of the cache is listed once: in the Zarr form, one folder per shard.
     """
-    known, there = files_of(spec), with_listing(store)
+    known, there = files_of(store, spec), with_listing(store)
     for folder in sorted({name.rpartition("/")[0] for name in known}):
         for name in there.list(folder):
-            if is_leftover(whole := f"{folder}/{name}".lstrip("/"), known):
+            whole = f"{folder}/{name}".lstrip("/")
+            is_old = PART.fullmatch(whole) and whole not in known  # of an extension that did not begin; earlier texts
+            if is_old or is_leftover(whole, known):
                 store.delete(whole)
 
 
-def files_of(spec: Spec) -> set[str]:
+def files_of(store: Store, spec: Spec) -> set[str]:
     """Return the names of all files of a cache with this spec."""
     shards, layout = range(spec.num_shards), shard_format(spec)
     by_shard = (name for shard in shards for name in (*files_of_shard(spec, shard), commit_file(shard)))
-    return {PLAN_FILE, BUILD_FILE, REJECTED_FILE, SEAL_FILE, *layout.metadata(), *by_shard}
+    parts = map(part_file, range(len(spec.parts)))
+    whole = {BUILD_FILE, REJECTED_FILE, SEAL_FILE, SHARDS_FILE, TEXTS_FILE}
+    return {*whole, *layout.metadata(), *parts, *texts_files(store), *by_shard}
+
+
+def texts_files(store: Store) -> Iterator[str]:
+    """Yield the files of the texts in force and of those before; if texts.json is damaged, all in their folder."""
+    try:
+        yield from read_texts(store).files
+    except CacheError:
+        with suppress(NotADirectoryError):
+            yield from (f"{TEXTS}/{name}" for name in store.list(TEXTS) if not name.startswith("."))
 
 
 def is_leftover(name: str, known: set[str]) -> bool:
@@ -150,13 +179,16 @@ def verify(
     findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec, seal)]
     chosen = [subset is None or shard in subset for shard in range(spec.num_shards)]
     tasks = [ShardTask(shard=shard, level=level if each else "quick") for shard, each in enumerate(chosen)]
-    check_plan_task, check_shard = partial(check_plan, store, spec, seal, tasks), ShardVerifier(surveyed, spec)
+    check_plan_task, check_shard = PlanChecker(store, spec, seal, tasks), ShardVerifier(surveyed, spec)
     plan, checked = check_all(check_plan_task, check_shard, tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         rejected = file_finding(store, msgspec.structs.replace(seal.rejected_file, path=REJECTED_FILE))
         findings += [rejected] if rejected else []
-        findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
+        if roll := surveyed.roll.value:
+            findings += seal_findings(spec, seal, roll, checked, {finding.file for finding in findings})
+        elif surveyed.roll.problem and seal.spec == spec:
+            findings.append(damage_finding(surveyed.roll.problem, store, SHARDS_FILE))
     covered = [each for each in checked if chosen[each.task.shard]]
     return replace(
         nothing,

@@ -191,7 +191,7 @@ def planned_batches(
     reader: Reader, store: Store, spec: Spec, shards: Iterable[int], take_buffer: Callable[[ArraySpec], Inputs]
 ) -> Iterator[Batch]:
     """Yield every batch of these shards, in order, not yet read, in buffers from `take_buffer`."""
-    plan = open_plan(store)
+    plan = open_plan(store, spec)
     for shard in shards:
         planned, array = plan.shard(shard), spec.array_of(shard)
         for start in range(0, planned.num_rows, spec.array.encoder.batch_size):

@@ -19,7 +19,7 @@ from typing import Any
 
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
-from cache_store.format.layout import PLAN_FILE, SPEC_FILE
+from cache_store.format.layout import PLAN, SPEC_FILE, part_file
 from cache_store.log import log_info
 from cache_store.messages import printable
 from cache_store.program.running import hold_stop_signals, usable_cores
@@ -211,12 +211,12 @@ class RayWorker:
 def refuse_unseen_plan(job: EncodeJob) -> None:
     """Raise CacheError if this node does not see the planned cache."""
     try:
-        seen = job.store.has(PLAN_FILE) and job.store.has(SPEC_FILE) and read_spec(job.store) == job.spec
+        seen = job.store.has(part_file(0)) and job.store.has(SPEC_FILE) and read_spec(job.store) == job.spec
     except EncodeOnceError:
         seen = False
     if not seen:
         raise CacheError(
-            f"node {os.uname().nodename} does not see the plan at {job.store.where(PLAN_FILE)}; on Ray, every node "
+            f"node {os.uname().nodename} does not see the plan at {job.store.where(PLAN)}; on Ray, every node "
             "must see the cache, the images and the model under the same paths"
         )
 

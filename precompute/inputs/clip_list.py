@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any
 
 from cache_store.errors import SourceError
-from cache_store.format.plan import PlanFile
-from cache_store.format.tables import CLIP_START
+from cache_store.format.plan import Plan
+from cache_store.format.tables import CLIP_START, WITHDRAWN
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.daemon_threads import map_concurrently
 from precompute.clips.config import ClipConfig
@@ -85,14 +85,14 @@ def clip_id(video: str, config: ClipConfig, first: int) -> str:
     return video if config.pick in ("head", "middle") else f"{video}@{first}"
 
 
-def clips_in_plan(plan: PlanFile, config: ClipConfig) -> dict[str, PlannedClips]:
+def clips_in_plan(plan: Plan, config: ClipConfig) -> dict[str, PlannedClips]:
     """Return the clips that a plan has of each video, by the video's id; a video with a withdrawn clip is left out."""
     found, incomplete = dict[str, PlannedClips](), set[str]()
     for shard in range(plan.num_shards):
-        for row in plan.shard(shard, ["id", "uri", "fingerprint", CLIP_START]).to_pylist():
+        for row in plan.shard(shard, ["id", "uri", "fingerprint", "state", CLIP_START]).to_pylist():
             video = row["id"] if config.pick in ("head", "middle") else row["id"].rpartition("@")[0]
             held = found.setdefault(video, PlannedClips(row["uri"], row["fingerprint"], []))
-            if row[CLIP_START] is None or (held.uri, held.fingerprint) != (row["uri"], row["fingerprint"]):
+            if row["state"] == WITHDRAWN or (held.uri, held.fingerprint) != (row["uri"], row["fingerprint"]):
                 incomplete.add(video)
                 continue
             held.rows.append((row["id"], row[CLIP_START]))

@@ -15,7 +15,7 @@ import numpy as np
 
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import ArraySpec, ImageRecipe, Size
-from cache_store.format.plan import PlanFile
+from cache_store.format.plan import Plan
 from cache_store.format.tables import CLIP_START
 from cache_store.storage.prefetch import SharedResults
 from precompute.clips.config import ClipConfig, count_for
@@ -54,7 +54,7 @@ class FrameReader(ABC):
         self._source, self._recipe, self._busy = source, recipe, busy or BusyTimes()
         self._digests = SharedResults[tuple[str, Place | None], str](self._hash, DIGESTS_HELD)
 
-    def samples(self, listed: Samples, planned: PlanFile | None) -> Samples:
+    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
         return listed
 
     @abstractmethod
@@ -144,7 +144,7 @@ class ClipReader(FrameReader):
         self._clip, self._clips, self._videos = recipe.clip, clips, Videos()
         self._probed = lru_cache(VIDEOS_PROBED)(self._probe)
 
-    def samples(self, listed: Samples, planned: PlanFile | None) -> Samples:
+    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
         """Return the clips of listed videos."""
         if CLIP_START in listed.extra:
             return replace(listed, each=with_checked_starts(listed), captioned=Counter())

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import ArraySpec, Size
-from cache_store.format.plan import PlanFile
+from cache_store.format.plan import Plan
 from precompute.encoders.encoder import NO_TOKEN
 from precompute.images.fit import MID_GREY
 from precompute.sources.listing import Samples
@@ -30,7 +30,7 @@ class Reader(Protocol):
     null_inputs: Inputs | None
     """The null prompt's tokens; None if the cache has no texts."""
 
-    def samples(self, listed: Samples, planned: PlanFile | None) -> Samples:
+    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
         """Return the samples of listed files, which may be several of a file; `planned` has those of an earlier plan,
         made with the same config.
         """

@@ -6,7 +6,7 @@ import numpy as np
 
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import ArraySpec, Size, TextRecipe
-from cache_store.format.plan import PlanFile, text_of
+from cache_store.format.plan import Plan, text_of
 from precompute.encoders.encoder import NO_TOKEN, TextInputs
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected
@@ -25,7 +25,7 @@ class TextReader:
         self._encoder, self._recipe = encoder, recipe
         self.null_inputs: Inputs | None = np.array(encoder.null_ids, np.int32)
 
-    def samples(self, listed: Samples, planned: PlanFile | None) -> Samples:
+    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
         return listed
 
     def size(self, sample: Sample) -> Size | None:

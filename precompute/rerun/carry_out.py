@@ -12,14 +12,23 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from posixpath import commonpath, dirname
 
-from cache_store.cache.commit import make_seal, refuse_non_canonical, retract, write_seal
-from cache_store.cache.metadata import file_record, metadata_of, sums_of, write_build, write_plan, write_rejected
+from cache_store.cache.commit import refuse_non_canonical, retract, sum_up, write_seal
+from cache_store.cache.metadata import (
+    file_record,
+    metadata_of,
+    put_in_force,
+    put_part,
+    put_texts,
+    record_bytes,
+    write_build,
+)
 from cache_store.cache.survey import Reading, survey_build
 from cache_store.copy.withdraw import finish_withdrawal
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import PLAN_FILE, REJECTED_FILE, SEAL_FILE, commit_file
-from cache_store.format.schema import BuildRecord, CommitContent, FileRecord, Listed, Seal, Spec
+from cache_store.format.layout import REJECTED_FILE, SEAL_FILE, SHARDS_FILE, TEXTS_FILE, commit_file, part_file
+from cache_store.format.roll import Roll
+from cache_store.format.schema import BuildRecord, CommitContent, FileRecord, Listed, PartTexts, Seal, Spec
 from cache_store.log import log_info, log_warning
 from cache_store.messages import counted, printable
 from cache_store.program.running import stop_on_signals
@@ -78,21 +87,18 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
     records of shards to replace.
     """
     survey, store, config = facts.survey, inputs.store, inputs.config
-    sizes = "" if work.plan_file else sizes_note(work.spec)
+    sizes = "" if work.is_planned else sizes_note(work.spec)
     for note in filter(None, (*work.notes, facts.note, sizes)):
         log_info(printable(note))
     for warning in facts.warnings:
         log_warning(printable(warning))
-    if work.plan_file is None:
-        write_plan(store, work.spec, map(work.plan_rows, range(work.spec.num_shards)))
-    store.make_durable(PLAN_FILE)  # and all beside it, before anything relies on it
-    plan_file = work.plan_file or file_record(store, PLAN_FILE)
+    plan_files = write_plan(store, work)
     replaced = work.shards_to("replace") if for_ranks else []
-    if work.is_extension or facts.extended_before or replaced:
+    if work.is_extension or replaced:
         store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards
     for shard in replaced:
         retract(store, shard)
-    listed = listing_record(work, plan_file)
+    listed = listing_record(work, plan_files)
     build, digest = survey.build.value, work.spec.digest
     if build is None or (build.config, build.listed, build.spec_digest) != (config.recorded(), listed, digest):
         write_build(store, config.recorded(), listed, spec_digest=digest)
@@ -100,20 +106,37 @@ def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: 
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)
     forget_sizes(store)
-    return replace(work.without_plan(), plan_file=plan_file)
+    return replace(work.without_plan(), plan_files=plan_files)
 
 
-def listing_record(work: Work, plan_file: FileRecord) -> Listed | None:
+def write_plan(store: Store, work: Work) -> tuple[FileRecord, ...]:
+    """Write the parts and texts that are not there; return the parts' files, which are durable with all beside them."""
+    spec, plan_files, texts = work.spec, [*work.plan_files], list[PartTexts]()
+    assert work.plan is not None
+    for number, part in enumerate(spec.parts):
+        shards, is_planned = work.plan.cut.shards_of(number), number < len(plan_files)
+        if is_planned and number in work.texts:
+            texts.append(work.texts[number])
+            continue
+        tables = [work.source_rows(shard) for shard in shards]
+        if not is_planned:
+            sizes = (spec.names[array] for array in spec.array_indices[shards.start : shards.stop])
+            made, file = put_part(store, number, zip(tables, sizes, strict=True))
+            assert made == part, number
+            plan_files.append(file)
+        texts.append(work.texts.get(number) or put_texts(store, number, tables))
+    if len(work.texts) < len(texts):
+        put_in_force(store, texts)
+    for name in (TEXTS_FILE, texts[0].file(0).path, part_file(0)):  # and all beside them
+        store.make_durable(name)
+    return tuple(plan_files)
+
+
+def listing_record(work: Work, plan_files: Sequence[FileRecord]) -> Listed | None:
     """Make the record of the listing, once its plan is on disk."""
     if work.plan is None:
         return None
-    digests = work.plan.digests
-    return Listed(
-        source=work.source_version,
-        plan_sha256=plan_file.sha256,
-        plan_digest=digests.whole,
-        shard_digests=digests.shards,
-    )
+    return Listed(source=work.source_version, plan=tuple(file.sha256 for file in plan_files))
 
 
 def make_way_for_ranks(store: Store, work: Work) -> None:
@@ -204,17 +227,14 @@ def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None
 
 
 def held_seal(store: Store, work: Work, contents: Sequence[CommitContent]) -> Seal | None:
-    """Return the earlier seal if it sums up these records and rejected.parquet is as sealed; opens no samples table."""
+    """Return the earlier seal if it sums up these records and the files beside it are as sealed."""
     held = work.earlier_seal
-    if held and work.plan_file and held.sums_up(work.spec, work.plan_file, contents) and store.has(REJECTED_FILE):
-        return held if file_record(store, REJECTED_FILE) == held.rejected_file else None
-    return None
-
-
-def new_seal(store: Store, work: Work, contents: Sequence[CommitContent]) -> Seal:
-    assert work.plan_file is not None
-    files = work.plan_file, write_rejected(store, work.spec, contents)
-    return make_seal(work.spec, contents, sums_of(store, work.spec, contents), files)
+    if held is None or not work.has_roll or (held.spec, held.plan_files) != (work.spec, work.plan_files):
+        return None
+    if record_bytes(SHARDS_FILE, Roll.of(work.spec, contents).data) != held.shards_file:
+        return None
+    is_there = store.has(REJECTED_FILE) and file_record(store, REJECTED_FILE) == held.rejected_file
+    return held if is_there else None
 
 
 def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
@@ -224,7 +244,8 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
     refuse_non_canonical(store, contents)
     store.make_durable(commit_file(0))  # and so all other records
-    seal = write_seal(store, held_seal(store, work, contents) or new_seal(store, work, contents), work.earlier_seal)
+    made = held_seal(store, work, contents) or sum_up(store, work.spec, contents, work.plan_files)
+    seal = write_seal(store, made, work.earlier_seal)
     if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
         is_asked = work.has_other_samples
         why = "its samples changed; restart training" if is_asked else "the old seal did not match these shards"

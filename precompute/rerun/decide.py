@@ -5,6 +5,7 @@ copying: the recipe is in the spec, the seal and every record; the list is in th
 is in its record and the seal.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -16,9 +17,9 @@ from cache_store.cache.metadata import spec_problems
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
-from cache_store.format.plan import PlanDigests
-from cache_store.format.schema import CommitRecord, FileRecord, Recipe, Seal, Spec
+from cache_store.format.layout import BUILD_FILE, PLAN, SPEC_FILE, commit_file
+from cache_store.format.plan import PlanDigests, encoded_texts_digest
+from cache_store.format.schema import CommitRecord, FileRecord, PartTexts, Recipe, Seal, Spec
 from cache_store.messages import counted
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
@@ -61,9 +62,11 @@ class Work:
     rows_before: int = 0
     """Rows that the cache was planned with."""
     trusted: Rows | None = None
-    """These rows from the plan file; None if its fingerprints cannot be trusted."""
-    plan_file: FileRecord | None = None
-    """The plan's file; None if it has to be written."""
+    """These rows from the plan's files; None if their fingerprints cannot be trusted."""
+    plan_files: tuple[FileRecord, ...] = ()
+    """The parts' files, as far as they are as they must be; the others have to be written."""
+    texts: Mapping[int, PartTexts] = field(default_factory=dict)
+    """The texts in force of the parts whose files are sound; those of the others have to be written."""
     source_version: str | None = None
     """Version of the source, if `plan` holds all its samples; None if every build must list it."""
     kept: Mapping[int, CommitRecord] = field(default_factory=dict)
@@ -71,6 +74,8 @@ class Work:
     tasks: Mapping[int, Task] = field(default_factory=dict)
     """The other shards, in order."""
     earlier_seal: Seal | None = None
+    has_roll: bool = False
+    """Whether shards.bin is as the earlier seal names it."""
     notes: tuple[str, ...] = ()
     """Notes for the user, such as damage that is mended."""
     num_retried: int = 0
@@ -107,13 +112,10 @@ class Work:
         assert self.plan is not None
         return self.plan.shard(shard, columns)
 
-    def plan_rows(self, shard: int) -> pa.Table:
-        """Return a shard's rows, with the fingerprints that the images had when they were encoded."""
-        rows = self.source_rows(shard)
-        if self.trusted is None or shard >= self.trusted.num_shards:
-            return rows
-        before = self.trusted.shard(shard, ["fingerprint"])["fingerprint"].combine_chunks()
-        return rows.set_column(rows.column_names.index("fingerprint"), "fingerprint", before)
+    @property
+    def is_planned(self) -> bool:
+        """Whether every part of the plan is on disk."""
+        return len(self.plan_files) == len(self.spec.parts)
 
     def without_plan(self) -> "Work":
         """Drop the plan once it is on disk, so that memory does not grow with the data set."""
@@ -129,8 +131,8 @@ class Work:
 def decide(facts: Facts, request: BuildRequest) -> Work:
     """Decide the work; raise StaleError if the cache was made from other inputs, ConfigError if it is impossible."""
     survey, found = facts.survey, facts.found
-    assert found is not None
     if not survey.has_cache:
+        assert found is not None
         spec = make_spec(facts.recipe, found)
         tasks = dict.fromkeys(range(spec.num_shards), Task("build"))
         return Work(spec=spec, plan=found, source_version=facts.source_version, tasks=tasks)
@@ -145,18 +147,21 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
     spec = make_spec(recipe, samples)
     if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
         raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
-    keeps_plan = trusted is not None and spec.rows == len(planned)
-    kept, tasks, notes = divide_shards(spec, survey, samples.digests, request)
+    refuse_lost_withdrawals(survey, samples.digests.withdrawn)
+    in_force = planned if planned.is_on_disk and len(survey.texts) >= len(planned.cut.parts) else samples
+    kept, tasks, notes = divide_shards(spec, survey, samples.digests, in_force, request)
     work = Work(
         spec=spec,
         plan=samples,
         rows_before=len(planned),
         trusted=trusted,
-        plan_file=survey.plan.value.file if survey.plan.value and keeps_plan else None,
+        plan_files=survey.plan.value.files if survey.plan.value and trusted else (),
+        texts={part: each for part, each in survey.texts.items() if part < len(planned.cut.parts)},
         source_version=None if num_left_out else facts.source_version,
         kept=kept,
         tasks=tasks,
         earlier_seal=survey.seal.value,
+        has_roll=survey.roll.value is not None,
     )
     return replace(work, notes=(*notes, *metadata_notes(facts, work, num_left_out)))
 
@@ -174,7 +179,7 @@ def decide_planned(facts: Facts, request: BuildRequest) -> Work:
     work = decide(facts, request)
     refuse_mending(survey.store, work.shards_to("mend"), request)
     damage = next(damaged_metadata(survey, work.spec), None)
-    if damage or work.plan_file is None:
+    if damage or work.trusted is None:
         refuse_unfinished_plan(survey.store, damage, request)
     return work
 
@@ -194,26 +199,23 @@ def checked_spec(spec: Spec) -> Spec:
 def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
     """Return the samples that the cache will hold, and how many new ones are left out; raise StaleError if others."""
     survey, planned, found = facts.survey, facts.planned, facts.found
-    assert found is not None
     if planned is None:
-        refuse_lost_list(survey, found.digests)
-    lists = (len(planned), len(found), facts.difference)
-    if not facts.is_continuation:
+        refuse_lost_list(survey, facts.num_listed)
+    lists = (len(planned), facts.num_listed, facts.difference)
+    if found is None:
         refuse_other_list(survey.store, *lists, request, has_grown=False)
-    num_new = len(found) - len(planned)
-    if not num_new or request.new_samples == "append":
-        return found, 0
-    if request.new_samples == "refuse":
+    num_left_out = facts.num_listed - len(found)
+    if num_left_out and request.new_samples == "refuse":
         refuse_other_list(survey.store, *lists, request, has_grown=True)
-    return found.with_shards_of(planned), num_new
+    return found, num_left_out
 
 
 def trusted_rows(facts: Facts) -> Rows | None:
-    """Return the rows planned before if they are from the plan file, unless that differs from the sealed one."""
+    """Return the rows planned before if they are from the plan's files, unless these differ from the sealed ones."""
     plan, seal, planned = facts.survey.plan.value, facts.survey.seal.value, facts.planned
     if plan is None or planned is None or not planned.is_on_disk:
         return None
-    if seal is not None and seal.spec == planned.spec(facts.recipe) and seal.plan_file != plan.file:
+    if seal is not None and plan.files and seal.spec == planned.spec(facts.recipe) and seal.plan_files != plan.files:
         return None
     return planned
 
@@ -225,16 +227,19 @@ def metadata_notes(facts: Facts, work: Work, num_left_out: int) -> Iterator[str]
         yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
     if survey.seal.problem:
         yield f"damage found, the seal is made again from the records: {survey.seal.problem}"
-    if work.is_extension or facts.extended_before:
-        spec = survey.spec.value
-        before = spec.rows if facts.extended_before and spec else work.rows_before
+    if work.is_extension:
         kept = f"; {counted(len(work.kept), 'shard')} kept" if work.kept else ""
-        yield f"extending from {before:,} to {counted(work.spec.rows, 'sample')}{kept}"
+        yield f"extending from {work.rows_before:,} to {counted(work.spec.rows, 'sample')}{kept}"
         return
     for finding in damaged_metadata(survey, work.spec):
         yield f"damage found and mended: {finding}"
-    if work.plan_file is None:
-        yield f"damage found, {PLAN_FILE} is written again from the source"
+    if not work.is_planned:
+        yield f"damage found, {PLAN}/ is written again from the source"
+    if facts.num_other_texts:
+        name = shlex.quote(str(survey.store))
+        yield f"the source has other texts now, which `precompute captions {name}` reads; those of before stay"
+    if lost := [part for part in range(len(work.spec.parts)) if part not in work.texts]:
+        yield f"damage found, the texts of {counted(len(lost), 'part')} are written again from the source"
 
 
 def damaged_metadata(survey: Survey, spec: Spec) -> Iterator[Finding | Exception]:
@@ -249,44 +254,69 @@ def damaged_metadata(survey: Survey, spec: Spec) -> Iterator[Finding | Exception
 
 
 def divide_shards(
-    spec: Spec, survey: Survey, digests: PlanDigests, request: BuildRequest
+    spec: Spec, survey: Survey, digests: PlanDigests, in_force: Rows, request: BuildRequest
 ) -> tuple[dict[int, CommitRecord], dict[int, Task], list[str]]:
     """Divide the shards: return the records of those to keep, the tasks of the others, and notes on damage.
 
+    `in_force` has the texts that are encoded; a shard of others, or of samples that were withdrawn since, is replaced.
+
     A rebuilt shard with the same samples must get the same bytes.
     """
-    records, problems = dict[int, CommitRecord](), dict[int, str]()
+    records, problems, outdated = dict[int, CommitRecord](), dict[int, str](), set[int]()
+    text = spec.array.text
     for shard in (shard for shard in survey.shards if shard < spec.num_shards):
         record, problem = usable_record(spec, shard, survey.shards[shard])
-        if record and record.content.plan_digest != digests.shards[shard]:
+        if record and record.content.samples != digests.shards[shard]:
             record, problem = None, problem or f"{commit_file(shard)}: was made for other samples"
+        if record and record.content.withdrawn != digests.withdrawn[shard]:
+            outdated.add(shard)
+        elif record and text and survey.texts:
+            texts = encoded_texts_digest(text, in_force.shard(shard, ["id", "conversations"]))
+            outdated.update([shard] if texts != record.content.texts else [])
         if record is not None:
             records[shard] = record
         if problem is not None:
             problems[shard] = problem
-    allowed = allowed_digests(spec, survey.seal.value, records)
+    allowed = allowed_digests(spec, survey, records)
     for shard, record in records.items():
         if shard not in problems and record.content.digest not in allowed.get(shard, ()):
             problems[shard] = f"{commit_file(shard)}: is not the record that the cache was sealed with"
-    kept = {shard: each for shard, each in records.items() if shard not in problems and shard not in request.rebuild}
+    again = {*problems, *request.rebuild, *outdated}
+    kept = {shard: each for shard, each in records.items() if shard not in again}
     tasks = dict[int, Task]()
     for shard in (shard for shard in range(spec.num_shards) if shard not in kept):
-        if shard in survey.shards or shard in allowed:
+        if shard in outdated:
+            tasks[shard] = Task("replace", rejected=records[shard].content.rejected)
+        elif shard in survey.shards or shard in allowed:
             tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
         else:
             tasks[shard] = Task("replace" if shard in survey.retracted else "build")
     return kept, tasks, [f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems)]
 
 
-def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord]) -> Mapping[int, frozenset[str]]:
+def refuse_lost_withdrawals(survey: Survey, withdrawn: Sequence[int]) -> None:
+    """Raise CacheError if the samples count fewer withdrawn ones than a record or the seal: they must not come back."""
+    counts = {shard: record.content.withdrawn for shard, record in survey.records.items()}
+    if roll := survey.roll.value:
+        counts |= dict(enumerate(roll.entries["withdrawn"].tolist()))
+    if lost := sorted(shard for shard, count in counts.items() if shard < len(withdrawn) and count > withdrawn[shard]):
+        raise CacheError(
+            f"{survey.store.where(PLAN)} lacks withdrawals of {counted(len(lost), 'shard')}, the first of shard "
+            f"{lost[0]}, which its records count; restore it from a copy, or withdraw these samples again from a copy "
+            "of the cache"
+        )
+
+
+def allowed_digests(spec: Spec, survey: Survey, records: Mapping[int, CommitRecord]) -> Mapping[int, frozenset[str]]:
     """Return the digests allowed for rebuilt shards: damage is repaired to the old bytes or not at all.
 
     The seal's digests count if at least one record matches them or no record is left; otherwise a shard may match its
     record or the seal. While a cache is extended, its seal covers only its first shards.
     """
     recorded = {shard: record.content.digest for shard, record in records.items()}
+    seal, roll = survey.seal.value, survey.roll.value
     is_sealed = seal is not None and seal.spec.recipe == spec.recipe and begins_with(spec, seal.spec)
-    sealed = dict(enumerate(seal.commits)) if seal and is_sealed else {}
+    sealed = {shard: roll.digest(shard) for shard in range(len(roll))} if roll and is_sealed else {}
     if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
         return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
     return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}

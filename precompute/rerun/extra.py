@@ -14,7 +14,7 @@ import pyarrow as pa
 from cache_store.errors import SourceError
 from cache_store.format.tables import EXTRA_TYPES
 from cache_store.messages import abridge
-from precompute.rerun.rows import EXTRA, LISTED, Rows, rows_in_scratch
+from precompute.rerun.rows import EXTRA, LISTED, ListedRows, as_planned, rows_in_scratch
 
 WHOLE, REAL = "a whole number", "a number"
 
@@ -70,12 +70,11 @@ class ExtraColumns:
         self._kinds[name].setdefault(kind, sample)
         return value
 
-    def typed(self, listed: Rows) -> Rows:
-        """Make the columns of a list in which the fields are JSON."""
-        if not self._kinds:
-            return listed
+    def typed(self, listed: ListedRows) -> ListedRows:
+        """Make the columns of a list in which the fields are JSON, and those of a plan."""
         fields = [pa.field(name, EXTRA_TYPES[self._kind(name)]) for name in self._kinds]
-        return rows_in_scratch(with_columns(table, fields) for table in listed.shards())
+        tables = (with_columns(table, fields) if fields else table for table in listed.shards())
+        return rows_in_scratch(as_planned(tables), listed.parts)
 
     def _kind(self, name: str) -> str:
         """Return the kind that all values of a column share; whole numbers are numbers too."""

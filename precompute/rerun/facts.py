@@ -10,12 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from cache_store.cache.survey import PlanOnDisk, Reading, Survey, survey, survey_without_reading_plan
 from cache_store.errors import ConfigError
 from cache_store.format.array import ArrayRecipe, SampleAxes, Size
+from cache_store.format.plan import texts_digest
 from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import BuildRecord, Recipe, SizedArray, Spec
+from cache_store.format.tables import TEXTS_SCHEMA
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.inputs import Reader, make_reader
@@ -23,7 +26,7 @@ from precompute.rerun.arrange import Arranger, BySize, OneSize, Order
 from precompute.rerun.file_sizes import FileSizes
 from precompute.rerun.match_rows import NO_DIFFERENCE, PlanDifference, compare_plans, reorder_by_ids
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import NO_IDS, Rows, rows_on_disk
+from precompute.rerun.rows import Cut, ListedRows, Rows, cut_like, cut_rows, ids_where, rows_on_disk
 from precompute.rerun.source_plan import list_source
 from precompute.sources.images import Source
 
@@ -62,13 +65,16 @@ class Facts:
     recipe: Recipe
     """The recipe that config and encoder ask for."""
     found: Rows | None
-    """The source's samples, in the cache's rows as far as it has them; None if ranks find no whole plan."""
+    """The source's samples, in the cache's rows as far as it has them; None if ranks find no whole plan, and if the
+    source does not have the planned samples."""
+    num_listed: int = 0
+    """Number of the source's samples, whatever they are."""
     planned: Rows | None = None
     """The samples that the cache was planned with; None for a new cache, and if they are lost."""
-    is_continuation: bool = False
-    """Whether `found` begins with all of `planned`."""
     difference: PlanDifference = NO_DIFFERENCE
     """How `found` differs from `planned`."""
+    num_other_texts: int = 0
+    """Parts whose texts in the source are not those in force."""
     source_version: str | None = None
     """The source's version from before the listing; None if every build must list it."""
     note: str = ""
@@ -76,12 +82,6 @@ class Facts:
     warnings: Sequence[str] = ()
     free_bytes: int | None = None
     """Bytes free at the cache's place; None if unknown."""
-
-    @property
-    def extended_before(self) -> bool:
-        """Whether a run planned an extension and was stopped before it wrote the new spec."""
-        spec, planned = self.survey.spec.value, self.planned
-        return bool(spec and planned and spec.recipe == self.recipe and spec.rows < len(planned))
 
 
 def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
@@ -114,9 +114,10 @@ def make_arranger(
     """Make what sorts samples by size; sizes that are read are kept in the store, if one is given."""
     array_of = partial(sized_array, encoder)
     if len(sizes := config.example_sizes) == 1:
-        return OneSize(array_of(sizes[0]), recipe.samples_per_shard)
+        return OneSize(array_of(sizes[0]), recipe.samples_per_shard, config.store.rows_per_part)
     order, image = ORDERS.get(config.source.kind, "aspect"), recipe.array.images
-    return BySize(image.rule, recipe.samples_per_shard, FileSizes(reader, image.digest, store), array_of, order)
+    sizes_of, rows = FileSizes(reader, image.digest, store), (recipe.samples_per_shard, config.store.rows_per_part)
+    return BySize(image.rule, *rows, sizes_of, array_of, order)
 
 
 def sized_array(encoder: "Encoder", size: Size) -> SizedArray:
@@ -139,7 +140,7 @@ def read_facts(inputs: BuildInputs, build: Reading[BuildRecord]) -> Facts:
     surveyed = survey(store, build)
     array_of, recipe = known_arrays(surveyed, inputs.encoder), inputs.recipe
     if is_unchanged and (rows := unchanged_rows(surveyed, array_of)):
-        facts = compare_lists(surveyed, recipe, rows, array_of)
+        facts = Facts(survey=surveyed, recipe=recipe, found=rows, planned=rows, num_listed=len(rows))
     else:
         texts, threads, held = inputs.encoder.texts, config.run.threads(1), surveyed.plan.value
         reader = make_reader(inputs.source, recipe.array, texts, clips=config.clip, threads=threads)
@@ -167,7 +168,8 @@ def planned_facts(surveyed: Survey, recipe: Recipe, array_of: ArrayOf) -> Facts:
     spec, plan = surveyed.spec.value, surveyed.plan.value
     if spec is None or plan is None or not is_plan_of(plan, spec):
         return Facts(survey=surveyed, recipe=recipe, found=None)
-    return compare_lists(surveyed, recipe, rows_on_disk(plan.plan, plan.digests, array_of), array_of)
+    rows = rows_on_disk(plan.plan, plan.digests, array_of)
+    return Facts(survey=surveyed, recipe=recipe, found=rows, planned=rows, num_listed=len(rows))
 
 
 def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_version: str | None) -> bool:
@@ -178,54 +180,54 @@ def is_source_unchanged(build: BuildRecord | None, config: BuildConfig, source_v
 
 
 def unchanged_rows(surveyed: Survey, array_of: ArrayOf) -> Rows | None:
-    """Return the plan's rows; None if plan, spec or seal is lost, damaged or replaced since the source was listed."""
+    """Return the plan's rows; None if plan, texts, spec or seal is lost, damaged or replaced since the listing."""
     spec, plan, seal, build = surveyed.spec.value, surveyed.plan.value, surveyed.seal.value, surveyed.build.value
     if spec is None or plan is None or build is None or (listed := build.listed) is None:
         return None
-    if plan.file.sha256 != listed.plan_sha256 or not is_plan_of(plan, spec):
+    if tuple(file.sha256 for file in plan.files) != listed.plan or not is_plan_of(plan, spec):
         return None
-    if (seal and seal.plan_file != plan.file) or not has_recipe(surveyed, spec.recipe):
+    if (seal and seal.plan_files != plan.files) or not has_recipe(surveyed, spec.recipe):
+        return None
+    if len(surveyed.texts) < len(spec.parts):
         return None
     return rows_on_disk(plan.plan, plan.digests, array_of)
 
 
 def compare_lists(
-    surveyed: Survey,
-    recipe: Recipe,
-    found: Rows,
-    array_of: ArrayOf,
-    arranger: Arranger | None = None,
-    *,
-    grows: bool = False,
+    surveyed: Survey, recipe: Recipe, listed: ListedRows, array_of: ArrayOf, arranger: Arranger, *, grows: bool
 ) -> Facts:
     """Find the samples that the cache was planned with, and put the source's samples into its rows.
 
-    The `arranger` sorts the samples of a new cache by size, and if the cache `grows`, the new ones; None if `found` are
-    the rows of the cache's plan.
-    A cache of another recipe is refused anyway, so its lists are not compared.
+    The `arranger` sorts the samples of a new cache by size, and if the cache `grows`, the new ones. A cache of another
+    recipe is refused anyway, so its lists are not compared.
     """
-    if arranger and not surveyed.has_cache:
-        found = arranger.arrange_new(found)
-    facts = Facts(survey=surveyed, recipe=recipe, found=found)
-    if not surveyed.has_cache or not has_recipe(surveyed, recipe):
+    facts = Facts(survey=surveyed, recipe=recipe, found=None, num_listed=len(listed))
+    if not surveyed.has_cache:
+        return replace(facts, found=arranger.arrange_new(listed))
+    if not has_recipe(surveyed, recipe):
         return facts
-    planned, size = planned_rows(surveyed, recipe, found, array_of), recipe.samples_per_shard
-    if planned is None and arranger:
-        found = arranger.arrange_new(found)  # the plan is lost, and the source gives it again
-        planned = planned_rows(surveyed, recipe, found, array_of)
+    planned = planned_rows(surveyed, recipe, listed, array_of, arranger)
     if planned is None:
-        return replace(facts, found=found)
-    in_rows = found.cut_like(planned, size)
-    if in_rows is None:
-        found = reorder_by_ids(found, planned.id_hashes(), size)
-        in_rows = found.cut_like(planned, size)
-    if in_rows and arranger and grows and len(in_rows) > len(planned):
-        in_rows = arranger.arrange_added(planned, found)
-    if in_rows is None:
-        return replace(facts, planned=planned, difference=compare_plans(planned, found))
-    added = in_rows.ids_where(np.arange(len(in_rows)) >= len(planned)) if len(in_rows) > len(planned) else NO_IDS
+        return facts
+    found = cut_like(listed, planned)
+    if found is None:
+        listed = reorder_by_ids(listed, planned.id_hashes(), recipe.samples_per_shard)
+        found = cut_like(listed, planned)
+    if found is None or np.greater(found.digests.withdrawn, planned.digests.withdrawn).any():
+        return replace(facts, planned=planned, difference=compare_plans(planned, listed))
+    if grows and len(listed) > len(planned):
+        found = arranger.arrange_added(planned, listed)
+    added = ids_where(listed, listed.bounds, np.arange(len(listed)) >= len(planned))
     difference = PlanDifference(added=added)
-    return replace(facts, found=in_rows, planned=planned, is_continuation=True, difference=difference)
+    held = [(part, texts) for part, texts in surveyed.texts.items() if part < len(planned.cut.parts)]
+    others = sum(texts.digest != texts_of(found, part) for part, texts in held) if found else 0
+    return replace(facts, found=found, planned=planned, difference=difference, num_other_texts=others)
+
+
+def texts_of(found: Rows, part: int) -> str:
+    """Return the digest of the texts of a part as the source has them."""
+    names = ["id", *TEXTS_SCHEMA.names, *found.plan.extra]
+    return texts_digest(pa.concat_tables([found.shard(shard, names) for shard in found.cut.shards_of(part)]))
 
 
 def has_recipe(surveyed: Survey, recipe: Recipe) -> bool:
@@ -241,7 +243,9 @@ def stated_specs(surveyed: Survey) -> list[Spec]:
     return [spec for spec in (surveyed.spec.value, sealed) if spec]
 
 
-def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows, array_of: ArrayOf) -> Rows | None:
+def planned_rows(
+    surveyed: Survey, recipe: Recipe, listed: ListedRows, array_of: ArrayOf, arranger: Arranger
+) -> Rows | None:
     """Find the rows that the cache was planned with: those of its plan, or of the source if they are equal.
 
     The spec and the seal say which rows those are, or else all records do. None if neither list has them.
@@ -250,33 +254,20 @@ def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows, array_of: ArrayO
     if plan and (any(is_plan_of(plan, spec) for spec in stated) or (not stated and fits_records(surveyed, plan))):
         return rows_on_disk(plan.plan, plan.digests, array_of)
     for spec in stated:
-        if plan and extends(plan, spec):
-            return rows_on_disk(plan.plan, plan.digests, array_of)
-        if found.digests.whole == spec.plan_digest:
-            return restored_rows(found, spec)
+        if len(listed) == spec.rows:
+            found = cut_rows(arranger.arrange_new(listed).plan, Cut.of(spec))
+            if found.digests.parts == spec.parts:
+                return found
     return None
 
 
 def is_plan_of(plan: PlanOnDisk, spec: Spec) -> bool:
     """Return whether the plan has the rows of the spec, cut into the same shards."""
-    return plan.digests.whole == spec.plan_digest and plan.plan.is_cut_as(spec)
-
-
-def extends(plan: PlanOnDisk, spec: Spec) -> bool:
-    """Return whether the plan begins with the rows and shards of the spec: then an extension was planned."""
-    begins = np.array_equal(plan.plan.bounds[: spec.num_shards + 1], spec.bounds)
-    return begins and plan.plan.digests(spec.num_shards).whole == spec.plan_digest
+    return plan.digests.parts == spec.parts and plan.plan.is_cut_as(spec)
 
 
 def fits_records(surveyed: Survey, plan: PlanOnDisk) -> bool:
     """Return whether every record was made for the plan's rows."""
     contents = [record.content for record in surveyed.records.values()]
     shards = plan.digests.shards
-    return bool(contents) and all(
-        each.shard < len(shards) and each.plan_digest == shards[each.shard] for each in contents
-    )
-
-
-def restored_rows(found: Rows, spec: Spec) -> Rows:
-    """Cut the source's rows, which have the spec's digest, as the spec says."""
-    return found.cut_at(spec.bounds, spec.arrays, spec.array_indices)
+    return bool(contents) and all(each.shard < len(shards) and each.samples == shards[each.shard] for each in contents)

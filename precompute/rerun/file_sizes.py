@@ -13,11 +13,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.layout import SIZES
+from cache_store.format.tables import WITHDRAWN
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.daemon_threads import map_concurrently
 from cache_store.storage.store import Store
 from precompute.inputs.reader import Reader
-from precompute.rerun.rows import Rows
+from precompute.rerun.rows import ListedRows
 
 BLOCK_ROWS = 2**14
 """Files of a block: their sizes are read together and kept in one file, of 192 KiB."""
@@ -33,7 +34,7 @@ class FileSizes:
         """`rule` changes with all that sizes depend on besides the files."""
         self._reader, self._rule, self._store = reader, rule, store
 
-    def of(self, rows: Rows, first: int = 0) -> NDArray[np.int32]:
+    def of(self, rows: ListedRows, first: int = 0) -> NDArray[np.int32]:
         """Return frames, height and width of the files of rows [first, …), 0 where one cannot be read: [rows, 3]."""
         parts = [np.empty((0, len(UNKNOWN)), np.int32)]
         with ProgressBar("image sizes", len(rows) - first, "image") as bar:
@@ -54,13 +55,13 @@ class FileSizes:
         return found
 
     def _size(self, row: dict[str, Any]) -> tuple[int, ...]:
-        is_withdrawn = row["fingerprint"] is None
-        return UNKNOWN if is_withdrawn else self._reader.size(row) or UNKNOWN
+        return UNKNOWN if row["state"] == WITHDRAWN else self._reader.size(row) or UNKNOWN
 
 
-def blocks_of(rows: Rows, first: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-    for start in range(first, len(rows), BLOCK_ROWS):
-        yield rows.plan.rows(start, min(start + BLOCK_ROWS, len(rows)), columns)
+def blocks_of(rows: ListedRows, first: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+    count = len(rows)
+    for start in range(first, count, BLOCK_ROWS):
+        yield rows.rows(start, min(start + BLOCK_ROWS, count), [*columns, "state"])
 
 
 def files_digest(block: pa.Table, rule: str) -> str:

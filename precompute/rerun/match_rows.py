@@ -8,9 +8,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cache_store.format.plan import PlanFile, extra_columns, is_withdrawn
-from cache_store.format.tables import PLAN_SCHEMA
-from precompute.rerun.rows import NO_IDS, Hashes, Rows, SomeIds, hashes_of, number_rows, rows_in_scratch, slices_of
+from cache_store.format.plan import Plan, ShardedRows, is_withdrawn
+from cache_store.format.tables import CLIP_START, PLAN_SCHEMA
+from precompute.rerun.rows import (
+    NO_IDS,
+    Hashes,
+    ListedRows,
+    Rows,
+    SomeIds,
+    hashes_of,
+    id_hashes,
+    ids_where,
+    rows_in_scratch,
+    slices_of,
+)
 
 Places = NDArray[np.int64]
 
@@ -30,7 +41,7 @@ class PlanDifference:
         parts = [
             (self.added, "new"),
             (self.removed, "gone"),
-            (self.changed, "with another image name, text or extra field"),
+            (self.changed, "with another image name"),
         ]
         return "; ".join(f"{ids.total:,} {what} ({ids})" for ids, what in parts if ids.total)
 
@@ -38,64 +49,63 @@ class PlanDifference:
 NO_DIFFERENCE = PlanDifference()
 
 
-def compare_plans(planned: Rows, found: Rows) -> PlanDifference:
+def compare_plans(planned: Rows, found: ListedRows) -> PlanDifference:
     """Compare two plans by hashes of ids and of the other columns, in 24 bytes of memory per sample.
 
     A sample that another cache, as the source, has withdrawn counts as removed.
     """
-    before, now = planned.id_hashes(), found.id_hashes()
+    before, now = planned.id_hashes(), id_hashes(found.shards(["id"]))
     places, is_there = places_of(now, before)
     differs = content_hashes(planned) != content_hashes(found)[places]
     is_new = np.ones(len(now), bool)
     is_new[places[is_there]] = False
-    is_gone = ~is_there | (differs & withdrawn_rows(found)[places])
+    is_gone = ~is_there | (withdrawn_rows(found)[places] & ~withdrawn_rows(planned))
     return PlanDifference(
-        added=found.ids_where(is_new),
-        removed=planned.ids_where(is_gone),
-        changed=planned.ids_where(differs & ~is_gone),
+        added=ids_where(found, found.bounds, is_new),
+        removed=ids_where(planned, planned.cut.bounds, is_gone),
+        changed=ids_where(planned, planned.cut.bounds, differs & ~is_gone),
     )
 
 
-def withdrawn_rows(rows: Rows) -> NDArray[np.bool_]:
-    return np.concatenate([np.empty(0, bool), *map(is_withdrawn, rows.shards(["conversations"]))])
+def withdrawn_rows(rows: Rows | ListedRows) -> NDArray[np.bool_]:
+    return np.concatenate([np.empty(0, bool), *map(is_withdrawn, rows.shards(["state"]))])
 
 
-def content_hashes(rows: Rows) -> Hashes:
-    """Hash every row's uri, conversations and extra columns."""
-    tables = rows.shards([name for name in rows.plan.digested if name not in ("row", "id")])
+def content_hashes(rows: Rows | ListedRows) -> Hashes:
+    """Hash every row's uri and where its clip begins."""
+    tables = rows.shards(["uri", CLIP_START])
     return np.concatenate([np.empty(0, np.int64), *(hashes_of(map(repr, table.to_pylist())) for table in tables)])
 
 
-def with_withdrawn(found: Rows, plan: PlanFile) -> Rows:
+def with_withdrawn(found: ListedRows, plan: Plan) -> ListedRows:
     """Replace the withdrawn samples of a plan in a source's list, which may lack them, by their rows of the plan.
 
-    These come last. It reads the texts of the plan and, if a sample is withdrawn, the whole list.
+    These come last.
     """
-    texts = (plan.shard(shard, ["conversations"]) for shard in range(plan.num_shards))
-    tables = [plan.shard(shard) for shard, each in enumerate(texts) if is_withdrawn(each).any()]
-    if not tables:
+    shards = [shard for part in range(plan.parts) for shard in plan.withdrawn_shards(part)]
+    if not shards:
         return found
-    withdrawn = pa.concat_tables([table.filter(pa.array(is_withdrawn(table))) for table in tables])
+    rows = pa.concat_tables([plan.shard(shard, PLAN_SCHEMA.names) for shard in shards])
+    withdrawn = rows.filter(pa.array(is_withdrawn(rows)))
     ids = withdrawn["id"].combine_chunks()
 
-    def shards() -> Iterator[pa.Table]:
+    def tables() -> Iterator[pa.Table]:
         for table in found.shards():
             left = table.filter(pc.invert(pc.is_in(table["id"], ids)))
             if left.num_rows:
                 yield left
-        schema = left.schema
-        extra = {name: pa.nulls(len(ids), schema.field(name).type) for name in extra_columns(schema)}
-        yield pa.table({**{name: withdrawn[name] for name in PLAN_SCHEMA.names}, **extra}, schema=schema)
+        texts = {name: pa.nulls(len(ids), table.schema.field(name).type) for name in table.column_names}
+        yield pa.table({**texts, **{name: withdrawn[name] for name in PLAN_SCHEMA.names}}, schema=table.schema)
 
-    return rows_in_scratch(number_rows(shards()))
+    return rows_in_scratch(tables(), found.parts)
 
 
-def reorder_by_ids(found: Rows, ids: Hashes, samples_per_shard: int, rows_held: int = ROWS_HELD) -> Rows:
+def reorder_by_ids(found: ListedRows, ids: Hashes, samples_per_shard: int, rows_held: int = ROWS_HELD) -> ListedRows:
     """Reorder `found`: first the samples that `ids` name, in that order, then the others, in their own order."""
-    order = order_of(found.id_hashes(), ids)
+    order = order_of(id_hashes(found.shards(["id"])), ids)
     if len(order) == len(found) and (order[1:] > order[:-1]).all():
         return found
-    return rows_in_scratch(number_rows(reorder(found.plan, order, samples_per_shard, rows_held)))
+    return rows_in_scratch(reorder(found, order, samples_per_shard, rows_held), found.parts)
 
 
 def order_of(found: Hashes, wanted: Hashes) -> Places:
@@ -117,7 +127,7 @@ def places_of(found: Hashes, wanted: Hashes) -> tuple[Places, NDArray[np.bool_]]
     return places, found[places] == wanted
 
 
-def reorder(found: PlanFile, order: Places, samples_per_shard: int, rows_held: int) -> Iterator[pa.Table]:
+def reorder(found: ShardedRows, order: Places, samples_per_shard: int, rows_held: int) -> Iterator[pa.Table]:
     """Yield shards of the rows of `found` at the places in `order`."""
     block = max(1, rows_held // samples_per_shard) * samples_per_shard
     for first in range(0, len(order), block):
@@ -125,7 +135,7 @@ def reorder(found: PlanFile, order: Places, samples_per_shard: int, rows_held: i
         yield from (each.combine_chunks() for each in slices_of(rows, samples_per_shard))
 
 
-def read_rows(found: PlanFile, places: Places) -> pa.Table:
+def read_rows(found: ShardedRows, places: Places) -> pa.Table:
     """Read the rows at these places, each row group only once."""
     in_order = np.argsort(places, kind="stable")
     rising = places[in_order]

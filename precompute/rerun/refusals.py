@@ -6,8 +6,7 @@ from typing import NoReturn
 
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.layout import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
-from cache_store.format.plan import PlanDigests
+from cache_store.format.layout import COMMITS, PLAN, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Recipe
 from cache_store.messages import Difference, abridge, counted, differences_between, recipe_differences, refuse
 from cache_store.storage.store import Store
@@ -84,20 +83,21 @@ def refuse_other_list(
         Difference("samples", f"{rows:,}", f"{rows_now:,}"),
         *(Difference("new sample", "", name) for name in difference.added.first),
         *(Difference("gone sample", name, "") for name in difference.removed.first),
-        *(Difference("image name or text", name, "changed") for name in difference.changed.first),
+        *(Difference("image name", name, "changed") for name in difference.changed.first),
     ]
     refuse(f"{store} was planned {summary}; it is untouched", differences, remedies)
 
 
-def refuse_lost_list(survey: Survey, source: PlanDigests) -> NoReturn:
-    """Raise StaleError if the plan file is lost or damaged, and the source's samples are not the planned ones."""
-    stated = [each.value.plan_digest for each in (survey.spec,) if each.value]
-    stated += [survey.seal.value.spec.plan_digest] if survey.seal.value else []
-    where = survey.store.where(PLAN_FILE)
+def refuse_lost_list(survey: Survey, num_listed: int) -> NoReturn:
+    """Raise StaleError if a part of the plan is lost or damaged, and the source's samples are not the planned ones."""
+    stated = [each.value for each in (survey.spec,) if each.value]
+    stated += [survey.seal.value.spec] if survey.seal.value else []
+    rows = next((f"{spec.rows:,}" for spec in stated), "lost, too")
+    where = survey.store.where(PLAN)
     refuse(
         f"{where} is lost or damaged, and the source does not list the planned samples in their order; the "
         "cache is untouched",
-        [Difference("plan digest", next(iter(stated), "lost, too"), source.whole)],
+        [Difference("samples", rows, f"{num_listed:,} others")],
         [f"restore {where} from a copy, or the source as it was when the cache was planned, and run the same command"],
         now="of the source",
     )

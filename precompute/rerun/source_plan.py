@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
-from cache_store.format.plan import PlanFile, caption_of
+from cache_store.format.plan import Plan, caption_of
 from cache_store.messages import abridge, counted
 from cache_store.storage.store import is_url, split_url
 from precompute.config import BuildConfig
@@ -27,11 +27,9 @@ from precompute.rerun.match_rows import reorder, with_withdrawn
 from precompute.rerun.rows import (
     LISTED,
     Hashes,
-    Rows,
+    ListedRows,
     hashes_of,
     listed_table,
-    number_rows,
-    plan_in_scratch,
     rows_in_scratch,
     slices_of,
 )
@@ -55,7 +53,7 @@ PAGE_ROWS = 2**10
 class SourceList:
     """A source's samples, as one run listed them."""
 
-    rows: Rows
+    rows: ListedRows
     num_missing: int
     """Samples without an image."""
     note: str
@@ -68,7 +66,7 @@ def list_source(
     source: Source,
     reader: Reader,
     config: BuildConfig,
-    planned: PlanFile | None = None,
+    planned: Plan | None = None,
     *,
     has_same_clips: bool = False,
 ) -> SourceList:
@@ -90,7 +88,7 @@ def list_source(
     return SourceList(rows=rows, num_missing=num_missing, note=samples.note, warnings=warnings)
 
 
-def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
+def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> ListedRows:
     """Plan the samples, sorted by id unless they are in rows; raise SourceError for duplicate ids or no samples."""
     extra, hashes = ExtraColumns(samples.extra, source), list[Hashes]()
     rows, schema = extra.as_text(samples), extra.listed
@@ -105,7 +103,7 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
             hashes.append(hashes_of(shard["id"].to_pylist()))
             yield shard
 
-    listed = rows_in_scratch(number_rows(hashed()))
+    listed = rows_in_scratch(hashed(), samples.parts)
     if not len(listed):
         raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.note])))
     plan = extra.typed(listed)
@@ -129,7 +127,7 @@ def sorted_by_id(
             yield from slices_of(run, page_rows)
             del run  # before the next one is made
 
-    runs = plan_in_scratch(number_rows(pages()))
+    runs = rows_in_scratch(pages())
     order = pc.sort_indices(pa.chunked_array(ids, pa.large_string())).to_numpy()
     ids.clear()
     return reorder(runs, order, samples_per_shard, run_rows)
@@ -144,7 +142,7 @@ def refuse_long_ids(shard: pa.Table, source: str) -> None:
         )
 
 
-def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:
+def refuse_duplicates(plan: ListedRows, hashes: Hashes, source: str) -> None:
     """Raise SourceError naming duplicate ids and two images of the first; ids with equal hashes are compared."""
     ordered = np.sort(hashes)
     repeated = pa.array(np.unique(ordered[1:][ordered[1:] == ordered[:-1]]))
@@ -164,7 +162,7 @@ def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:
         )
 
 
-def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float, media: str) -> int:
+def refuse_missing_images(found: ListedRows, source: SourceConfig, allowed: float, media: str) -> int:
     """Raise SourceError if too many images are missing, before an hour of encoding; return how many are missing."""
     tables = found.shards(["id", "uri", "fingerprint"])
     missing = pa.concat_tables([table.filter(pc.equal(table["fingerprint"], MISSING)) for table in tables])
@@ -177,7 +175,7 @@ def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float, med
     return int(missing.num_rows)
 
 
-def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> int:
+def refuse_missing_texts(found: ListedRows, source: SourceConfig, allowed: float) -> int:
     """Raise SourceError if too many samples have no text for a text encoder; return 0, because texts do not come back.
 
     A text stands in the plan, so another list is another plan.

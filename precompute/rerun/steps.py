@@ -118,9 +118,13 @@ def decide_all(inputs: BuildInputs, facts: Facts) -> Work:
     work, threads = decide(facts, request), config.run.threads(1)
     if facts.survey.has_cache:
         reader = make_reader(inputs.source, work.spec.array, inputs.encoder.texts)
-        if request.retry_rejected:
+        if request.retry_rejected and work.spec.array.text is None:
             work = retry_rejected(store, work, reader, threads)
-        work = judge_images(store, work, compare_images(facts.survey, work, reader, request, threads), request)
+        if work.spec.array.text is None:
+            work = judge_images(store, work, compare_images(facts.survey, work, reader, request, threads), request)
+        elif request.check_sources and not facts.num_other_texts:  # a listing compares all texts
+            note = f"{counted(work.rows_before, 'text')} compared; every encoded text is unchanged"
+            work = replace(work, notes=(note, *work.notes))
     if work.to_build:
         warn_of_large_shards(work.spec)
     if config.run.check_space:

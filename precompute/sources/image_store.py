@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
-from cache_store.format.layout import PLAN_FILE, SPEC_FILE
+from cache_store.format.layout import SPEC_FILE, TEXTS_FILE
 from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.prefetch import AnnouncedResults
@@ -40,7 +40,7 @@ HEAD_BYTES = 512
 MAX_NAME_BYTES, MAX_PATH = 255, 4_000
 """Linux's bounds on a name and, nearly, on a path."""
 
-CACHE_FILES = frozenset({SPEC_FILE, PLAN_FILE})
+CACHE_FILES = frozenset({SPEC_FILE, TEXTS_FILE})
 """A folder that has both files is a cache."""
 
 MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})

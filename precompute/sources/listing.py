@@ -93,6 +93,8 @@ class Samples:
     """Whether the samples come in the order of the planned rows; otherwise their order has no meaning."""
     extra: Sequence[str] = ()
     """Names of the extra fields; a sample without any needs no `extra`."""
+    parts: Sequence[int] = ()
+    """Rows of each part of the plan, if the source says it; its last row is then the last sample."""
     media: str = "image"
     """The name of one sample, in messages."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -15,6 +16,7 @@ from cache_store.cache.commit import write_rows
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.record import canonical_json
+from cache_store.format.roll import ENTRY
 from cache_store.format.schema import Spec
 from cache_store.format.tables import SUMS_KEY
 
@@ -88,7 +90,7 @@ ODD = (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError, 
 def resign(root: Path) -> None:
     """Compute every digest of files, records and the whole cache again."""
     spec, contents = resign_spec(root), []
-    recipe = {name: value for name, value in spec.items() if name not in ("shards", "arrays", "plan_digest")}
+    recipe = {name: value for name, value in spec.items() if name not in ("shards", "arrays", "parts")}
     for path in sorted(root.glob("commits/*.json")):
         record = load(path)
         with contextlib.suppress(*ODD):
@@ -98,15 +100,24 @@ def resign(root: Path) -> None:
                 refile(root, file)
         save_signed(path, record)
     if seal := load(root / "seal.json"):
-        commits = [digest(content) for content in contents]
-        identity = hashlib.sha256("".join(commits).encode()).hexdigest()
-        seal.update(spec=spec or seal.get("spec"), identity=identity)
-        if isinstance(seal.get("commits"), list):
-            seal["commits"] = commits
-        refile(root, seal.get("plan_file"))
-        refile(root, seal.get("rejected_file"))
+        resign_roll(root / "shards.bin", contents)
+        seal.update(spec=spec or seal.get("spec"))
+        with contextlib.suppress(*ODD):
+            for file in (*seal["plan_files"], seal["rejected_file"], seal["shards_file"]):
+                refile(root, file)
         save_signed(root / "seal.json", seal)
-    save_signed(root / "build.json", load(root / "build.json"))
+    for name in ("build.json", "texts.json"):
+        save_signed(root / name, load(root / name))
+
+
+def resign_roll(path: Path, contents: list[dict[str, Any]]) -> None:
+    """Put digest, counts and bytes of these contents into shards.bin."""
+    entries = np.frombuffer(path.read_bytes(), ENTRY).copy()
+    for entry, content in zip(entries, contents, strict=False):
+        with contextlib.suppress(*ODD):
+            entry["content"] = bytes.fromhex(digest(content))
+            entry["cached"], entry["bytes"] = content["cached"], content["files"][0]["bytes"]
+    path.write_bytes(entries.tobytes())
 
 
 def resign_spec(root: Path) -> dict[str, Any]:

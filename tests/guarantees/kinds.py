@@ -135,7 +135,7 @@ IN_THE_PLAN = {
     "a file alone": "a caption has no file of its own",
     "secret change": "captions are compared whenever the source is listed, whatever the dates of their files",
     "audit of a change": "an audit encodes the captions of the plan, and no build goes on with others",
-    "retry": "a sample that lacked its caption has another text now, which is another list of samples",
+    "retry": "texts are read again by `precompute captions`, whether they were rejected or not",
 }
 
 

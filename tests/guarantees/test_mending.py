@@ -23,14 +23,14 @@ def built(built, foreign):
 def swapped_plan(project: Project) -> None:
     """Swap the images of two samples in the plan, before any shard is built from it."""
     project.lose("seal.json", "commits/000000.json", RECORD)
-    plan = pq.read_table(io.BytesIO(project.place.read("plan.parquet")))
+    plan = pq.read_table(io.BytesIO(project.place.read("plan/000000.parquet")))
     uris = plan["uri"].to_pylist()
     uris[0], uris[1] = uris[1], uris[0]
-    pq.write_table(plan.set_column(2, "uri", pa.array(uris)), swapped := io.BytesIO(), row_group_size=8)
-    project.place.put("plan.parquet", swapped.getvalue())
+    pq.write_table(plan.set_column(1, "uri", pa.array(uris)), swapped := io.BytesIO(), row_group_size=8)
+    project.place.put("plan/000000.parquet", swapped.getvalue())
 
 
-AGAIN, PLAN = "shard 1 is built again: ", "plan.parquet is written again from the source"
+AGAIN, PLAN = "shard 1 is built again: ", "plan/ is written again from the source"
 SPEC_LOST, OTHER_SEAL = "zarr.json: is missing", copied("recipe", "seal.json")
 OTHER_SHARD = [SHARD.replace("/1/", "/2/"), "samples/000002.parquet", "commits/000002.json"]
 
@@ -72,7 +72,13 @@ RERUN, REPAIR = "rerun the", "precompute repair"
 UNFINISHED = lost("seal.json", *OTHER_SHARD)
 """A cache of a killed build: without the last shard and the seal."""
 
-FILES = {SHARD: 1, "samples/000002.parquet": 2, "commits/000000.json": 0, "plan.parquet": None, "seal.json": None}
+FILES = {
+    SHARD: 1,
+    "samples/000002.parquet": 2,
+    "commits/000000.json": 0,
+    "plan/000000.parquet": None,
+    "seal.json": None,
+}
 FILES |= {"latents/40x32/zarr.json": None}
 NAMED: dict[str, tuple[Act, int | None, list[str]]] = {
     **{f"{name}, lost": (lost(name), shard, [REPAIR]) for name, shard in FILES.items()},

@@ -31,8 +31,8 @@ def test_planned_samples_are_cached_or_rejected_with_reasons(project):
     ids = cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist()
     assert ids == [sample_name(number) for number in GOOD]
     assert not verify(project.place.address, "deep").findings
-    expected = {"build.json", "commits", "latents", "plan.parquet", "rejected.parquet", "samples", "seal.json"}
-    expected |= {"zarr.json"}
+    expected = {"build.json", "commits", "latents", "plan", "rejected.parquet", "samples", "seal.json", "shards.bin"}
+    expected |= {"texts", "texts.json", "zarr.json"}
     assert {name.split("/")[0] for name in project.place.files()} == expected
     config = read_build(project.place.address).config
     assert config["encoder"]["model"] == str(project.vae)

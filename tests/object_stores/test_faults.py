@@ -20,7 +20,7 @@ from tests.slurm import free_port
 EVERY = "GET|HEAD|PUT|POST"
 FAILS = [(kind, EVERY, "/some/cache/", 1) for kind in ("500", "reset", "lost")]
 FAILS += [(kind, EVERY, "/some/cache/", ATTEMPTS) for kind in ("503", "429")]
-FAILS += [("409", "PUT", "/plan.parquet", 1)]
+FAILS += [("409", "PUT", "/plan/000000.parquet", 1)]
 FAILS += [("409", "PUT", "/commits/", 1), ("cut", "GET", "/some/cache/", 1), ("short", "GET", "/latents/", 1)]
 FAILS += [("flip upload", "PUT", "/some/cache/", 1)]
 """Kind, method, path and number of failures; only conditional requests get 409."""
@@ -59,7 +59,7 @@ def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, prox
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    "part", ["/zarr.json", "/plan.parquet", "/latents/16x16/c/1/", "/samples/", "/commits/", "/seal.json"]
+    "part", ["/zarr.json", "/plan/000000.parquet", "/latents/16x16/c/1/", "/samples/", "/commits/", "/seal.json"]
 )
 @pytest.mark.parametrize("kind", ["503", "reset"])
 def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, proxy, kind, part):

@@ -312,5 +312,5 @@ def sealed(cache: Path) -> tuple[str, str]:
 
 def images_of(cache: Path) -> dict[str, bytes]:
     """Return all files except those with the source's address or its files' times."""
-    other = ("build.json", "plan.parquet", "seal.json")
+    other = ("build.json", "plan/000000.parquet", "seal.json")
     return {name: data for name, data in timeless_files(cache).items() if name not in other}

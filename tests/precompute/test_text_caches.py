@@ -13,7 +13,7 @@ from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.writer import ShardBuilder
 from cache_store.cli import main as cache_store
-from cache_store.errors import CacheError, ConfigError
+from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format.layout import NULL_TEXT_FILE
 from cache_store.format.plan import shuffled_tags
 from cache_store.format.tables import SAMPLES_SCHEMA
@@ -114,13 +114,28 @@ def test_a_null_prompt_that_overflows_its_dtype_stops_the_build(captioned, monke
     assert not [*captioned.cache.glob("commits/*")]
 
 
-def test_a_changed_caption_is_refused_and_a_changed_image_is_not(texts):
+def test_of_changed_captions_only_their_shards_are_encoded_again(texts, t5):
+    """A changed image is none of it."""
     texts.has(sample_001=b"another image")
     write_captions(texts)
     texts.build()
     rewrite(texts.source / "chat.json", CAPTIONS[8], "Another picture.")
-    with texts.untouched():
-        assert "sample-008" in texts.build(code=1)
+    kept = texts.place.marks()
+    assert "precompute captions" in texts.build()
+    said = texts.run(main, "captions", texts.cache)
+    assert all(named in said for named in ("1 sample (sample-008)", "encodes 1 shard again"))
+    with pytest.raises(StaleError, match="not sealed"):
+        open_cache(texts.cache)
+    assert {finding.shard for finding in verify(texts.cache, "full").findings} == {None, 1}
+    assert "8 texts in 1 shard" in texts.build()
+    assert not verify(texts.cache, "deep").findings
+    cache = open_cache(texts.cache)
+    number = cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist().index("sample-008")
+    expected = encoded(load(t5, max_tokens=TOKENS), ["Another picture."]).numpy()
+    np.testing.assert_allclose(cache.read(np.array([number])), expected, rtol=0, atol=2e-3)
+    written = {name for name, mark in texts.place.marks().items() if kept.get(name) != mark}
+    shard_1 = {"commits/000001.json", "samples/000001.parquet", f"latents/{TOKENS}x1/c/1/0/0"}
+    assert {name for name in written if name.startswith(("commits", "samples", "latents"))} == shard_1
 
 
 def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
@@ -181,7 +196,7 @@ def test_caches_of_several_captions_are_views_of_the_texts(texts, t5):
     caches = [open_cache(texts.cache), open_cache(texts.folder / "second")]
     assert "caption 2" in texts.run(cache_store, "info", texts.folder / "second")
     assert [cache.spec.array.text.caption for cache in caches if cache.spec.array.text] == [1, 2]
-    assert caches[0].spec.plan_digest == caches[1].spec.plan_digest
+    assert caches[0].spec.samples_digest == caches[1].spec.samples_digest
     encoder, numbers = load(t5, max_tokens=TOKENS), np.arange(len(SPEAKING))
     chosen = caches[0].captions(numbers, seed=3)
     for each in (caches[0], open_joined({"text": caches[0]})):  # type: ignore[arg-type]

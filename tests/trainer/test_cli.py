@@ -308,5 +308,5 @@ def test_an_evaluation_on_another_cache_tells_its_samples(one_step, configured, 
     assert_names(error, f"{configured().cache} --cache")
     assert not (tmp_path / "rescaled.text").exists()
     error = refusal(1, configured(one_step, cache=rescaled, max_steps=2))
-    assert named_fields(error) == {"cache", "cache identity", "encoder.latents_std"}
+    assert named_fields(error) == {"cache", "cache identity", "encoder.latents_std", "texts of the samples"}
     assert "model.init_projector" not in error, "it would be refused"

@@ -36,6 +36,9 @@ TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
 CACHE_IDENTITY = "cache identity"
 """Key of `must_match`: the cache a run was trained from."""
 
+TEXTS = "texts of the samples"
+"""Key of `must_match`: the captions and conversations in force."""
+
 VAL_FRACTION = "data.val_fraction"
 """Key of `must_match`: the share of samples held out."""
 
@@ -218,7 +221,8 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
 
     The order of training may differ. The cache and its split may differ too, if the latents mean the same.
     """
-    may_differ = (*ORDER_KEYS, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else ORDER_KEYS
+    of_another = (CACHE_IDENTITY, TEXTS, VAL_FRACTION) if is_of_another_cache(state, must_match) else ()
+    may_differ = (*ORDER_KEYS, *of_another)
     differences = [each for each in differences_between(state.must_match, must_match) if each.field not in may_differ]
     if differences:
         if other_towers := [each for each in differences if each.field == TOWERS]:

@@ -30,7 +30,7 @@ from trainer.model.projector_file import (
     library_versions,
 )
 from trainer.model.towers import describe_towers, make_projectors, refuse_unread, tower_record
-from trainer.run.checkpoint import CACHE_IDENTITY, DEFAULTS, POSTERIOR, SHUFFLE_BLOCK, VAL_FRACTION, WHERE
+from trainer.run.checkpoint import CACHE_IDENTITY, DEFAULTS, POSTERIOR, SHUFFLE_BLOCK, TEXTS, VAL_FRACTION, WHERE
 from trainer.run.parallel import World
 from trainer.run.sharded import load_sharded
 from trainer.text.chat import ChatTokenizer
@@ -189,6 +189,7 @@ def what_must_match(
     shown = {POSTERIOR: "sample" if draw else "mean", SHUFFLE_BLOCK: str(data.shuffle_block), WHERE: data.where or ""}
     return {
         CACHE_IDENTITY: joined.identity,
+        TEXTS: joined.texts_digest,
         **describe_towers(description.towers),
         **chat.facts,
         "text version": str(TEXT_VERSION),

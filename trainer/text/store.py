@@ -183,7 +183,7 @@ def damaged_text(folder: Path, problem: str) -> CacheError:
 
 def text_folder(cache: JoinedCache, chat: ChatTokenizer, text_dir: str | None) -> Path:
     """Return the folder of this text, by default beside the first cache; its name is the text's key."""
-    parts = (TEXT_VERSION, chat.digest, cache.identity)
+    parts = (TEXT_VERSION, chat.digest, cache.identity, cache.texts_digest)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
     if text_dir is not None:
         return Path(text_dir).expanduser() / key

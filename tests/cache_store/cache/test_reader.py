@@ -233,7 +233,7 @@ def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
     with pytest.raises(NoCacheError):
         open_joined({**caches, "absent": tmp_path / "absent"})
     other = make_cache(tmp_path / "other", SAMPLES["tower"], [f"other-{row}" for row in range(ROWS)])
-    with pytest.raises(StaleError, match=r"(?s)plan digest.*--source.kind cache"):
+    with pytest.raises(StaleError, match=r"(?s)samples .*--source.kind cache"):
         open_joined({**caches, "other": other})
     with pytest.raises(StaleError, match=r"rows +27 +9"):
         open_joined({"world": caches["world"], "fewer": make_cache(tmp_path / "fewer", SAMPLES["tower"][:9])})

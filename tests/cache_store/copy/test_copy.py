@@ -88,7 +88,13 @@ def test_run_again_it_mends_damage_and_touches_nothing_else(cache, tmp_path, sto
     assert copy(cache, out, OTHER[store_format]) == 0
     assert "copied 0 shards" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
-    for damaged in (shard_name(out, 1), "samples/000001.parquet", "commits/000001.json", "plan.parquet", "seal.json"):
+    for damaged in (
+        shard_name(out, 1),
+        "samples/000001.parquet",
+        "commits/000001.json",
+        "plan/000000.parquet",
+        "seal.json",
+    ):
         path = out / damaged
         for scratch in (path, out / "samples/000003.parquet"):
             scratch.with_name(f".{scratch.name}.1.partial").write_bytes(b"half")
@@ -111,7 +117,7 @@ def flip_unseen(table: Path) -> None:
     [
         (flip_a_latent, "row 12 in shard 1", "*000001*"),
         (lambda cache: flip_unseen(cache / "samples/000002.parquet"), "samples/000002.parquet", "*000002*"),
-        (lambda cache: flip_unseen(cache / "plan.parquet"), "plan.parquet", "plan.parquet"),
+        (lambda cache: flip_unseen(cache / "plan/000000.parquet"), "plan/000000.parquet", "plan/000000.parquet"),
         (lambda cache: (cache / shard_name(cache, 3)).unlink(), "shard 3", "*"),
         (lambda cache: (cache / "seal.json").unlink(), "seal", "*"),
     ],

@@ -155,8 +155,9 @@ def test_what_stays_of_a_row_are_its_number_id_uri_and_size(make, gone):
     plan = open_plan(cache)
     rows = plan.rows(0, ROWS)
     assert np.flatnonzero(is_withdrawn(rows)).tolist() == GONE
-    others = {"conversations": None, "fingerprint": None, "place": None, "mood": None, "size": "40x48"}
-    assert rows.slice(5, 1).to_pylist() == [{"row": 5, "id": IDS[5], "uri": f"{IDS[5]}.png", **others}]
+    others = dict.fromkeys(("clip_start", "conversations", "fingerprint", "place", "mood"))
+    left = {"id": IDS[5], "uri": f"{IDS[5]}.png", "state": "withdrawn", "size": "40x48"}
+    assert rows.slice(5, 1).to_pylist() == [left | others]
     (row,) = read_samples(cache, 0).slice(5, 1).to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
         "row": 5,
@@ -197,7 +198,7 @@ def test_every_cache_of_the_plan_is_done_by_one_command_and_still_joins(make, go
     assert not remains(contents(world) | {f"text/{name}": data for name, data in contents(text).items()}, traces)
     joined = open_joined({"world": world, "text": text})
     assert joined.samples(np.arange(len(joined)), ["row"])["row"].to_pylist() == KEPT
-    with pytest.raises(StaleError, match=f"withdrawn samples  4 .* 0(.|\n)*withdraw {world} {other} --ids FILE"):
+    with pytest.raises(StaleError, match=f"withdrawn rows .*(.|\n)*withdraw {world} {other} --ids FILE"):
         open_joined({"world": world, "other": other})
 
 
@@ -256,7 +257,7 @@ def test_leftovers_of_dead_builds_are_deleted(make, gone):
     """They may hold the sample too."""
     cache = make()
     traces = traces_of(cache, GONE)
-    for name in ("plan.parquet", shard_name(cache, 0), samples_file(0)):
+    for name in ("plan/000000.parquet", shard_name(cache, 0), samples_file(0)):
         path = cache / name
         path.with_name(f".{path.name}.7.partial").write_bytes(path.read_bytes())
     assert main(["withdraw", str(cache), "--ids", gone]) == 0
@@ -266,14 +267,15 @@ def test_leftovers_of_dead_builds_are_deleted(make, gone):
 
 def test_verify_names_what_is_left_of_a_withdrawn_row(tmp_path):
     """A shard is not believed though every digest is right."""
-    texts = [None if row == 5 else caption(CAPTIONS[row]) for row in range(ROWS)]
-    cache = make_cache(tmp_path / "cache", samples_of((4, 6, 5)), IDS, texts)
+    cache = make_cache(tmp_path / "cache", samples_of((4, 6, 5)), IDS, withdrawn=[5])
     problems = {(each.row, each.file, each.problem) for each in verify(cache, "deep").findings}
+    (texts,) = (path.relative_to(cache).as_posix() for path in cache.glob("texts/*"))
     table, held = samples_file(0), {*SAMPLES_SCHEMA.names} - {"row", "id", "status", "reason", TOKENS}
     assert problems == {
         (5, table, "is not withdrawn, the plan says otherwise"),
         *((5, table, f"is withdrawn, but its {name} is still there") for name in held),
-        (5, "plan.parquet", "is withdrawn, but its fingerprint is still there"),
+        (5, "plan/000000.parquet", "is withdrawn, but its fingerprint is still there"),
+        (5, texts, "is withdrawn, but its conversations is still there"),
     }
 
 

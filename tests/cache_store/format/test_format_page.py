@@ -1,5 +1,5 @@
 """docs/format.md is the specification: its reader reads both formats and finds damage, its tables name every field, and
-its rules hold, checked without this project's code. Small caches of each form, of one and of two sizes, are committed:
+its rules hold, checked without this project's code. Small caches of each kind are committed:
 today's code must read them and write equal bytes. Once version 1 is released, a changed format is another
 FORMAT_VERSION, with golden caches beside these. Until then, write these again with
 `python -m tests.cache_store.format.test_format_page`.
@@ -11,7 +11,9 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +25,46 @@ import zarr
 
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
-from cache_store.format.array import ArraySpec, EncoderIdentity, StoreDtype
-from cache_store.format.codec import zarr_codecs
+from cache_store.copy.withdraw import withdraw
+from cache_store.format.array import ArraySpec, EncoderIdentity
+from cache_store.format.codec import crc32c, zarr_codecs
 from cache_store.format.record import Record
+from cache_store.format.roll import ENTRY
 from cache_store.format.schema import CommitRun, Spec, StoreFormat
-from cache_store.format.tables import PLAN_SCHEMA, SAMPLES_SCHEMA, SCALE_COLUMNS
+from cache_store.format.tables import PLAN_SCHEMA, SAMPLES_SCHEMA, SCALE_COLUMNS, TEXTS_SCHEMA
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import SHAPES, contents, samples_of, shard_name, swap
-from tests.make_cache import caption, make_cache
+from tests.make_cache import caption, make_cache, text_recipe
 
 PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
 HERE = Path(__file__).parent
-Golden = tuple[StoreFormat, int, StoreDtype]
-"""Form, number of sizes and dtype of a golden cache."""
-GOLDEN: dict[Golden, Path] = {
-    ("zarr", 1, "float16"): HERE / "golden",
-    ("webdataset", 1, "float16"): HERE / "golden_webdataset",
-    ("zarr", 2, "float16"): HERE / "golden_sizes",
-    ("webdataset", 2, "float16"): HERE / "golden_sizes_webdataset",
-    ("zarr", 1, "uint8"): HERE / "golden_uint8",
+IMAGE, WIDE = (2, 2, 3), (2, 4, 1)
+GOLDEN: dict[str, dict[str, Any]] = {
+    "images": {"shapes": [IMAGE]},
+    "images_tars": {"shapes": [IMAGE], "store_format": "webdataset"},
+    "sizes": {"shapes": [IMAGE, WIDE]},
+    "sizes_tars": {"shapes": [IMAGE, WIDE], "store_format": "webdataset"},
+    "uint8": {"shapes": [IMAGE], "dtype": "uint8"},
+    "parts": {"shapes": [IMAGE, WIDE], "parts": [1, 3]},
+    "withdrawn": {"shapes": [IMAGE], "gone": ["sample-000001", "sample-000005"]},
+    "clips": {"shapes": [(2, 2, 2, 3), (2, 3, 2, 3)], "clips": True},
+    "text": {"shapes": [(4, 3)], "text": text_recipe(4)},
+    "pooled": {"shapes": [(3,)], "text": text_recipe(4)},
+    "tower": {"shapes": [(4, 3)], "store_format": "webdataset"},
 }
-IDENTITIES: dict[Golden, str] = {
-    ("zarr", 1, "float16"): "2ab247585c4bc40cb3139d2c1060e6e118e42ba578c6242d6adbc22400888dbb",
-    ("webdataset", 1, "float16"): "e10ef81d0e3a027cbf00ea8139f69d36e73aafb1f81bbc002a30105fb55d6320",
-    ("zarr", 2, "float16"): "cb14fdea6d73c5e5da15d6a2ca7841ec8f3863f4eaccd483ad71ff8c960b0b53",
-    ("webdataset", 2, "float16"): "63b54d3ff5b58c386178604bb126f6b2f1c24fb422996ac905b0bbe3e3305bfb",
-    ("zarr", 1, "uint8"): "84adc227906910fafba9a760052a7d920d002569ae5b9bb1f5b20e31e0b69370",
+"""The committed caches: the shapes of their samples, six of each, and what else `make_cache` is told."""
+IDENTITIES: dict[str, str] = {
+    "images": "aada330fa7b9297cd3682d8b93871c443b87162bb5dbc3d0aed25960616873bc",
+    "images_tars": "c33ac2183e58628b83c1fd85e36103a5d3b20cf85505d7610cfd8670aaa83074",
+    "sizes": "263f918b2f8731827137c62b4cceb78469e9f0050a8ab63e5b47fcb276430899",
+    "sizes_tars": "bff5d24f4692c3bddc94a854551ceb969b8a947a8bd650ff3b58643449cf9825",
+    "uint8": "d90bb03c64de3fe50ae169af6ba2a7d71c18d2e518e625c1eecbb74e32609d0d",
+    "parts": "985c31ee0840a169906280218206c419de438044e86216ceee4505de9dddbfa9",
+    "withdrawn": "337e2bd7aa8f08d6f5baf138280b0a6bb49204503962de9cc57191f5daa41a74",
+    "clips": "2a4fbaab53b44d382b38d3407e3896ee9758a952f5ef0a9fa7ca970736c19e39",
+    "text": "eb6c7988cd62fb03cbc51ea559276ab79538962082388b23f698dbdd2d062723",
+    "pooled": "82d5053674c79ab00792d4fcbfb64854205f0939456c88161ca584da9af7a005",
+    "tower": "ac7de8e2b17c33d2a43fc2ab08a81ddee9ce15bd96ba42014ea6e3f8013eb54c",
 }
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
 CACHED = [row for row in range(ROWS) if row not in REJECTED]
@@ -79,7 +95,7 @@ def read_row() -> Callable[..., np.ndarray | None]:
 @pytest.fixture
 def cache(store_format: StoreFormat, tmp_path: Path) -> Path:
     """Write the committed cache of one size again with today's code: rows [0, 4) and [4, 6), row 2 rejected."""
-    return write_golden(tmp_path / "cache", store_format, 1)
+    return write_golden(tmp_path / "cache", [IMAGE], store_format=store_format)
 
 
 def load(path: Path) -> Any:
@@ -136,15 +152,15 @@ def test_the_page_names_every_field_of_every_record_and_table():
     words = set(re.findall(r"`\W*(\w+)`", PAGE))
     assert {Spec, CommitRun, ArraySpec, EncoderIdentity} < RECORDS
     fields = {name for record in RECORDS for name in record.__struct_fields__}
-    missing = (fields | {*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names, *SCALE_COLUMNS}) - words
+    missing = (fields | {*PLAN_SCHEMA.names, *TEXTS_SCHEMA.names, *SAMPLES_SCHEMA.names, *SCALE_COLUMNS}) - words
     assert not missing, sorted(missing)
 
 
 def test_an_arrays_metadata_is_what_the_page_shows():
     metadata, blosc = map(json.loads, page_code("json"))
-    assert metadata == load(GOLDEN["zarr", 1, "float16"] / "latents/24x16/zarr.json")
+    assert metadata == load(HERE / "golden_images" / "latents/24x16/zarr.json")
     assert blosc in zarr_codecs("zstd", 2)
-    group = load(GOLDEN["zarr", 1, "float16"] / "zarr.json")
+    group = load(HERE / "golden_images" / "zarr.json")
     latents = {"attributes": {}, "node_type": "group", "zarr_format": 3}
     arrays = {"latents": latents, "latents/24x16": metadata}
     inline = {"kind": "inline", "must_understand": False, "metadata": arrays}
@@ -157,6 +173,17 @@ def test_an_arrays_metadata_is_what_the_page_shows():
 
 def digest(record: Any) -> str:
     return hashlib.sha256(rfc8785.dumps(record)).hexdigest()
+
+
+def proof_of(data: bytes, size: int, store_format: StoreFormat) -> int:
+    """Return the proof of a shard of `SAMPLES_PER_SHARD` rows of this size, whose first row is cached."""
+    if store_format == "webdataset":
+        return crc32c(data[: 512 + 128 + size])
+    return crc32c(data[-16 * SAMPLES_PER_SHARD - 4 : -4] + data[:size])
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def digest_of_lines(rows: list[dict[str, Any]], *names: str) -> str:
@@ -180,20 +207,32 @@ def test_every_digest_of_a_cache_follows_from_the_pages_rules(tmp_path, store_fo
     for name, record in records.items():
         assert rfc8785.dumps(record) == (path / name).read_bytes(), name
     signed = [record for record in records.values() if "sha256" in record]
-    assert len(signed) == 3 + 2
+    assert len(signed) == 3 + 3
     assert all(digest({**record, "sha256": ""}) == record["sha256"] for record in signed)
     spec, seal = records["zarr.json"]["attributes"]["encode_once"], records["seal.json"]
     contents = [records[f"commits/{shard:06d}.json"]["content"] for shard in range(3)]
     assert spec == seal["spec"]
-    recipe = {name: value for name, value in spec.items() if name not in ("shards", "plan_digest", "arrays")}
+    recipe = {name: value for name, value in spec.items() if name not in ("shards", "parts", "arrays")}
     assert [recipe] * 3 == [each["recipe"] for each in contents]
-    assert [digest(content) for content in contents] == seal["commits"]
-    identity = hashlib.sha256("".join(seal["commits"]).encode()).hexdigest()
-    assert identity == seal["identity"] == open_cache(path).seal.identity
+    roll = (path / "shards.bin").read_bytes()
+    assert [digest(content) for content in contents] == [roll[first + 32 : first + 64].hex() for first in (0, 64, 128)]
+    entries = [struct.unpack("<6IQ", roll[first : first + 32]) for first in (0, 64, 128)]
+    facts = [(each["cached"], 0, each["proof"], each["files"][0]["bytes"]) for each in contents]
+    assert [(0, 0, rows, *each) for rows, each in zip((4, 4, 2), facts, strict=True)] == entries
+    assert len(roll) == 3 * ENTRY.itemsize
+    shards = [(path / each["files"][0]["path"]).read_bytes() for each in contents]
+    assert [proof_of(data, latents[0].nbytes, store_format) for data in shards] == [each["proof"] for each in contents]
+    assert digest_of(roll) == seal["shards_file"]["sha256"] == open_cache(path).seal.identity
 
-    plan, planned = pq.read_table(path / "plan.parquet").to_pylist(), ("row", "id", "uri", "conversations")
-    assert digest_of_lines(plan, *planned) == spec["plan_digest"]
-    assert digest_of_lines(plan[4:8], *planned) == contents[1]["plan_digest"]
+    (part,), (in_force,) = spec["parts"], records["texts.json"]["parts"]
+    plan = pq.read_table(path / "plan/000000.parquet").to_pylist()
+    assert (part["rows"], part["shards"], part["digest"]) == (ROWS, 3, digest_of_lines(plan, "id", "uri"))
+    assert digest_of_lines(plan[4:8], "id", "uri") == contents[1]["samples"]
+    footer = pq.read_metadata(path / "plan/000000.parquet").metadata[b"encode_once.digests"]
+    assert base64.b64decode(footer).hex() == part["digest"] + "".join(each["samples"] for each in contents)
+    texts = pq.read_table(path / f"texts/000000-{in_force['digest'][:16]}.parquet").to_pylist()
+    lines = [{**row, **text} for row, text in zip(plan, texts, strict=True)]
+    assert digest_of_lines(lines, "id", "conversations") == in_force["digest"]
     samples = pq.read_table(path / "samples/000001.parquet").to_pylist()
     assert digest_of_lines(samples, "row", "id", "content_sha256") == contents[1]["rows_digest"]
 
@@ -217,14 +256,11 @@ def test_the_previews_equations_are_as_the_page_says(cache):
     np.testing.assert_allclose(solution, [*np.transpose(preview["weight"]), preview["bias"]], rtol=1e-9)
 
 
-SIZES = ((2, 2, 3), (2, 4, 1))
-"""Shapes of the golden samples."""
-
-
-def write_golden(path: Path, store_format: StoreFormat, num_sizes: int, dtype: StoreDtype = "float16") -> Path:
-    """Write six rows of each size in shards of at most four, row 2 rejected."""
-    latents = [golden_latents(shape) for shape in SIZES[:num_sizes]]
-    return make_cache(path, latents, rejected=[2], samples_per_shard=4, store_format=store_format, dtype=dtype)
+def write_golden(path: Path, shapes: list[tuple[int, ...]], gone: Sequence[str] = (), **options: Any) -> Path:
+    """Write six rows of each size in shards of at most four, row 2 rejected, and withdraw those that are `gone`."""
+    make_cache(path, [*map(golden_latents, shapes)], rejected=[2], samples_per_shard=4, **options)
+    deque(withdraw([path], gone) if gone else ())
+    return path
 
 
 def golden_latents(shape: tuple[int, ...]) -> np.ndarray:
@@ -233,38 +269,39 @@ def golden_latents(shape: tuple[int, ...]) -> np.ndarray:
     return (np.arange(count, dtype=np.float32).reshape(6, *shape) - count // 2) / 8
 
 
-golden = pytest.mark.parametrize(("form", "num_sizes", "dtype"), GOLDEN)
+golden = pytest.mark.parametrize("name", GOLDEN)
 
 
 @golden
-def test_a_golden_cache_is_sound_and_reads_as_it_was_written(form, num_sizes, dtype, read_row):
+def test_a_golden_cache_is_sound_and_reads_as_it_was_written(name, read_row):
     """The page's reader has no Parquet, which uint8 needs."""
-    path = GOLDEN[form, num_sizes, dtype]
+    path, shapes = HERE / f"golden_{name}", GOLDEN[name]["shapes"]
     assert not verify(path, "deep").findings
-    cache, numbers = open_cache(path), np.arange(6 * num_sizes - 1)
-    assert cache.seal.identity == IDENTITIES[form, num_sizes, dtype]
-    for number, (shape, array) in enumerate(zip(SIZES, cache.arrays, strict=False)):
-        mine = numbers[cache.array_indices(numbers) == number]
-        expected = golden_latents(shape).astype(np.float16)
-        expected = expected if number else np.delete(expected, 2, axis=0)
+    cache = open_cache(path)
+    assert cache.seal.identity == IDENTITIES[name]
+    rows = cache.samples(np.arange(len(cache)), ["row"])["row"].to_numpy()
+    lacking = {2, *(int(each.rpartition("-")[2]) for each in GOLDEN[name].get("gone", ()))}
+    assert rows.tolist() == [row for row in range(6 * len(shapes)) if row not in lacking]
+    for number, (shape, array) in enumerate(zip(shapes, cache.arrays, strict=True)):
+        mine = np.flatnonzero(rows // 6 == number)
+        expected = golden_latents(shape).astype(np.float16)[rows[mine] % 6]
         assert array.shape == shape
-        if dtype == "uint8":
+        if name == "uint8":
             np.testing.assert_allclose(cache.read(mine), expected, rtol=1e-6)
             continue
         np.testing.assert_array_equal(cache.read(mine), expected)
-        rows = cache.samples(mine, ["row"])["row"].to_pylist()
-        np.testing.assert_array_equal(np.stack([read_row(path, row) for row in rows]), expected)
+        np.testing.assert_array_equal(np.stack([read_row(path, row) for row in rows[mine]]), expected)
 
 
 def test_samples_of_several_sizes_are_not_read_together():
-    cache = open_cache(GOLDEN["zarr", 2, "float16"])
+    cache = open_cache(HERE / "golden_sizes")
     with pytest.raises(ValueError, match=r"must have one size; these have: 24x16, 8x32"):
         cache.read(np.array([0, 10]))
 
 
 def test_zarr_reads_each_size_as_an_array():
-    group = zarr.open_group(GOLDEN["zarr", 2, "float16"], mode="r")
-    for name, shape in zip(("24x16", "8x32"), SIZES, strict=True):
+    group = zarr.open_group(HERE / "golden_sizes", mode="r")
+    for name, shape in zip(("24x16", "8x32"), (IMAGE, WIDE), strict=True):
         found = group["latents"][name][:]
         expected = golden_latents(shape).astype(np.float16)
         if name == "24x16":
@@ -273,22 +310,21 @@ def test_zarr_reads_each_size_as_an_array():
 
 
 @golden
-def test_todays_code_writes_the_golden_bytes(tmp_path, form, num_sizes, dtype):
+def test_todays_code_writes_the_golden_bytes(tmp_path, name):
     """Except files that depend on clock or host; Parquet files, which depend on the writer, hold equal tables."""
-    folder, cache = GOLDEN[form, num_sizes, dtype], write_golden(tmp_path / "cache", form, num_sizes, dtype)
+    folder, cache = HERE / f"golden_{name}", write_golden(tmp_path / "cache", **GOLDEN[name])
     written, expected = contents(cache), contents(folder)
     assert written.keys() == expected.keys()
-    for name in expected:
-        if name.endswith(".parquet"):
-            assert pq.read_table(cache / name).equals(pq.read_table(folder / name)), name
-            sums = [pq.read_metadata(root / name).metadata.get(b"encode_once.sums") for root in (cache, folder)]
-            assert sums[0] == sums[1], name
-        elif not name.startswith(("commits/", "seal.json")):
-            assert written[name] == expected[name], name
+    for file in expected:
+        if file.endswith(".parquet"):
+            assert pq.read_table(cache / file).equals(pq.read_table(folder / file)), file
+            sums = [pq.read_metadata(root / file).metadata.get(b"encode_once.sums") for root in (cache, folder)]
+            assert sums[0] == sums[1], file
+        elif not file.startswith(("commits/", "seal.json", "shards.bin", "texts.json")):
+            assert written[file] == expected[file], file
 
 
 if __name__ == "__main__":
-    for key, folder in GOLDEN.items():
-        shutil.rmtree(folder, ignore_errors=True)
-        write_golden(folder, *key)
-        print(*key, open_cache(folder).seal.identity)
+    for name, options in GOLDEN.items():
+        shutil.rmtree(HERE / f"golden_{name}", ignore_errors=True)
+        print(f'    "{name}": "{open_cache(write_golden(HERE / f"golden_{name}", **options)).seal.identity}",')

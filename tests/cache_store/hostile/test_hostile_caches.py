@@ -36,7 +36,7 @@ from tests.cache_store.signing import edited, edited_rows, resign, save, set_fie
 from tests.make_cache import make_cache
 
 RECORDS = ("zarr.json", "seal.json", "build.json", "commits/000000.json", "commits/000001.json")
-TABLES = ("plan.parquet", "samples/000000.parquet")
+TABLES = ("plan/000000.parquet", "samples/000000.parquet")
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_a_sound_cache_is_read_and_signed_anew_it_is_the_same(root):
 OUTSIDE = ("../secret", "/etc/passwd", "latents/../../secret", "nul\0", "", ".")
 ONE_FEATURE = {f"array.{name}": [1.0] for name in ("mean", "std", "minimum", "maximum")}
 ONE_FEATURE |= {"array.preview": {"weight": [[1.0]] * 3, "bias": [1.0] * 3}}
-COUNTS = [{"rejected": 2}, {"cached": 5, "rejected": 2}, {"cached_per_shard": [5, 1]}]
+COUNTS = [{"rejected": 2}, {"cached": 5, "rejected": 2}]
 LATER_VERSION = {"format_version": 2, "more": "fields that only that version has"}
 
 
@@ -137,7 +137,7 @@ LATER_VERSION = {"format_version": 2, "more": "fields that only that version has
             ],
         ),
         ("commits/000000.json", [{"content.files.0.path": path} for path in OUTSIDE]),
-        ("seal.json", [{"plan_file.path": path} for path in OUTSIDE]),
+        ("seal.json", [{"plan_files.0.path": path} for path in OUTSIDE]),
         ("seal.json", [*COUNTS, {"array.preview": None}, ONE_FEATURE]),
         *((name, [LATER_VERSION]) for name in RECORDS),
     ],
@@ -230,10 +230,11 @@ def test_a_file_of_more_bytes_than_it_can_have_is_refused_unread(root, name):
 
 
 NUMBER, DIGEST = len("-1.2345678901234567e-300,"), len('"",') + 64
+RUN = len('{"array":"81x1344x768","rows":1048576,"shards":1},')
 LONGEST = {
-    Spec: 2 * MAX_SIDE * NUMBER,
+    Spec: 2 * MAX_SIDE * NUMBER + MAX_SHARDS * RUN,
     CommitRecord: 2 * MAX_SIDE * NUMBER,
-    Seal: (6 * MAX_SIDE + 4 * MAX_PREVIEW_FEATURES) * NUMBER + MAX_SHARDS * (DIGEST + len("1048576,")),
+    Seal: (8 * MAX_SIDE + 4 * MAX_PREVIEW_FEATURES) * NUMBER + MAX_SHARDS * RUN,
     BuildRecord: MAX_SHARDS * DIGEST,
 }
 """Most bytes that the lists of each record can have."""
@@ -270,7 +271,7 @@ def test_a_seal_of_more_samples_than_memory_holds_is_refused(sound):
     cache = open_cache(sound)
     seal = msgspec.structs.replace(cache.seal, cached=20 * 10**9)
     with pytest.raises(CacheError, match="20,000,000,000"):
-        SealedShards(cache.store, cache.spec, seal).mapped(0)
+        SealedShards(cache.store, cache.spec, seal, cache.shards.roll).mapped(0)
 
 
 JUNK = st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, bytes(8), b"\x80" * 5, b"\x7f"]))

@@ -225,7 +225,7 @@ def test_whoever_claims_a_store_keeps_others_out_if_it_says_so(store):
     store.refuse_foreign_names(set(), "cache", "cache")
     store.put_whole("other/file", b"")
     with pytest.raises(ConfigError, match="cache: .* holds 'other' but no cache; name an empty or a new folder"):
-        store.refuse_foreign_names({"plan.parquet"}, "cache", "cache")
+        store.refuse_foreign_names({"plan/000000.parquet"}, "cache", "cache")
     store.refuse_foreign_names({"other"}, "cache", "cache")
     refused = pytest.raises(CacheError, match="is being written by")
     with store.claim(), refused if store.has_exclusive_claims else nullcontext(), store.claim():

@@ -213,7 +213,9 @@ def edit_spec(at: At) -> None:
 NO_SEAL = lose("seal.json")
 NOTHING: Named = {}
 DATA, TABLE, RECORD = ({f"{kind} 1": set[int]()} for kind in ("data", "table", "record"))
-RECORD_0, SEAL, SPEC, PLAN = ({name: set[int]()} for name in ("record 0", "seal.json", "zarr.json", "plan.parquet"))
+RECORD_0, SEAL, SPEC, PLAN = (
+    {name: set[int]()} for name in ("record 0", "seal.json", "zarr.json", "plan/000000.parquet")
+)
 ROW_7, ROWS_6_7, CACHED = ({"data 1": rows} for rows in ({7}, {6, 7}, {6, 7, 9, 10, 11}))
 SCENES = {
     "data of two shards swapped": Scene([swap_shards("data")], {"data 0": {0, 1, 3, 4, 5}} | CACHED, quick=NOTHING),
@@ -232,9 +234,9 @@ SCENES = {
     "another cache's shard, no seal": Scene([copy_from_other(*SHARD_1), NO_SEAL], RECORD | SEAL),
     "another cache's data": Scene([copy_from_other("data 1")], CACHED),
     "another cache's table": Scene([copy_from_other("table 1")], {"table 1": CACHED["data 1"]}),
-    "another cache's plan, no seal": Scene([copy_from_other("plan.parquet"), NO_SEAL], PLAN | SEAL),
+    "another cache's plan, no seal": Scene([copy_from_other("plan/000000.parquet"), NO_SEAL], PLAN | SEAL),
     "a flipped bit, half a plan, no seal": Scene(
-        [flip_row_7, cut_in_half("plan.parquet"), NO_SEAL], ROW_7 | PLAN | SEAL
+        [flip_row_7, cut_in_half("plan/000000.parquet"), NO_SEAL], ROW_7 | PLAN | SEAL
     ),
     "another spec than the records have": Scene([edit_spec, NO_SEAL], SPEC, quick=SPEC),
     "bytes behind a shard": Scene([append_a_byte], DATA, quick=DATA),

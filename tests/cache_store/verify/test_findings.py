@@ -73,7 +73,7 @@ def test_a_file_gone_resized_or_replaced_is_named_at_every_level(cache, what):
 # Records edited by hand, with and without a digest of their own made anew.
 
 RECORD_EDITS: list[dict[str, Any]] = [
-    *({field: "0" * 64} for field in ("plan_digest", "rows_digest", "files.1.sha256", "sums")),
+    *({field: "0" * 64} for field in ("samples", "rows_digest", "files.1.sha256", "sums")),
     {"sums": None},
     *({field: 7} for field in ("recipe.array.image.max_pixels", "files.0.bytes")),
     *({"shard": 0}, {"files.0.path": "../x"}, {"files": []}, {"reasons": {"too large": 1}}, {"non_finite": 3}),
@@ -82,10 +82,8 @@ RECORD_EDITS: list[dict[str, Any]] = [
     {"cached": -1, "rejected": 7, "reasons": {"missing": 7}},
 ]
 SEAL_EDITS: list[dict[str, Any]] = [
-    *({field: "0" * 64} for field in ("identity",)),
-    *({field: lambda values: values[::-1]} for field in ("cached_per_shard", "commits")),
     *({f"array.{field}.0": lambda value: value + 1e-3} for field in ("mean", "maximum", "preview.bias")),
-    *({"planned": 99}, {"reasons": {}}, {"commits": []}, {"plan_file.path": "build.json"}, {"array.bytes": 1}),
+    *({"planned": 99}, {"reasons": {}}, {"plan_files.0.path": "build.json"}, {"array.bytes": 1}),
     *({"cached": lambda count: count + 1, "rejected": lambda count: count - 1}, {"remarks": {"odd, so what": 1}}),
 ]
 UNSEEN = {"non_finite", "remarks"}

@@ -148,7 +148,7 @@ SCRATCH, RECORD = "samples/.000001.parquet.1.partial", "commits/000002.json"
 RERUN, REPAIR = "`precompute build` `cache-store copy`", "precompute repair CACHE --report"
 SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
     (lambda cache: (cache / SCRATCH).touch(), {"stray": [SCRATCH]}, [f"delete CACHE/{SCRATCH},"]),
-    (lose("plan.parquet"), {"damaged": ["plan.parquet"]}, [REPAIR]),
+    (lose("plan/000000.parquet"), {"damaged": ["plan/000000.parquet"]}, [REPAIR]),
     (lose("zarr.json"), {"damaged": ["zarr.json"]}, [REPAIR, "verify zarr.json"]),
     (lose("seal.json"), {"unsealed": ["seal.json"]}, [f"{RERUN} `precompute seal`"]),
     (lose(RECORD), {"damaged": [RECORD]}, [REPAIR]),
@@ -186,8 +186,8 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
         ["delete CACHE/commits/mine,"],
     ),
     (
-        lambda cache: [os.truncate(cache / name, 1) for name in ("build.json", "plan.parquet")],
-        {"damaged": ["build.json", "plan.parquet"]},
+        lambda cache: [os.truncate(cache / name, 1) for name in ("build.json", "plan/000000.parquet")],
+        {"damaged": ["build.json", "plan/000000.parquet"]},
         [f"{RERUN} build.json", REPAIR],
     ),
     (
@@ -239,7 +239,7 @@ def test_files_that_only_the_seal_knows_are_no_strays(tmp_path):
     """The rest of the metadata is of the time before the cache grew."""
     ids, rows = [f"sample-{row}" for row in range(16)], samples_of((4, 3, 2), 16)
     before, cache = (make_cache(tmp_path / f"{count}", rows[:count], ids[:count]) for count in (8, 16))
-    for name in ("plan.parquet", "zarr.json", "latents/16x24/zarr.json"):
+    for name in ("plan/000000.parquet", "zarr.json", "latents/16x24/zarr.json"):
         shutil.copy(before / name, cache / name)
     report = verify(cache, "full")
     assert "seal.json" in {finding.file for finding in report.findings}
@@ -248,7 +248,7 @@ def test_files_that_only_the_seal_knows_are_no_strays(tmp_path):
 
 NOT_READ = [errno.EACCES, errno.ENODATA, errno.EIO, errno.ESTALE]
 """Refused or expired credentials, answers that are cut, a failing disk, a lost mount."""
-FILES_READ = ["zarr.json", "build.json", "seal.json", "plan.parquet", RECORD, "samples/000002.parquet", "data"]
+FILES_READ = ["zarr.json", "build.json", "seal.json", "plan/000000.parquet", RECORD, "samples/000002.parquet", "data"]
 
 
 @pytest.mark.parametrize("name", FILES_READ)
@@ -283,7 +283,7 @@ LOOKALIKES = {
 
 def test_scratch_is_cleared_and_what_looks_alike_is_not(cache):
     folder, _, shard = shard_name(cache, 2).rpartition("/")
-    leftovers = {".plan.parquet.1.partial", ".seal.json.1.partial", "samples/.000002.parquet.1.partial"}
+    leftovers = {"plan/.000000.parquet.1.partial", ".seal.json.1.partial", "samples/.000002.parquet.1.partial"}
     leftovers |= {"commits/.000002.json.1.partial", *(f"{folder}/.{shard}.{number}.partial" for number in (1, 12))}
     strangers = LOOKALIKES | {f"{folder}/.000001.1.partial", f"{folder.partition('/')[0]}/extra"}
     for path in (cache / name for name in leftovers | strangers):

@@ -74,7 +74,7 @@ PHASES = [
     ("build", "precompute.rerun.carry_out:write_build", 1),
     ("build", "precompute.encoders.vaes.vae:VaeEncoder.encode", 3),
     ("build", "cache_store.cache.commit:write_rows", 2),
-    ("build", "precompute.rerun.carry_out:make_seal", 1),
+    ("build", "precompute.rerun.carry_out:sum_up", 1),
     ("build", "precompute.rerun.carry_out:write_seal", 1),
     ("repair", "precompute.rerun.steps:compare_images", 1),
     ("repair", "precompute.encoders.vaes.vae:VaeEncoder.encode", 1),

@@ -188,7 +188,7 @@ def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
     job = EncodeJob(
         config=config, store=LocalStore(built.folder / "elsewhere"), spec=read_spec(built.cache), shards=[0, 1]
     )
-    message = rf"node {os.uname().nodename} does not see the plan at {built.folder}/elsewhere/plan.parquet; on Ray"
+    message = rf"node {os.uname().nodename} does not see the plan at {built.folder}/elsewhere/plan; on Ray"
     with built.untouched(), pytest.raises(CacheError, match=message):
         run_on_ray(job, lambda _: None)
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.cache.metadata import open_table, read_build, read_seal
-from cache_store.storage.local import LocalStore
+from cache_store.cache.metadata import open_plan, read_build, read_seal
 from tests.precompute.acts import MISSING, NOT_ENCODED, RECORD, SHARD, TABLE, build_with_a_missing_image, image, mend
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, flip, sample_name
 
@@ -40,7 +39,7 @@ def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
     project.repair("--shards", "[2]")
     longer.rename(project.source / "chat.json")
     project.build()
-    ids = open_table(LocalStore(project.cache), "plan.parquet").whole()["id"].to_pylist()
+    ids = open_plan(project.cache).rows(0, SAMPLES, ["id"])["id"].to_pylist()
     assert ids == [sample_name(number) for number in (*range(10, SAMPLES), *range(10))]
     np.testing.assert_array_equal(open_cache(project.cache).read(np.arange(7)), kept)
     with project.same_in_the_end():
@@ -51,10 +50,10 @@ def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
         for name in ("zarr.json", "seal.json"):
             project.lose(name)
             project.build()
-        plan = (project.cache / "plan.parquet").read_bytes()
-        project.lose("plan.parquet")
-        assert "plan.parquet" in project.build(code=1)
-        (project.cache / "plan.parquet").write_bytes(plan)
+        plan = (project.cache / "plan/000000.parquet").read_bytes()
+        project.lose("plan/000000.parquet")
+        assert f"{project.cache}/plan is lost" in project.build(code=1)
+        (project.cache / "plan/000000.parquet").write_bytes(plan)
 
 
 def test_an_extension_names_rejects_that_may_succeed_now(folder):

@@ -6,8 +6,8 @@ The facts hold a store that can do nothing and lists that cannot be read, so a d
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
-from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,23 +16,25 @@ import pyarrow as pa
 import pytest
 
 from cache_store.cache.commit import make_seal
+from cache_store.cache.metadata import record_bytes
 from cache_store.cache.survey import PlanOnDisk, Reading, ShardOnDisk, Survey
 from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import PLAN_FILE, SPEC_FILE, samples_file
-from cache_store.format.plan import PlanFile, encode_plan
+from cache_store.format.layout import SPEC_FILE, part_file, samples_file
+from cache_store.format.plan import Plan, PlanPart, texts_digest, write_part
 from cache_store.format.record import sign
+from cache_store.format.roll import Roll
 from cache_store.format.tables import TableFile
 from cache_store.verify.findings import Report
 from precompute.rerun.arrange import OneSize
 from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
 from precompute.rerun.facts import Facts, compare_lists, planned_facts
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import Rows, rows_in_scratch, slices_of
+from precompute.rerun.rows import ListedRows, Rows, rows_in_scratch, slices_of
 from tests.make_cache import caption, make_array, make_encoder, make_plan, sized_array
 
-PER_SHARD = 8
+PER_SHARD = PER_PART = 8
 SIZED = sized_array((1, 1, 1), None)
 ARRAY = make_array((1, 1, 1), "float16", "none", make_encoder(4, [0.0], [1.0]))
 RECIPE = schema.Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
@@ -52,43 +54,48 @@ class NoStore:
 SUMMARY = schema.ArraySummary(bytes=1, mean=(0.0,), std=(0.0,), minimum=(0.0,), maximum=(0.0,), preview=None)
 
 
-def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
-    """Make a plan; with twelve samples, the second shard has four."""
+def samples(numbers: Sequence[int] = range(12), **uris: str) -> pa.Table:
+    """Make a plan; with twelve samples, the second part has four."""
     ids = [f"s{number:02d}" for number in numbers]
-    return make_plan(len(ids), ids, [caption(texts.get(name, name)) for name in ids])
+    plan = make_plan(len(ids), ids, None)
+    return plan.set_column(1, plan.schema.field(1), [[uris.get(name, f"{name}.png") for name in ids]])
 
 
 def array_of(name: str) -> schema.SizedArray:
     return SIZED
 
 
-def sized(rows: Rows) -> Rows:
-    return OneSize(SIZED, PER_SHARD).arrange_new(rows)
+def listed(table: pa.Table) -> ListedRows:
+    return rows_in_scratch(slices_of(table, PER_SHARD))
 
 
 def rows(table: pa.Table, size: int = PER_SHARD) -> Rows:
-    return sized(rows_in_scratch(slices_of(table, size)))
+    return OneSize(SIZED, size, PER_PART).arrange_new(listed(table))
 
 
-def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
+def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str, withdrawn: int = 0) -> schema.CommitRecord:
     """Make the record of a shard with this content."""
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
         shard=shard, first_row=spec.shard_rows(shard).start, array=SIZED.size.name, recipe=spec.recipe,
-        plan_digest=rows(plan, spec.samples_per_shard).digests.shards[shard],
+        samples=rows(plan, spec.samples_per_shard).digests.shards[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
         rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
-        sums="",
+        sums="", proof=0, withdrawn=withdrawn,
     )  # fmt: skip
     run = schema.CommitRun(attempt=1, seconds=1.0, images_per_s=1.0, host="", device="cpu", versions={})
     return sign(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
 
 
 def plan_on_disk(planned: Rows, content: str = "") -> Reading[PlanOnDisk]:
-    file = schema.FileRecord(path=PLAN_FILE, bytes=1, sha256=content)
-    encode_plan(stream := BytesIO(), planned.shards(), repeat(SIZED.size.name))
-    plan = PlanFile(TableFile(lambda: BytesIO(stream.getvalue()), PLAN_FILE))
-    return Reading(PlanOnDisk(plan=plan, file=file, digests=planned.digests))
+    files, parts = list[schema.FileRecord](), list[PlanPart]()
+    for part in range(len(planned.cut.parts)):
+        shards = planned.cut.shards_of(part)
+        write_part(stream := BytesIO(), ((planned.shard(shard), SIZED.size.name) for shard in shards))
+        parts.append(PlanPart(TableFile(partial(BytesIO, stream.getvalue()), part_file(part))))
+        files.append(schema.FileRecord(path=part_file(part), bytes=1, sha256=content))
+    plan = Plan(planned.cut.parts, parts.__getitem__, lambda part: None, lambda: None)
+    return Reading(PlanOnDisk(plan=plan, files=tuple(files), digests=planned.digests))
 
 
 def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
@@ -98,10 +105,15 @@ def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, conte
     spec = planned.spec(recipe)
     records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
     on_disk = plan_on_disk(planned, content)
-    seal = make_seal(spec, [each.content for each in records.values()], [], [on_disk.value.file] * 2, SUMMARY)
+    contents = [each.content for each in records.values()]
+    roll = Roll.of(spec, contents)
+    beside = record_bytes("rejected.parquet", b""), record_bytes("shards.bin", roll.data)
+    seal = make_seal(spec, contents, [], on_disk.value.files, *beside, SUMMARY)
+    digests = (texts_digest(pa.concat_tables(map(planned.shard, each))) for each in map(planned.cut.shards_of, (0, 1)))
+    texts = {part: schema.PartTexts(digest=each, bytes=1, sha256="") for part, each in enumerate(digests)}
     return Survey(
         store=NoStore(), has_cache=True, spec=Reading(spec), plan=on_disk,
-        seal=Reading(seal),
+        seal=Reading(seal), roll=Reading(roll), texts=texts,
         build=Reading(sign(schema.BuildRecord(format_version=1, config={}, sha256=""))),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
         metadata=dict(shard_format(spec).metadata()),
@@ -134,7 +146,8 @@ class Case(NamedTuple):
     """Shards with rejected samples that can be decoded now."""
 
     def decided(self) -> Work:
-        facts = compare_lists(self.found, self.recipe, rows(self.source), array_of)
+        arranger, grows = OneSize(SIZED, PER_SHARD, PER_PART), self.request.new_samples == "append"
+        facts = compare_lists(self.found, self.recipe, listed(self.source), array_of, arranger, grows=grows)
         return decide(unreadable(facts), self.request).with_recovered(0, self.recovered)
 
 
@@ -157,39 +170,55 @@ def reported(survey: Survey) -> BuildRequest:
 
 LONGER = samples(range(20))
 APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
-GROWN = sized(rows_in_scratch([LONGER[:8], LONGER[8:12], LONGER[12:]]))
-BEGUN = replace(WHOLE, plan=plan_on_disk(GROWN), seal=Reading())
 SWAPPED = replace(WHOLE, plan=plan_on_disk(rows(samples([1, 0, *range(2, 12)]))), seal=Reading(), shards={})
-OTHER_TEXTS = replace(WHOLE, plan=plan_on_disk(rows(samples(s09="x"))))
+OTHER_NAMES = replace(WHOLE, plan=plan_on_disk(rows(samples(s09="x"))))
 FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
-OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal, plan=WHOLE.plan)
+OTHER_SPEC = replace(surveyed(FINER), **{name: getattr(WHOLE, name) for name in ("shards", "seal", "roll", "plan")})
+OTHER_PART = schema.Part(rows=12, shards=2, digest="0")
 OTHER_PLAN = replace(
     WHOLE,
-    spec=Reading(RECIPE.spec("0", schema.even_shards(12, PER_SHARD, SIZED.size.name), [SIZED])),
+    spec=Reading(RECIPE.spec([OTHER_PART], schema.even_shards(12, PER_SHARD, SIZED.size.name), [SIZED])),
     metadata={SPEC_FILE: b"of another plan"},
 )
 NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problems={"f": CacheError("C/f is missing")})
 NO_RECORD = ShardOnDisk(record=DAMAGED)
-NO_SEAL = without("seal")
+NO_SEAL = without("seal", "roll")
 SPEC_DAMAGED = replace(WHOLE, spec=DAMAGED, metadata={SPEC_FILE: b"damaged"})
 NO_ARRAY = replace(WHOLE, metadata={**WHOLE.metadata, "latents/8x8/zarr.json": None})
-OTHER_SEAL, OTHER_SIZE = replace(WHOLE, seal=FOREIGN.seal), replace(WHOLE, seal=surveyed(TALLER).seal)
-BESIDE_OTHER = replace(without("spec"), seal=OTHER_SIZE.seal)
+OTHER_SEAL = replace(WHOLE, seal=FOREIGN.seal, roll=FOREIGN.roll)
+OTHER_SIZE = replace(WHOLE, seal=surveyed(TALLER).seal, roll=surveyed(TALLER).roll)
+BESIDE_OTHER = replace(without("spec"), seal=OTHER_SIZE.seal, roll=OTHER_SIZE.roll)
 TWO_RECIPES = shard_1(surveyed(TALLER).shards[1])
-NO_RECIPE = replace(without("spec", "seal"), shards={0: NO_RECORD})
-FOREIGN_PLAN = replace(without("spec", "seal"), plan=OTHER_TEXTS.plan)
-PLAN, AGAIN, EXTENDS = "plan.parquet is written again from the source", "shard 1 is built again: ", "from 12 to 20"
+NO_RECIPE = replace(without("spec", "seal", "roll"), shards={0: NO_RECORD})
+FOREIGN_PLAN = replace(without("spec", "seal", "roll"), plan=OTHER_NAMES.plan)
+PLAN, AGAIN, EXTENDS = "plan/ is written again from the source", "shard 1 is built again: ", "from 12 to 20"
+
+
+def withdrawn(*places: int) -> pa.Table:
+    """Make a plan of twelve samples, some of them withdrawn."""
+    plan, states = samples(), ["withdrawn" if place in places else "planned" for place in range(12)]
+    return plan.set_column(plan.column_names.index("state"), "state", [states])
+
+
+OTHER_TEXTS = samples().set_column(7, "conversations", [[caption("another")] * 12])
+GONE = replace(NO_SEAL, plan=plan_on_disk(rows(withdrawn(9))))
+COUNTS_2 = shard_1(ShardOnDisk(record=Reading(record(WHOLE.spec.value, samples(), 1, "", withdrawn=2))), NO_SEAL)
 
 DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a new cache": (Case(Survey(store=NoStore())), [0, 1], [0, 1], ""),
     "a finished cache": (Case(), [], [], ""),
-    "a shard not built yet": (Case(shard_1(None, without("seal"))), [1], [1], ""),
+    "a shard not built yet": (Case(shard_1(None, NO_SEAL)), [1], [1], ""),
     "a lost record": (Case(shard_1(None)), [1], [], ""),
     "a damaged record": (Case(shard_1(NO_RECORD)), [1], [], f"{AGAIN}it is damaged"),
     "a lost file": (Case(shard_1(NO_FILE)), [1], [], f"{AGAIN}C/f is missing"),
     "a lost file, no seal": (Case(shard_1(NO_FILE, NO_SEAL)), [1], [], f"{AGAIN}C/f is missing"),
     "a foreign shard": (Case(shard_1(FOREIGN.shards[1])), [1], [], "is not the record that the cache was sealed with"),
-    "a shard of other text": (Case(shard_1(surveyed(plan=samples(s09="x")).shards[1])), [1], [], "for other samples"),
+    "a shard of other samples": (
+        Case(shard_1(surveyed(plan=samples(s09="x")).shards[1])),
+        [1],
+        [],
+        "for other samples",
+    ),
     "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
     "a repair by report": (Case(request=reported(WHOLE)), [1], [], ""),
     "a repair where the list grew": (Case(source=LONGER, request=LEAVE_OUT), [], [], "new in the source: 8 samples"),
@@ -206,17 +235,19 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a lost plan": (Case(without("plan")), [], [], PLAN),
     "a swapped plan": (Case(SWAPPED), [0, 1], [0, 1], PLAN),
     "a damaged plan": (Case(replace(WHOLE, plan=DAMAGED)), [], [], PLAN),
-    "a plan of other texts": (Case(OTHER_TEXTS), [], [], PLAN),
+    "a plan of other names": (Case(OTHER_NAMES), [], [], PLAN),
+    "lost texts": (Case(replace(WHOLE, texts={0: WHOLE.texts[0]})), [], [], "the texts of 1 part are written again"),
+    "other texts": (Case(source=OTHER_TEXTS), [], [], "precompute captions C"),
+    "a shard with a withdrawn sample": (Case(GONE, withdrawn(9)), [1], [1], ""),
     "a plan of other bytes": (Case(replace(WHOLE, plan=FOREIGN.plan)), [], [], PLAN),
     "neither spec nor plan": (Case(without("spec", "plan")), [], [], "zarr.json: is missing"),
-    "neither spec nor seal": (Case(without("spec", "seal")), [], [], "zarr.json: is missing"),
-    "a lost seal": (Case(without("seal")), [], [], ""),
-    "a damaged seal": (Case(replace(WHOLE, seal=DAMAGED)), [], [], "the seal is made again from the records"),
+    "neither spec nor seal": (Case(without("spec", "seal", "roll")), [], [], "zarr.json: is missing"),
+    "a lost seal": (Case(NO_SEAL), [], [], ""),
+    "a damaged seal": (Case(replace(NO_SEAL, seal=DAMAGED)), [], [], "the seal is made again from the records"),
     "a foreign seal": (Case(OTHER_SEAL), [], [], PLAN),
     "an extension": (Case(source=LONGER, request=APPEND), [2], [2], EXTENDS),
     "one beside damage": (Case(shard_1(NO_FILE), LONGER, APPEND), [1, 2], [2], EXTENDS),
     "one without a spec": (Case(without("spec"), LONGER, APPEND), [2], [2], EXTENDS),
-    "one that has begun": (Case(BEGUN, LONGER), [2], [2], EXTENDS),
 }
 """Cases, the shards to build, those of them whose content is free, and a note."""
 
@@ -232,9 +263,10 @@ def test_what_is_kept_and_built(name):
     assert work.allowed_digests == held
     assert said in " ".join(work.notes)
     assert bool(work.notes) == bool(said)
-    is_new = name == "a new cache" or (said == EXTENDS and case.found is not BEGUN)
-    assert (work.plan_file is None) is (is_new or said == PLAN or name == "neither spec nor plan")
-    assert work.has_other_samples is (bool(case.recovered) or (said == EXTENDS and case.found is not BEGUN))
+    is_new = name == "a new cache" or said == EXTENDS
+    assert work.is_planned is not (is_new or said == PLAN or name == "neither spec nor plan")
+    is_replaced = bool(case.recovered) or name == "a shard with a withdrawn sample"
+    assert work.has_other_samples is (is_replaced or said == EXTENDS)
     if said == EXTENDS:
         assert work.spec.bounds.tolist() == [0, 8, 12, 20]
 
@@ -248,16 +280,15 @@ REFUSED: dict[str, tuple[Case, type[Exception], list[str]]] = {
     "no recipe": (Case(NO_RECIPE), StaleError, ["zarr.json", "seal.json", "commits/"]),
     "new samples": (Case(source=LONGER), StaleError, ["s12", "--extend"]),
     "new, no spec": (Case(without("spec"), LONGER), StaleError, ["s12", "--extend"]),
-    "more than a begun extension": (Case(BEGUN, samples(range(21))), StaleError, ["s20", "--extend"]),
     "gone": (Case(source=samples(range(1, 20)), request=APPEND), StaleError, ["s00", "--cache NEW"]),
-    "gone, no plan": (Case(without("plan"), samples(range(1, 12))), StaleError, ["plan.parquet"]),
-    "gone, after an extension began": (Case(BEGUN), StaleError, ["8", "s12", "--cache NEW"]),
-    "no spec, seal or plan": (Case(without("spec", "seal", "plan")), StaleError, ["plan.parquet"]),
-    "no plan, another seal": (Case(replace(BESIDE_OTHER, plan=Reading())), StaleError, ["plan.parquet"]),
-    "foreign plan, no spec or seal": (Case(FOREIGN_PLAN), StaleError, ["plan.parquet"]),
-    "other text": (Case(source=samples(s09="x")), StaleError, ["s09"]),
-    "other text, no spec": (Case(without("spec"), samples(s09="x")), StaleError, ["s09"]),
-    "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, ["plan.parquet"]),
+    "gone, no plan": (Case(without("plan"), samples(range(1, 12))), StaleError, ["C/plan"]),
+    "no spec, seal or plan": (Case(without("spec", "seal", "roll", "plan")), StaleError, ["C/plan"]),
+    "no plan, another seal": (Case(replace(BESIDE_OTHER, plan=Reading())), StaleError, ["C/plan"]),
+    "foreign plan, no spec or seal": (Case(FOREIGN_PLAN), StaleError, ["C/plan"]),
+    "another name": (Case(source=samples(s09="x")), StaleError, ["s09"]),
+    "another name, no spec": (Case(without("spec"), samples(s09="x")), StaleError, ["s09"]),
+    "another name, no plan": (Case(without("plan"), samples(s09="x")), StaleError, ["C/plan"]),
+    "a plan without a withdrawal": (Case(COUNTS_2), CacheError, ["C/plan", "withdrawals of 1 shard"]),
     "another's report": (Case(request=reported(FOREIGN)), StaleError, ["C", "cache-store verify C"]),
     "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, ["2"]),
 }
@@ -303,7 +334,6 @@ FOR_RANKS: dict[str, tuple[Survey, list[int] | None]] = {
     "a shard not built yet": (shard_1(None, NO_SEAL), [1]),
     "a finished cache": (WHOLE, []),
     "a lost plan": (without("plan"), None),
-    "a begun extension": (BEGUN, None),
     "a plan of other bytes": (replace(WHOLE, plan=FOREIGN.plan), None),
     "a lost build record": (without("build"), None),
     "a lost record, sealed": (shard_1(None), None),

@@ -29,7 +29,9 @@ def test_where_seal_and_records_disagree_a_shard_may_be_either(built, names, sha
 
 @pytest.mark.parametrize("mend", ["build", "repair"])
 @pytest.mark.parametrize(
-    "names", [["seal.json", "plan.parquet", "latents/40x32/zarr.json", RECORDS[0], TABLE], ["zarr.json"]], ids=len
+    "names",
+    [["seal.json", "plan/000000.parquet", "latents/40x32/zarr.json", RECORDS[0], TABLE], ["zarr.json"]],
+    ids=len,
 )
 def test_metadata_that_has_become_terabytes_is_found_unread_and_mended(built, names, mend):
     """The sparse files exceed any machine's memory; everything else that a step reads is small."""
@@ -90,7 +92,7 @@ def assert_left(project: Project, before: dict[str, bytes], message: str, by_tab
     assert ("sample-009" in message) is by_table
     now = contents(project)
     assert now.keys() >= before.keys()
-    for name in (SHARD, "shards/000001.tar", TABLE, RECORD, "seal.json", "plan.parquet", "zarr.json"):
+    for name in (SHARD, "shards/000001.tar", TABLE, RECORD, "seal.json", "plan/000000.parquet", "zarr.json"):
         assert now.get(name) == before.get(name)
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 from weakref import WeakSet
 
@@ -10,22 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cache_store.cache.metadata import write_plan
-from cache_store.errors import CacheError, SourceError
-from cache_store.format.schema import MAX_SHARDS, Recipe
-from cache_store.format.tables import MAX_PLAN_FOOTER_BYTES
+from cache_store.cache.metadata import put_part, put_texts
+from cache_store.errors import SourceError
+from cache_store.format.layout import part_file
 from cache_store.storage.local import LocalStore
 from precompute.rerun.arrange import OneSize
 from precompute.rerun.match_rows import ROWS_HELD, compare_plans, reorder_by_ids
-from precompute.rerun.rows import Rows, number_rows, rows_in_scratch
+from precompute.rerun.rows import ListedRows, cut_like, rows_in_scratch
 from precompute.rerun.source_plan import make_plan, refuse_duplicates, sorted_by_id
 from precompute.sources.listing import Samples
-from tests.make_cache import caption, make_array, make_encoder, sized_array
+from tests.make_cache import caption, sized_array
 
 PER_SHARD = 64
 SIZED = sized_array((1, 1, 1), None)
-ARRAY = make_array((1, 1, 1), "float16", "none", make_encoder(4, [0.0], [1.0]))
-RECIPE = Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
 
 
 class Sample(dict[str, Any]):
@@ -39,7 +37,7 @@ def sample(number: int) -> Sample:
     return Sample(id=name, uri=f"{name}.png", conversations=caption(f"this is {name}"), fingerprint="0:0")
 
 
-def plan_of(numbers: Iterable[int], per_shard: int = PER_SHARD) -> Rows:
+def plan_of(numbers: Iterable[int], per_shard: int = PER_SHARD) -> ListedRows:
     return make_plan(Samples(map(sample, numbers), in_rows=True), per_shard)
 
 
@@ -54,7 +52,7 @@ def held_at_most(count: int) -> tuple[int, int]:
             yield each
 
     plan = make_plan(Samples(counted(), in_rows=True), PER_SHARD)
-    assert len(plan) == plan.plan.num_rows == count
+    assert len(plan) == count
     return most[0], most[1]
 
 
@@ -65,22 +63,16 @@ def test_ten_times_as_many_samples_take_no_more_memory():
     assert many[1] < 1.5 * few[1] + 2**20
 
 
-def test_a_plan_takes_a_kilobyte_of_footer_a_shard_however_long_its_captions(tmp_path, monkeypatch):
-    """The list of samples may be as large as a plan; one that no reader would take is not published."""
-    captioned = (sample(number) | {"conversations": caption(chr(97 + number) * 3_000)} for number in range(20))
-    rows = OneSize(SIZED, 1).arrange_new(make_plan(Samples(captioned, in_rows=True), 1))
-    spec, store = rows.spec(RECIPE), LocalStore(tmp_path)
-    write_plan(store, spec, rows.shards())
-    footer: int = pq.read_metadata(tmp_path / "plan.parquet").serialized_size
-    assert footer < 20 * MAX_PLAN_FOOTER_BYTES / MAX_SHARDS
-    for place in ("cache_store.cache.metadata", "precompute.rerun.rows"):
-        monkeypatch.setattr(f"{place}.MAX_PLAN_FOOTER_BYTES", footer // 2)
-    (tmp_path / "plan.parquet").unlink()
-    with pytest.raises(CacheError, match=r"plan\.parquet.*footer"):
-        write_plan(store, spec, rows.shards())
-    assert not any(tmp_path.iterdir())
-    with pytest.raises(CacheError, match="the list of samples"):
-        rows_in_scratch(rows.shards())
+def test_footers_do_not_grow_with_captions(tmp_path):
+    store, sizes = LocalStore(tmp_path), list[list[int]]()
+    for length in (1, 3_000):
+        captioned = (sample(number) | {"conversations": caption(chr(97 + number) * length)} for number in range(20))
+        shards = [*make_plan(Samples(captioned, in_rows=True), 1).shards()]
+        put_part(store, 0, zip(shards, repeat("8x8")))
+        texts = put_texts(store, 0, shards).file(0)
+        sizes.append([pq.read_metadata(tmp_path / name).serialized_size for name in (part_file(0), texts.path)])
+    assert max(sizes[1]) < 20 * 1_024
+    np.testing.assert_allclose(*sizes, rtol=0.02)
 
 
 def test_ids_of_one_hash_are_no_duplicates():
@@ -95,9 +87,9 @@ def test_samples_in_no_order_are_sorted_a_run_at_a_time(count):
     """The result is the one of a sort by id in memory."""
     numbers = random.Random(0).sample(range(count), count)
     shards = sorted_by_id(map(sample, numbers), 20, run_rows=32, page_rows=8)
-    found = rows_in_scratch(number_rows(shards))
-    assert found.digests == (expected := plan_of(range(count), per_shard=20)).digests
-    assert pa.concat_tables(found.shards()) == pa.concat_tables(expected.shards())
+    found, expected = rows_in_scratch(shards), plan_of(range(count), per_shard=20)
+    names = ["id", "uri", "conversations", "fingerprint"]
+    assert pa.concat_tables(found.shards(names)) == pa.concat_tables(expected.shards(names))
 
 
 @pytest.mark.parametrize("held", [8, ROWS_HELD])
@@ -106,17 +98,20 @@ def test_samples_in_another_order_come_into_the_caches_rows(held):
     numbers = list(range(50))
     random.Random(0).shuffle(numbers)
     planned, found = plan_of(range(0, 50, 2), per_shard=4), plan_of(numbers, per_shard=4)
-    planned = OneSize(SIZED, 4).arrange_new(planned)
+    sizes = OneSize(SIZED, 4, rows_per_part=16)
+    planned = sizes.arrange_new(planned)
     arranged = reorder_by_ids(found, planned.id_hashes(), 4, held)
     expected = plan_of([*range(0, 50, 2), *(number for number in numbers if number % 2)], per_shard=4)
-    assert arranged.digests == expected.digests
     assert pa.concat_tables(arranged.shards()) == pa.concat_tables(expected.shards())
     assert reorder_by_ids(arranged, planned.id_hashes(), 4) is arranged
-    assert found.cut_like(planned, 4) is None
-    grown = arranged.cut_like(planned, 4)
-    assert grown.bounds.tolist() == [*range(0, 25, 4), *range(25, 50, 4), 50]
+    assert cut_like(found, planned) is None
+    assert cut_like(arranged, planned).digests == planned.digests
+    assert sizes.arrange_added(planned, found) is None
+    grown = sizes.arrange_added(planned, arranged)
+    assert grown.cut.bounds.tolist() == [*range(0, 25, 4), *range(25, 50, 4), 50]
+    assert [part.rows for part in grown.digests.parts] == [16, 9, 16, 9]
     assert pa.concat_tables(grown.shards()) == pa.concat_tables(expected.shards())
-    assert grown.digests.whole == expected.digests.whole
     assert grown.digests.shards[: planned.num_shards] == planned.digests.shards
     assert str(compare_plans(planned, found)).startswith("25 new (sample-000001, sample-000003, ")
-    assert str(compare_plans(found, planned)).startswith("25 gone (sample-000001, ")
+    listed, shuffled = plan_of(range(0, 50, 2)), sizes.arrange_new(found)
+    assert str(compare_plans(shuffled, listed)).startswith("25 gone (sample-000001, ")

@@ -43,13 +43,13 @@ def assert_withdrawn(cache: Path) -> None:
     assert not verify(cache, "deep").findings
 
 
-@pytest.mark.parametrize("lost", [["plan.parquet"], ["plan.parquet", "seal.json", "zarr.json"]])
+@pytest.mark.parametrize("lost", [["plan/000000.parquet"], ["plan/000000.parquet", "seal.json", "zarr.json"]])
 def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn, lost):
-    plan = withdrawn.place.read("plan.parquet")
+    plan = withdrawn.place.read("plan/000000.parquet")
     withdrawn.lose(*lost)
     with withdrawn.untouched():
-        assert "plan.parquet is lost or damaged" in withdrawn.build(code=1)
-    withdrawn.place.put("plan.parquet", plan)
+        assert f"{withdrawn.cache}/plan " in withdrawn.build(code=1)
+    withdrawn.place.put("plan/000000.parquet", plan)
     withdrawn.build()
     assert_withdrawn(withdrawn.cache)
 

@@ -46,7 +46,7 @@ def test_a_stream_opens_no_table_of_samples_at_its_start(tmp_path, monkeypatch):
     cache = make_cache(tmp_path / "cache", latents, rejected=[3, 17, 30])
     monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
     LatentStream(f"counting://{cache}", BATCH, seed=0)
-    assert opened == dict.fromkeys(("zarr.json", "seal.json", "rejected.parquet"), 1)
+    assert opened == dict.fromkeys(("zarr.json", "seal.json", "shards.bin", "rejected.parquet"), 1)
     assert open_cache(cache).rejected_rows().tolist() == [3, 17, 30]
 
 

@@ -91,7 +91,7 @@ def test_joined_views_show_one_view_of_each_tower_together(paths):
 def test_caches_that_are_no_views_of_each_other_are_refused(paths, tmp_path):
     latents = SIZED["plain"]
     others = {
-        r"plan digest.*--source.kind cache": {"ids": [f"other-{row}" for row in range(ROWS)]},
+        r"samples .*--source.kind cache": {"ids": [f"other-{row}" for row in range(ROWS)]},
         r"world\.dtype +float16 +float32": {"dtype": "float32"},
         r"world\.image\.resample +bilinear +box": {"image": {"resample": "box"}},
         r"world\.encoder\.latents_std": {"latents_std": [1.0, 1.0, 1.0, 2.0]},
