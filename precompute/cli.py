@@ -12,7 +12,14 @@ from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
 from cache_store.storage.daemon_threads import STOP_REQUEST
-from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, EstimateConfig, RepairConfig
+from precompute.config import (
+    AuditConfig,
+    BuildConfig,
+    CaptionsConfig,
+    DecodedGalleryConfig,
+    EstimateConfig,
+    RepairConfig,
+)
 from precompute.encoders.registry import help_lines
 from precompute.rerun.rank import find_rank
 from precompute.rerun.request import BuildRequest, drop_options
@@ -30,6 +37,7 @@ EXAMPLES = """\
   srun precompute build --config my.yaml              2. run every rank
   precompute seal --config my.yaml                    3. seal
   precompute texts --source data/cc3m --cache data/text --of SDXL --model M
+  precompute captions data/cc3m                       the captions have changed
   precompute repair data/cc3m --report report.json    rebuild damaged shards
   precompute audit data/cc3m --seconds 600            encode some again, compare
   precompute gallery data/cc3m --decode               look at it
@@ -170,6 +178,23 @@ def step_request(arguments: Any) -> BuildRequest:
     return BuildRequest(command=("precompute", "plan", *options))
 
 
+def captions_command(arguments: Any) -> int:
+    """Read the texts of a cache's samples again; every latent stays."""
+    from precompute.rerun.captions import take_captions
+
+    done = take_captions(arguments.cache, arguments.config)
+    names = f" ({done.changed})" if done.changed.total else ""
+    print(f"other texts for {counted(done.changed.total, 'sample')}{names}; every latent stays")
+    if done.kept:
+        print(f"{counted(done.kept, 'sample')} that the source lacks kept their texts")
+    if done.extra:
+        print(f"columns: {', '.join(done.extra)}")
+    log_result(f"read the texts of {arguments.cache}", captions={"changed": done.changed.total, "shards": done.shards})
+    if done.shards:
+        print(f"next: the `precompute build` of this cache, which encodes {counted(done.shards, 'shard')} again")
+    return 0
+
+
 def estimate_command(arguments: Any) -> int:
     """Measure how long a build would take here and when its cache pays off; exit 1 if it would not fit."""
     config = arguments.config.prepared()
@@ -255,6 +280,7 @@ COMMANDS = {
     "plan": Command(plan_command, BuildConfig, options=ONCE, fields_of="precompute build"),
     "seal": Command(seal_command, BuildConfig, fields_of="precompute build"),
     "texts": Command(texts_command, TextsConfig, options=TEXT_OPTIONS, epilog=TEXTS),
+    "captions": Command(captions_command, CaptionsConfig, CACHE),
     "repair": Command(repair_command, RepairConfig, CACHE),
     "audit": Command(audit_command, AuditConfig, CACHE),
     "gallery": Command(gallery_command, DecodedGalleryConfig, CACHE),

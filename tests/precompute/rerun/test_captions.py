@@ -1,0 +1,137 @@
+"""New captions reach a cache of images without an encoder; a plan is cut into parts that grow behind the others."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache, open_joined
+from cache_store.cli import main as cache_store
+from cache_store.errors import StaleError
+from cache_store.storage.local import LocalStore
+from cache_store.verify.verify import verify
+from precompute.cli import main
+from tests.precompute.acts import flipped
+from tests.precompute.conftest import SAMPLES, Project, sample_name
+
+PARTS = {"store__rows_per_part": 10, "store__samples_per_shard": 4}
+LENGTHS = [4, 4, 2, 4, 4, 2, 2]
+"""Rows of each shard of 22 samples."""
+
+
+@pytest.fixture
+def parts(project: Project) -> Project:
+    """A project whose plan has three parts."""
+    project.settings = dict(PARTS)
+    project.build()
+    return project
+
+
+def recaption(project: Project, *numbers: int) -> None:
+    path = project.source / "chat.json"
+    records = json.loads(path.read_text())
+    for number in numbers:
+        records[number]["conversations"][1]["value"] = f"new words {number}"
+    path.write_text(json.dumps(records))
+
+
+def texts_of(project: Project) -> dict[str, bytes]:
+    return {name: data for name, data in project.place.files().items() if name.startswith("texts")}
+
+
+def test_only_the_texts_of_parts_that_changed_are_written(parts):
+    """The cache stays sealed, with its identity; readers keep what they opened, whose files stay until the next."""
+    opened, before = open_cache(parts.cache), parts.place.marks()
+    assert opened.captions(np.array([0])) != ["new words 0"]
+    recaption(parts, 0, 21)
+    assert "precompute captions" in parts.build()
+    said = parts.run(main, "captions", parts.cache)
+    assert f"2 samples ({sample_name(0)}, {sample_name(21)})" in said
+    written = {name for name, mark in parts.place.marks().items() if before.get(name) != mark} - {"build.json"}
+    assert {name[:12] for name in written} == {"texts.json", "texts/000000", "texts/000002"}
+    assert not before.keys() - parts.place.marks().keys()
+    now = open_cache(parts.cache)
+    assert (now.identity, now.captions(np.array([0]))) == (opened.identity, ["new words 0"])
+    assert opened.captions(np.array([1])) == now.captions(np.array([1]))
+    assert not verify(parts.cache, "deep").findings
+    with parts.unchanged():
+        assert "0 samples" in parts.run(main, "captions", parts.cache)
+        assert "nothing to encode" in parts.build()
+    recaption(parts, 1)
+    parts.run(main, "captions", parts.cache)
+    assert len(texts_of(parts)) == 1 + 3 + 3 - 2, "the texts of two parts are as before"
+
+
+def test_caches_of_other_texts_are_joined_once_they_have_the_same(parts):
+    parts.build(name="flipped", source={"kind": "cache", "path": str(parts.cache)}, image__flip=True)
+    both = {"one": parts.cache, "two": parts.folder / "flipped"}
+    assert open_cache(both["two"]).spec.parts == open_cache(both["one"]).spec.parts
+    recaption(parts, 3)
+    parts.run(main, "captions", parts.cache)
+    with pytest.raises(StaleError, match=f"(?s)texts .*precompute captions {both['two']}"):
+        open_joined(both)
+    parts.run(main, "captions", both["two"])
+    assert open_joined(both).captions(np.array([3])) == ["new words 3"]
+
+
+def test_another_source_of_the_same_ids_gives_its_texts_and_columns(parts):
+    """Ids that it lacks are refused, or keep their texts."""
+    table = parts.folder / "better.csv"
+    ids = [sample_name(number) for number in range(1, SAMPLES)][::-1]
+    with table.open("w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(("file_name", "id", "text", "score"))
+        rows.writerows((f"{each}.png", each, f"of {each}", 0.5) for each in ids)
+    source = ["--source.path", str(table), "--source.fields.id", "id", "--source.fields.extra", "[score]"]
+    with parts.unchanged():
+        said = parts.run(main, "captions", parts.cache, *source, code=1)
+    assert f"lacks 1 sample of {parts.cache}: {sample_name(0)};" in said
+    old = open_cache(parts.cache).captions(np.array([0]))
+    assert "kept their texts" in parts.run(main, "captions", parts.cache, *source, "--keep_missing", "true")
+    cache = open_cache(parts.cache)
+    assert cache.captions(np.array([0, 1])) == [*old, f"of {sample_name(1)}"]
+    assert cache.samples(np.array([0, 1]), ["score"])["score"].to_pylist() == [None, 0.5]
+    assert not verify(parts.cache, "deep").findings
+    parts.run(cache_store, "copy", parts.cache, parts.folder / "tars", "--format", "webdataset")
+    said = parts.run(main, "captions", parts.folder / "tars", code=2)
+    assert "cache-store copy" in said
+
+
+def test_a_withdrawal_leaves_no_text_of_a_sample_in_any_version(parts):
+    recaption(parts, 5)
+    parts.run(main, "captions", parts.cache)
+    (parts.folder / "ids.txt").write_text(sample_name(5))
+    parts.run(cache_store, "withdraw", parts.cache, "--ids", parts.folder / "ids.txt")
+    assert len(texts_of(parts)) == 1 + 3
+    with parts.same_in_the_end():
+        assert "0 samples" in parts.run(main, "captions", parts.cache)
+    assert open_cache(parts.cache).withdrawn_rows().tolist() == [5]
+
+
+def test_a_cache_grows_by_parts_and_touches_none_that_is_there(project):
+    project.settings = dict(PARTS)
+    project.has(range(3, 22))
+    project.build()
+    before = project.place.marks()
+    project.has()
+    assert "extending from 19 to 22 samples; 6 shards kept" in project.build("--extend")
+    after = project.place.marks()
+    kept = [name for name in before if name.startswith(("plan", "texts/", "samples", "commits", "latents/40x32/c"))]
+    assert all(after[name] == before[name] for name in kept)
+    spec = open_cache(project.cache).spec
+    assert [part.rows for part in spec.parts] == [10, 9, 3]
+    assert np.diff(spec.bounds).tolist() == [4, 4, 2, 4, 4, 1, 3]
+    assert not verify(project.cache, "deep").findings
+    with project.unchanged():
+        project.build()
+
+
+@pytest.mark.parametrize("file", ["plan/000001.parquet", "texts.json", "texts", "shards.bin"])
+def test_a_part_and_its_texts_are_named_and_restored(parts, file):
+    name = next(each for each in texts_of(parts) if each.startswith("texts/000001")) if file == "texts" else file
+    assert np.diff(open_cache(parts.cache).spec.bounds).tolist() == LENGTHS
+    with parts.same_in_the_end():
+        flipped(name)(parts)
+        assert name in {finding.file for finding in verify(LocalStore(parts.cache), "full").findings}
+        parts.repair("--report", parts.report())
