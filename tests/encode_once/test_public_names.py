@@ -15,7 +15,7 @@ import trainer
 from cache_store.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests/cache_store/format/golden"
+GOLDEN = ROOT / "tests/cache_store/format/golden_images"
 
 
 def python(code: str, *places: Path, script: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -224,7 +224,7 @@ def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
     assert "12 samples, drawn with seed 0" in text_of(page)
 
 
-@pytest.mark.parametrize("form", ["", "_webdataset"])
+@pytest.mark.parametrize("form", ["", "_tars"])
 def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
     """Also in the histograms, in which a latent's size does not matter."""
     config = GalleryConfig(output=str(tmp_path / "a.html"))
@@ -333,7 +333,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(cache, tmp_path, monkeypat
 
 def test_rows_that_are_asked_for_are_shown_in_place_of_random_ones(tmp_path, capsys):
     """As `verify` names them."""
-    cache, page = str(HERE / "golden"), tmp_path / "a.html"
+    cache, page = str(HERE / "golden_images"), tmp_path / "a.html"
     assert main(["gallery", cache, "-o", str(page)]) == 0
     assert main(["gallery", cache, "-o", str(page), "--where", 'row == 4 or id == "sample-000001"']) == 0
     assert "2 chosen rows, 1 rejected row" in capsys.readouterr().out
