@@ -180,15 +180,12 @@ def write_part(stream: BinaryIO, shards: Iterable[tuple[pa.Table, str]]) -> Part
     return digests.parts[0]
 
 
-def write_texts(stream: BinaryIO, shards: Iterable[pa.Table]) -> None:
+def write_texts(stream: BinaryIO, shards: Sequence[pa.Table]) -> None:
     """Write the texts of a part, one row group per shard; all tables have the same columns."""
-    writer = None
-    for shard in shards:
-        table = shard.select([*TEXTS_SCHEMA.names, *extra_columns(shard.schema)])
-        writer = writer or pq.ParquetWriter(stream, table.schema, **PAGES, write_statistics=False)
-        writer.write_table(table, row_group_size=table.num_rows)
-    assert writer, "a part without shards"
-    writer.close()
+    names = [*TEXTS_SCHEMA.names, *extra_columns(shards[0].schema)]
+    with pq.ParquetWriter(stream, shards[0].select(names).schema, **PAGES, write_statistics=False) as writer:
+        for shard in shards:
+            writer.write_table(shard.select(names), row_group_size=shard.num_rows)
 
 
 def refuse_other_texts(file: TableFile) -> None:

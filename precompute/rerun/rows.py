@@ -4,6 +4,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
@@ -238,13 +239,14 @@ def rows_on_disk(plan: Plan, digests: PlanDigests, array_of: Callable[[str], Siz
 def rows_in_scratch(tables: Iterable[pa.Table], parts: Sequence[int] = ()) -> ListedRows:
     """Write samples to a temporary file, one row group per table; the file is deleted with the rows."""
     file, writer = ScratchFile(), None
-    with name_scratch_in_errors(), file.stream() as stream:  # closing it writes the last bytes
+    with name_scratch_in_errors(), file.stream() as stream, ExitStack() as opened:  # closing them writes the last bytes
         for table in tables:
-            writer = writer or pq.ParquetWriter(stream, table.schema, compression="zstd", write_statistics=False)
+            if writer is None:
+                options = {"compression": "zstd", "write_statistics": False}
+                writer = opened.enter_context(pq.ParquetWriter(stream, table.schema, **options))
             writer.write_table(table, row_group_size=max(1, table.num_rows))
         if writer is None:
-            writer = pq.ParquetWriter(stream, LISTED)
-        writer.close()
+            opened.enter_context(pq.ParquetWriter(stream, LISTED))
     return ListedRows(TableFile(file.stream, "the list of samples", MAX_SCRATCH_FOOTER_BYTES), parts)
 
 
