@@ -265,21 +265,20 @@ def open_plan(cache: Address, spec: Spec | None = None) -> Plan:
     """Open the plan, cut into parts as the spec says, or without one as its folder does."""
     store = open_store(cache)
     if spec is None:
-        count = len(part_numbers(store))
-        shards = [open_part(store, part).num_shards for part in range(count)]
+        shards = [open_part(store, part).num_shards for part in range(count_parts(store))]
     else:
         shards = [part.shards for part in spec.parts]
     texts = PartTextsOf(store)
     return Plan(shards, partial(open_part, store), texts, lambda: texts.in_force)
 
 
-def part_numbers(store: Store) -> list[int]:
-    """List the parts whose files are there, up to the first that is not; CacheError if there are none."""
+def count_parts(store: Store) -> int:
+    """Count the parts whose files are there, up to the first that is not; CacheError if there are none."""
     names = {name for name in store.list(PLAN) if not name.startswith(".")}
     count = next(part for part in range(len(names) + 1) if part_file(part).removeprefix(f"{PLAN}/") not in names)
     if not count:
         raise CacheError(f"{store.where(part_file(0))} is missing")
-    return [*range(count)]
+    return count
 
 
 class PartTextsOf:

@@ -184,7 +184,8 @@ class SealedShards:
 
     def rejected_rows(self, reason: str | None = None) -> NDArray[np.int64]:
         """Read the rejected rows, all or of one reason; CacheError if their file is not the sealed one."""
-        table = parse_table(self._sealed_bytes(self.seal.rejected_file), self.store.where(REJECTED_FILE))
+        columns = ["row"] if reason is None else ["row", "reason"]
+        table = parse_table(self._sealed_bytes(self.seal.rejected_file), self.store.where(REJECTED_FILE), columns)
         chosen = table if reason is None else table.filter(pc.equal(table["reason"], reason))
         rows: NDArray[np.int64] = chosen["row"].to_numpy()
         return rows

@@ -73,7 +73,7 @@ class Survey:
     spec: Reading[Spec] = field(default_factory=Reading)
     seal: Reading[Seal] = field(default_factory=Reading)
     roll: Reading[Roll] = field(default_factory=Reading)
-    """What the seal says of each shard."""
+    """Facts of each shard, as they were sealed."""
     build: Reading[BuildRecord] = field(default_factory=Reading)
     plan: Reading[PlanOnDisk] = field(default_factory=Reading)
     texts: Mapping[int, PartTexts] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -175,11 +175,8 @@ def spec_of_copy(spec: Spec, config: CopyConfig, *, reshard: bool) -> Spec:
 
 def packed(spec: Spec) -> Spec:
     """Return the spec with neighbouring shards of one part and array merged into full ones."""
-    parts, shards, first = list[Part](), list[ShardRun](), 0
-    lengths = np.diff(spec.bounds).tolist()
-    for part in spec.parts:
-        each = range(first, first + part.shards)
-        first += part.shards
+    parts, shards, lengths = list[Part](), list[ShardRun](), np.diff(spec.bounds).tolist()
+    for part, each in zip(spec.parts, spec.part_shards, strict=True):
         runs = [
             run
             for array, group in groupby(each, lambda shard: int(spec.array_indices[shard]))
@@ -198,11 +195,9 @@ def named(files: Iterable[FileRecord], names: Iterable[str]) -> list[FileRecord]
 def repack_plan(source: CacheAt, target: CacheAt) -> list[FileRecord]:
     """Write the source's plan and texts, cut as the target says; return the parts' files."""
     plan, (store, spec), files, texts = open_plan(*source), target, list[FileRecord](), list[PartTexts]()
-    shards = map(spec.shard_rows, range(spec.num_shards))
-    arrays = iter(spec.array_indices.tolist())
-    for number, part in enumerate(spec.parts):
-        tables = [plan.rows(rows.start, rows.stop) for rows in islice(shards, part.shards)]
-        sizes = [spec.names[array] for array in islice(arrays, part.shards)]
+    for number, shards in enumerate(spec.part_shards):
+        tables = [plan.rows(rows.start, rows.stop) for rows in map(spec.shard_rows, shards)]
+        sizes = [spec.array_of(shard).size.name for shard in shards]
         files.append(put_part(store, number, zip(tables, sizes, strict=True))[1])
         texts.append(put_texts(store, number, tables))
     put_in_force(store, texts)

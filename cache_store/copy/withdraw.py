@@ -224,8 +224,8 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     plan_files = withdraw_from_plan(store, spec, build.withdrawing)
     surveyed, plan = survey_records(store), open_plan(store, spec)
     records = surveyed.records
-    counts = {shard: int(is_withdrawn(plan.shard(shard, ["state"])).sum()) for shard in records}
-    others = [shard for shard, each in records.items() if each.content.withdrawn != counts[shard]]
+    withdrawn = plan.stated_digests().withdrawn
+    others = [shard for shard, each in records.items() if each.content.withdrawn != withdrawn[shard]]
     if others:
         store.delete(SEAL_FILE)  # durably, also if a program that died has deleted it
     with ProgressBar("withdraw", len(others), "shard") as bar:
@@ -268,10 +268,8 @@ def withdraw_from_plan(store: Store, spec: Spec, ids: Collection[str]) -> list[F
 
     The seal of the old plan is deleted first.
     """
-    plan, wanted, texts, first = open_plan(store, spec), pa.array(ids, pa.string()), [*read_texts(store).parts], 0
-    for number, part in enumerate(spec.parts):
-        shards = range(first, first + part.shards)
-        first += part.shards
+    plan, wanted, texts = open_plan(store, spec), pa.array(ids, pa.string()), [*read_texts(store).parts]
+    for number, shards in enumerate(spec.part_shards):
         if not any(pc.any(pc.is_in(plan.shard(shard, ["id"])["id"], wanted)).as_py() for shard in shards):
             continue
         tables, is_left = list[pa.Table](), False

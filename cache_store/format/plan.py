@@ -265,7 +265,7 @@ class PlanPart:
 
 @dataclass(frozen=True)
 class PlanDigests:
-    """What the parts of a plan are; of each shard, the digest of its samples and how many of them are withdrawn."""
+    """The parts of a plan; for each shard, the digest of its samples and how many of them are withdrawn."""
 
     parts: tuple[Part, ...]
     shards: tuple[str, ...]

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -92,6 +92,12 @@ class Spec(Recipe, frozen=True, kw_only=True):
     def samples_digest(self) -> str:
         """SHA-256 over the digests of the parts: caches with equal ones join, whatever their shards."""
         return hashlib.sha256("".join(part.digest for part in self.parts).encode()).hexdigest()
+
+    @cached_property
+    def part_shards(self) -> tuple[range, ...]:
+        """The shards of each part."""
+        ends = [*accumulate(part.shards for part in self.parts)]
+        return tuple(range(end - part.shards, end) for end, part in zip(ends, self.parts, strict=True))
 
     @cached_property
     def part_of_shard(self) -> NDArray[np.int64]:

@@ -104,7 +104,7 @@ class PlanChecker:
 
     def __init__(self, store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> None:
         self._store, self._spec, self._seal = store, spec, seal if seal and seal.spec == spec else None
-        self._levels = [task.level for task in tasks]
+        self._plan, self._levels = open_plan(store, spec), [task.level for task in tasks]
 
     def __call__(self) -> CheckedPlan:
         checked = CheckedPlan()
@@ -115,10 +115,7 @@ class PlanChecker:
         except DAMAGE as error:
             checked.findings.append(damage_finding(error, self._store, TEXTS_FILE))
             texts = None
-        first = 0
-        for number, part in enumerate(self._spec.parts):
-            shards = range(first, first + part.shards)
-            first += part.shards
+        for number, shards in enumerate(self._spec.part_shards):
             sealed = self._seal.plan_files[number] if self._seal else None
             is_read = any(self._levels[shard] != "quick" for shard in shards)
             files = [sealed, texts and texts.parts[number].file(number)]
@@ -137,8 +134,7 @@ class PlanChecker:
 
     def _read(self, number: int, shards: range, read: Sequence[int], texts: PartTexts, checked: CheckedPlan) -> None:
         """Read the rows of a part and their texts; keep the digests of the shards that are read."""
-        store, spec, recipe, name = self._store, self._spec, self._spec.array.text, part_file(number)
-        plan = open_plan(store, spec)
+        plan, spec, recipe, name = self._plan, self._spec, self._spec.array.text, part_file(number)
         try:
             part = plan.part(number)
             is_cut = part.lengths == [len(spec.shard_rows(shard)) for shard in shards]
@@ -159,7 +155,7 @@ class PlanChecker:
                     each = rows.slice(start, len(spec.shard_rows(shard)))
                     checked.texts[shard] = encoded_texts_digest(recipe, each)
         except DAMAGE as error:
-            checked.findings.append(damage_finding(error, store, name))
+            checked.findings.append(damage_finding(error, self._store, name))
 
 
 def seal_findings(

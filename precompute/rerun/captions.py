@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from heapq import nsmallest
-from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -85,24 +84,23 @@ class Recaption:
         self._changed, self._first, self._kept = 0, list[str](), 0
 
     def carry_out(self) -> Recaptioned:
-        store, spec, shards = self._store, self._spec, iter(range(self._spec.num_shards))
+        store, spec = self._store, self._spec
         self._refuse_missing()
         before, parts, stale = self._plan.texts, list[PartTexts](), 0
         records = survey_records(store).records if spec.array.text else {}
-        for number, part in enumerate(spec.parts):
-            tables = dict.fromkeys(islice(shards, part.shards), pa.table({}))
-            for shard in tables:
-                tables[shard] = table = self._texts_of(shard)
+        for number, shards in enumerate(spec.part_shards):
+            tables = [*map(self._texts_of, shards)]
+            for shard, table in zip(shards, tables, strict=True):
                 if spec.array.text and shard in records:
                     stale += encoded_texts_digest(spec.array.text, table) != records[shard].content.texts
-            parts.append(put_texts(store, number, [*tables.values()], before.parts[number]))
+            parts.append(put_texts(store, number, tables, before.parts[number]))
         if stale:
             store.delete(SEAL_FILE)  # the samples of a sealed cache are those of its texts
         if tuple(parts) != before.parts:
             put_in_force(store, parts, before.parts)
             store.make_durable(TEXTS_FILE)
         clear_leftovers(store, spec)
-        extra = tuple(extra_columns(table.schema))
+        extra = tuple(extra_columns(tables[0].schema))
         changed = SomeIds(self._changed, self._first)
         return Recaptioned(changed=changed, extra=extra, kept=self._kept, shards=stale)
 
