@@ -10,65 +10,65 @@ import resource
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.harness import parser_with, positive_int, print_record, program
 from benchmarks.photographs import write_images
-from cache_store.format.schema import SizedArray
+from cache_store.format.array import Size
+from precompute.build.arrange import BySize
+from precompute.build.listing import make_table
 from precompute.config import StoreConfig
 from precompute.images.buckets import BucketsConfig
 from precompute.images.config import ImageConfig
 from precompute.inputs.frames import ImageReader
-from precompute.rerun.arrange import BySize
-from precompute.rerun.file_sizes import FileSizes
-from precompute.rerun.rows import ListedRows
-from precompute.rerun.source_plan import make_plan
 from precompute.sources.config import SourceConfig
-from precompute.sources.listing import Samples
 from precompute.sources.opening import open_source
 from trainer.data.buckets import SampleOrder
 
 PACKAGES = ("numpy", "pyarrow", "pillow", "encode-once")
-SHARD_ROWS, BATCH, BATCHES = 4_096, 256, 1_000
+SHARD_ROWS, PART_ROWS, BATCH, BATCHES = 4_096, StoreConfig.rows_per_part, 256, 1_000
 
 
-class RandomSizes(FileSizes):
+class RandomSizes(BySize):
     """Sizes from 400 to 4,000 pixels a side, in place of files."""
 
-    def __init__(self) -> None:
-        pass
-
-    def of(self, rows: ListedRows, first: int = 0) -> NDArray[np.int32]:
-        sides = np.random.default_rng(0).integers(400, 4_000, (len(rows) - first, 2), np.int32)
+    def sizes_of(self, part: pa.Table) -> NDArray[np.int32]:
+        sides = np.random.default_rng(0).integers(400, 4_000, (len(part), 2), np.int32)
         return np.insert(sides, 0, 1, axis=1)
 
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
     found: dict[str, dict[str, float]] = {}
+    rule = BucketsConfig(preset="ours").rule
     with tempfile.TemporaryDirectory() as name:
         write_images(Path(name) / "images", options, options.headers)
         source = open_source(SourceConfig(kind="folder", path=f"{name}/images"))
-        listed = make_plan(source.samples(), SHARD_ROWS)
+        listed = make_table(source.samples(), (), "the source")
         reader = ImageReader(source, ImageConfig().recipe, threads=2)
-        measure(found, "sizes", options.headers, lambda: FileSizes(reader, "", None).of(listed))
-    plan = measure(found, "list", options.samples, lambda: make_plan(Samples(samples(options.samples)), SHARD_ROWS))
-    rule = BucketsConfig(preset="ours").rule
-    part_rows, array_of = StoreConfig.rows_per_part, lambda size: SizedArray(size=size, shape=(16, 1, 1))
-    arranger = BySize(rule, SHARD_ROWS, part_rows, RandomSizes(), array_of, "aspect")
-    rows = measure(found, "arrange", options.samples, lambda: arranger.arrange_new(plan))
-    counts = np.bincount(rows.cut.indices, rows.cut.lengths).astype(int).tolist()
-    order = SampleOrder("identity", 0, tuple(counts), BATCH)
+        by_size = BySize(rule, SHARD_ROWS, reader, id, "aspect", Size(1, 1024, 1024))
+        measure(found, "sizes", options.headers, lambda: by_size.sizes_of(listed))
+        arranger = RandomSizes(rule, SHARD_ROWS, reader, id, "aspect", Size(1, 1024, 1024))
+    parts = [range(first, min(first + PART_ROWS, options.samples)) for first in range(0, options.samples, PART_ROWS)]
+    tables = measure(found, "list", options.samples, lambda: [make_table(samples(part), (), "") for part in parts])
+    arrange = lambda: [shard for part in tables for shard in arranger.arrange(part)]  # noqa: E731
+    shards = measure(found, "arrange", options.samples, arrange)
+    counts = Counter[Size]()
+    for rows, size in shards:
+        counts[size] += len(rows)
+    batches = SampleOrder("identity", 0, tuple(counts.values()), BATCH)
     numbers = np.random.default_rng(0).integers(0, 10**6, BATCHES).tolist()
-    measure(found, "order", BATCHES, lambda: [order.at(order.batch(number)) for number in numbers])
+    measure(found, "order", BATCHES, lambda: [batches.at(batches.batch(number)) for number in numbers])
     for step, figures in found.items():
         print(f"{step:<8} {figures['per_s']:>12,.0f}/s {figures['seconds']:>8.1f} s {figures['peak_mib']:>6.0f} MiB")
-    print_record(options, PACKAGES, buckets=len(counts), shards=rows.num_shards, results=found)
+    print_record(options, PACKAGES, buckets=len(counts), shards=len(shards), results=found)
     return 0
 
 
@@ -88,9 +88,9 @@ def measure(found: dict[str, dict[str, float]], step: str, count: int, work: Cal
     return result
 
 
-def samples(count: int) -> Iterator[dict[str, object]]:
+def samples(numbers: range) -> Iterator[dict[str, object]]:
     turns = [{"from": "gpt", "value": "a caption of some ordinary words"}]
-    for number in range(count):
+    for number in numbers:
         name = f"{number:09d}.jpg"
         yield {"id": name, "uri": name, "conversations": turns, "fingerprint": "12:34", "place": None}
 

@@ -31,6 +31,8 @@ from cache_store.program.command_line import parse_config
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
+from precompute.build.request import BuildRequest
+from precompute.build.steps import plan_for_ranks
 from precompute.config import BuildConfig
 from precompute.encode.batches import Batch, Decoders, decoded_batches, make_buffer, planned_batches
 from precompute.encode.device_feed import SLOTS, DeviceFeed, Encoding
@@ -42,8 +44,6 @@ from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.inputs import make_reader
 from precompute.inputs.reader import Inputs
-from precompute.rerun.request import BuildRequest
-from precompute.rerun.steps import plan_for_ranks
 from precompute.sources.opening import open_source
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.

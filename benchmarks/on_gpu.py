@@ -30,6 +30,7 @@ from benchmarks.photographs import write_images
 from cache_store.format.array import Size
 from cache_store.program.running import usable_cores
 from precompute.audit import audit
+from precompute.build.steps import build
 from precompute.config import AuditConfig, BuildConfig, EstimateConfig
 from precompute.encode.canary import SAMPLES, difference
 from precompute.encode.device_feed import feed_of
@@ -39,7 +40,6 @@ from precompute.encoders.registry import load_encoder, load_reference
 from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, placement_of
 from precompute.probe import measure
-from precompute.rerun.steps import build
 
 PACKAGES = ("torch", "diffusers", "numpy", "pillow", "encode-once")
 DTYPES: tuple[ComputeDtype, ...] = ("float32", "bfloat16")

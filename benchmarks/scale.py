@@ -35,10 +35,10 @@ from cache_store.format.schema import CommitRecord
 from cache_store.program.command_line import parse_config
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
+from precompute.build.rank import Rank
+from precompute.build.request import BuildRequest
+from precompute.build.steps import build, build_rank, plan_for_ranks, seal_after_ranks
 from precompute.config import BuildConfig
-from precompute.rerun.rank import Rank
-from precompute.rerun.request import BuildRequest
-from precompute.rerun.steps import build, build_rank, plan_for_ranks, seal_after_ranks
 
 # Axes: N images, Y X pixels.
 
@@ -171,7 +171,8 @@ def build_first_shard(folder: Path) -> None:
     """Build the first shard; link the files of all others to it, and write their records, without a sync."""
     store = LocalStore(folder / "cache")
     spec = read_spec(store)
-    digests = open_plan(store, spec).stated_digests().shards
+    plan = open_plan(store, spec)
+    digests = [digest for part in range(plan.parts) for digest in plan.part(part).stated_digests.shards]
     build_rank(config_of(folder, "parquet"), REQUEST, Rank(index=0, world_size=max(2, spec.num_shards)))
     first = parse_signed(CommitRecord, store.read(commit_file(0)), commit_file(0))
     for shard in range(1, spec.num_shards):

@@ -12,6 +12,8 @@ from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
 from cache_store.storage.daemon_threads import STOP_REQUEST
+from precompute.build.rank import find_rank
+from precompute.build.request import BuildRequest, drop_options
 from precompute.config import (
     AuditConfig,
     BuildConfig,
@@ -21,8 +23,6 @@ from precompute.config import (
     RepairConfig,
 )
 from precompute.encoders.registry import help_lines
-from precompute.rerun.rank import find_rank
-from precompute.rerun.request import BuildRequest, drop_options
 from precompute.texts_config import TextsConfig, preset_lines, write_configs
 
 EXAMPLES = """\
@@ -57,6 +57,12 @@ RANKS = {
     "--world-size N": "Number of processes, N; 1 means a single-process build, also under a launcher.",
 }
 
+PLAN_RANKS = {
+    "--rank R": "Number of this process, from 0, among N that plan one new cache at the same time: it plans only its "
+    "own parts, of tars, Parquet files, a tree of images or another cache. Then run the same command without a rank.",
+    "--world-size N": "Number of processes, N.",
+}
+
 TEXT_OPTIONS = {
     "--extend": "Add samples that are new in that cache, as new shards; the others stay as they are.",
     "--configs FOLDER": "Only write the config of each build, NAME.yaml, into this folder: to edit it, or to split a "
@@ -76,13 +82,13 @@ def build_command(arguments: Any) -> int:
         )
     refuse_unfit_size(config)
     if rank is None:
-        from precompute.rerun.steps import build  # torch takes seconds to import
+        from precompute.build.steps import build  # torch takes seconds to import
 
         show(build(config, request_of(arguments)), config.cache)
         return 0
     for option in (name for name in ONCE if getattr(arguments, name.removeprefix("--").replace("-", "_"))):
         raise ConfigError(f"{option} belongs to `precompute plan`, before the ranks build; this process is {rank}")
-    from precompute.rerun.steps import build_rank
+    from precompute.build.steps import build_rank
 
     request = step_request(arguments)
     log_about(rank=rank.index, world_size=rank.world_size)
@@ -97,8 +103,13 @@ def plan_command(arguments: Any) -> int:
     """Plan a cache for ranks to build; run again to extend it or to retry rejected samples."""
     config, request = arguments.config.prepared(), request_of(arguments)
     refuse_unfit_size(config)
-    from precompute.rerun.steps import plan_for_ranks
+    from precompute.build.steps import plan_for_ranks, plan_rank
 
+    if rank := find_rank(arguments.rank, arguments.world_size, {}):
+        parts = plan_rank(config, step_request(arguments), rank)
+        print(f"{rank} planned {counted(len(parts), 'part')} of {config.cache}")
+        print(f"next, when all ranks have finished: {step_request(arguments).other_command('plan')}")
+        return 0
     work = plan_for_ranks(config, request)
     spec, steps = work.spec, step_request(arguments)
     print(f"planned {config.cache}: {counted(spec.rows, 'sample')} in {counted(spec.num_shards, 'shard')}")
@@ -112,7 +123,7 @@ def plan_command(arguments: Any) -> int:
 def seal_command(arguments: Any) -> int:
     """Seal a cache that ranks have built; if shards are missing, name them and exit 1."""
     config = arguments.config.prepared()
-    from precompute.rerun.steps import seal_after_ranks
+    from precompute.build.steps import seal_after_ranks
 
     show(seal_after_ranks(config, step_request(arguments)), config.cache)
     return 0
@@ -136,7 +147,7 @@ def texts_command(arguments: Any) -> int:
         files = usable_files(config.encoder)
         if files is not None and arguments.config.of is not None:
             refuse_other_class(arguments.config.of, name, files)
-    from precompute.rerun.steps import build
+    from precompute.build.steps import build
 
     new_samples: Literal["append", "refuse"] = "append" if arguments.extend else "refuse"
     request = BuildRequest(new_samples=new_samples, command=("precompute", *arguments.argv))
@@ -180,7 +191,7 @@ def step_request(arguments: Any) -> BuildRequest:
 
 def captions_command(arguments: Any) -> int:
     """Read the texts of a cache's samples again; every latent stays."""
-    from precompute.rerun.captions import take_captions
+    from precompute.build.captions import take_captions
 
     done = take_captions(arguments.cache, arguments.config)
     names = f" ({done.changed})" if done.changed.total else ""
@@ -211,7 +222,7 @@ def estimate_command(arguments: Any) -> int:
 
 def repair_command(arguments: Any) -> int:
     """Rebuild damaged shards to the same bytes, and reseal; exit 1 while a stray file of the report is there."""
-    from precompute.rerun.steps import refuse_strays, repair
+    from precompute.build.steps import refuse_strays, repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
     refuse_strays(arguments.cache, arguments.config)
@@ -277,7 +288,7 @@ TEXTS = "\n".join(["models of `of`, each with the names of its caches:", *preset
 COMMANDS = {
     "estimate": Command(estimate_command, EstimateConfig, epilog=CLASSES),
     "build": Command(build_command, BuildConfig, options=ONCE | RANKS, epilog=CLASSES),
-    "plan": Command(plan_command, BuildConfig, options=ONCE, fields_of="precompute build"),
+    "plan": Command(plan_command, BuildConfig, options=ONCE | PLAN_RANKS, fields_of="precompute build"),
     "seal": Command(seal_command, BuildConfig, fields_of="precompute build"),
     "texts": Command(texts_command, TextsConfig, options=TEXT_OPTIONS, epilog=TEXTS),
     "captions": Command(captions_command, CaptionsConfig, CACHE),

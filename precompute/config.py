@@ -50,8 +50,8 @@ class StoreConfig:
     samples_per_shard: int = 4_096
     """Unit of work and of resume; 4,096 float16 latents of 16 x 28 x 28 are 103 MB."""
     rows_per_part: int = 2**18
-    """Samples that are planned together, and sorted by size; shards end where a part does. Two caches of one list join
-    only if their parts are alike."""
+    """Samples that are planned together, and sorted by size; shards end where a part does. A part of tars or Parquet
+    files is whole files with some so many samples. Two caches of one list join only if their parts are alike."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows_per_part <= MAX_PART_ROWS:
@@ -226,8 +226,7 @@ class BuildConfig:
 
         store = open_store(cache)
         made: dict[str, Any] = {name: recorded_section(store, name, kind) for name, kind in SECTIONS.items()}
-        # No limit: these rejects were accepted once, and rebuilt shards reject the same samples.
-        return cls(cache=str(store), run=RunConfig(max_reject_fraction=1.0), **made)
+        return cls(cache=str(store), **made)
 
     def recorded(self) -> dict[str, Any]:
         """Return the part that a cache records: everything that names the inputs, but not `cache` and `run`.
@@ -262,16 +261,17 @@ def advising_on_moved_paths(cache: Address) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairConfig:
-    """Rebuild damaged shards to the same bytes, and reseal."""
+    """Restore lost and damaged metadata, rebuild damaged shards to the same bytes, and reseal.
+
+    Damaged metadata, and files that are missing or of another size, are found without a report.
+    """
 
     report: str | None = None
     """A report of `cache-store verify --report`; every shard that it names is read again, and rebuilt unless sound."""
     shards: int | list[int] | None = None
     """Shards to rebuild, by number, with or without a report: 17, or [3, 17]."""
-
-    def __post_init__(self) -> None:
-        if self.report is None and self.shards in (None, []):
-            raise ConfigError("name what to repair: --report FILE (from `cache-store verify --report`) or --shards")
+    run: RunConfig = field(default_factory=RunConfig)
+    """As of a build, but without a limit of rejects: they were accepted once."""
 
     @property
     def shard_numbers(self) -> list[int]:

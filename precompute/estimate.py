@@ -18,10 +18,10 @@ from cache_store.errors import ConfigError, MissingPathError
 from cache_store.format.array import CodecName
 from cache_store.format.schema import Spec
 from cache_store.messages import align_rows, counted, shown_time
+from precompute.build.refusals import shown_bytes
 from precompute.config import EstimateConfig
 from precompute.encode.job import REMEDIES, slowest
 from precompute.inputs.busy import Part
-from precompute.rerun.refusals import shown_bytes
 
 HOUR_S, GB = 3_600.0, 1e9
 

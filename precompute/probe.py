@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, compress, cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any, get_args
 
 import msgspec
@@ -21,14 +21,18 @@ import pyarrow as pa
 from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.cache.writer import encoded_rows, scaled
 from cache_store.errors import SourceError
-from cache_store.format.array import CodecName
+from cache_store.format.array import CodecName, Size
 from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.schema import Part, Recipe, SizedArray, Spec, even_shards
 from cache_store.format.sums import RunningSums
-from cache_store.format.tables import PLAN_SCHEMA, PLANNED, TEXTS_SCHEMA, reason_kind
+from cache_store.format.tables import reason_kind
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import open_store
+from precompute.build.decide import refuse_impossible
+from precompute.build.inputs import BuildInputs, make_arranger
+from precompute.build.listing import make_table
+from precompute.build.request import BuildRequest
 from precompute.config import EstimateConfig
 from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.crew import crew_of
@@ -41,9 +45,6 @@ from precompute.estimate import Measured
 from precompute.images.decode import silence_decoders
 from precompute.inputs import make_reader
 from precompute.inputs.busy import BusyTimes
-from precompute.rerun.decide import checked_spec
-from precompute.rerun.facts import make_arranger, recipe_of
-from precompute.rerun.rows import UNSIZED, rows_in_scratch
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
 
@@ -72,19 +73,22 @@ def measure(config: EstimateConfig) -> Measured:
     refuse_foreign_place(store := open_store(config.cache), "cache")
     source = open_source(config.source, config.media)
     encoder = load_encoder(config.encoder, config.image_recipe)
-    recipe = recipe_of(config, encoder)
-    reader = make_reader(source, recipe.array, encoder.texts, clips=config.clip, threads=config.run.threads(1))
-    listed = reader.samples(source.samples(), None)
+    inputs = BuildInputs(config=config, request=BuildRequest(), store=store, source=source, encoder=encoder)
+    recipe, reader = inputs.recipe, inputs.reader
+    listed = reader.samples(source.samples())
     count, drawn = draw(listed, config.encoder.batch_size)
     if not drawn:
         raise SourceError("; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", listed.note])))
-    rows = make_arranger(config, recipe, reader, encoder).arrange_new(rows_in_scratch([plan_table(drawn)]))
-    shards, arrays = [*rows.shards()], rows.cut.arrays
-    tables = [pa.concat_tables(compress(shards, rows.cut.indices == index)) for index in range(len(arrays))]
-    spec = spec_of(recipe, arrays, [max(1, each.num_rows * count // len(rows)) for each in tables])
-    checked_spec(spec)
+    by_size = defaultdict[Size, list[pa.Table]](list)
+    for shard, size in make_arranger(inputs).arrange(
+        make_table(drawn, listed.extra, config.source.path), is_first=True
+    ):
+        by_size[size].append(shard)
+    arrays, tables = [*map(inputs.array_of, by_size)], [*map(pa.concat_tables, by_size.values())]
+    spec = spec_of(recipe, arrays, [max(1, each.num_rows * count // len(drawn)) for each in tables])
+    refuse_impossible(spec)
     threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
-    one_shard = msgspec.structs.replace(recipe, samples_per_shard=len(rows))  # holds all drawn rows of a size
+    one_shard = msgspec.structs.replace(recipe, samples_per_shard=len(drawn))  # holds all drawn rows of a size
     probe = Probe(spec_of(one_shard, arrays, [each.num_rows for each in tables]), tables, source, encoder, threads)
     with encoder_threads():
         times = probe.run(config.seconds)
@@ -118,11 +122,6 @@ def draw(samples: Iterable[Mapping[str, Any]], batch_size: int, seed: int = 0) -
             elif place < KEPT_RUNS:
                 runs[place] = run
     return count, [*chain(*runs)]
-
-
-def plan_table(drawn: Iterable[Mapping[str, Any]]) -> pa.Table:
-    rows = [{"size": UNSIZED, "state": PLANNED, **sample, **(sample.get("extra") or {})} for sample in drawn]
-    return pa.Table.from_pylist(rows, schema=pa.schema([*PLAN_SCHEMA, *TEXTS_SCHEMA]))
 
 
 def spec_of(recipe: Recipe, arrays: Sequence[SizedArray], counts: Sequence[int]) -> Spec:

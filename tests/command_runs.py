@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-import precompute.rerun.steps as build_module
+import precompute.build.steps as build_module
 from cache_store import open_cache
 from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store

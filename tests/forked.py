@@ -15,7 +15,7 @@ FORKED.set_forkserver_preload(
         "pytest",
         "pandas",  # pyarrow imports it, where it is installed, for the first table
         "tests.guarantees.programs",
-        "precompute.rerun.steps",
+        "precompute.build.steps",
         "precompute.encoders.vaes.wan",
         "trainer.train",
         "transformers.models.auto.tokenization_auto",

@@ -64,7 +64,7 @@ def test_imports_point_inward_only(package):
 def test_cache_store_and_what_a_rerun_decides_never_import_torch():
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "cache_store").rglob("*.py")]
     modules = [".".join(path.parts) for path in paths if path.name not in ("__init__", "__main__")]
-    modules += ["precompute.rerun.compare_images", "precompute.encode.progress"]  # and what they import: facts, decide
+    modules += ["precompute.build.compare_images", "precompute.encode.progress"]  # and what they import: facts, decide
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert python(code).returncode == 0
 

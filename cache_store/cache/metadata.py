@@ -5,7 +5,8 @@ import contextlib
 import hashlib
 import io
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from cache_store.format.layout import (
     REJECTED_FILE,
     SEAL_FILE,
     SHARDS_FILE,
-    SIZES,
     SPEC_ATTRIBUTE,
     SPEC_FILE,
     TEXTS,
@@ -37,7 +37,16 @@ from cache_store.format.layout import (
     samples_file,
     texts_file,
 )
-from cache_store.format.plan import Plan, PlanPart, texts_digest, write_part, write_texts
+from cache_store.format.plan import (
+    PartDigests,
+    Plan,
+    PlanPart,
+    extra_columns,
+    refuse_other_texts,
+    texts_digest,
+    write_part,
+    write_texts,
+)
 from cache_store.format.record import (
     FORMAT_VERSION,
     JSON_ERRORS,
@@ -59,7 +68,6 @@ from cache_store.format.schema import (
     CommitRecord,
     FileRecord,
     Listed,
-    Part,
     PartTexts,
     Seal,
     Spec,
@@ -67,11 +75,15 @@ from cache_store.format.schema import (
 )
 from cache_store.format.sums import ShardSums
 from cache_store.format.tables import (
+    EXTRA_TYPES,
     MAX_FOOTER_BYTES,
     MAX_PART_FOOTER_BYTES,
+    NO_VALUES,
+    REAL,
     REJECTED,
     REJECTED_SCHEMA,
     SUMS_KEY,
+    WHOLE,
     TableFile,
     refuse_large_footer,
 )
@@ -80,7 +92,7 @@ from cache_store.storage.files import stream_sha256
 from cache_store.storage.protocol import read_only_error
 from cache_store.storage.store import Address, Store, is_url, map_calls, open_store
 
-BEFORE_THE_SPEC = {BUILD_FILE, PLAN, TEXTS, TEXTS_FILE, SIZES, ZARR_ARRAY}
+BEFORE_THE_SPEC = {BUILD_FILE, PLAN, TEXTS, TEXTS_FILE, ZARR_ARRAY}
 """Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""
 
 
@@ -297,7 +309,13 @@ class PartTextsOf:
             raise CacheError(
                 f"{self._store.where(TEXTS_FILE)} has the texts of {len(texts.parts)} parts, the plan more"
             )
-        return open_table(self._store, texts.parts[part].file(part).path, MAX_PART_FOOTER_BYTES)
+        return open_texts(self._store, part, texts.parts[part])
+
+
+def open_texts(store: Store, part: int, texts: PartTexts) -> TableFile:
+    file = open_table(store, texts.file(part).path, MAX_PART_FOOTER_BYTES)
+    refuse_other_texts(file)
+    return file
 
 
 def read_texts(store: Store) -> Texts:
@@ -308,14 +326,29 @@ def read_texts(store: Store) -> Texts:
         raise CacheError(f"{store.where(TEXTS_FILE)} is missing") from None
 
 
-def put_part(store: Store, part: int, shards: Iterable[tuple[pa.Table, str]]) -> tuple[Part, FileRecord]:
-    """Write the samples of a part, each shard with the name of its array; return what it is, and its file."""
-    with store.draft(name := part_file(part)) as draft:
-        made = write_part(draft.stream, shards)
+@dataclass(frozen=True, kw_only=True)
+class PartOnDisk:
+    """A part of the plan as its file has it."""
+
+    file: FileRecord
+    digests: PartDigests
+    lengths: tuple[int, ...]
+    """Rows of each shard."""
+    sizes: tuple[str, ...]
+    """Name of each shard's array."""
+    is_known: bool = True
+    """Whether the file is the one that was sealed or listed, or was just written."""
+
+
+def put_part(store: Store, number: int, shards: Sequence[tuple[pa.Table, str]]) -> PartOnDisk:
+    """Write the samples of a part, each shard with the name of its array."""
+    with store.draft(name := part_file(number)) as draft:
+        digests = write_part(draft.stream, shards)
         draft.finish()
         file = record_bytes(name, draft.map())
         draft.publish()
-    return made, file
+    lengths, sizes = tuple(len(rows) for rows, _ in shards), tuple(size for _, size in shards)
+    return PartOnDisk(file=file, digests=digests, lengths=lengths, sizes=sizes)
 
 
 def put_texts(store: Store, part: int, shards: Sequence[pa.Table], held: PartTexts | None = None) -> PartTexts:
@@ -334,12 +367,38 @@ def put_texts(store: Store, part: int, shards: Sequence[pa.Table], held: PartTex
     return PartTexts(digest=digest, bytes=file.bytes, sha256=file.sha256)
 
 
-def put_in_force(store: Store, parts: Iterable[PartTexts], before: Iterable[PartTexts] = ()) -> None:
+def put_in_force(store: Store, parts: Sequence[PartTexts], before: Iterable[PartTexts] = ()) -> None:
     """Write texts.json, unless it says so already."""
-    texts = Texts(format_version=FORMAT_VERSION, parts=tuple(parts), before=tuple(before), sha256="")
+    extra = extra_kinds(store, dict(enumerate(parts)))
+    texts = Texts(format_version=FORMAT_VERSION, parts=tuple(parts), before=tuple(before), extra=extra, sha256="")
     data = canonical_json(sign(texts))
     if not store.has(TEXTS_FILE) or store.read(TEXTS_FILE, Texts.max_bytes) != data:
         store.put_whole(TEXTS_FILE, data)
+
+
+def extra_kinds(store: Store, parts: Mapping[int, PartTexts]) -> dict[str, str]:
+    """Return the extra columns of the texts of these parts: for each, what its values are in all parts together.
+
+    Raises CacheError if a column has values of two kinds, or if the parts have other columns.
+    """
+    found = dict[str, dict[str, int]]()
+    schemas = map_calls(store, lambda number: open_texts(store, number, parts[number]).schema, [*parts])
+    for number, schema in zip(parts, schemas, strict=True):
+        for name in extra_columns(schema):
+            kind = next(kind for kind, each in EXTRA_TYPES.items() if each == schema.field(name).type)
+            found.setdefault(name, {})[kind] = number
+    return {name: shared_kind(name, each) for name, each in found.items()}
+
+
+def shared_kind(name: str, parts: Mapping[str, int]) -> str:
+    """Return what all values of a column are; `parts` has a part for each kind. Whole numbers are numbers, too."""
+    kinds = parts.keys() - {NO_VALUES}
+    if kinds == {WHOLE, REAL}:
+        return REAL
+    if len(kinds) > 1:
+        found = " and ".join(f"{kind} (part {part})" for kind, part in sorted(parts.items()) if kind in kinds)
+        raise CacheError(f"the column {name} is {found}; its values must be of one kind")
+    return next(iter(kinds), NO_VALUES)
 
 
 def read_roll(store: Store, seal: Seal) -> Roll:

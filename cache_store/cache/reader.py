@@ -316,38 +316,36 @@ class Cache:
 
     def _copy(self, numbers: np.ndarray, mapped: list[MappedShard], target: NDArray[np.uint8], check: bool) -> None:
         """Copy samples of codec none; this is the hot loop."""
-        places = self.shards.places
-        addresses = places["offset"][numbers] + np.array([each.address for each in mapped], np.int64)
+        addresses = self.shards.places["offset"][numbers] + np.array([each.address for each in mapped], np.int64)
         for rows in slices_of(target):
             with self.read_ahead.batch(addresses[rows], target.shape[1]):
                 copy_rows(target[rows], addresses[rows], target.shape[1])
                 if check:
-                    self._check(numbers[rows], target[rows], places["crc32c"])
+                    checksums = self.shards.checksums(numbers[rows], addresses[rows] + target.shape[1])
+                    self._check(numbers[rows], target[rows], checksums)
 
     def _check(self, numbers: np.ndarray, copied: NDArray[np.uint8], checksums: NDArray[np.uint32]) -> None:
         size = copied.shape[1]
         data = copied.reshape(-1).data
-        for index, expected in enumerate(checksums[numbers].tolist()):
+        for index, expected in enumerate(checksums.tolist()):
             if crc32c(data[index * size : (index + 1) * size]) != expected:
                 raise self._damaged(numbers[index], "does not match its crc32c")
 
     def _decode(self, numbers: np.ndarray, mapped: list[MappedShard], target: NDArray[np.uint8], check: bool) -> None:
-        places = self.shards.places
-        offsets, lengths, checksums = (places[name][numbers] for name in ("offset", "length", "crc32c"))
+        offsets, lengths = (self.shards.places[name][numbers] for name in ("offset", "length"))
         addresses = offsets + np.array([each.address for each in mapped], np.int64)
         for rows in slices_of(target):
             with self.read_ahead.batch(addresses[rows], lengths[rows]):
-                columns = (column[rows].tolist() for column in (offsets, lengths, checksums))
+                checksums = self.shards.checksums(numbers[rows], addresses[rows] + lengths[rows])
+                columns = (column.tolist() for column in (offsets[rows], lengths[rows], checksums))
                 for number, shard, row, offset, length, expected in zip(
                     numbers[rows], mapped[rows], target[rows], *columns, strict=True
                 ):
                     self._decode_one(number, shard.data[offset : offset + length], row, expected if check else None)
 
     def _fetch(self, numbers: np.ndarray, target: NDArray[np.uint8], check: bool) -> None:
-        checksums = self.shards.places["crc32c"]
-        for index, payload in fetch_samples(self.store, self.shards, numbers):
-            number = numbers[index]
-            self._decode_one(number, payload, target[index], int(checksums[number]) if check else None)
+        for index, payload, expected in fetch_samples(self.shards, numbers):
+            self._decode_one(numbers[index], payload, target[index], expected if check else None)
 
     def _decode_one(self, number: int, payload: memoryview, row: NDArray[np.uint8], expected: int | None) -> None:
         if expected is not None and crc32c(payload) != expected:

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import resource
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,17 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cache_store.cache.gather import copy_rows
 from cache_store.cache.metadata import open_plan, read_commit
 from cache_store.cache.survey import size_problem
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, ChangedError
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import NULL_TEXT_FILE, REJECTED_FILE, commit_file, samples_file
 from cache_store.format.plan import Plan
 from cache_store.format.quantized import Scale
 from cache_store.format.roll import Roll
 from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec, Texts
+from cache_store.format.shards import Location
 from cache_store.format.tables import (
     CACHED,
+    EXTRA_TYPES,
     MAX_ROW_GROUP_BYTES,
     PLANNED_COLUMNS,
     SCALE_COLUMNS,
@@ -33,8 +36,9 @@ from cache_store.format.tables import (
     samples_schema,
     values_of,
 )
+from cache_store.format.zarr import CRC, ZarrFormat
 from cache_store.storage.prefetch import COALESCED_BYTES
-from cache_store.storage.protocol import Ranges
+from cache_store.storage.protocol import Ranges, Version
 from cache_store.storage.store import Store, map_calls
 
 MAPPED_SHARDS = 16_384
@@ -50,7 +54,7 @@ class MappedShard:
 
 
 SampleColumns = dict[str, NDArray[Any]]
-"""Columns of the samples tables that a read needs to find samples, one entry per cached sample of the cache.
+"""Columns, as of the samples tables, that a read needs to find samples; one entry per cached sample of the cache.
 
 The columns cover the whole cache, so that a read needs no loop over shards: a shuffled batch touches almost as many
 shards as it has samples. A shard's part is filled when the shard is first mapped, and then stays; the parts of other
@@ -67,12 +71,16 @@ class SealedShards:
         """End of each shard's range of sample numbers, exclusive."""
         self.starts = self.ends - roll.cached
         self._format = shard_format(spec)
+        self._indexed = self._format if isinstance(self._format, ZarrFormat) and not self._value_columns else None
+        """Set if a shard's own index finds its samples and checksums follow them; else its samples table is read."""
         self.places = self._unknown_places()
         """Columns of all samples; the parts of shards that were not read are undefined, and take no memory yet."""
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
         """Maps a shard by number; CacheError if its file or table is not as sealed."""
         self.located = dict[int, FileRecord]()
         """Records of shard files that are not mapped but whose `places` are filled, by shard."""
+        self.versions = dict[int, Version]()
+        """Versions of these files if checksums lie behind samples: in a replaced file, another sample's would fit."""
         self._checked_versions: dict[int, tuple[int, bytes]] = {}
         """File size and SHA-256 of the record's file, for each shard that was mapped once."""
 
@@ -90,12 +98,31 @@ class SealedShards:
         try:
             data = self.store.map(file)
         except (FileNotFoundError, NotADirectoryError):
-            raise self._broken(f"{file} is missing") from None
-        found = len(data), self._record_sha256(shard)
-        if self._checked_versions.get(shard) != found:  # if unchanged, mapping again takes 0.06 ms instead of 1.8
-            self._place(shard, file, len(data))
+            raise self.broken(f"{file} is missing") from None
+        if self._indexed:
+            self._place_by_index(self._indexed, shard, len(data), lambda start, length: data[start : start + length])
+        elif self._checked_versions.get(shard) != (found := (len(data), self._record_sha256(shard))):
+            # If unchanged, mapping again takes 0.06 ms instead of 1.8.
+            self._refuse_other(shard, self._format.proof(data, self._place(shard, file, len(data))))
             self._checked_versions[shard] = found
         return MappedShard(data, np.asarray(data).ctypes.data)
+
+    def _place_by_index(self, form: ZarrFormat, shard: int, size: int, part: Callable[[int, int], memoryview]) -> None:
+        """Fill `places` from a shard's index; `part` reads bytes of the file from a start on.
+
+        CacheError unless size, index and first sample are the sealed ones.
+        """
+        file, entry = form.shard_file(shard), self.roll.entries[shard]
+        if not form.index_bytes <= size == entry["bytes"]:
+            raise self.broken(f"{file} is {size:,} bytes, not {entry['bytes']:,} as sealed")
+        index = part(size - form.index_bytes, form.index_bytes)
+        places = form.places_in(index)
+        offset, length = places.T
+        self._refuse_outside(shard, offset, length, size - CRC.size)
+        self._refuse_other(shard, form.proof_of(index, part(*places[0].tolist()) if len(places) else b""), len(places))
+        for name, column in {"offset": offset, "length": length}.items():
+            if name in self.places:
+                self.places[name][self.starts[shard] : self.ends[shard]] = column
 
     def _record_sha256(self, shard: int) -> bytes:
         try:
@@ -104,31 +131,65 @@ class SealedShards:
             return b""  # reading the record reports the error
 
     def locate(self, shards: Iterable[int]) -> None:
-        """Fill `places` for shards that are not mapped; CacheError if a table is not as sealed."""
+        """Fill `places` for shards that are not mapped; CacheError if one is not as sealed."""
         map_calls(self.store, self._locate, [*(set(shards) - self.located.keys())])
 
     def _locate(self, shard: int) -> None:
-        content = self._sealed_content(shard)
-        data = content.files[0]
-        self._place(shard, data.path, data.bytes, content)
-        self.located[shard] = data
+        if self._indexed:
+            name, size = self._indexed.shard_file(shard), int(self.roll.entries["bytes"][shard])
+            file = FileRecord(path=name, bytes=size, sha256=self.roll.digest(shard))
+            try:
+                version = self.store.stat(name)
+            except FileNotFoundError:
+                raise self.broken(f"{self.store.where(name)} is missing") from None
+            self.versions[shard] = version
+
+            def part(start: int, length: int) -> memoryview:
+                ((found,),) = fetch_sealed(self, [file], [Ranges(name, [start], [length], size, file.sha256, version)])
+                return found
+
+            self._place_by_index(self._indexed, shard, size, part)
+        else:
+            content = self._sealed_content(shard)
+            file = content.files[0]
+            self._place(shard, file.path, file.bytes, content)
+        self.located[shard] = file
+
+    def checksums(self, numbers: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the crc32c of samples [N] of mapped shards, whose encoded bytes end at these addresses."""
+        if "crc32c" in self.places:
+            return np.asarray(self.places["crc32c"][numbers])
+        stored = np.empty((len(numbers), CRC.size), np.uint8)
+        copy_rows(stored, ends, CRC.size)
+        return stored.view("<u4")[:, 0]
 
     def scale(self, numbers: NDArray[np.int64]) -> Scale:
         """Return the scale of quantized samples, whose shards were mapped or located."""
         return Scale(*(self.places[name][numbers] for name in SCALE_COLUMNS))
 
-    def _place(self, shard: int, file: str, size: int, content: CommitContent | None = None) -> None:
+    def _place(self, shard: int, file: str, size: int, content: CommitContent | None = None) -> list[Location]:
+        """Fill `places` from a shard's samples table; return the place of the first sample, if there is one."""
         table = self.samples(shard, ["status", "offset", "length", "crc32c", *self._value_columns], content)
         if any(column.null_count for column in table.columns):
-            raise self._broken(f"{samples_file(shard)} lacks values that every cached row has")
-        offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
-        if not ((offset >= 0) & (length > 0) & (length <= size - offset)).all():
-            raise self._broken(f"{file} is shorter than its samples table says")
-        spec = self.spec.array_of(shard)
-        if spec.codec == "none" and (length != spec.sample_bytes).any():
-            raise self._broken(f"{file} holds samples that are not {spec.sample_bytes} bytes long")
+            raise self.broken(f"{samples_file(shard)} lacks values that every cached row has")
+        self._refuse_outside(shard, table["offset"].to_numpy(), table["length"].to_numpy(), size)
         for name, column in self.places.items():
             column[self.starts[shard] : self.ends[shard]] = values_of(table[name])
+        return [Location(**each) for each in table.select(Location._fields).slice(0, 1).to_pylist()]
+
+    def _refuse_other(self, shard: int, proof: int, cached: int | None = None) -> None:
+        """Raise CacheError unless a shard file has the sealed proof, and as many samples as the seal says."""
+        entry, file = self.roll.entries[shard], self._format.shard_file(shard)
+        if proof != entry["proof"] or cached not in (None, entry["cached"]):
+            raise self.broken(f"{file} is damaged, or is not the sealed shard {shard}", " --level full")
+
+    def _refuse_outside(self, shard: int, offset: NDArray[np.int64], length: NDArray[np.int64], end: int) -> None:
+        """Raise CacheError unless a shard's samples lie before `end` in its file, and are of their length."""
+        file, spec = self._format.shard_file(shard), self.spec.array_of(shard)
+        if not ((offset >= 0) & (length > 0) & (length <= end - offset)).all():
+            raise self.broken(f"{file} is shorter than its samples need")
+        if spec.codec == "none" and (length != spec.sample_bytes).any():
+            raise self.broken(f"{file} holds samples that are not {spec.sample_bytes} bytes long")
 
     @cached_property
     def _value_columns(self) -> Sequence[str]:
@@ -138,12 +199,13 @@ class SealedShards:
         return SCALE_COLUMNS if self.spec.array.is_quantized else []
 
     def _unknown_places(self) -> SampleColumns:
-        names = ["offset", "crc32c"] if self.spec.array.codec == "none" else ["offset", "length", "crc32c"]
+        names = ["offset"] if self.spec.array.codec == "none" else ["offset", "length"]
+        names += [] if self._indexed else ["crc32c"]
         schema = samples_schema(self.spec.array)
         try:
             return {name: self._unknown(schema.field(name).type) for name in [*names, *self._value_columns]}
         except MemoryError:
-            raise self._broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
+            raise self.broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
 
     def _unknown(self, kind: pa.DataType) -> NDArray[Any]:
         if pa.types.is_fixed_size_list(kind):
@@ -155,7 +217,7 @@ class SealedShards:
         file, table = samples_file(shard), self.table(shard, columns, content)
         cached = table.filter(pc.equal(table["status"], CACHED))
         if cached.num_rows != self.roll.cached[shard]:
-            raise self._broken(f"{file} has {cached.num_rows} cached rows, which is not the number in the seal")
+            raise self.broken(f"{file} has {cached.num_rows} cached rows, which is not the number in the seal")
         return cached
 
     def table(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
@@ -173,11 +235,11 @@ class SealedShards:
         schema = pa.schema([whole.field(name) for name in names if name in whole.names])
         table = parse_table(self._sealed_file(content, file), self.store.where(file), schema.names)
         if table.schema != schema:
-            raise self._broken(f"{file} does not have the columns of the format")
+            raise self.broken(f"{file} does not have the columns of the format")
         if from_plan := [name for name in names if name not in whole.names]:
             planned = self._planned_rows(content, from_plan)
             if planned.num_rows != table.num_rows:
-                raise self._broken(f"{file} has {table.num_rows} rows, the plan {planned.num_rows}")
+                raise self.broken(f"{file} has {table.num_rows} rows, the plan {planned.num_rows}")
             for name in from_plan:
                 table = table.append_column(planned.schema.field(name), planned[name])
         return table.select(names)
@@ -194,7 +256,7 @@ class SealedShards:
         """Read the sample of the null prompt, [*shape]; CacheError if it is not as sealed."""
         data, array = self._sealed_file(self._sealed_content(0), NULL_TEXT_FILE), self.spec.array_of(0)
         if len(data) != array.sample_bytes:
-            raise self._broken(f"{NULL_TEXT_FILE} has {len(data):,} bytes, a sample {array.sample_bytes:,}")
+            raise self.broken(f"{NULL_TEXT_FILE} has {len(data):,} bytes, a sample {array.sample_bytes:,}")
         return np.frombuffer(bytearray(data), array.numpy_dtype).reshape(array.shape)
 
     @cached_property
@@ -206,7 +268,7 @@ class SealedShards:
         try:
             return self._plan.texts
         except CacheError as error:
-            raise self._broken(str(error)) from None
+            raise self.broken(str(error)) from None
 
     @cached_property
     def extra(self) -> list[str]:
@@ -214,26 +276,28 @@ class SealedShards:
         try:
             return self._plan.extra
         except CacheError as error:
-            raise self._broken(str(error)) from None
+            raise self.broken(str(error)) from None
 
     def _planned_rows(self, content: CommitContent, columns: list[str]) -> pa.Table:
         try:
-            return self._plan.recorded_rows(content, columns)
+            rows, kinds = self._plan.recorded_rows(content, columns), self._plan.texts.extra
+            types = [pa.field(each.name, EXTRA_TYPES.get(kinds.get(each.name, ""), each.type)) for each in rows.schema]
+            return rows.cast(pa.schema(types), safe=False)
         except CacheError as error:
-            raise self._broken(str(error)) from None
+            raise self.broken(str(error)) from None
 
     def _sealed_content(self, shard: int) -> CommitContent:
         """Read the shard's record; CacheError if it is not the sealed one."""
         record = read_commit(self.store, shard)
         if record is None or not self.roll.holds(shard, record.content):
-            raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
+            raise self.broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         return record.content
 
     def _sealed_file(self, content: CommitContent, file: str) -> bytes:
         """Read a file of a shard; CacheError if it is not the sealed one."""
         sealed = next((each for each in content.files if each.path == file), None)
         if sealed is None:
-            raise self._broken(f"{file} is not named by its shard's record")
+            raise self.broken(f"{file} is not named by its shard's record")
         return self._sealed_bytes(sealed)
 
     def _sealed_bytes(self, sealed: FileRecord) -> bytes:
@@ -241,15 +305,15 @@ class SealedShards:
         try:
             data = self.store.read(file, min(sealed.bytes, MAX_ROW_GROUP_BYTES))
         except (FileNotFoundError, NotADirectoryError):
-            raise self._broken(f"{file} is missing") from None
+            raise self.broken(f"{file} is missing") from None
         except CacheError as error:
-            raise self._broken(str(error)) from None
+            raise self.broken(str(error)) from None
         if (digest := hashlib.sha256(data).hexdigest()) != sealed.sha256:
-            raise self._broken(f"{file} is not as sealed: its sha256 is {digest[:12]}…")
+            raise self.broken(f"{file} is not as sealed: its sha256 is {digest[:12]}…")
         return data
 
-    def _broken(self, problem: str) -> CacheError:
-        return CacheError(f"{self.store}: {problem}; run `cache-store verify {shlex.quote(str(self.store))}`")
+    def broken(self, problem: str, level: str = "") -> CacheError:
+        return CacheError(f"{self.store}: {problem}; run `cache-store verify {shlex.quote(str(self.store))}{level}`")
 
 
 def mappable_shards() -> int:
@@ -275,33 +339,44 @@ CALLS_AT_ONCE = 32
 """Calls in flight: each waits about 20 ms for its first byte on its own connection, and a process can have hundreds."""
 
 
-def fetch_samples(store: Store, shards: SealedShards, numbers: NDArray[np.int64]) -> Iterator[tuple[int, memoryview]]:
-    """Fetch samples by number: yield each sample's position in `numbers` and its encoded bytes.
+def fetch_samples(shards: SealedShards, numbers: NDArray[np.int64]) -> Iterator[tuple[int, memoryview, int]]:
+    """Fetch samples by number: yield each sample's position in `numbers`, its encoded bytes and their crc32c.
 
     Raises CacheError if a file is missing, or too short for a sample and not of its sealed size.
     """
     by_shard = shards.shards_of(numbers)
     shards.locate(np.unique(by_shard).tolist())
     places = shards.places
-    offsets = places["offset"][numbers]
-    lengths = places["length"][numbers] if "length" in places else shards.sample_bytes[by_shard]
+    offsets, behind = places["offset"][numbers], 0 if "crc32c" in places else CRC.size
+    lengths = behind + (places["length"][numbers] if "length" in places else shards.sample_bytes[by_shard])
     order = np.lexsort((offsets, by_shard))
     parts = [*split_into_calls(order, *(each[order].tolist() for each in (by_shard, offsets, lengths)))]
     for first in range(0, len(parts), CALLS_AT_ONCE):
         at_once = parts[first : first + CALLS_AT_ONCE]
         files = [shards.located[int(by_shard[part[0]])] for part in at_once]
+        versions = [shards.versions.get(int(by_shard[part[0]])) for part in at_once]
         wanted = [
-            Ranges(file.path, offsets[part].tolist(), lengths[part].tolist(), file.bytes, file.sha256)
-            for part, file in zip(at_once, files, strict=True)
+            Ranges(file.path, offsets[part].tolist(), lengths[part].tolist(), file.bytes, file.sha256, version)
+            for part, file, version in zip(at_once, files, versions, strict=True)
         ]
-        for part, found in zip(at_once, fetch_sealed(store, files, wanted), strict=True):
-            yield from zip(part.tolist(), found, strict=True)
+        for part, found in zip(at_once, fetch_sealed(shards, files, wanted), strict=True):
+            for index, data in zip(part.tolist(), found, strict=True):
+                end = len(data) - behind
+                yield index, data[:end], CRC.unpack(data[end:])[0] if behind else int(places["crc32c"][numbers[index]])
 
 
-def fetch_sealed(store: Store, files: Sequence[FileRecord], wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-    """Fetch ranges of sealed files; CacheError if a file is missing or of a wrong size, OSError if answers are cut."""
+def fetch_sealed(
+    shards: SealedShards, files: Sequence[FileRecord], wanted: Sequence[Ranges]
+) -> Sequence[Sequence[memoryview]]:
+    """Fetch ranges of sealed files.
+
+    Raises CacheError if a file is missing, of a wrong size or another version; OSError if answers are cut.
+    """
+    store = shards.store
     try:
         return store.fetch(wanted)
+    except ChangedError as error:
+        raise shards.broken(str(error).partition(";")[0]) from None
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODATA):
             named = [file for file in files if store.where(file.path) == error.filename]

@@ -4,7 +4,7 @@ Nothing here decides: a file gives its contents or says what is wrong with it; O
 Shard files and samples tables are checked for their size only.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -13,8 +13,9 @@ import msgspec
 
 from cache_store.cache.commit import retracted_shards
 from cache_store.cache.metadata import (
+    PartOnDisk,
     has_cache,
-    open_plan,
+    open_part,
     parse_checked_spec,
     read_checked_seal,
     read_record,
@@ -24,8 +25,7 @@ from cache_store.cache.metadata import (
 )
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import BUILD_FILE, COMMITS, SPEC_FILE, commit_file, part_file
-from cache_store.format.plan import Plan, PlanDigests
+from cache_store.format.layout import BUILD_FILE, COMMITS, PLAN, SPEC_FILE, commit_file, part_file
 from cache_store.format.roll import Roll
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, PartTexts, Recipe, Seal, Spec
 from cache_store.messages import refuse_other_recipe
@@ -44,15 +44,6 @@ class Reading(Generic[T]):
     @property
     def is_absent(self) -> bool:
         return self.value is None and self.problem is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOnDisk:
-    plan: Plan
-    files: tuple[FileRecord, ...]
-    """The parts' files; none if they were not read whole."""
-    digests: PlanDigests
-    """As the files state them, if they are as sealed or listed; else of every row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +66,12 @@ class Survey:
     roll: Reading[Roll] = field(default_factory=Reading)
     """Facts of each shard, as they were sealed."""
     build: Reading[BuildRecord] = field(default_factory=Reading)
-    plan: Reading[PlanOnDisk] = field(default_factory=Reading)
+    parts: Sequence[Reading[PartOnDisk]] = ()
+    """The parts of the spec or the seal; without both, those whose files are there, up to the first gap."""
     texts: Mapping[int, PartTexts] = field(default_factory=dict)
     """The texts in force of each part whose file is as texts.json says; read with the plan."""
+    stated_texts: Mapping[int, PartTexts] = field(default_factory=dict)
+    """Those of all parts, whatever their files are."""
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Shards that have a commit record, damaged ones included."""
     retracted: frozenset[int] = frozenset()
@@ -90,29 +84,24 @@ class Survey:
         return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
 
 
-def survey(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
-    """Read a cache's records and its plan.
+def survey(cache: Address, build: Reading[BuildRecord] | None = None, *, as_stated: bool = False) -> Survey:
+    """Read a cache's records and its plan; `build` is the build record, if the caller has just read it.
+
+    The digests of a part are those that it states, if its file is as sealed or listed, or if they are taken
+    `as_stated`, as ranks do that share a plan; else its rows are read.
 
     Raises NewerFormatError if the spec has an unknown version, and OlderFormatError if it lacks a field and no
     readable record or seal can restore it.
-
-    `build` is the build record, if the caller has just read it.
     """
     found = survey_records(cache, build)
     if not found.has_cache:
         return found
-    return replace(found, plan=try_read(partial(read_plan_file, found)), texts=sound_texts(found.store))
-
-
-def survey_without_reading_plan(cache: Address) -> Survey:
-    """Read a cache's records, but take the plan's digests from its spec instead of reading its rows.
-
-    Ranks that share one plan use this; the seal reads every row, unless the files are as listed.
-    """
-    found = survey_records(cache)
-    if found.spec.value is None:
-        return found
-    return replace(found, plan=try_read(partial(stated_plan, found.store, found.spec.value)))
+    read = partial(read_part, found, as_stated=as_stated)
+    parts = map_calls(found.store, lambda part: try_read(partial(read, part)), range(count_parts(found)))
+    in_force = try_read(partial(read_texts, found.store)).value
+    stated = dict(enumerate(in_force.parts if in_force else ()))
+    texts = stated if as_stated else sound_texts(found.store, stated)
+    return replace(found, parts=tuple(parts), texts=texts, stated_texts=stated)
 
 
 def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
@@ -180,30 +169,37 @@ def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | No
     return {name: try_read(partial(store.read, name)).value for name in names}
 
 
-def read_plan_file(found: Survey) -> PlanOnDisk:
-    """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or as it was listed."""
-    store, spec, seal, build = found.store, found.spec.value, found.seal.value, found.build.value
-    plan = open_plan(store, spec or (seal.spec if seal else None))
-    files = tuple(map_calls(store, partial(table_record, store), [*map(part_file, range(plan.parts))]))
-    is_sealed = seal is not None and (seal.spec, seal.plan_files) == (spec, files)
-    is_listed = bool(build and build.listed and build.listed.plan == tuple(file.sha256 for file in files))
-    if is_sealed or is_listed:
-        return PlanOnDisk(plan=plan, files=files, digests=plan.stated_digests())
-    return PlanOnDisk(plan=plan, files=files, digests=plan.digests())
+def count_parts(found: Survey) -> int:
+    """Count the parts of the spec, else of the seal, else those whose files are there, up to the first that is not."""
+    for spec in (found.spec.value, found.seal.value and found.seal.value.spec):
+        if spec:
+            return len(spec.parts)
+    names = {f"{PLAN}/{name}" for name in names_in(found.store, PLAN)}
+    return next(part for part in range(len(names) + 1) if part_file(part) not in names)
 
 
-def sound_texts(store: Store) -> dict[int, PartTexts]:
-    """Read texts.json, and every file that it names; return the entries of those that are as it says."""
-    texts = try_read(partial(read_texts, store)).value
-    parts = dict(enumerate(texts.parts if texts else ()))
+def read_part(found: Survey, number: int, *, as_stated: bool) -> PartOnDisk:
+    store, seal, build, name = found.store, found.seal.value, found.build.value, part_file(number)
+    part = open_part(store, number)
+    file = FileRecord(path=name, bytes=0, sha256="") if as_stated else table_record(store, name)  # not read by ranks
+    known = [each.sha256 for each in seal.plan_files] if seal else []
+    listed = build.listed.plan if build and build.listed else ()
+    is_known = file.sha256 in (*known[number : number + 1], *listed[number : number + 1])
+    digests = part.stated_digests if as_stated or is_known else part.computed_digests()
+    return PartOnDisk(
+        file=file,
+        digests=digests,
+        lengths=tuple(part.lengths),
+        sizes=part.sizes,
+        is_known=is_known or as_stated,
+    )
+
+
+def sound_texts(store: Store, parts: Mapping[int, PartTexts]) -> dict[int, PartTexts]:
+    """Read every file of these texts; return the entries of those that are as stated."""
     found = map_calls(store, lambda part: try_read(partial(table_record, store, parts[part].file(part).path)), [*parts])
     pairs = zip(parts.items(), found, strict=True)
     return {part: each for (part, each), file in pairs if file.value == each.file(part)}
-
-
-def stated_plan(store: Store, spec: Spec) -> PlanOnDisk:
-    plan = open_plan(store, spec)
-    return PlanOnDisk(plan=plan, files=(), digests=plan.stated_digests())
 
 
 def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, ShardOnDisk]]:

@@ -196,9 +196,10 @@ def repack_plan(source: CacheAt, target: CacheAt) -> list[FileRecord]:
     """Write the source's plan and texts, cut as the target says; return the parts' files."""
     plan, (store, spec), files, texts = open_plan(*source), target, list[FileRecord](), list[PartTexts]()
     for number, shards in enumerate(spec.part_shards):
-        tables = [plan.rows(rows.start, rows.stop) for rows in map(spec.shard_rows, shards)]
+        whole, first = plan.part_rows(number), spec.shard_rows(shards[0]).start
+        tables = [whole.slice(rows.start - first, len(rows)) for rows in map(spec.shard_rows, shards)]
         sizes = [spec.array_of(shard).size.name for shard in shards]
-        files.append(put_part(store, number, zip(tables, sizes, strict=True))[1])
+        files.append(put_part(store, number, [*zip(tables, sizes, strict=True)]).file)
         texts.append(put_texts(store, number, tables))
     put_in_force(store, texts)
     return files

@@ -224,7 +224,7 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
     plan_files = withdraw_from_plan(store, spec, build.withdrawing)
     surveyed, plan = survey_records(store), open_plan(store, spec)
     records = surveyed.records
-    withdrawn = plan.stated_digests().withdrawn
+    withdrawn = [count for part in range(plan.parts) for count in plan.part(part).withdrawn]
     others = [shard for shard, each in records.items() if each.content.withdrawn != withdrawn[shard]]
     if others:
         store.delete(SEAL_FILE)  # durably, also if a program that died has deleted it
@@ -279,7 +279,7 @@ def withdraw_from_plan(store: Store, spec: Spec, ids: Collection[str]) -> list[F
             tables.append(without_samples(rows, mask))
         if is_left:
             store.delete(SEAL_FILE)
-            put_part(store, number, zip(tables, plan.part(number).sizes, strict=True))
+            put_part(store, number, [*zip(tables, plan.part(number).sizes, strict=True)])
         texts[number] = put_texts(store, number, tables)
     put_in_force(store, texts)
     store.make_durable(TEXTS_FILE)

@@ -15,8 +15,6 @@ REJECTED_FILE = "rejected.parquet"
 BUILD_FILE = "build.json"
 COMMITS = "commits"
 SAMPLES = "samples"
-SIZES = "image_sizes"
-"""Folder of image sizes that a planning has read so far; it is deleted once the plan is there."""
 NULL_TEXT_FILE = "null_text.bin"
 """The sample of the null prompt, in a cache of texts; it is a file of the first shard."""
 ZARR_ARRAY = "latents"
@@ -25,6 +23,11 @@ ZARR_ARRAY = "latents"
 
 def part_file(part: int) -> str:
     return f"{PLAN}/{part:06d}.parquet"
+
+
+def planned_file(part: int) -> str:
+    """Name the record of a part that is planned; it goes when the spec is written."""
+    return f"{PLAN}/{part:06d}.json"
 
 
 def texts_file(part: int, digest: str) -> str:

@@ -5,13 +5,11 @@ A file has one row group per shard, so that a worker reads only its own.
 
 import base64
 import hashlib
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -40,9 +38,6 @@ DIGESTS_KEY = "encode_once.digests"
 """Key in the footer of a part: the digests of its samples and of each shard's, 32 bytes each, in base64."""
 
 DIGEST_BYTES = 32
-
-DIGESTED = ["id", "uri", CLIP_START, "state"]
-"""Columns from which digests and counts follow."""
 
 PAGES: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 """How pages are written: a reader of one shard finds a flipped bit."""
@@ -145,7 +140,7 @@ def extra_columns(schema: pa.Schema) -> list[str]:
 
 def is_withdrawn(rows: pa.Table) -> NDArray[np.bool_]:
     """Return which rows of a plan are of withdrawn samples."""
-    mask: NDArray[np.bool_] = pc.equal(rows["state"], WITHDRAWN).to_numpy()
+    mask: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["state"], WITHDRAWN), False).to_numpy()
     return mask
 
 
@@ -160,24 +155,59 @@ def without_samples(rows: pa.Table, withdrawn: NDArray[np.bool_]) -> pa.Table:
     return rows
 
 
-def write_part(stream: BinaryIO, shards: Iterable[tuple[pa.Table, str]]) -> Part:
+def is_cut_as(spec: Spec, part: int, lengths: Sequence[int], sizes: Sequence[str]) -> bool:
+    """Return whether a part of shards of these lengths and sizes is cut as the spec says."""
+    shards = spec.part_shards[part]
+    names = [spec.names[array] for array in spec.array_indices[shards.start : shards.stop]]
+    return ([*lengths], [*sizes]) == ([len(spec.shard_rows(shard)) for shard in shards], names)
+
+
+class PartDigests(NamedTuple):
+    """What a part is; for each of its shards, the digest of its samples and how many of them are withdrawn."""
+
+    part: Part
+    shards: tuple[str, ...]
+    withdrawn: tuple[int, ...]
+
+
+class PartHash:
+    """Computes the digests of a part whose rows are added shard by shard."""
+
+    def __init__(self) -> None:
+        self._shards, self._withdrawn, self._whole, self._rows = list[str](), list[int](), hashlib.sha256(), 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Add the rows of the next shard."""
+        digest = hashlib.sha256()
+        for lines in sample_lines(rows):
+            digest.update(lines)
+            self._whole.update(lines)
+        self._shards.append(digest.hexdigest())
+        self._withdrawn.append(int(is_withdrawn(rows).sum()))
+        self._rows += rows.num_rows
+
+    def digests(self) -> PartDigests:
+        part = Part(rows=self._rows, shards=len(self._shards), digest=self._whole.hexdigest())
+        return PartDigests(part, tuple(self._shards), tuple(self._withdrawn))
+
+
+def write_part(stream: BinaryIO, shards: Iterable[tuple[pa.Table, str]]) -> PartDigests:
     """Write the samples of a part, one row group per shard; each comes with the name of its array.
 
     Texts have no statistics: the least and the greatest of each row group would make a footer several times as large.
     """
-    plan_hash = PlanHash()
+    part_hash = PartHash()
     # only these statistics are read
     with pq.ParquetWriter(stream, PLAN_SCHEMA, **PAGES, write_statistics=["size", "state"]) as writer:
         for shard, size in shards:
             sizes = pa.repeat(size, shard.num_rows)
             named = shard.select(PLAN_SCHEMA.names[:-1]).append_column(PLAN_SCHEMA.field("size"), sizes)
             writer.write_table(named, row_group_size=shard.num_rows)
-            plan_hash.add(shard)
-        plan_hash.end_part()
-        digests = plan_hash.digests()
-        data = b"".join(map(bytes.fromhex, (digests.parts[0].digest, *digests.shards)))
+            part_hash.add(shard)
+        digests = part_hash.digests()
+        data = b"".join(map(bytes.fromhex, (digests.part.digest, *digests.shards)))
         writer.add_key_value_metadata({DIGESTS_KEY: base64.b64encode(data).decode()})
-    return digests.parts[0]
+    return digests
 
 
 def write_texts(stream: BinaryIO, shards: Sequence[pa.Table]) -> None:
@@ -242,14 +272,18 @@ class PlanPart:
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         return self._file.row_group(shard, columns)
 
-    def add_to(self, plan_hash: "PlanHash") -> None:
-        """Add the part to the hash of a plan, one shard after the other."""
+    def whole(self, columns: list[str] | None = None) -> pa.Table:
+        return self._file.whole(columns)
+
+    def computed_digests(self) -> PartDigests:
+        """Compute the digests from every row, with one shard in memory at a time, whose bytes are all checked."""
+        part_hash = PartHash()
         for shard in range(self.num_shards):
-            plan_hash.add(self.shard(shard, DIGESTED))
-        plan_hash.end_part()
+            part_hash.add(self.shard(shard))
+        return part_hash.digests()
 
     @cached_property
-    def stated_digests(self) -> "PlanDigests":
+    def stated_digests(self) -> PartDigests:
         """The digests as the footer states them; CacheError if it does not."""
         text = (self._file.metadata.metadata or {}).get(DIGESTS_KEY.encode(), b"")
         try:
@@ -260,67 +294,10 @@ class PlanPart:
             raise CacheError(f"{self.where} does not state the digests of its shards")
         whole, *shards = (data[first : first + DIGEST_BYTES].hex() for first in range(0, len(data), DIGEST_BYTES))
         part = Part(rows=sum(self.lengths), shards=self.num_shards, digest=whole)
-        return PlanDigests((part,), tuple(shards), self.withdrawn)
+        return PartDigests(part, tuple(shards), self.withdrawn)
 
 
-@dataclass(frozen=True)
-class PlanDigests:
-    """The parts of a plan; for each shard, the digest of its samples and how many of them are withdrawn."""
-
-    parts: tuple[Part, ...]
-    shards: tuple[str, ...]
-    withdrawn: tuple[int, ...]
-
-
-class PlanHash:
-    """Computes the digests of planned rows that are added shard by shard."""
-
-    def __init__(self) -> None:
-        self._parts, self._shards, self._withdrawn = list[Part](), list[str](), list[int]()
-        self._whole, self._rows, self._first = hashlib.sha256(), 0, 0
-
-    def add(self, rows: pa.Table) -> None:
-        """Add the rows of the next shard."""
-        digest = hashlib.sha256()
-        for lines in sample_lines(rows):
-            digest.update(lines)
-            self._whole.update(lines)
-        self._shards.append(digest.hexdigest())
-        self._withdrawn.append(int(is_withdrawn(rows).sum()))
-        self._rows += rows.num_rows
-
-    def end_part(self) -> None:
-        part = Part(rows=self._rows, shards=len(self._shards) - self._first, digest=self._whole.hexdigest())
-        self._parts.append(part)
-        self._whole, self._rows, self._first = hashlib.sha256(), 0, len(self._shards)
-
-    def digests(self) -> PlanDigests:
-        return PlanDigests(tuple(self._parts), tuple(self._shards), tuple(self._withdrawn))
-
-
-class ShardedRows(ABC):
-    """Rows in files, read one shard at a time."""
-
-    extra: Sequence[str]
-    """Names of the extra columns."""
-    bounds: NDArray[np.int64]
-    """First row of each shard, then the number of rows: [shards + 1]."""
-
-    @abstractmethod
-    def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table: ...
-
-    def rows(self, first: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read rows [first, stop), which may lie in several shards."""
-        parts = list[pa.Table]()
-        for shard in range(int(np.searchsorted(self.bounds, first, side="right")) - 1, len(self.bounds) - 1):
-            start = int(self.bounds[shard])
-            if start >= stop:
-                break
-            parts.append(self.shard(shard, columns).slice(max(first - start, 0), stop - max(first, start)))
-        return parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
-
-
-class Plan(ShardedRows):
+class Plan:
     """The plan of a cache and its texts in force, read one shard at a time; parts are opened when they are needed."""
 
     def __init__(
@@ -340,59 +317,15 @@ class Plan(ShardedRows):
     def num_shards(self) -> int:
         return self._first[-1]
 
-    @cached_property
-    def extra(self) -> list[str]:  # type: ignore[override]  # read when it is needed
-        file = self._texts(0)
-        refuse_other_texts(file)
-        return extra_columns(file.schema)
+    @property
+    def extra(self) -> list[str]:
+        """Names of the extra columns."""
+        return [*self.texts.extra]
 
     @property
     def texts(self) -> Texts:
         """Which texts are read: those that were in force when the first were asked for."""
         return self._in_force()
-
-    @cached_property
-    def bounds(self) -> NDArray[np.int64]:  # type: ignore[override]  # as `extra`
-        return np.cumsum([0, *(length for part in range(self.parts) for length in self.part(part).lengths)])
-
-    @cached_property
-    def sizes(self) -> tuple[str, ...]:
-        """Name of each shard's array; CacheError if a row group does not state one."""
-        return tuple(size for part in range(self.parts) for size in self.part(part).sizes)
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.bounds[-1])
-
-    def withdrawn_shards(self, part: int) -> list[int]:
-        """List the shards of a part that have a withdrawn sample."""
-        counts = self.part(part).withdrawn
-        return [self._first[part] + place for place, count in enumerate(counts) if count]
-
-    def is_cut_as(self, spec: Spec) -> bool:
-        """Return whether it is cut into the parts and shards of a spec; only the digest compares rows."""
-        shards = [part.shards for part in spec.parts]
-        return (
-            self._first == [0, *accumulate(shards)]
-            and np.array_equal(self.bounds, spec.bounds)
-            and self.sizes == tuple(spec.names[array] for array in spec.array_indices)
-        )
-
-    def digests(self) -> PlanDigests:
-        """Compute the digests from every row, with one shard in memory at a time."""
-        plan_hash = PlanHash()
-        for part in map(self.part, range(self.parts)):
-            part.add_to(plan_hash)
-        return plan_hash.digests()
-
-    def stated_digests(self) -> PlanDigests:
-        """Return the digests as the footers state them."""
-        each = [self.part(part).stated_digests for part in range(self.parts)]
-        return PlanDigests(
-            tuple(part for found in each for part in found.parts),
-            tuple(digest for found in each for digest in found.shards),
-            tuple(count for found in each for count in found.withdrawn),
-        )
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read columns of the samples of a shard, and of their texts; all of both by default."""
@@ -402,7 +335,7 @@ class Plan(ShardedRows):
         own = [name for name in PLAN_SCHEMA.names if name in wanted]
         rows = part.shard(group, own or ["id"])
         if others := [name for name in wanted if name not in own]:
-            refuse_other_texts(file := self._texts(number))
+            file = self._texts(number)
             there = file.metadata.num_row_groups
             texts = file.row_group(group, others) if group < there else None
             if texts is None or texts.num_rows != rows.num_rows:
@@ -410,6 +343,11 @@ class Plan(ShardedRows):
             for name in others:
                 rows = rows.append_column(texts.schema.field(name), texts[name])
         return rows.select(wanted)
+
+    def part_rows(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read the rows of a part."""
+        shards = range(self._first[part], self._first[part + 1])
+        return pa.concat_tables([self.shard(shard, columns) for shard in shards])
 
     def recorded_rows(self, content: CommitContent, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows that a shard was made for; CacheError if the plan has other samples there."""

@@ -284,6 +284,9 @@ class Texts(Record, frozen=True, kw_only=True, omit_defaults=True):
     parts: Annotated[tuple[PartTexts, ...], msgspec.Meta(min_length=1)]
     before: tuple[PartTexts, ...] = ()
     """The texts of these parts before: they stay for programs that have opened them. The record omits none."""
+    extra: dict[str, str] = msgspec.field(default_factory=dict)
+    """For each extra column, what its values are in all parts together; a part has the narrowest type that it needs.
+    The record omits none."""
     sha256: str
     """SHA-256 over the record's canonical form without this field."""
 
@@ -298,7 +301,7 @@ class Texts(Record, frozen=True, kw_only=True, omit_defaults=True):
         return hashlib.sha256("".join(part.digest for part in self.parts).encode()).hexdigest()
 
 
-class Listed(Record, frozen=True, kw_only=True):
+class Listed(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The source's version when it was listed, and the files of the plan that was made.
 
     A resumed build that finds both unchanged need not list the source again.
@@ -308,6 +311,9 @@ class Listed(Record, frozen=True, kw_only=True):
     """Digest over names, sizes, times and ETags of the source's files; None if every build must list the source."""
     plan: tuple[str, ...]
     """SHA-256 of each part's file."""
+    parts: tuple[str | None, ...] = ()
+    """Version of the files of each part, None if every build must list it; the record omits it unless all parts have
+    files of their own."""
 
 
 class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):

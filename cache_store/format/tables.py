@@ -92,14 +92,17 @@ USUAL_COLUMNS = ("row", "id", "uri", "conversations")
 PLANNED_COLUMNS = ("uri", CLIP_START, "conversations", "place")
 """Columns that only the plan has; a reader adds them, and extra columns, to those of the samples table."""
 
+WHOLE, REAL, NO_VALUES = "a whole number", "a number", "nothing"
+
 EXTRA_TYPES = {
     "text": pa.string(),
-    "a whole number": pa.int64(),
-    "a number": pa.float64(),
+    WHOLE: pa.int64(),
+    REAL: pa.float64(),
     "true or false": pa.bool_(),
     "a list of texts": pa.list_(pa.string()),
+    NO_VALUES: pa.null(),
 }
-"""Types of a plan's extra columns, which the source names, by what their values are."""
+"""Types of a plan's extra columns, which the source names, by what their values are in a part."""
 
 TAKEN = frozenset({*PLAN_SCHEMA.names, *TEXTS_SCHEMA.names, *SAMPLES_SCHEMA.names, *SCALE_COLUMNS}) - {CLIP_START}
 """Names that no extra column can have; a source that has `clip_start` says where its clips begin."""

@@ -92,16 +92,30 @@ class ZarrFormat:
         files = {f"{name}/zarr.json": canonical_json(node) for name, node in nodes.items()}
         return {SPEC_FILE: canonical_json(group), **files}
 
+    @staticmethod
+    def places_in(index: memoryview) -> NDArray[np.int64]:
+        """Return offset and length of each sample, [cached, 2], in row order, from a shard's index."""
+        entries = np.frombuffer(index[: -CRC.size], np.dtype("<i8")).reshape(-1, 2)  # so that ABSENT is negative
+        places: NDArray[np.int64] = entries[entries[:, 0] >= 0] - np.array((0, CRC.size))
+        return places
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a shard's index, at the end of its file, with its checksum."""
+        return self._spec.samples_per_shard * 16 + CRC.size
+
     def proof(self, data: memoryview, locations: Sequence[Location | None]) -> int:
-        """Return the crc32c over the index, then the first sample; with its checksum behind it, any would give one."""
         first = next(filter(None, locations), Location(0, 0, 0))
-        size = self._spec.samples_per_shard * 16 + CRC.size
-        return int(crc32c(bytes(data[-size : -CRC.size]) + bytes(data[first.offset : first.offset + first.length])))
+        return self.proof_of(data[-self.index_bytes :], data[first.offset : first.offset + first.length])
+
+    @staticmethod
+    def proof_of(index: memoryview, sample: memoryview | bytes) -> int:
+        """Return the crc32c over an index, then a sample; with the index's own checksum, every index would give one."""
+        return int(crc32c(bytes(index[: -CRC.size]) + bytes(sample)))
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Compare every byte outside the latents with what the samples table implies: (slot or None, difference)."""
-        capacity = self._spec.samples_per_shard
-        size = capacity * 16 + CRC.size
+        capacity, size = self._spec.samples_per_shard, self.index_bytes
         if len(data) < size:
             yield None, f"shard is {len(data)} bytes, too short for its index of {size}"
             return

@@ -1,9 +1,9 @@
 """Keep blocks of a remote store's files in a local folder of bounded size, which processes can share.
 
-A block's name is the recorded SHA-256 of its whole file and its number in that file, so that a replaced cache or a
-copy of a cache is never confused. A crc32 follows each block; a block that does not match it is fetched again. If the
-folder cannot be used, a message says so and the store is read directly. Other files in the folder are neither counted
-nor changed.
+A block's name is a recorded SHA-256, over its whole file or over a record that has that, and its number in the file, so
+that a replaced cache or a copy of a cache is never confused. A crc32 follows each block; a block that does not match it
+is fetched again. If the folder cannot be used, a message says so and the store is read directly. Other files in the
+folder are neither counted nor changed.
 """
 
 import os

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError, TooLargeError
-from cache_store.storage.daemon_threads import GRACE_S, UPLOAD_GRACE_S
+from cache_store.storage.daemon_threads import GRACE_S, UPLOAD_GRACE_S, map_concurrently
 from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, explain_store_errors, first_line
 from cache_store.storage.prefetch import PART_BYTES, Span, read_parts
 from cache_store.storage.protocol import (
@@ -101,10 +101,13 @@ class ObjectStore(UrlStore):
         return self._request(wanted.name, lambda: self._ranges(wanted))
 
     def _ranges(self, wanted: Ranges) -> Sequence[memoryview]:
-        spans = [*zip(wanted.starts, wanted.lengths, strict=True)]
-        if wanted.version is None:
-            return read_parts([(start, start + length) for start, length in spans], partial(self._spans, wanted.name))
-        parts = [self._range(wanted.name, start, length) for start, length in spans]
+        spans = [(start, start + length) for start, length in zip(wanted.starts, wanted.lengths, strict=True)]
+        fetch = partial(self._spans, wanted.name)
+        return read_parts(spans, fetch if wanted.version is None else partial(self._spans_of, wanted))
+
+    def _spans_of(self, wanted: Ranges, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """Fetch spans of a version of a file."""
+        parts = map_concurrently(lambda span: self._range(wanted.name, span[0], span[1] - span[0]), spans)
         if any(version != wanted.version for _, version in parts):
             raise changed_error(self.where(wanted.name))
         return [data for data, _ in parts]

@@ -53,7 +53,7 @@ class Ranges(NamedTuple):
     size: int = 0
     """In bytes; set if `sha256` is."""
     sha256: str = ""
-    """The file's recorded SHA-256; parts of the file may be kept in a local folder under it."""
+    """A SHA-256 that is recorded of its content; parts of the file may be kept in a local folder under it."""
     version: Version | None = None
     """The version that every range must come from; None for any."""
 

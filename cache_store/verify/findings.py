@@ -108,19 +108,20 @@ class Report:
         replaced = self._files("replaced")
         if replaced:
             yield f"move {self._path(replaced[0])}{and_more(replaced, listed_by)} away: the cache's own belongs there"
-        reasons = [f"writes {BUILD_FILE} again, which repair needs"] if BUILD_FILE in damaged else []
         unfinished = {*self._files("uncommitted"), *self._files("unsealed")}
-        reasons += ["builds and seals what is missing"] if unfinished else []
-        if reasons:  # before repair, which would build missing shards without the build's limits and workers
-            yield f"rerun the {SEALED_BY if unfinished else MADE_BY}: it {' and '.join(reasons)}"
-            damaged -= {BUILD_FILE, *unfinished}
+        to_mend = damaged - {BUILD_FILE} - unfinished
+        if BUILD_FILE in damaged and (to_mend or not unfinished):
+            yield f"rerun the {MADE_BY}: it writes {BUILD_FILE} again, which repair needs"
         below = tuple(f"{name}/" for name in replaced)
-        cleared = [finding.file for finding in self.findings if reasons and finding.problem == LEFTOVER]
+        is_rerun = BUILD_FILE in damaged or unfinished
+        cleared = [finding.file for finding in self.findings if is_rerun and finding.problem == LEFTOVER]
         strays = [name for name in self._files("stray") if not name.startswith(below) and name not in cleared]
         if strays:
             yield f"delete {self._path(strays[0])}{and_more(strays, listed_by)}, unless a build is running"
-        if damaged:
+        if to_mend:
             yield f"precompute repair {shlex.quote(self.cache)} --report {shlex.quote(report_file)}"
+        if unfinished:  # after the repair: a build refuses a damaged cache
+            yield f"rerun the {SEALED_BY}: it builds and seals what is missing"
         if SPEC_FILE in damaged:
             yield f"verify again: without {SPEC_FILE} nothing else could be checked"
 

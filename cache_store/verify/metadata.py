@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from cache_store.cache.commit import make_seal
 from cache_store.cache.metadata import metadata_of, open_plan, read_texts
@@ -22,7 +21,7 @@ from cache_store.format.layout import (
     part_file,
     samples_file,
 )
-from cache_store.format.plan import PlanHash, encoded_texts_digest, texts_digest
+from cache_store.format.plan import PlanPart, encoded_texts_digest, is_cut_as, texts_digest
 from cache_store.format.roll import Roll
 from cache_store.format.schema import CommitContent, FileRecord, PartTexts, Seal, Spec
 from cache_store.storage.store import Store
@@ -48,9 +47,16 @@ def is_planned(store: Store, spec: Spec) -> bool:
     """Return whether the plan is the spec's; True also if it cannot be read."""
     try:
         plan = open_plan(store)
-        return plan.is_cut_as(spec) and plan.digests().parts == spec.parts
+        return plan.parts == len(spec.parts) and all(
+            has_part(plan.part(part), spec, part) for part in range(plan.parts)
+        )
     except CacheError:
         return True
+
+
+def has_part(part: PlanPart, spec: Spec, number: int) -> bool:
+    """Return whether a part has the samples of the spec, in its shards."""
+    return is_cut_as(spec, number, part.lengths, part.sizes) and part.computed_digests().part == spec.parts[number]
 
 
 def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
@@ -137,16 +143,14 @@ class PlanChecker:
         plan, spec, recipe, name = self._plan, self._spec, self._spec.array.text, part_file(number)
         try:
             part = plan.part(number)
-            is_cut = part.lengths == [len(spec.shard_rows(shard)) for shard in shards]
-            if not is_cut or part.sizes != tuple(spec.array_of(shard).size.name for shard in shards):
+            if not is_cut_as(spec, number, part.lengths, part.sizes):
                 raise CacheError("is another part than the spec's")
-            part.add_to(plan_hash := PlanHash())
-            digests = plan_hash.digests()
-            if digests.parts[0] != spec.parts[number]:
+            digests = part.computed_digests()
+            if digests.part != spec.parts[number]:
                 raise CacheError("is another part than the spec's")
             checked.samples.update({shard: digests.shards[shard - shards[0]] for shard in read})
             name = texts.file(number).path
-            rows = pa.concat_tables([plan.shard(shard, ["id", "conversations", *plan.extra]) for shard in shards])
+            rows = plan.part_rows(number, ["id", "conversations", *plan.extra])
             if texts_digest(rows) != texts.digest:
                 raise CacheError("has other texts than texts.json says")
             if recipe:

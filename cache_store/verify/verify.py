@@ -57,7 +57,7 @@ from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
 
 STRAY = "does not belong here"
 
-PART = re.compile(rf"{PLAN}/\d{{6,}}\.parquet|{TEXTS}/\d{{6,}}-[0-9a-f]{{16}}\.parquet")
+PART = re.compile(rf"{PLAN}/\d{{6,}}\.parquet|{PLAN}/\w+\.json|{TEXTS}/\d{{6,}}-[0-9a-f]{{16}}\.parquet")
 """Matches the name of a part, or of its texts."""
 
 

@@ -4,13 +4,14 @@ Only a video's first and last bytes are read, to learn its length. A rerun takes
 plan. A source whose samples have `clip_start` already, such as another cache of clips, lists its own clips.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import pyarrow as pa
+
 from cache_store.errors import SourceError
-from cache_store.format.plan import Plan
 from cache_store.format.tables import CLIP_START, WITHDRAWN
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.daemon_threads import map_concurrently
@@ -85,11 +86,11 @@ def clip_id(video: str, config: ClipConfig, first: int) -> str:
     return video if config.pick in ("head", "middle") else f"{video}@{first}"
 
 
-def clips_in_plan(plan: Plan, config: ClipConfig) -> dict[str, PlannedClips]:
+def clips_in_plan(planned: Iterable[pa.Table], config: ClipConfig) -> dict[str, PlannedClips]:
     """Return the clips that a plan has of each video, by the video's id; a video with a withdrawn clip is left out."""
     found, incomplete = dict[str, PlannedClips](), set[str]()
-    for shard in range(plan.num_shards):
-        for row in plan.shard(shard, ["id", "uri", "fingerprint", "state", CLIP_START]).to_pylist():
+    for part in planned:
+        for row in part.select(["id", "uri", "fingerprint", "state", CLIP_START]).to_pylist():
             video = row["id"] if config.pick in ("head", "middle") else row["id"].rpartition("@")[0]
             held = found.setdefault(video, PlannedClips(row["uri"], row["fingerprint"], []))
             if row["state"] == WITHDRAWN or (held.uri, held.fingerprint) != (row["uri"], row["fingerprint"]):

@@ -12,10 +12,10 @@ from threading import Semaphore
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import ArraySpec, ImageRecipe, Size
-from cache_store.format.plan import Plan
 from cache_store.format.tables import CLIP_START
 from cache_store.storage.prefetch import SharedResults
 from precompute.clips.config import ClipConfig, count_for
@@ -54,7 +54,7 @@ class FrameReader(ABC):
         self._source, self._recipe, self._busy = source, recipe, busy or BusyTimes()
         self._digests = SharedResults[tuple[str, Place | None], str](self._hash, DIGESTS_HELD)
 
-    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
+    def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
         return listed
 
     @abstractmethod
@@ -144,12 +144,12 @@ class ClipReader(FrameReader):
         self._clip, self._clips, self._videos = recipe.clip, clips, Videos()
         self._probed = lru_cache(VIDEOS_PROBED)(self._probe)
 
-    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
+    def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
         """Return the clips of listed videos."""
         if CLIP_START in listed.extra:
             return replace(listed, each=with_checked_starts(listed), captioned=Counter())
         assert self._clips, "for reading alone"
-        known = clips_in_plan(planned, self._clips) if planned else {}
+        known = clips_in_plan(planned, self._clips)
         clips = ClipLister(self.probe, self._clips, known).clips(listed)
         return replace(listed, each=clips, captioned=Counter(), extra=(*listed.extra, CLIP_START))
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import ArraySpec, Size
-from cache_store.format.plan import Plan
 from precompute.encoders.encoder import NO_TOKEN
 from precompute.images.fit import MID_GREY
 from precompute.sources.listing import Samples
@@ -30,9 +30,9 @@ class Reader(Protocol):
     null_inputs: Inputs | None
     """The null prompt's tokens; None if the cache has no texts."""
 
-    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
-        """Return the samples of listed files, which may be several of a file; `planned` has those of an earlier plan,
-        made with the same config.
+    def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
+        """Return the samples of listed files, which may be several of a file; `planned` has the parts of an earlier
+        plan, made with the same config.
         """
 
     def size(self, sample: Sample) -> Size | None:

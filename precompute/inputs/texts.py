@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from cache_store.cache.writer import Outcome
 from cache_store.format.array import ArraySpec, Size, TextRecipe
-from cache_store.format.plan import Plan, text_of
+from cache_store.format.plan import text_of
 from precompute.encoders.encoder import NO_TOKEN, TextInputs
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected
@@ -25,7 +26,7 @@ class TextReader:
         self._encoder, self._recipe = encoder, recipe
         self.null_inputs: Inputs | None = np.array(encoder.null_ids, np.int32)
 
-    def samples(self, listed: Samples, planned: Plan | None) -> Samples:
+    def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
         return listed
 
     def size(self, sample: Sample) -> Size | None:

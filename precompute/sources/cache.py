@@ -5,15 +5,13 @@ So a second encoder, another size or a flipped view becomes a new cache that joi
 
 from collections.abc import Iterator, Sequence
 
-import pyarrow as pa
-
 from cache_store.cache.metadata import open_plan, read_spec
 from cache_store.errors import SourceError
-from cache_store.format.layout import PLAN
+from cache_store.format.layout import PLAN, TEXTS_FILE, part_file
 from cache_store.format.plan import Plan
 from cache_store.format.tables import CLIP_START, WITHDRAWN
 from cache_store.storage.store import Store
-from precompute.sources.images import Images, ImagesOf, Source
+from precompute.sources.images import ALL, Images, ImagesOf, Names, Source
 from precompute.sources.listing import Samples
 
 GONE: dict[str, object] = {"fingerprint": None, "place": None, "state": WITHDRAWN}
@@ -30,36 +28,37 @@ class CacheSource(ImagesOf, Source):
         super().__init__(images)
         self._store = store
 
-    def version(self) -> None:
+    def version(self, part: Names = ALL) -> None:
         """Return None: only reading the whole plan, as a listing does, shows that it is sound."""
 
-    def samples(self) -> Samples:
+    def parts(self, rows: int) -> Sequence[Names]:
+        """Return the parts of the other cache, so that this one has the same."""
+        return [(str(part),) for part in range(len(read_spec(self._store).parts))]
+
+    def list_version(self) -> str:
+        """Return what a new caption or a withdrawal changes."""
+        names = [TEXTS_FILE, *(part_file(part) for part in range(len(read_spec(self._store).parts)))]
+        return repr([self._store.stat(name).stamp for name in names])
+
+    def samples(self, part: Names = ALL) -> Samples:
         """List the samples in the plan's rows; raise SourceError if the plan is not the one of the cache's spec."""
         spec = read_spec(self._store)
-        plan = open_plan(self._store, spec)
-        if plan.digests().parts != spec.parts:
+        plan, parts = open_plan(self._store, spec), [int(part[0])] if part else range(len(spec.parts))
+        if any(plan.part(number).computed_digests().part != spec.parts[number] for number in parts):
             raise SourceError(
-                f"source.path: {self._store.where(PLAN)} is damaged; run the `precompute build` of that cache again"
+                f"source.path: {self._store.where(PLAN)} is damaged; run `precompute repair` for that cache"
             )
-        has_starts = any(shard[CLIP_START].null_count < shard.num_rows for shard in shards_of(plan, [CLIP_START]))
-        extra = [*plan.extra, *([CLIP_START] if has_starts else [])]
+        starts = (plan.part(number).whole([CLIP_START])[CLIP_START] for number in parts)
+        extra = [*plan.extra, *([CLIP_START] if any(each.null_count < len(each) for each in starts) else [])]
+        return Samples(self._samples(plan, parts, extra), extra=extra)
+
+    def _samples(self, plan: Plan, parts: Sequence[int], extra: list[str]) -> Iterator[dict[str, object]]:
         names = ["id", "uri", "state", "conversations", *extra]
-        rows = (
-            row
-            for shard in shards_of(plan, names)
-            for batch in shard.to_batches(ROWS_AT_ONCE)
-            for row in batch.to_pylist()
-        )
-        each = (
-            {
-                **{name: row[name] for name in ("id", "uri", "conversations")},
-                "extra": {name: row[name] for name in extra},
-                **(GONE if row["state"] == WITHDRAWN else self.locate(row["uri"]).columns()),
-            }
-            for row in rows
-        )
-        return Samples(each, in_rows=True, extra=extra, parts=[part.rows for part in spec.parts])
-
-
-def shards_of(plan: Plan, columns: Sequence[str]) -> Iterator[pa.Table]:
-    return (plan.shard(shard, columns) for shard in range(plan.num_shards))
+        for part in parts:
+            for batch in plan.part_rows(part, names).to_batches(ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    yield {
+                        **{name: row[name] for name in ("id", "uri", "conversations")},
+                        "extra": {name: row[name] for name in extra},
+                        **(GONE if row["state"] == WITHDRAWN else self.locate(row["uri"]).columns()),
+                    }

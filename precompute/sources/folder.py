@@ -1,14 +1,15 @@
 """A tree of images or videos in a folder, a zip or a tar; `name.txt` beside `name.jpg` is its caption."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from itertools import islice
 
 from cache_store.storage.daemon_threads import map_concurrently
 from precompute.sources.fields import Conversation, conversation_of, read_caption
-from precompute.sources.images import ImagesOf, ImageStore, Source
-from precompute.sources.listing import BadFiles, Samples, counted_suffix, is_mask, suffix_of
+from precompute.sources.images import ALL, ImagesOf, ImageStore, Names, Source
+from precompute.sources.listing import BadFiles, Listing, Samples, counted_suffix, is_mask, suffix_of
 from precompute.sources.media import IMAGES, Media
 
 CAPTION = ".txt"
@@ -24,21 +25,38 @@ class FolderSource(ImagesOf, Source):
         super().__init__(images)
         self._tree, self._is_remote, self._media = images, is_remote, media
 
-    def version(self) -> str | None:
+    def version(self, part: Names = ALL) -> str | None:
         return self._tree.version()
 
-    def samples(self) -> Samples:
-        names, includes = (listing := self._tree.listing()).names, self._media.includes
-        masks = [name for name in names if is_mask(name) and includes(name)]
+    @cached_property
+    def _listing(self) -> Listing:
+        return self._tree.listing()
+
+    def parts(self, rows: int) -> Sequence[Names]:
+        """Return ranges of names; a video may have many clips, so all videos are listed together."""
+        names = [*filter(self._is_sample, self._listing.names)] if self._media is IMAGES else []
+        firsts = ["", *names[rows::rows]]
+        return [*zip(firsts, [*firsts[1:], ""], strict=True)] if len(firsts) > 1 else [ALL]
+
+    def list_version(self) -> str:
+        names = "\0".join(self._listing.names)
+        return self.version() or hashlib.sha256(names.encode()).hexdigest()
+
+    def samples(self, part: Names = ALL) -> Samples:
+        names, includes = self._listing.names, self._media.includes
+        first, stop = part or ("", "")
+        own = [name for name in names if first <= name and (not stop or name < stop)]
+        masks = [name for name in own if is_mask(name) and includes(name)]
         captions = {text for name in names if includes(name) and (text := caption_of(name)) in names}
-        others = Counter(counted_suffix(name) for name in names if not includes(name) and name not in captions)
-        return Samples(self._samples(names), listing, others, masks=masks, media=self._media.name)
+        others = Counter(counted_suffix(name) for name in own if not includes(name) and name not in captions)
+        each = self._samples([*filter(self._is_sample, own)])
+        return Samples(each, self._listing, others, masks=masks, media=self._media.name)
 
     def _is_sample(self, name: str) -> bool:
         return self._media.includes(name) and not is_mask(name)
 
-    def _samples(self, names: Collection[str]) -> Iterator[dict[str, object]]:
-        bad, samples = BadFiles(), [*filter(self._is_sample, names)]
+    def _samples(self, samples: Sequence[str]) -> Iterator[dict[str, object]]:
+        bad, names = BadFiles(), self._listing.names
         texts = (text if (text := caption_of(name)) in names else None for name in samples)
         for name, turns in zip(samples, self._conversations(texts, bad), strict=True):
             yield {"id": name, "uri": name, "conversations": turns, **self.locate(name).columns()}

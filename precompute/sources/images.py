@@ -1,12 +1,18 @@
 """Files of a source by name, and what reads them from others."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from typing import BinaryIO
 
 from precompute.sources.listing import Listing, Samples
 from precompute.sources.place import Located, Place
+
+Names = tuple[str, ...]
+"""File names; or of a tree, the first name of a part and of the next, "" where it is open."""
+
+ALL: Names = ()
+"""Stands for everything that a source has."""
 
 
 class Images(ABC):
@@ -51,15 +57,26 @@ class ImageStore(Images):
 class Source(Images):
     """A source of samples, and of their files by uri; to add a kind, write such a class and add a line to SOURCES."""
 
-    @abstractmethod
-    def samples(self) -> Samples:
-        """List every sample, and count the files that are skipped."""
+    def parts(self, rows: int) -> Sequence[Names]:
+        """Return the names of what is planned together, some `rows` samples each: any of these can be listed alone.
+
+        By default, all is listed together.
+        """
+        return [ALL]
 
     @abstractmethod
-    def version(self) -> str | None:
-        """Return a string that changes when any listed file is written, added or removed, without reading the files;
-        None if that takes a look at every image.
+    def samples(self, part: Names = ALL) -> Samples:
+        """List the samples of a part, or every sample, in an order that stays the same; count the files skipped."""
+
+    @abstractmethod
+    def version(self, part: Names = ALL) -> str | None:
+        """Return a string that changes when any listed file of a part is written, added or removed, without reading the
+        files; None if that takes a look at every image.
         """
+
+    def list_version(self) -> str:
+        """Return a string that changes with the list of samples, as far as that is told without a look at each."""
+        return self.version() or ""
 
 
 class ImagesOf(Images):

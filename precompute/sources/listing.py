@@ -78,7 +78,9 @@ def no_listing() -> Listing:
 
 @dataclass(frozen=True)
 class Samples:
-    """A source's samples (id, uri, conversations, fingerprint, place, extra fields), and a count of its other files."""
+    """A source's samples (id, uri, conversations, fingerprint, place, extra fields), in an order that stays the same;
+    and a count of its other files.
+    """
 
     each: Iterable[dict[str, object]]
     listing: Listing = field(default_factory=no_listing)
@@ -89,12 +91,8 @@ class Samples:
     """Images that are left out as masks or conditions of others."""
     captioned: Counter[bool] = field(default_factory=Counter)
     """Number of samples with a caption, and without one, among those that were listed so far."""
-    in_rows: bool = False
-    """Whether the samples come in the order of the planned rows; otherwise their order has no meaning."""
     extra: Sequence[str] = ()
     """Names of the extra fields; a sample without any needs no `extra`."""
-    parts: Sequence[int] = ()
-    """Rows of each part of the plan, if the source says it; its last row is then the last sample."""
     media: str = "image"
     """The name of one sample, in messages."""
 
@@ -103,6 +101,15 @@ class Samples:
             if (turns := sample["conversations"]) is not None:  # not withdrawn
                 self.captioned[bool(turns)] += 1
             yield sample
+
+    def behind(self, before: "Samples | None") -> "Samples":
+        """Return these samples, with the files of those listed before counted, too."""
+        if before is None:
+            return self
+        self.others.update(before.others)
+        self.captioned.update(before.captioned)
+        self.masks[:0] = before.masks
+        return self
 
     @property
     def note(self) -> str:

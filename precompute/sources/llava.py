@@ -18,7 +18,7 @@ from precompute.images.rejected import Rejected
 from precompute.sources.config import FieldNames
 from precompute.sources.fields import Turn, extra_of, with_extra
 from precompute.sources.image_store import HEAD_BYTES
-from precompute.sources.images import ImagesOf, ImageStore, Source
+from precompute.sources.images import ALL, ImagesOf, ImageStore, Names, Source
 from precompute.sources.listing import Samples
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import Place
@@ -61,7 +61,7 @@ class ListedImages(ImagesOf, Source):
         self._open_list, self._images_version, self._media = open_list, images.version, media
         self._extra = fields.extra or []
 
-    def version(self) -> str | None:
+    def version(self, part: Names = ALL) -> str | None:
         images = self._images_version()
         return images and f"{self._open_list().version.stamp} {images}"
 
@@ -88,11 +88,11 @@ class ListedImages(ImagesOf, Source):
 class LlavaSource(ListedImages):
     """Samples of a chat.json."""
 
-    def samples(self) -> Samples:
+    def samples(self, part: Names = ALL) -> Samples:
         file = self._open_list()
         is_lines, kind = begins_with_record(file), with_extra(ChatRecord, self._extra)
         records = read_lines(file, kind) if is_lines else read_list(file, kind)
-        return Samples(map(self._sample, records), in_rows=is_lines, extra=self._extra)
+        return Samples(map(self._sample, records), extra=self._extra)
 
     def _sample(self, record: ChatRecord) -> dict[str, object]:
         uri = (record.image if self._media is IMAGES else record.video) or ""

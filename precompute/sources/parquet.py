@@ -23,7 +23,7 @@ from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.config import FieldNames
 from precompute.sources.fields import Conversation, Turn, captions_of, conversation_of
-from precompute.sources.images import Source
+from precompute.sources.images import ALL, Names, Source
 from precompute.sources.listing import MOST_NAMED, BadFiles, Samples
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
@@ -211,16 +211,19 @@ class ParquetSource(Source):
         """Why a row group cannot be read, so that no other thread fills memory with it again."""
         self._table(files.names[0])  # report an unusable file before a model is loaded
 
-    def version(self) -> str | None:
-        return self._files.version()
+    def version(self, part: Names = ALL) -> str | None:
+        return self._files.version(part)
 
-    def samples(self) -> Samples:
+    def parts(self, rows: int) -> Sequence[Names]:
+        return self._files.grouped(rows, self._table(self._files.names[0]).num_rows)
+
+    def samples(self, part: Names = ALL) -> Samples:
         """List the samples in row order; without an id column, the uris are the ids."""
-        return Samples(self._samples(), self._files.listing, in_rows=True, extra=self._extra)
+        return Samples(self._samples(part or self._files.names), self._files.listing, extra=self._extra)
 
-    def _samples(self) -> Iterator[dict[str, object]]:
+    def _samples(self, names: Sequence[str]) -> Iterator[dict[str, object]]:
         bad = BadFiles()
-        for name in self._files.names:
+        for name in names:
             with bad.collecting():
                 table = self._table(name)
                 for row, (id_, turns, extra) in enumerate(table.samples()):

@@ -17,6 +17,7 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import File, Version, changed_error
 from cache_store.storage.store import Store, is_url, map_calls, open_store, split_url, with_listing
 from precompute.sources.image_store import ImageFolder, find_file, holds_files
+from precompute.sources.images import ALL, Names
 from precompute.sources.listing import MOST_NAMED, Listing, is_mac_metadata, no_listing
 
 MAX_FILES = 1_000_000
@@ -46,9 +47,21 @@ class SourceFiles:
         self._versions.setdefault(name, file.version)
         return file
 
-    def version(self) -> str | None:
+    def grouped(self, rows: int, rows_of_first: int) -> list[Names]:
+        """Group whole files, each group with some `rows` samples if all files hold as many for their bytes."""
+        groups, held = [list[str]()], 0.0
+        sizes = [version.size for version in map_calls(self.store, self.store.stat, self.names)]
+        for name, size in zip(self.names, sizes, strict=True):
+            if held >= rows:
+                groups.append([])
+                held = 0.0
+            groups[-1].append(name)
+            held += size * rows_of_first / max(sizes[0], 1)
+        return [tuple(group) for group in groups] if len(groups) > 1 else [ALL]
+
+    def version(self, part: Names = ALL) -> str | None:
         """Return a digest of all names and stamps; None if a file is gone, which a listing reports."""
-        digest, names = hashlib.sha256(), iter(self.names)
+        digest, names = hashlib.sha256(), iter(part or self.names)
         try:
             for block in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
                 stamps = map_calls(self.store, self._stamp, block)

@@ -14,7 +14,7 @@ from cache_store.format.tables import CLIP_START
 from cache_store.storage.protocol import File
 from precompute.sources.config import FieldNames
 from precompute.sources.fields import conversation_of
-from precompute.sources.images import ImageStore
+from precompute.sources.images import ALL, ImageStore, Names
 from precompute.sources.listing import Samples
 from precompute.sources.llava import MAX_LINE_BYTES, ListedImages, begins_with_record, read_lines
 from precompute.sources.media import VIDEOS, Media
@@ -43,10 +43,10 @@ class TableSource(ListedImages):
         }
         self._required = [name for name in (fields.image, fields.id, fields.caption) if name]
 
-    def samples(self) -> Samples:
+    def samples(self, part: Names = ALL) -> Samples:
         file = self._open_list()
         rows = read_lines(file, Row, "expected an object on each line") if begins_with_record(file) else read_csv(file)
-        return Samples(self._samples(rows, f"source.path: {file}"), in_rows=True, extra=self._extra)
+        return Samples(self._samples(rows, f"source.path: {file}"), extra=self._extra)
 
     def _samples(self, rows: Iterator[Row], where: str) -> Iterator[dict[str, object]]:
         for number, row in enumerate(rows):

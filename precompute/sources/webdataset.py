@@ -6,7 +6,7 @@ only headers and texts, in the order of the tars, one tar at a time.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import BinaryIO, TypeVar
 
@@ -32,7 +32,7 @@ from precompute.sources.fields import (
     with_extra,
 )
 from precompute.sources.image_store import open_archive
-from precompute.sources.images import Source
+from precompute.sources.images import ALL, Names, Source
 from precompute.sources.listing import HIDDEN, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
@@ -80,19 +80,25 @@ class WebDatasetSource(Source):
         self._tar = lru_cache(TARS_HELD)(self._open_tar)
         self._tar(files.names[0])  # report a file that is no tar before a model is loaded
 
-    def version(self) -> str | None:
-        return self._files.version()
+    def version(self, part: Names = ALL) -> str | None:
+        return self._files.version(part)
 
-    def samples(self) -> Samples:
+    def parts(self, rows: int) -> Sequence[Names]:
+        first = self._files.names[0]
+        return self._files.grouped(rows, len(groups_of(self._tar(first).index.places, Counter())))
+
+    def samples(self, part: Names = ALL) -> Samples:
         """List the samples in the order of the tars."""
         others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
         masks, listing = list[str](), self._files.listing._replace(not_utf8=not_utf8)
-        each = self._samples(others, not_utf8, masks)
-        return Samples(each, listing, others, masks, in_rows=True, extra=self._extra, media=self._media.name)
+        each = self._samples(part or self._files.names, others, not_utf8, masks)
+        return Samples(each, listing, others, masks, extra=self._extra, media=self._media.name)
 
-    def _samples(self, others: Counter[str], not_utf8: list[str], masks: list[str]) -> Iterator[dict[str, object]]:
+    def _samples(
+        self, names: Sequence[str], others: Counter[str], not_utf8: list[str], masks: list[str]
+    ) -> Iterator[dict[str, object]]:
         bad = BadFiles()
-        for name, tar, index in self._indexed(bad):
+        for name, tar, index in self._indexed(names, bad):
             not_utf8 += [f"{name}/{member}" for member in index.not_utf8]
             groups = groups_of(index.places, others)
             for key, members in groups.items():
@@ -119,9 +125,9 @@ class WebDatasetSource(Source):
                     }
         bad.refuse()
 
-    def _indexed(self, bad: BadFiles) -> Iterator[tuple[str, ImageTar, Index]]:
+    def _indexed(self, names: Sequence[str], bad: BadFiles) -> Iterator[tuple[str, ImageTar, Index]]:
         """Yield each tar with its headers read; at a URL, those of the next ones are being read."""
-        tars, names = SharedResults(self._index_tar, TARS_AHEAD), self._files.names
+        tars = SharedResults(self._index_tar, TARS_AHEAD)
         for place, name in enumerate(names):
             if self._files.store.is_remote:
                 tars.begin(names[place : place + TARS_AHEAD], start_thread)

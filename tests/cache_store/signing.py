@@ -18,7 +18,9 @@ from cache_store.format.formats import shard_format
 from cache_store.format.record import canonical_json
 from cache_store.format.roll import ENTRY
 from cache_store.format.schema import Spec
+from cache_store.format.shards import Location
 from cache_store.format.tables import SUMS_KEY
+from cache_store.format.zarr import ZarrFormat
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def resign(root: Path) -> None:
             content.update({"recipe": recipe} if recipe and "recipe" in content else {})
             for file in content["files"]:
                 refile(root, file)
+            content["proof"] = proof_on_disk(root, spec, content["files"])
         save_signed(path, record)
     if seal := load(root / "seal.json"):
         resign_roll(root / "shards.bin", contents)
@@ -111,13 +114,25 @@ def resign(root: Path) -> None:
 
 
 def resign_roll(path: Path, contents: list[dict[str, Any]]) -> None:
-    """Put digest, counts and bytes of these contents into shards.bin."""
+    """Put digest, counts, proof and bytes of these contents into shards.bin."""
     entries = np.frombuffer(path.read_bytes(), ENTRY).copy()
     for entry, content in zip(entries, contents, strict=False):
         with contextlib.suppress(*ODD):
             entry["content"] = bytes.fromhex(digest(content))
             entry["cached"], entry["bytes"] = content["cached"], content["files"][0]["bytes"]
+            entry["proof"] = content["proof"]
     path.write_bytes(entries.tobytes())
+
+
+def proof_on_disk(root: Path, spec: dict[str, Any], files: list[dict[str, Any]]) -> int:
+    """Return the proof of a shard file as it is now, whose first sample is where its index or samples table says."""
+    form, data = shard_format(msgspec.convert(spec, Spec)), memoryview((root / files[0]["path"]).read_bytes())
+    if isinstance(form, ZarrFormat):
+        places = form.places_in(data[-form.index_bytes :]).tolist()
+    else:
+        table = pq.read_table(root / files[1]["path"], ["offset", "length"], partitioning=None)
+        places = [tuple(row.values()) for row in table.to_pylist() if None not in row.values()]
+    return form.proof(data, [Location(*place, 0) for place in places[:1]])
 
 
 def resign_spec(root: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[str, Act, list[str]]] = {
     "another image": ("build", other_image(6), [f"{NOT_ENCODED}sample-006", "image of sample-006", NEW]),
     "another image, extending": ("build --extend", other_image(9, range(24)), [f"{NOT_ENCODED}sample-009"]),
     "another image, no shard": (
-        "build",
+        "repair",
         together(other_image(6), lost("latents/40x32/c/0/0/0/0")),
         [f"{NOT_ENCODED}sample-006"],
     ),

@@ -139,12 +139,12 @@ def test_a_flipped_bit_is_named_by_shard_and_row_and_repaired_to_the_same_bytes(
 @pytest.mark.parametrize(
     "lost", ["plan/000000.parquet", "zarr.json seal.json", "commits/000000.json data", "array table data"]
 )
-def test_the_next_build_mends_lost_files_to_the_same_bytes(sealed, lost):
+def test_a_repair_mends_lost_files_to_the_same_bytes(sealed, lost):
     files = {"data": shard_name(sealed.cache, 1), "table": "samples/000001.parquet"}
     files["array"] = f"latents/{open_cache(sealed.cache).spec.names[0]}/zarr.json"
     with sealed.same_in_the_end():
         sealed.lose(*(files.get(name, name) for name in lost.split()))
-        sealed.build()
+        sealed.repair()
 
 
 # Changes.

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from cache_store.cache.metadata import read_spec
+from cache_store.format.layout import SEAL_FILE
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.command_runs import BEFORE, COMMANDS, PLAIN, Run, sealed_files
@@ -45,13 +46,15 @@ def test_a_killed_build_resumes_to_identical_bytes(scenes, tmp_path, caches, dyi
         if step % 2:
             refused = main(["build", "--config", f"{run.scene}/{PLAIN[name]}.yaml", "--cache", address])
             now = run.place.timeless()
+            if refused and name == "repair":
+                continue  # only a repair mends
             if refused:
                 assert (name, read_spec(address).rows) == ("extend", 5), "refused, though it had begun"
                 assert {name for name, data in before.items() if now.get(name) != data} <= BEFORE_THE_SPEC
             else:
                 assert name == "repair" or not verify(address, "full").findings
                 assert not [each for each in now if each.endswith(".partial")]
-            kept += sealed_files(now) == sealed_files(before)
+            kept += all(now.get(each) == data for each, data in sealed_files(before).items() if each != SEAL_FILE)
         run.finish()
     assert run.place.timeless() == whole
     assert step > 7, "two for each file that is written, one for each that is retracted"

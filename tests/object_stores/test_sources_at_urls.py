@@ -225,7 +225,8 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
     project.run(main, "build", "--config", config, "--cache", first)
     config = project.config(source={"kind": "cache", "path": first}, image__height=16)
     project.run(main, "build", "--config", config, "--cache", second)
-    assert open_plan(open_store(second)).digests() == open_plan(open_store(first)).digests()
+    plans = [open_plan(open_store(each)) for each in (first, second)]
+    assert plans[0].part(0).computed_digests().part.digest == plans[1].part(0).computed_digests().part.digest
     assert "equal bits  8 of 8" in project.run(main, "audit", second, "--samples", 8)
     cache = open_cache(second)
     (shown,) = cache.samples(np.array([2]), ["uri", "place"]).to_pylist()

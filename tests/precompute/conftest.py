@@ -23,11 +23,15 @@ from torch import Tensor
 from cache_store.cache.metadata import read_build, write_build
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
+from precompute.build.listing import ListedParts
+from precompute.build.source import refuse_duplicates
 from precompute.cli import main
+from precompute.config import BuildConfig
 from precompute.encode.canary import Canary
+from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.vaes.vae import VaeEncoder
-from precompute.rerun.source_plan import make_plan
 from precompute.sources.config import SourceConfig
+from precompute.sources.images import ALL
 from precompute.sources.listing import Samples
 from precompute.sources.opening import open_source
 from tests.places import Folder, Place
@@ -39,8 +43,11 @@ GOOD = [number for number in range(SAMPLES) if number not in BROKEN]
 
 
 def plan_table(samples: Samples) -> pa.Table:
-    """Plan a source's samples in shards of four, and return the whole plan."""
-    return pa.concat_tables(make_plan(samples, 4).shards()).combine_chunks()
+    """Return a source's samples as a plan has them."""
+    encoder, source = EncoderConfig(model="M"), SourceConfig(kind="llava", path="the source")
+    tables = [*ListedParts(lambda _: samples, [ALL], BuildConfig(cache="C", source=source, encoder=encoder))]
+    refuse_duplicates(lambda: tables, "the source")
+    return pa.concat_tables(tables).combine_chunks()
 
 
 def make_vae(path: Path, seed: int = 0) -> Path:

@@ -14,9 +14,7 @@ from diffusers import AutoencoderKLWan
 from PIL import ExifTags, Image, ImageOps
 
 from cache_store import open_cache, open_joined
-from cache_store.format.layout import SIZES as READ_SIZES
 from precompute.cli import main
-from precompute.rerun import file_sizes
 from tests.precompute.conftest import Project, image_bytes
 
 BUCKETS = {"preset": "ours", "resolution": 64, "min": 32, "max": 128, "step": 16}
@@ -98,26 +96,6 @@ def test_images_that_cannot_be_read_or_placed_are_rejected_with_a_reason(project
     cache = open_cache(project.cache)
     reasons = dict(cache.seal.reasons)
     assert reasons == {"cannot decode": 1, "other bucket": 1}
-
-
-@pytest.mark.parametrize(("changed", "left"), [({}, 20), ({"max_pixels": 10**6}, 30)], ids=["same", "another limit"])
-def test_a_stopped_planning_goes_on_where_it_was(project, monkeypatch, changed, left):
-    """No size is read twice, unless another limit may change it, and nothing of it stays."""
-    monkeypatch.setattr(file_sizes, "BLOCK_ROWS", 10)
-    read, read_size = [], file_sizes.FileSizes._size
-
-    def counted(self, row):
-        read.append(row)
-        if len(read) == 18:
-            raise OSError(5, "Input/output error")
-        return read_size(self, row)
-
-    monkeypatch.setattr(file_sizes.FileSizes, "_size", counted)
-    project.build(code=1)
-    assert sorted(path.name for path in project.cache.iterdir()) == [READ_SIZES]
-    project.build(image={"buckets": BUCKETS, **changed})
-    assert 18 + left <= len(read) <= 20 + left, "the first block of ten"
-    assert not (project.cache / READ_SIZES).exists()
 
 
 def test_paired_images_are_two_caches_of_one_plan(project):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from precompute.build.request import BuildRequest
 from precompute.cli import main
-from precompute.rerun.request import BuildRequest
 from tests.precompute.conftest import Project, run_build, write_source
 from tests.precompute.encoders.test_vaes import IMAGE_VAES
 from tests.precompute.encoders.text_models import save_text_encoder
@@ -169,7 +169,6 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, "estimate --seconds 0", "seconds"),
     (2, "estimate --run nowhere", "--run", "nowhere/metrics.jsonl"),
     (2, "estimate --run r --samples-per-s 1", "--run", "--samples-per-s"),
-    (2, "repair", "name what to repair"),
     (2, "repair --shards [3]", "3"),
     (2, "repair --report /nowhere.json", "/nowhere.json"),
     (2, "repair --report /dev/zero", "/dev/zero"),

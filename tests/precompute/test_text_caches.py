@@ -103,7 +103,7 @@ def test_a_damaged_null_prompt_is_named_and_repaired(texts):
         texts.repair("--report", texts.report())
         texts.lose(NULL_TEXT_FILE)
         assert [finding.file for finding in verify(texts.cache, "quick").findings] == [NULL_TEXT_FILE]
-        texts.build()
+        texts.repair()
 
 
 def test_a_null_prompt_that_overflows_its_dtype_stops_the_build(captioned, monkeypatch):

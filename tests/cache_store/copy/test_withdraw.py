@@ -153,7 +153,7 @@ def test_what_stays_of_a_row_are_its_number_id_uri_and_size(make, gone):
     cache = make()
     assert main(["withdraw", str(cache), "--ids", gone]) == 0
     plan = open_plan(cache)
-    rows = plan.rows(0, ROWS)
+    rows = plan.part_rows(0)
     assert np.flatnonzero(is_withdrawn(rows)).tolist() == GONE
     others = dict.fromkeys(("clip_start", "conversations", "fingerprint", "place", "mood"))
     left = {"id": IDS[5], "uri": f"{IDS[5]}.png", "state": "withdrawn", "size": "40x48"}

@@ -308,7 +308,7 @@ def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path, capsys, name)
     page.write_text("earlier")
     flip(cache / name, 0) if "/" in name else (cache / name).unlink()
     assert main(["gallery", str(cache), "-o", str(page)]) == 1
-    assert_names(capsys.readouterr().err, {"latents/40x48/c/0/0/0/0": "row 0 shard"}.get(name, f"{cache}"))
+    assert_names(capsys.readouterr().err, {"latents/40x48/c/0/0/0/0": f"{name} shard"}.get(name, f"{cache}"))
     assert page.read_text() == "earlier"
 
 

@@ -173,7 +173,7 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
     (
         lambda cache: [(cache / SCRATCH).touch(), (cache / "samples/x").touch(), (cache / "seal.json").unlink()],
         {"stray": [SCRATCH, "samples/x"], "unsealed": ["seal.json"]},
-        [RERUN, "delete CACHE/samples/x,"],
+        ["delete CACHE/samples/x,", RERUN],
     ),
     (
         lambda cache: [(cache / f"samples/{name}").touch() for name in "xy"],

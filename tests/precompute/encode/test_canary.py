@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-import precompute.rerun.steps as build_module
+import precompute.build.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
 from cache_store.format.array import Size

@@ -70,26 +70,17 @@ def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, mon
 BOTH_SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 PHASES = [
-    ("build", "precompute.rerun.source_plan:make_plan", 1),
-    ("build", "precompute.rerun.carry_out:write_build", 1),
+    ("build", "precompute.build.steps:look_at_source", 1),
+    ("build", "precompute.build.write:write_build", 1),
     ("build", "precompute.encoders.vaes.vae:VaeEncoder.encode", 3),
     ("build", "cache_store.cache.commit:write_rows", 2),
-    ("build", "precompute.rerun.carry_out:sum_up", 1),
-    ("build", "precompute.rerun.carry_out:write_seal", 1),
-    ("repair", "precompute.rerun.steps:compare_images", 1),
+    ("build", "precompute.build.write:sum_up", 1),
+    ("build", "precompute.build.write:write_seal", 1),
+    ("repair", "precompute.build.steps:compare_images", 1),
     ("repair", "precompute.encoders.vaes.vae:VaeEncoder.encode", 1),
-    ("repair", "precompute.rerun.carry_out:write_seal", 1),
+    ("repair", "precompute.build.write:write_seal", 1),
 ]
 """A command, a function (named in the module that calls it), and the number of the call before which a signal comes."""
-
-
-def test_a_full_folder_of_temporary_files_is_named(project, tmp_path, monkeypatch):
-    """The list of samples is made there; the cache's own disk has room."""
-    with mounted_disk(tmp_path / "scratch", "64k") as disk:
-        (disk / "another's").write_bytes(bytes(60_000))
-        monkeypatch.setattr("tempfile.tempdir", str(disk))
-        said = project.build(code=1)
-    assert f"{disk} (TMPDIR" in said
 
 
 @contextmanager

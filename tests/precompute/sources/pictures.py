@@ -41,7 +41,12 @@ def write_dataset(path: Path, *numbers: int) -> Path:
 
 
 def write_pictures(kind: str, path: Path, *numbers: int) -> Path:
-    """Write a tar for kind webdataset, a table for kind parquet; `path` gets the suffix."""
+    """Write a tar for kind webdataset, a table for kind parquet, whose suffix `path` gets; else a folder."""
+    if kind == "folder":
+        path.mkdir(parents=True, exist_ok=True)
+        for number in numbers:
+            (path / f"{number:09d}.png").write_bytes(image_bytes(number))
+        return path
     if kind == "parquet":
         return write_dataset(path.with_suffix(".parquet"), *numbers)
     return write_tar(path.with_suffix(".tar"), numbered(*numbers))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 import subprocess
 import sys
 import threading
@@ -40,14 +41,21 @@ load = partial(DataLoader, batch_size=None)
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-def test_a_stream_opens_no_table_of_samples_at_its_start(tmp_path, monkeypatch):
-    """Also of a cache with rejected rows, whose numbers one file holds."""
-    latents, opened = np.zeros((40, 2, 1, 1), np.float32), Counter[str]()
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_opens_no_samples_table_and_no_record(tmp_path, monkeypatch, workers):
+    """Also of a cache with rejected rows, whose numbers one file holds; and workers, which open it again."""
+    latents, opened = np.random.default_rng(0).standard_normal((40, 2, 1, 1), np.float32), Counter[str]()
     cache = make_cache(tmp_path / "cache", latents, rejected=[3, 17, 30])
+    expected = [batch["latents"] for batch in LatentStream(cache, BATCH, seed=0)]
     monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
     LatentStream(f"counting://{cache}", BATCH, seed=0)
     assert opened == dict.fromkeys(("zarr.json", "seal.json", "shards.bin", "rejected.parquet"), 1)
     assert open_cache(cache).rejected_rows().tolist() == [3, 17, 30]
+    for folder in ("samples", "commits"):
+        shutil.rmtree(cache / folder)
+    read = [batch["latents"] for batch in load(LatentStream(cache, BATCH, seed=0), num_workers=workers)]
+    assert len(read) == len(expected) > 0
+    assert all(map(torch.equal, read, expected))
 
 
 def save_cache(path: Path, dtype: Any = "float16", count: int = COUNT) -> Path:

@@ -38,7 +38,7 @@ def assert_withdrawn(cache: Path) -> None:
     tables = [read_samples(cache, shard).to_pylist() for shard in range(read_spec(cache).num_shards)]
     reasons = {row["row"]: (row["reason"], row["content_sha256"]) for table in tables for row in table}
     assert all(reasons[number] == ("withdrawn", None) for number in GONE)
-    text = json.dumps(open_plan(cache).rows(0, SAMPLES).to_pylist())
+    text = json.dumps(open_plan(cache).part_rows(0).to_pylist())
     assert [number for number in range(SAMPLES) if f"Picture {number}." in text] == LEFT
     assert not verify(cache, "deep").findings
 
@@ -48,9 +48,9 @@ def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn, lost):
     plan = withdrawn.place.read("plan/000000.parquet")
     withdrawn.lose(*lost)
     with withdrawn.untouched():
-        assert f"{withdrawn.cache}/plan " in withdrawn.build(code=1)
+        assert f"{withdrawn.cache}/plan " in withdrawn.repair(code=1)
     withdrawn.place.put("plan/000000.parquet", plan)
-    withdrawn.build()
+    withdrawn.repair()
     assert_withdrawn(withdrawn.cache)
 
 
@@ -93,7 +93,7 @@ def test_images_that_are_gone_are_not_missing(built):
     with built.place.untouched():
         built.build(run__max_reject_fraction=0.05)
     built.lose(SHARD, "seal.json")
-    built.build(run__max_reject_fraction=0.05)
+    built.repair()
     assert not verify(built.cache, "deep").findings
     assert open_cache(built.cache).seal.reasons == {"withdrawn": 12, "cannot decode": 1}
 

@@ -26,6 +26,8 @@ class BuildRequest:
     """Try rejected samples again; without it they stay rejected."""
     check_sources: bool = False
     """Read every image again, not only those whose file or zip member looks changed."""
+    mends: bool = False
+    """Whether this is a repair: any other run refuses a damaged cache."""
     rebuild: Collection[int] = ()
     """Shards to build again though they seem to fit."""
     report: Report | None = None
@@ -36,9 +38,7 @@ class BuildRequest:
     @property
     def has_extra_work(self) -> bool:
         """Whether this run has to do more than resume the build."""
-        return self.new_samples != "refuse" or bool(
-            self.retry_rejected or self.check_sources or self.rebuild or self.report
-        )
+        return self.new_samples == "append" or self.mends or self.retry_rejected or self.check_sources
 
     def with_options(self, *options: str) -> str:
         """Return the command typed, with this flag, or this option and value, added or replaced."""
@@ -48,11 +48,6 @@ class BuildRequest:
     def other_command(self, command: str) -> str:
         """Return another `precompute` command with the same options."""
         return shlex.join(["precompute", command, *self.command[2:]])
-
-    @property
-    def single_process_command(self) -> str:
-        """The command of a single-process build with the same options, also under a launcher."""
-        return f"{self.other_command('build')} --rank 0 --world-size 1"
 
 
 def drop_options(typed: Sequence[str], valued: Collection[str], flags: Collection[str]) -> Iterator[str]:

@@ -1,37 +1,44 @@
 """The decisions of a rerun: tables of facts and requests, and the work or the refusal.
 
-The facts hold a store that can do nothing and lists that cannot be read, so a decision that touched a disk would fail.
+The cache's folder does not exist, so a decision that touched a disk would fail.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from io import BytesIO
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from cache_store.cache.commit import make_seal
-from cache_store.cache.metadata import record_bytes
-from cache_store.cache.survey import PlanOnDisk, Reading, ShardOnDisk, Survey
+from cache_store.cache.metadata import PartOnDisk, record_bytes
+from cache_store.cache.survey import Reading, ShardOnDisk, Survey
 from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import SPEC_FILE, part_file, samples_file
-from cache_store.format.plan import Plan, PlanPart, texts_digest, write_part
+from cache_store.format.plan import PartHash, samples_digest, texts_digest, without_samples
 from cache_store.format.record import sign
 from cache_store.format.roll import Roll
-from cache_store.format.tables import TableFile
+from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import Report
-from precompute.rerun.arrange import OneSize
-from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
-from precompute.rerun.facts import Facts, compare_lists, planned_facts
-from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import ListedRows, Rows, rows_in_scratch, slices_of
+from precompute.build.decide import Work, certain_bytes, damaged_metadata, decide
+from precompute.build.listing import ListedParts
+from precompute.build.planned import Planned
+from precompute.build.request import BuildRequest
+from precompute.build.source import compare_lists
+from precompute.build.stated import Stated, spec_of
+from precompute.build.steps import grown_spec, growth_notes, planned_work, refuse_other_samples, state_of
+from precompute.config import BuildConfig, StoreConfig
+from precompute.encoders.encoder_config import EncoderConfig
+from precompute.sources.config import SourceConfig
+from precompute.sources.images import ALL
+from precompute.sources.listing import Samples
 from tests.make_cache import caption, make_array, make_encoder, make_plan, sized_array
 
 PER_SHARD = PER_PART = 8
@@ -41,15 +48,8 @@ RECIPE = schema.Recipe(format_version=1, store_format="zarr", samples_per_shard=
 TALLER = msgspec.structs.replace(RECIPE, array=make_array((1, 2, 1), "float16", "none", ARRAY.encoder))
 
 
-class NoStore:
-    """A store that has only a name."""
-
-    def __str__(self) -> str:
-        return "C"
-
-    def where(self, name: str) -> str:
-        return f"C/{name}"
-
+STORE = LocalStore(Path("C"))
+"""A folder that does not exist."""
 
 SUMMARY = schema.ArraySummary(bytes=1, mean=(0.0,), std=(0.0,), minimum=(0.0,), maximum=(0.0,), preview=None)
 
@@ -61,24 +61,30 @@ def samples(numbers: Sequence[int] = range(12), **uris: str) -> pa.Table:
     return plan.set_column(1, plan.schema.field(1), [[uris.get(name, f"{name}.png") for name in ids]])
 
 
-def array_of(name: str) -> schema.SizedArray:
-    return SIZED
+def cut(table: pa.Table, rows: int = PER_PART) -> list[pa.Table]:
+    return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
 
 
-def listed(table: pa.Table) -> ListedRows:
-    return rows_in_scratch(slices_of(table, PER_SHARD))
+def part_on_disk(number: int, rows: pa.Table, size: int = PER_SHARD, content: str = "") -> PartOnDisk:
+    part_hash = PartHash()
+    for shard in cut(rows, size):
+        part_hash.add(shard)
+    file, lengths = schema.FileRecord(path=part_file(number), bytes=1, sha256=content), tuple(map(len, cut(rows, size)))
+    return PartOnDisk(file=file, digests=part_hash.digests(), lengths=lengths, sizes=(SIZED.size.name,) * len(lengths))
 
 
-def rows(table: pa.Table, size: int = PER_SHARD) -> Rows:
-    return OneSize(SIZED, size, PER_PART).arrange_new(listed(table))
+def parts_of(plan: pa.Table, size: int = PER_SHARD, content: str = "") -> tuple[Reading[PartOnDisk], ...]:
+    return tuple(Reading(part_on_disk(number, rows, size, content)) for number, rows in enumerate(cut(plan)))
 
 
-def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str, withdrawn: int = 0) -> schema.CommitRecord:
+def record(
+    spec: schema.Spec, samples: Sequence[str], shard: int, content: str, withdrawn: int = 0
+) -> schema.CommitRecord:
     """Make the record of a shard with this content."""
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
         shard=shard, first_row=spec.shard_rows(shard).start, array=SIZED.size.name, recipe=spec.recipe,
-        samples=rows(plan, spec.samples_per_shard).digests.shards[shard],
+        samples=samples[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
         rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
         sums="", proof=0, withdrawn=withdrawn,
@@ -87,33 +93,26 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str, withdraw
     return sign(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
 
 
-def plan_on_disk(planned: Rows, content: str = "") -> Reading[PlanOnDisk]:
-    files, parts = list[schema.FileRecord](), list[PlanPart]()
-    for part in range(len(planned.cut.parts)):
-        shards = planned.cut.shards_of(part)
-        write_part(stream := BytesIO(), ((planned.shard(shard), SIZED.size.name) for shard in shards))
-        parts.append(PlanPart(TableFile(partial(BytesIO, stream.getvalue()), part_file(part))))
-        files.append(schema.FileRecord(path=part_file(part), bytes=1, sha256=content))
-    plan = Plan(planned.cut.parts, parts.__getitem__, lambda part: None, lambda: None)
-    return Reading(PlanOnDisk(plan=plan, files=tuple(files), digests=planned.digests))
+def digests_of(parts: Sequence[Reading[PartOnDisk]]) -> list[str]:
+    return [digest for each in parts for digest in each.value.digests.shards]
 
 
 def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
     """Make the survey of a whole, sealed cache."""
     plan = samples() if plan is None else plan
-    planned = rows(plan, recipe.samples_per_shard)
-    spec = planned.spec(recipe)
-    records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
-    on_disk = plan_on_disk(planned, content)
+    parts = parts_of(plan, recipe.samples_per_shard, content)
+    spec = spec_of(recipe, [each.value for each in parts], lambda _: SIZED)
+    records = {shard: record(spec, digests_of(parts), shard, content) for shard in range(spec.num_shards)}
     contents = [each.content for each in records.values()]
     roll = Roll.of(spec, contents)
     beside = record_bytes("rejected.parquet", b""), record_bytes("shards.bin", roll.data)
-    seal = make_seal(spec, contents, [], on_disk.value.files, *beside, SUMMARY)
-    digests = (texts_digest(pa.concat_tables(map(planned.shard, each))) for each in map(planned.cut.shards_of, (0, 1)))
-    texts = {part: schema.PartTexts(digest=each, bytes=1, sha256="") for part, each in enumerate(digests)}
+    seal = make_seal(spec, contents, [], [each.value.file for each in parts], *beside, SUMMARY)
+    texts = {
+        number: schema.PartTexts(digest=texts_digest(rows), bytes=1, sha256="") for number, rows in enumerate(cut(plan))
+    }
     return Survey(
-        store=NoStore(), has_cache=True, spec=Reading(spec), plan=on_disk,
-        seal=Reading(seal), roll=Reading(roll), texts=texts,
+        store=STORE, has_cache=True, spec=Reading(spec), parts=parts,
+        seal=Reading(seal), roll=Reading(roll), texts=texts, stated_texts=texts,
         build=Reading(sign(schema.BuildRecord(format_version=1, config={}, sha256=""))),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
         metadata=dict(shard_format(spec).metadata()),
@@ -130,9 +129,30 @@ def shard_1(on_disk: ShardOnDisk | None, found: Survey = WHOLE) -> Survey:
 
 def without(*names: str) -> Survey:
     lost: dict[str, Any] = {name: Reading() for name in names}
+    if "parts" in names:
+        lost["parts"] = (Reading(), Reading())
     if "spec" in names:
         lost["metadata"] = {SPEC_FILE: None}
     return replace(WHOLE, **lost)
+
+
+class Inputs(NamedTuple):
+    """What decisions take from the inputs of a build."""
+
+    request: BuildRequest
+    recipe: schema.Recipe = RECIPE
+    store: Any = STORE
+
+    def array_named(self, name: str) -> schema.SizedArray:
+        return SIZED
+
+
+CONFIG = BuildConfig(
+    cache="C",
+    source=SourceConfig(kind="llava", path="L"),
+    encoder=EncoderConfig(model="M"),
+    store=StoreConfig(rows_per_part=PER_PART),
+)
 
 
 class Case(NamedTuple):
@@ -144,21 +164,29 @@ class Case(NamedTuple):
     recipe: schema.Recipe = RECIPE
     recovered: Mapping[int, int] = MappingProxyType({})
     """Shards with rejected samples that can be decoded now."""
+    plan: pa.Table = samples()
+    """The rows of the plan on disk."""
 
-    def decided(self) -> Work:
-        arranger, grows = OneSize(SIZED, PER_SHARD, PER_PART), self.request.new_samples == "append"
-        facts = compare_lists(self.found, self.recipe, listed(self.source), array_of, arranger, grows=grows)
-        return decide(unreadable(facts), self.request).with_recovered(0, self.recovered)
+    def decided(self) -> tuple[Work, list[int]]:
+        """Return the work, and the parts that are written again."""
+        inputs: Any = Inputs(self.request, self.recipe)
+        stated = state_of(inputs, self.found)
+        listing = ListedParts(lambda _: Samples(self.source.to_pylist()), [ALL], CONFIG)
+        now = compare_lists(stated, listing, cut(self.plan).__getitem__, restored(stated))
+        num_left_out, added = refuse_other_samples(stated, now, self.request), list[PartOnDisk]()
+        if not stated.spec or self.request.new_samples == "append":
+            added = [part_on_disk(number, rows) for number, rows in enumerate(now.new, start=stated.num_parts)]
+        spec = grown_spec(inputs, stated.spec, added)
+        rows = Planned(inputs.store, spec, now.found, stated.lost)
+        digests = [*rows.digests(stated), *(each.digests for each in added)]
+        work = decide(stated, spec, digests, rows.texts_of, self.request).with_recovered(0, self.recovered)
+        growth = growth_notes(stated, now, work, num_left_out)
+        return replace(work, notes=(*damaged_metadata(stated), *work.damage, *work.notes, *growth)), [*now.found]
 
 
-def unreadable(facts: Facts) -> Facts:
-    """Remove the files that a decision could read."""
-
-    def closed(found: Any) -> Any:
-        return found and replace(found, plan=None)
-
-    found = replace(facts.survey, plan=replace(facts.survey.plan, value=closed(facts.survey.plan.value)))
-    return replace(facts, survey=found, found=closed(facts.found), planned=closed(facts.planned))
+def restored(stated: Stated) -> Any:
+    """Return what finds the rows of a lost part in a table."""
+    return lambda part, rows: rows if samples_digest(rows) == stated.spec.parts[part].digest else None
 
 
 def reported(survey: Survey) -> BuildRequest:
@@ -170,10 +198,10 @@ def reported(survey: Survey) -> BuildRequest:
 
 LONGER = samples(range(20))
 APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
-SWAPPED = replace(WHOLE, plan=plan_on_disk(rows(samples([1, 0, *range(2, 12)]))), seal=Reading(), shards={})
-OTHER_NAMES = replace(WHOLE, plan=plan_on_disk(rows(samples(s09="x"))))
+SWAPPED = replace(WHOLE, parts=parts_of(samples([1, 0, *range(2, 12)])), seal=Reading(), shards={})
+OTHER_NAMES = replace(WHOLE, parts=parts_of(samples(s09="x")))
 FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
-OTHER_SPEC = replace(surveyed(FINER), **{name: getattr(WHOLE, name) for name in ("shards", "seal", "roll", "plan")})
+OTHER_SPEC = replace(surveyed(FINER), **{name: getattr(WHOLE, name) for name in ("shards", "seal", "roll", "parts")})
 OTHER_PART = schema.Part(rows=12, shards=2, digest="0")
 OTHER_PLAN = replace(
     WHOLE,
@@ -190,25 +218,27 @@ OTHER_SIZE = replace(WHOLE, seal=surveyed(TALLER).seal, roll=surveyed(TALLER).ro
 BESIDE_OTHER = replace(without("spec"), seal=OTHER_SIZE.seal, roll=OTHER_SIZE.roll)
 TWO_RECIPES = shard_1(surveyed(TALLER).shards[1])
 NO_RECIPE = replace(without("spec", "seal", "roll"), shards={0: NO_RECORD})
-FOREIGN_PLAN = replace(without("spec", "seal", "roll"), plan=OTHER_NAMES.plan)
-PLAN, AGAIN, EXTENDS = "plan/ is written again from the source", "shard 1 is built again: ", "from 12 to 20"
+FOREIGN_PLAN = replace(without("spec", "seal", "roll"), parts=OTHER_NAMES.parts)
+PLAN, AGAIN, EXTENDS = "is lost or is not the planned one", "shard 1: ", "from 12 to 20"
 
 
 def withdrawn(*places: int) -> pa.Table:
     """Make a plan of twelve samples, some of them withdrawn."""
-    plan, states = samples(), ["withdrawn" if place in places else "planned" for place in range(12)]
-    return plan.set_column(plan.column_names.index("state"), "state", [states])
+    return without_samples(samples(), np.isin(np.arange(12), places))
 
 
 OTHER_TEXTS = samples().set_column(7, "conversations", [[caption("another")] * 12])
-GONE = replace(NO_SEAL, plan=plan_on_disk(rows(withdrawn(9))))
-COUNTS_2 = shard_1(ShardOnDisk(record=Reading(record(WHOLE.spec.value, samples(), 1, "", withdrawn=2))), NO_SEAL)
+LEFT = surveyed(plan=withdrawn(9)).texts
+GONE = replace(NO_SEAL, parts=parts_of(withdrawn(9)), texts=LEFT, stated_texts=LEFT)
+COUNTS_2 = shard_1(
+    ShardOnDisk(record=Reading(record(WHOLE.spec.value, digests_of(WHOLE.parts), 1, "", withdrawn=2))), NO_SEAL
+)
 
 DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
-    "a new cache": (Case(Survey(store=NoStore())), [0, 1], [0, 1], ""),
+    "a new cache": (Case(Survey(store=STORE)), [0, 1], [0, 1], ""),
     "a finished cache": (Case(), [], [], ""),
     "a shard not built yet": (Case(shard_1(None, NO_SEAL)), [1], [1], ""),
-    "a lost record": (Case(shard_1(None)), [1], [], ""),
+    "a lost record": (Case(shard_1(None)), [1], [], f"{AGAIN}its record is missing"),
     "a damaged record": (Case(shard_1(NO_RECORD)), [1], [], f"{AGAIN}it is damaged"),
     "a lost file": (Case(shard_1(NO_FILE)), [1], [], f"{AGAIN}C/f is missing"),
     "a lost file, no seal": (Case(shard_1(NO_FILE, NO_SEAL)), [1], [], f"{AGAIN}C/f is missing"),
@@ -224,27 +254,27 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a repair where the list grew": (Case(source=LONGER, request=LEAVE_OUT), [], [], "new in the source: 8 samples"),
     "a retry": (Case(recovered={1: 2}), [1], [1], ""),
     "a retry beside damage": (Case(shard_1(NO_FILE), recovered={0: 1}), [0, 1], [0], AGAIN),
-    "a lost spec": (Case(without("spec")), [], [], "zarr.json: is missing"),
-    "a damaged spec": (Case(SPEC_DAMAGED), [], [], "zarr.json: is not what the spec says it should be"),
-    "no metadata of the array": (Case(NO_ARRAY), [], [], "latents/8x8/zarr.json: is missing"),
-    "neither spec nor records": (Case(replace(without("spec"), shards={})), [0, 1], [], "zarr.json: is missing"),
-    "a spec of another recipe": (Case(OTHER_SPEC), [], [], "zarr.json: is not what the spec says it should be"),
-    "a spec of another plan": (Case(OTHER_PLAN), [], [], "zarr.json: is not what the spec says it should be"),
-    "no spec, the seal of another recipe": (Case(BESIDE_OTHER), [], [], "zarr.json: is missing"),
-    "a lost build record": (Case(without("build")), [], [], "build.json: is missing"),
-    "a lost plan": (Case(without("plan")), [], [], PLAN),
+    "a lost spec": (Case(without("spec")), [], [], "zarr.json is missing"),
+    "a damaged spec": (Case(SPEC_DAMAGED), [], [], "it is damaged"),
+    "no metadata of the array": (Case(NO_ARRAY), [], [], "latents/8x8/zarr.json is missing"),
+    "neither spec nor records": (Case(replace(without("spec"), shards={})), [0, 1], [], "zarr.json is missing"),
+    "a spec of another recipe": (Case(OTHER_SPEC), [], [], "zarr.json is not what the spec says it should be"),
+    "a spec of another plan": (Case(OTHER_PLAN), [], [], "zarr.json is not what the spec says it should be"),
+    "no spec, the seal of another recipe": (Case(BESIDE_OTHER), [], [], "zarr.json is missing"),
+    "a lost build record": (Case(without("build")), [], [], ""),
+    "a lost plan": (Case(without("parts")), [], [], PLAN),
     "a swapped plan": (Case(SWAPPED), [0, 1], [0, 1], PLAN),
-    "a damaged plan": (Case(replace(WHOLE, plan=DAMAGED)), [], [], PLAN),
+    "a damaged plan": (Case(replace(WHOLE, parts=(WHOLE.parts[0], DAMAGED))), [], [], PLAN),
     "a plan of other names": (Case(OTHER_NAMES), [], [], PLAN),
-    "lost texts": (Case(replace(WHOLE, texts={0: WHOLE.texts[0]})), [], [], "the texts of 1 part are written again"),
+    "lost texts": (Case(replace(WHOLE, texts={0: WHOLE.texts[0]})), [], [], "the texts of part 1 are lost"),
     "other texts": (Case(source=OTHER_TEXTS), [], [], "precompute captions C"),
-    "a shard with a withdrawn sample": (Case(GONE, withdrawn(9)), [1], [1], ""),
-    "a plan of other bytes": (Case(replace(WHOLE, plan=FOREIGN.plan)), [], [], PLAN),
-    "neither spec nor plan": (Case(without("spec", "plan")), [], [], "zarr.json: is missing"),
-    "neither spec nor seal": (Case(without("spec", "seal", "roll")), [], [], "zarr.json: is missing"),
+    "a shard with a withdrawn sample": (Case(GONE, plan=withdrawn(9)), [1], [1], ""),
+    "a plan of other bytes": (Case(replace(WHOLE, parts=FOREIGN.parts)), [], [], ""),
+    "neither spec nor plan": (Case(without("spec", "parts")), [], [], "zarr.json is missing"),
+    "neither spec nor seal": (Case(without("spec", "seal", "roll")), [], [], "zarr.json is missing"),
     "a lost seal": (Case(NO_SEAL), [], [], ""),
-    "a damaged seal": (Case(replace(NO_SEAL, seal=DAMAGED)), [], [], "the seal is made again from the records"),
-    "a foreign seal": (Case(OTHER_SEAL), [], [], PLAN),
+    "a damaged seal": (Case(replace(NO_SEAL, seal=DAMAGED)), [], [], "it is damaged"),
+    "a foreign seal": (Case(OTHER_SEAL), [], [], ""),
     "an extension": (Case(source=LONGER, request=APPEND), [2], [2], EXTENDS),
     "one beside damage": (Case(shard_1(NO_FILE), LONGER, APPEND), [1, 2], [2], EXTENDS),
     "one without a spec": (Case(without("spec"), LONGER, APPEND), [2], [2], EXTENDS),
@@ -255,7 +285,7 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
 @pytest.mark.parametrize("name", DONE)
 def test_what_is_kept_and_built(name):
     case, to_build, free, said = DONE[name]
-    work = case.decided()
+    work, written = case.decided()
     count = 12 if case.request is LEAVE_OUT else case.source.num_rows
     assert (work.to_build, work.spec.rows) == (to_build, count)
     vouching = [WHOLE, FOREIGN] if case.found is OTHER_SEAL else [WHOLE]
@@ -263,8 +293,7 @@ def test_what_is_kept_and_built(name):
     assert work.allowed_digests == held
     assert said in " ".join(work.notes)
     assert bool(work.notes) == bool(said)
-    is_new = name == "a new cache" or said == EXTENDS
-    assert work.is_planned is not (is_new or said == PLAN or name == "neither spec nor plan")
+    assert bool(written) is (said == PLAN or "nor plan" in name or name == "lost texts")
     is_replaced = bool(case.recovered) or name == "a shard with a withdrawn sample"
     assert work.has_other_samples is (is_replaced or said == EXTENDS)
     if said == EXTENDS:
@@ -281,13 +310,13 @@ REFUSED: dict[str, tuple[Case, type[Exception], list[str]]] = {
     "new samples": (Case(source=LONGER), StaleError, ["s12", "--extend"]),
     "new, no spec": (Case(without("spec"), LONGER), StaleError, ["s12", "--extend"]),
     "gone": (Case(source=samples(range(1, 20)), request=APPEND), StaleError, ["s00", "--cache NEW"]),
-    "gone, no plan": (Case(without("plan"), samples(range(1, 12))), StaleError, ["C/plan"]),
-    "no spec, seal or plan": (Case(without("spec", "seal", "roll", "plan")), StaleError, ["C/plan"]),
-    "no plan, another seal": (Case(replace(BESIDE_OTHER, plan=Reading())), StaleError, ["C/plan"]),
+    "gone, no plan": (Case(without("parts"), samples(range(1, 12))), StaleError, ["C/plan"]),
+    "no spec, seal or plan": (Case(without("spec", "seal", "roll", "parts")), StaleError, ["C/plan"]),
+    "no plan, another seal": (Case(replace(BESIDE_OTHER, parts=(Reading(), Reading()))), StaleError, ["C/plan"]),
     "foreign plan, no spec or seal": (Case(FOREIGN_PLAN), StaleError, ["C/plan"]),
     "another name": (Case(source=samples(s09="x")), StaleError, ["s09"]),
     "another name, no spec": (Case(without("spec"), samples(s09="x")), StaleError, ["s09"]),
-    "another name, no plan": (Case(without("plan"), samples(s09="x")), StaleError, ["C/plan"]),
+    "another name, no plan": (Case(without("parts"), samples(s09="x")), StaleError, ["C/plan"]),
     "a plan without a withdrawal": (Case(COUNTS_2), CacheError, ["C/plan", "withdrawals of 1 shard"]),
     "another's report": (Case(request=reported(FOREIGN)), StaleError, ["C", "cache-store verify C"]),
     "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, ["2"]),
@@ -304,7 +333,7 @@ def test_what_is_refused_names_what_differs(name):
 
 RETRACTED = shard_1(None, replace(NO_SEAL, retracted=frozenset([1])))
 STATES: dict[str, tuple[Case, dict[int, str]]] = {
-    "a new cache": (Case(Survey(store=NoStore())), {0: "build", 1: "build"}),
+    "a new cache": (Case(Survey(store=STORE)), {0: "build", 1: "build"}),
     "a shard not built yet": (Case(shard_1(None, NO_SEAL)), {1: "build"}),
     "one that a dead build retracted": (Case(RETRACTED), {1: "replace"}),
     "a lost record, sealed": (Case(shard_1(None)), {1: "mend"}),
@@ -319,22 +348,21 @@ STATES: dict[str, tuple[Case, dict[int, str]]] = {
 @pytest.mark.parametrize("name", STATES)
 def test_each_shard_that_is_not_kept_is_built_mended_or_replaced(name):
     case, states = STATES[name]
-    assert {shard: task.state for shard, task in case.decided().tasks.items()} == states
+    assert {shard: task.state for shard, task in case.decided()[0].tasks.items()} == states
 
 
 def test_only_a_new_uncompressed_cache_certainly_needs_space():
     """12 samples of 2 bytes, of which a fifth may be rejected."""
-    new = Survey(store=NoStore())
+    new = Survey(store=STORE)
     packed = msgspec.structs.replace(RECIPE, array=msgspec.structs.replace(ARRAY, codec="zstd"))
-    works = [case.decided() for case in (Case(new), Case(new, recipe=packed), Case(WHOLE))]
+    works = [case.decided()[0] for case in (Case(new), Case(new, recipe=packed), Case(WHOLE))]
     assert [round(certain_bytes(work, max_reject_fraction=0.2), 6) for work in works] == [19.2, 0.0, 0.0]
 
 
 FOR_RANKS: dict[str, tuple[Survey, list[int] | None]] = {
     "a shard not built yet": (shard_1(None, NO_SEAL), [1]),
     "a finished cache": (WHOLE, []),
-    "a lost plan": (without("plan"), None),
-    "a plan of other bytes": (replace(WHOLE, plan=FOREIGN.plan), None),
+    "a lost plan": (without("parts"), None),
     "a lost build record": (without("build"), None),
     "a lost record, sealed": (shard_1(None), None),
     "a lost file": (shard_1(NO_FILE, NO_SEAL), None),
@@ -346,7 +374,7 @@ FOR_RANKS: dict[str, tuple[Survey, list[int] | None]] = {
 @pytest.mark.parametrize("name", FOR_RANKS)
 def test_ranks_build_a_whole_plan_and_mend_nothing(name):
     found, to_build = FOR_RANKS[name]
-    facts = unreadable(planned_facts(found, TALLER if name == "another recipe" else RECIPE, array_of))
+    inputs: Any = Inputs(BuildRequest(), TALLER if name == "another recipe" else RECIPE)
     with pytest.raises((CacheError, StaleError)) if to_build is None else nullcontext():
-        work = decide_planned(facts, BuildRequest())
+        work = planned_work(inputs, found)
         assert work.to_build == work.shards_to("build") == to_build

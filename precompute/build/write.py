@@ -26,23 +26,34 @@ from cache_store.cache.survey import Reading, survey_build
 from cache_store.copy.withdraw import finish_withdrawal
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import REJECTED_FILE, SEAL_FILE, SHARDS_FILE, TEXTS_FILE, commit_file, part_file
+from cache_store.format.layout import (
+    PLAN,
+    REJECTED_FILE,
+    SEAL_FILE,
+    SHARDS_FILE,
+    TEXTS,
+    TEXTS_FILE,
+    commit_file,
+    part_file,
+)
 from cache_store.format.roll import Roll
-from cache_store.format.schema import BuildRecord, CommitContent, FileRecord, Listed, PartTexts, Seal, Spec
-from cache_store.log import log_info, log_warning
-from cache_store.messages import counted, printable
+from cache_store.format.schema import BuildRecord, CommitContent, Listed, Seal, Spec
+from cache_store.log import log_info
+from cache_store.messages import counted
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
+from precompute.build.compare_images import refuse_rejected, sample_changes
+from precompute.build.decide import Work
+from precompute.build.inputs import BuildInputs
+from precompute.build.planned import Planned
+from precompute.build.planning import PlannedPart, forget_planned
+from precompute.build.refusals import refuse_mismatched_shards
+from precompute.build.stated import Stated
 from precompute.encode.job import EncodeJob
 from precompute.encode.launchers import run_workers
 from precompute.encode.progress import BuildProgress, Encoded
 from precompute.images.rejected import CONTINUE, TooManyRejectsError
-from precompute.rerun.compare_images import refuse_rejected, sample_changes
-from precompute.rerun.decide import Work
-from precompute.rerun.facts import BuildInputs, Facts
-from precompute.rerun.file_sizes import forget_sizes
-from precompute.rerun.refusals import refuse_mismatched_shards
 
 SIZES_SHOWN = 5
 
@@ -80,63 +91,63 @@ def sizes_note(spec: Spec) -> str:
     return f"{len(rows)} sizes of {spec.array.made_of}s: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
 
 
-def write_metadata(inputs: BuildInputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
-    """Write metadata that is missing, damaged or changed, and print notes; return the work without the plan.
+def write_metadata(
+    inputs: BuildInputs,
+    stated: Stated,
+    work: Work,
+    rows: Planned,
+    added: Sequence[PlannedPart],
+    source: str | None,
+    parts_now: tuple[str | None, ...],
+    *,
+    for_ranks: bool = False,
+) -> Work:
+    """Write the metadata that is missing, damaged or changed; return the work with the plan on disk.
 
-    The notes come before the encoding, which can take days. `for_ranks`, which replace no file, it also deletes the
-    records of shards to replace.
+    `source` and `parts_now` are the versions that were listed.
+    `for_ranks`, which replace no file, it also deletes the records of shards to replace.
     """
-    survey, store, config = facts.survey, inputs.store, inputs.config
-    sizes = "" if work.is_planned else sizes_note(work.spec)
-    for note in filter(None, (*work.notes, facts.note, sizes)):
-        log_info(printable(note))
-    for warning in facts.warnings:
-        log_warning(printable(warning))
-    plan_files = write_plan(store, work)
+    store, config, spec, survey = inputs.store, inputs.config, work.spec, stated.survey
+    parts, texts = {**stated.parts}, {**survey.texts}
+    if rows.found and not inputs.request.mends:
+        store.delete(SEAL_FILE)  # it names these files; a repair needs it to know what shards were
+    for number in rows.found:
+        shards = rows.shards(number)
+        sizes = [spec.array_of(shard).size.name for shard in spec.part_shards[number]]
+        parts[number] = put_part(store, number, [*zip(shards, sizes, strict=True)])
+        texts[number] = texts.get(number) or put_texts(store, number, shards)
+    planned = [*(parts[number] for number in range(stated.num_parts)), *(each.on_disk for each in added)]
+    in_force = [*(texts[number] for number in range(stated.num_parts)), *(each.texts for each in added)]
+    assert tuple(each.digests.part for each in planned) == spec.parts
+    if dict(enumerate(in_force)) != survey.texts:  # a stopped extension may have left more
+        put_in_force(store, in_force)
+    for name in (TEXTS_FILE, in_force[0].file(0).path, part_file(0)):  # and all beside them
+        store.make_durable(name)
     replaced = work.shards_to("replace") if for_ranks else []
     if work.is_extension or replaced:
         store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards
     for shard in replaced:
         retract(store, shard)
-    listed = listing_record(work, plan_files)
-    build, digest = survey.build.value, work.spec.digest
-    if build is None or (build.config, build.listed, build.spec_digest) != (config.recorded(), listed, digest):
-        write_build(store, config.recorded(), listed, spec_digest=digest)
-    for name, data in metadata_of(work.spec):
+    listed = Listed(source=source, plan=tuple(each.file.sha256 for each in planned), parts=parts_now)
+    build = survey.build.value
+    if build is None or (build.config, build.listed, build.spec_digest) != (config.recorded(), listed, spec.digest):
+        write_build(store, config.recorded(), listed, spec_digest=spec.digest)
+    for name, data in metadata_of(spec):
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)
-    forget_sizes(store)
-    return replace(work.without_plan(), plan_files=plan_files)
+    forget_planned(store)
+    return replace(work, parts=tuple(planned))
 
 
-def write_plan(store: Store, work: Work) -> tuple[FileRecord, ...]:
-    """Write the parts and texts that are not there; return the parts' files, which are durable with all beside them."""
-    spec, plan_files, texts = work.spec, [*work.plan_files], list[PartTexts]()
-    assert work.plan is not None
-    for number, part in enumerate(spec.parts):
-        shards, is_planned = work.plan.cut.shards_of(number), number < len(plan_files)
-        if is_planned and number in work.texts:
-            texts.append(work.texts[number])
-            continue
-        tables = [work.source_rows(shard) for shard in shards]
-        if not is_planned:
-            sizes = (spec.names[array] for array in spec.array_indices[shards.start : shards.stop])
-            made, file = put_part(store, number, zip(tables, sizes, strict=True))
-            assert made == part, number
-            plan_files.append(file)
-        texts.append(work.texts.get(number) or put_texts(store, number, tables))
-    if len(work.texts) < len(texts):
-        put_in_force(store, texts)
-    for name in (TEXTS_FILE, texts[0].file(0).path, part_file(0)):  # and all beside them
-        store.make_durable(name)
-    return tuple(plan_files)
-
-
-def listing_record(work: Work, plan_files: Sequence[FileRecord]) -> Listed | None:
-    """Make the record of the listing, once its plan is on disk."""
-    if work.plan is None:
-        return None
-    return Listed(source=work.source_version, plan=tuple(file.sha256 for file in plan_files))
+def drop_parts(store: Store, first: int) -> None:
+    """Delete the parts from number `first` on, and their texts: their build was refused before it had a spec."""
+    for folder in (PLAN, TEXTS):
+        for name in store.list(folder):
+            number = name.lstrip(".")[:6]
+            if name.endswith(".json") or (number.isdecimal() and int(number) >= first):
+                store.delete(f"{folder}/{name}")
+        if not first:
+            store.delete(f"{folder}/")
 
 
 def make_way_for_ranks(store: Store, work: Work) -> None:
@@ -160,7 +171,7 @@ def delete_shard_files(store: Store, spec: Spec, shards: Collection[int]) -> Non
 def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
     """Build these shards, alone or (`shared`) beside other ranks; return the progress.
 
-    Only a single-process build replaces files.
+    A rank replaces none.
     """
     spec, store, config, request = work.spec, inputs.store, inputs.config, inputs.request
     num_rows, limit = sum(len(spec.shard_rows(shard)) for shard in shards), config.run.max_reject_fraction

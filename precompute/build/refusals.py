@@ -11,9 +11,9 @@ from cache_store.format.schema import Recipe
 from cache_store.messages import Difference, abridge, counted, differences_between, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Report
+from precompute.build.match import PlanDifference
+from precompute.build.request import BuildRequest
 from precompute.encode.job import MismatchedShard
-from precompute.rerun.match_rows import PlanDifference
-from precompute.rerun.request import BuildRequest
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
 
@@ -189,13 +189,12 @@ def refuse_unfinished_plan(store: Store, damage: Finding | Exception | None, req
     raise CacheError(f"{store}: planning has not finished{why}; first run: {request.with_options()}")
 
 
-def refuse_mending(store: Store, shards: Collection[int], request: BuildRequest) -> None:
-    """Raise CacheError if existing shards must be rebuilt to the same bytes; only a single-process build does that."""
-    if shards:
-        raise CacheError(
-            f"{store}: {counted(len(shards), 'shard')} ({abridge_shards(shards)}) lost or damaged; only a "
-            f"single-process build mends them; run: {request.single_process_command}"
-        )
+def refuse_damage(store: Store, damage: Sequence[str], request: BuildRequest) -> None:
+    """Raise CacheError naming the first damage and the command that mends all, unless this is a repair."""
+    if damage and not request.mends:
+        more = f", and {len(damage) - 1} more" if len(damage) > 1 else ""
+        command = shlex.join(["precompute", "repair", str(store)])
+        raise CacheError(f"{store} is damaged: {damage[0]}{more}; nothing was changed; run: {command}")
 
 
 def refuse_missing_shards(store: Store, shards: Collection[int], num_shards: int) -> None:

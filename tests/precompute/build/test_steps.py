@@ -9,17 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from cache_store.cache.metadata import read_seal
-from cache_store.cache.survey import survey_build
 from cache_store.format.formats import files_of_shard
-from cache_store.format.plan import Plan, write_part
+from cache_store.format.plan import PlanPart, write_part
 from cache_store.storage.local import LocalStore
+from precompute.build.request import BuildRequest
+from precompute.build.steps import open_build_inputs, plan
+from precompute.build.write import encode_job
 from precompute.cli import main
 from precompute.config import BuildConfig, RunConfig
-from precompute.rerun.carry_out import encode_job
-from precompute.rerun.decide import decide
-from precompute.rerun.facts import read_facts
-from precompute.rerun.request import BuildRequest
-from precompute.rerun.steps import open_build_inputs
 from tests.named import assert_names
 from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, sample_name, timeless_files
 from tests.precompute.sources.pictures import write_pictures
@@ -58,14 +55,13 @@ def test_a_plan_made_anew_gives_ranks_what_a_build_would_do(built, built_once, f
     assert read_seal(built.cache) == read_seal(built.folder / "alone")
 
 
-def test_what_was_sealed_is_mended_by_a_build_alone(built):
-    alone = f"precompute build --config {built.folder / 'cache.yaml'} --rank 0 --world-size 1"
+def test_what_was_sealed_is_mended_by_a_repair_alone(built):
     with built.same_in_the_end():
         built.lose("commits/000001.json")
         with built.unchanged():
             for command, flags in (("plan", []), ("build", rank(0, 2)), ("seal", [])):
-                assert alone in built.step(command, *flags, code=1)
-        built.step("build", *rank(0, 1))
+                assert f"run: precompute repair {built.cache}" in built.step(command, *flags, code=1)
+        built.repair()
 
 
 def test_the_list_is_read_for_the_plan_alone(project):
@@ -86,7 +82,7 @@ def test_a_seal_does_not_hash_the_plan_again(project, monkeypatch):
     project.unpack()
     project.step("plan")
     project.step("build")
-    monkeypatch.setattr(Plan, "digests", None)
+    monkeypatch.setattr(PlanPart, "computed_digests", None)
     project.step("seal")
 
 
@@ -98,7 +94,7 @@ def test_a_damaged_plan_is_not_sealed(project):
         damage()
         for command, flags in (("build", rank(0, 2)), ("seal", [])):
             project.step(command, *flags, code=1)
-        project.step("plan")
+        assert "3 shards were never built" in project.repair(code=3)
         assert plan.read_bytes() == whole
     swapped = rows.set_column(1, "uri", rows["uri"][::-1])
     with plan.open("wb") as stream:
@@ -154,7 +150,7 @@ def test_on_ray_files_without_a_record_make_way_and_others_stay(built):
     built.lose("seal.json", "commits/000000.json")
     config = replace(BuildConfig.of_cache(built.cache), run=RunConfig(engine="ray"))
     inputs = open_build_inputs(config, BuildRequest(rebuild=[1], new_samples="leave out"))
-    work = decide(read_facts(inputs, survey_build(inputs.store)), inputs.request)
+    work = plan(inputs)
     job = encode_job(inputs, work, work.to_build, shared=False)
     assert (job.shards, job.never_replace) == ([0, 1], {0})
     there = {shard: [*map(job.store.has, files_of_shard(job.spec, shard))] for shard in range(3)}
@@ -174,8 +170,8 @@ def test_the_log_of_ranks_and_builds_says_who_does_what(built, logging_as_before
 
 
 def test_a_shard_that_takes_long_is_warned_of(built, monkeypatch):
-    built.lose("commits/000000.json")
+    built.lose("commits/000000.json", "seal.json")
     assert "samples_per_shard" not in built.build()
-    monkeypatch.setattr("precompute.rerun.steps.LARGE_SHARD_BYTES", 1_000)
-    built.lose("commits/000000.json")
+    monkeypatch.setattr("precompute.build.steps.LARGE_SHARD_BYTES", 1_000)
+    built.lose("commits/000000.json", "seal.json")
     assert_names(built.build(), "a shard takes GB store.samples_per_shard")

@@ -1,9 +1,10 @@
-"""Damage is mended by the next build or by a repair: to the same bytes, or not at all."""
+"""Damage is mended by a repair: to the same bytes, or not at all."""
 
 import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +16,7 @@ from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.acts import RECORD, SHARD, TABLE, copied, other_image
-from tests.precompute.conftest import Project, flip, image_bytes, places
+from tests.precompute.conftest import Project, flip, places
 
 RECORDS = [f"commits/{shard:06d}.json" for shard in range(3)]
 
@@ -27,13 +28,12 @@ def test_where_seal_and_records_disagree_a_shard_may_be_either(built, names, sha
         built.repair("--shards", shards)
 
 
-@pytest.mark.parametrize("mend", ["build", "repair"])
 @pytest.mark.parametrize(
     "names",
     [["seal.json", "plan/000000.parquet", "latents/40x32/zarr.json", RECORDS[0], TABLE], ["zarr.json"]],
     ids=len,
 )
-def test_metadata_that_has_become_terabytes_is_found_unread_and_mended(built, names, mend):
+def test_metadata_that_has_become_terabytes_is_found_unread_and_mended(built, names):
     """The sparse files exceed any machine's memory; everything else that a step reads is small."""
     with built.same_in_the_end():
         for name in names:
@@ -41,7 +41,7 @@ def test_metadata_that_has_become_terabytes_is_found_unread_and_mended(built, na
         report = built.report()
         assert {*names} <= {finding["file"] for finding in json.loads(report.read_text())["findings"]}
         assert "2,199,023,255,552 bytes" in built.run(cache_store, "info", built.cache, code=1)
-        built.build() if mend == "build" else built.repair("--report", report)
+        built.repair("--report", report)
 
 
 def test_a_repair_reads_the_shards_of_its_report_again_and_keeps_what_is_sound_now(built):
@@ -106,9 +106,8 @@ def contents(project: Project) -> dict[str, bytes]:
         ("repair --shards [0,1]", TABLE, flip_last_column, True),
         ("repair --shards [0,1]", TABLE, Path.unlink, False),
         ("repair --shards [0,1]", RECORD, Path.unlink, True),
-        ("build", TABLE, Path.unlink, True),
-        ("build", TABLE, Path.unlink, False),
-        ("build", RECORD, edit, True),
+        ("repair", TABLE, Path.unlink, True),
+        ("repair", RECORD, edit, True),
     ],
 )
 def test_a_shard_that_comes_out_otherwise_stays_as_it_was(built, command, name, damage, sealed):
@@ -143,24 +142,25 @@ def test_two_workers_leave_such_a_tar_and_build_the_others(project, forked_worke
         project.lose("shards/000002.tar")
         damaged = contents(project)
         other_image(9)(project)
-        assert_left(project, damaged, project.build(code=1, run__workers=2, **tars), by_table=True)
+        assert_left(project, damaged, project.repair("--run.workers", 2, code=1), by_table=True)
         assert project.files() == before
         project.has()
-        project.build(**tars)
+        project.repair()
 
 
+@pytest.mark.parametrize("command", ["build", "build --extend", "build --retry-rejected", "build --check-sources"])
 @pytest.mark.parametrize(
-    ("flag", "numbers", "mended"),
-    [("--extend", range(24), {}), ("--retry-rejected", range(22), {"sample_004": image_bytes(4)})],
+    "name", [TABLE, RECORD, "zarr.json", "latents/40x32/zarr.json", "seal.json", "shards.bin", "plan/000000.parquet"]
 )
-def test_new_work_holds_a_damaged_shard_to_what_it_was(built, flag, numbers, mended):
-    whole = built.files()
-    built.lose(TABLE)
-    built.has(numbers, **mended, sample_009=image_bytes(99))
-    assert ": 1\n" in built.build(flag, code=1)
-    built.has(numbers, **mended)
-    built.build(flag)
-    assert [built.files()[name] for name in (SHARD, TABLE)] == [whole[name] for name in (SHARD, TABLE)]
+def test_no_other_command_mends_and_all_name_the_one_that_does(built, command, name):
+    """What is damaged is said before the source is looked at."""
+    with built.same_in_the_end():
+        data = built.place.read(name)
+        built.place.put(name, data[:-9])
+        with built.unchanged():
+            said = built.do(command, code=1)
+        assert name.removeprefix("samples/").removeprefix("plan/") in said
+        built.run(main, *shlex.split(said.rpartition("run: precompute ")[2]))
 
 
 def test_a_moved_cache_is_repaired_from_any_folder(project, monkeypatch):

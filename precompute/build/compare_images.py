@@ -20,14 +20,14 @@ from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, 
 from cache_store.messages import ABSENT, Difference, abridge, align_rows, counted, printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Store
+from precompute.build.decide import Work
+from precompute.build.planned import Planned
+from precompute.build.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
+from precompute.build.request import BuildRequest
 from precompute.encode.job import MismatchedShard
 from precompute.images.rejected import Rejected
 from precompute.inputs import Reader
 from precompute.inputs.reader import read_one
-from precompute.rerun.decide import Work
-from precompute.rerun.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
-from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import Rows
 
 LATENT_REASON = "latent "
 """Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
@@ -44,56 +44,56 @@ class ImageChange:
     """The sample's id, and before and now: its content SHA-256, ABSENT, or why it cannot be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageFacts:
-    """The images that were compared with the encoded ones."""
-
-    num_compared: int = 0
-    changes: tuple[ImageChange, ...] = ()
-    unknown: tuple[int, ...] = ()
-    """Shards whose image hashes no trusted table has."""
-
-
-def compare_images(survey: Survey, work: Work, reader: Reader, request: BuildRequest, threads: int) -> ImageFacts:
-    """Compare images with the encoded ones.
+def compare_images(
+    survey: Survey, work: Work, rows: Planned, reader: Reader, request: BuildRequest, threads: int
+) -> tuple[int, list[ImageChange], list[int]]:
+    """Compare images with the encoded ones; return how many, those that changed, and shards without a trusted table.
 
     It reads images whose fingerprint (a file's size and time, a zip member's CRC) differs from the planned one, and all
     images of shards that are rebuilt, because a new latent would hide a changed image.
     """
     compared, changes, unknown = 0, list[ImageChange](), list[int]()
-    rows = {shard: len(work.spec.shard_rows(shard)) for shard in shards_to_check(survey, work)}
-    before = None if request.check_sources else work.trusted
+    counts = {shard: len(work.spec.shard_rows(shard)) for shard in shards_to_check(survey, work, rows, request)}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
-        ProgressBar("check images", sum(rows.values()), "image") as bar,
+        ProgressBar("check images", sum(counts.values()), "image") as bar,
     ):
-        for shard, count in rows.items():
-            suspects = suspects_of(survey, work, reader, shard, before if shard in work.kept else None)
+        for shard, count in counts.items():
+            is_trusted = shard in work.kept and not request.check_sources
+            suspects = suspects_of(survey, work, rows, reader, shard, is_trusted=is_trusted)
             if suspects is None:
                 unknown.append(shard)
             else:
                 changes += filter(None, pool.map(partial(compare_image, reader, shard), suspects))
                 compared += len(suspects)
             bar.update(count)
-    return ImageFacts(num_compared=compared, changes=tuple(changes), unknown=tuple(unknown))
+    return compared, changes, unknown
 
 
-def shards_to_check(survey: Survey, work: Work) -> list[int]:
-    """List the planned shards to check; skip shards never built, and kept ones whose source is unchanged."""
+def shards_to_check(survey: Survey, work: Work, rows: Planned, request: BuildRequest) -> list[int]:
+    """List the planned shards to check: not those never built, nor kept ones whose files did not move or change."""
     planned = range(work.spec.shard_of_row(work.rows_before - 1) + 1)
     built = survey.shards if survey.seal.is_absent else planned
-    return [shard for shard in planned if shard in built and not (work.is_plan_reused and shard in work.kept)]
+    parts, are_all = work.spec.part_of_shard, request.check_sources
+    return [
+        shard
+        for shard in planned
+        if shard in built and (are_all or shard not in work.kept or int(parts[shard]) in rows.found)
+    ]
 
 
 def suspects_of(
-    survey: Survey, work: Work, reader: Reader, shard: int, before: Rows | None
+    survey: Survey, work: Work, rows: Planned, reader: Reader, shard: int, *, is_trusted: bool
 ) -> list[dict[str, Any]] | None:
-    """Return the encoded samples whose fingerprints changed since `before`; None if no trusted table has them."""
-    now = work.source_rows(shard, ["fingerprint"])["fingerprint"]
-    trusted = None if before is None else before.shard(shard, ["fingerprint"])["fingerprint"]
+    """Return the encoded samples whose fingerprints changed, or all if these are not to be trusted.
+
+    None if no trusted table has them.
+    """
+    now = rows.of_shard(shard, ["fingerprint"])["fingerprint"]
+    before = rows.fingerprints_before(shard) if is_trusted else None
     is_there = now.is_valid().to_numpy()  # not of a withdrawn sample
-    places = [place for place in changed_places(now, trusted) if is_there[place]]
-    samples = encoded_samples(survey, work, reader, shard) if places else []
+    places = [place for place in changed_places(now, before) if is_there[place]]
+    samples = encoded_samples(survey, work, rows, reader, shard) if places else []
     return None if samples is None else [samples[place] for place in places]
 
 
@@ -107,13 +107,15 @@ def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list
     return [place for place, (was, is_now) in enumerate(pairs) if was != is_now]
 
 
-def encoded_samples(survey: Survey, work: Work, reader: Reader, shard: int) -> list[dict[str, Any]] | None:
+def encoded_samples(
+    survey: Survey, work: Work, rows: Planned, reader: Reader, shard: int
+) -> list[dict[str, Any]] | None:
     """Return a shard's samples with their recorded SHA-256 and status; None without a trusted table."""
     record, task = survey.records.get(shard), work.tasks.get(shard)
     if record is None or (task and task.allowed and record.content.digest not in task.allowed):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
-    planned = work.source_rows(shard, [*{"id": None, **dict.fromkeys(reader.columns)}])
+    planned = rows.of_shard(shard, [*{"id": None, **dict.fromkeys(reader.columns)}])
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
     return [{**row, **sample} for row, sample in zip(planned.to_pylist(), samples.to_pylist(), strict=True)]
@@ -145,23 +147,32 @@ def compare_image(reader: Reader, shard: int, sample: dict[str, Any]) -> ImageCh
     return ImageChange(shard=shard, is_rejected=sample["status"] == REJECTED, difference=difference)
 
 
-def judge_images(store: Store, work: Work, images: ImageFacts, request: BuildRequest) -> Work:
+def judge_images(
+    store: Store,
+    work: Work,
+    compared: int,
+    changes: Sequence[ImageChange],
+    unknown: Sequence[int],
+    request: BuildRequest,
+) -> tuple[Work, frozenset[int]]:
     """Raise StaleError naming changed images; rejected images count only in shards that must keep their bytes.
 
-    Returns the work with notes on changed rejected images; unless they are retried, every build lists the source.
+    Returns the work with notes on changed rejected images, and the parts whose fingerprints have to stay: those with
+    such images, unless they are retried, and with images that could not be compared.
     """
-    changes = [each.difference for each in images.changes if not each.is_rejected]
-    refuse_changed_images(store, work.rows_before, changes, request)
+    encoded = [each.difference for each in changes if not each.is_rejected]
+    refuse_changed_images(store, work.rows_before, encoded, request)
     notes = list[str]()
     if request.check_sources:
-        refuse_unknown_images(store, images.unknown)
-        notes.append(f"{counted(images.num_compared, 'image')} read again; every encoded image is unchanged")
-    rejected = [each for each in images.changes if each.is_rejected and not request.retry_rejected]
+        refuse_unknown_images(store, unknown)
+        notes.append(f"{counted(compared, 'image')} read again; every encoded image is unchanged")
+    rejected = [each for each in changes if each.is_rejected and not request.retry_rejected]
     held = [each.difference for each in rejected if each.shard not in work.kept]
     refuse_changed_rejects(store, held, request)
     notes += changed_reject_notes([each.difference for each in rejected], request)
-    source_version = None if rejected else work.source_version
-    return replace(work, notes=(*notes, *work.notes), source_version=source_version)
+    shards = *(each.shard for each in rejected), *unknown
+    parts = frozenset(int(work.spec.part_of_shard[shard]) for shard in shards)
+    return replace(work, notes=(*notes, *work.notes)), parts
 
 
 def changed_reject_notes(changes: Sequence[Difference], request: BuildRequest) -> Iterator[str]:
@@ -174,7 +185,7 @@ def changed_reject_notes(changes: Sequence[Difference], request: BuildRequest) -
             yield f"images that {what}: {len(ids):,} ({abridge(ids)}); they stay rejected, unless you run {flag}"
 
 
-def retry_rejected(store: Store, work: Work, reader: Reader, threads: int) -> Work:
+def retry_rejected(store: Store, work: Work, rows: Planned, reader: Reader, threads: int) -> Work:
     """Read, decode and fit every rejected sample of the kept shards, without an encoder.
 
     Returns the work with the shards to build in which at least one can be decoded now.
@@ -194,7 +205,7 @@ def retry_rejected(store: Store, work: Work, reader: Reader, threads: int) -> Wo
             samples = recorded_samples(store, work.kept[shard], ["status", "reason"])
             if samples is None:
                 continue  # damaged; `cache-store verify` reports it
-            planned = work.source_rows(shard, reader.columns)
+            planned = rows.of_shard(shard, reader.columns)
             is_tried = pc.and_(pc.equal(samples["status"], REJECTED), pc.not_equal(samples["reason"], WITHDRAWN))
             rejected = planned.filter(is_tried).to_pylist()
             outcomes = list(pool.map(partial(is_decodable, reader, work.spec.array_of(shard)), rejected))

@@ -16,8 +16,9 @@ from cache_store.cache.metadata import open_plan, read_texts
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError, SourceError
 from cache_store.format.plan import answers_of
-from cache_store.format.tables import MAX_EXTRA, PLAN_SCHEMA, TEXTS_SCHEMA
+from cache_store.format.tables import MAX_EXTRA
 from cache_store.verify.verify import verify
+from precompute.build.listing import LISTED
 from precompute.sources.config import FieldNames, SourceConfig
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
@@ -63,7 +64,7 @@ def test_fields_of_every_kind_of_source_become_columns_of_the_type_that_their_va
     expected = [{name: each.get(name) for name in TYPES} for each in GIVEN]
     for source in sources(tmp_path, GIVEN, [*TYPES]).values():
         plan = plan_table(source.samples())
-        assert plan.schema == pa.schema([*PLAN_SCHEMA, *TEXTS_SCHEMA, *TYPES.items()])
+        assert plan.schema == pa.schema([*LISTED, *TYPES.items()])
         assert plan.select([*TYPES]).to_pylist() == expected
 
 
@@ -72,7 +73,6 @@ def test_fields_of_every_kind_of_source_become_columns_of_the_type_that_their_va
     [
         ((5, "5"), "a whole number (sample 000) and text (sample 001)"),
         ((True, 1), "true or false (sample 000) and a whole number (sample 001)"),
-        ((None, None), "no sample has score"),
         ((2**63, 1), "score of sample 000 is int 9223372036854775808"),
         (({"a": 1}, None), "score of sample 000 is dict {'a': 1}"),
         (([1], None), "score of sample 000 is list [1]"),
@@ -169,6 +169,12 @@ def scored(project: Project) -> Project:
     return project
 
 
+def test_a_column_that_no_sample_has_is_refused(project):
+    add_scores(project)
+    assert "no sample has scores" in project.build(source__fields={"extra": ["scores"]}, code=1)
+    assert not (project.cache / "texts").exists()
+
+
 def score_digest(rows: list[dict[str, Any]]) -> str:
     """Compute the digest of texts as the page of the format says it."""
     lines = [
@@ -202,7 +208,7 @@ def test_extra_columns_go_the_whole_way(scored):
     assert joined.samples(numbers, ["score", "width"])["score"].to_pylist() == expected
     with scored.same_in_the_end():
         scored.lose("plan/000000.parquet")
-        scored.build()
+        scored.repair()
 
 
 def test_a_score_changed_on_disk_is_named(scored):

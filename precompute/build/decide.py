@@ -1,0 +1,239 @@
+"""Decide what a build has to do, from what the cache states and the samples it shall have: pure, touching no disk.
+
+A cache is the recipe, the list of samples and the shards. Each is on disk more than once, so that a loss is repaired by
+copying: the recipe is in the spec, the seal and every record; the list is in the plan and the source; a shard's digest
+is in its record and the seal.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from cache_store.cache.metadata import PartOnDisk, spec_problems
+from cache_store.cache.survey import Survey
+from cache_store.errors import CacheError, ConfigError
+from cache_store.format.formats import shard_format
+from cache_store.format.layout import PLAN, SPEC_FILE, commit_file, part_file
+from cache_store.format.plan import PartDigests, encoded_texts_digest
+from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
+from cache_store.messages import counted
+from cache_store.verify.record import usable_record
+from precompute.build.request import BuildRequest
+from precompute.build.stated import Stated
+
+State = Literal["build", "mend", "replace"]
+"""`build`: never committed; any content. `mend`: committed or sealed; the same content again, if its digest is known.
+`replace`: a committed shard gets other content, because rejected samples can be decoded now.
+"""
+
+
+class Task(NamedTuple):
+    """The work on a shard that is not kept."""
+
+    state: State
+    allowed: frozenset[str] = frozenset()
+    """Content digests that a mended shard may have; empty if none is known."""
+    rejected: int = 0
+    """Rejected samples of a replaced shard, before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work left to do: every shard is kept or has a task."""
+
+    spec: Spec
+    parts: tuple[PartOnDisk, ...] = ()
+    """The plan, once it is on disk."""
+    rows_before: int = 0
+    """Rows that the cache was planned with."""
+    kept: Mapping[int, CommitRecord] = field(default_factory=dict)
+    """Records of the shards that need no work."""
+    tasks: Mapping[int, Task] = field(default_factory=dict)
+    """The other shards, in order."""
+    earlier_seal: Seal | None = None
+    has_roll: bool = False
+    """Whether shards.bin is as the earlier seal names it."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user."""
+    damage: tuple[str, ...] = ()
+    """What is wrong with each shard that has to be mended."""
+    num_retried: int = 0
+    """Rejected samples that were tried again."""
+
+    @property
+    def is_extension(self) -> bool:
+        return 0 < self.rows_before < self.spec.rows
+
+    @property
+    def has_other_samples(self) -> bool:
+        """Whether this work changes the cache's samples, and so its identity, on purpose."""
+        return self.is_extension or bool(self.shards_to("replace"))
+
+    @property
+    def to_build(self) -> list[int]:
+        return [*self.tasks]
+
+    def shards_to(self, *states: State) -> list[int]:
+        return [shard for shard, task in self.tasks.items() if task.state in states]
+
+    @property
+    def allowed_digests(self) -> dict[int, frozenset[str]]:
+        """Digests that mended shards may have."""
+        return {shard: task.allowed for shard, task in self.tasks.items() if task.allowed}
+
+    @property
+    def plan_files(self) -> tuple[FileRecord, ...]:
+        return tuple(part.file for part in self.parts)
+
+    def with_recovered(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
+        """Replace these kept shards; each has a number of rejected samples."""
+        tasks = {**self.tasks, **{shard: Task("replace", rejected=count) for shard, count in shards.items()}}
+        kept = {shard: record for shard, record in self.kept.items() if shard not in shards}
+        return replace(self, num_retried=num_retried, kept=kept, tasks=dict(sorted(tasks.items())))
+
+
+TextsOf = Callable[[int], pa.Table]
+"""Reads id and conversations of a shard's rows, as they are encoded."""
+
+
+def decide(
+    stated: Stated, spec: Spec, digests: Sequence[PartDigests], texts_of: TextsOf, request: BuildRequest
+) -> Work:
+    """Decide the work on a cache that shall have the samples of this spec, and these digests of its parts.
+
+    Raises ConfigError if no cache can be so.
+    """
+    survey = stated.survey
+    refuse_impossible(spec)
+    if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
+        raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
+    samples = [digest for each in digests for digest in each.shards]
+    withdrawn = [count for each in digests for count in each.withdrawn]
+    refuse_lost_withdrawals(survey, withdrawn)
+    kept, tasks, damage = divide_shards(spec, survey, samples, withdrawn, texts_of, request)
+    return Work(
+        spec=spec,
+        rows_before=stated.spec.rows if stated.spec else 0,
+        kept=kept,
+        tasks=tasks,
+        earlier_seal=survey.seal.value,
+        has_roll=survey.roll.value is not None,
+        damage=tuple(damage),
+    )
+
+
+def refuse_impossible(spec: Spec) -> None:
+    """Raise ConfigError if no cache can have this spec."""
+    if problems := spec_problems(spec):
+        raise ConfigError(f"no cache can hold {spec.rows:,} samples of this size: {'; '.join(problems)}")
+
+
+def damaged_metadata(stated: Stated) -> Iterator[str]:
+    """Yield what is damaged besides shards. Files that follow from the spec count once the cache is sealed: until then,
+    a stopped build may have left others.
+    """
+    survey, spec = stated.survey, stated.spec
+    if spec is None:
+        return  # its loss is refused, once the source was listed
+    for name, data in shard_format(spec).metadata().items():
+        found = survey.metadata.get(name)
+        if name == SPEC_FILE and survey.spec.problem:
+            yield str(survey.spec.problem)
+        elif found != data and (name == SPEC_FILE or (survey.spec.value and survey.seal.value)):
+            yield f"{name} {'is missing' if found is None else 'is not what the spec says it should be'}"
+    yield from (str(each.problem) for each in (survey.seal, survey.roll) if each.problem)
+    yield from (f"{part_file(part)} is lost or is not the planned one" for part in sorted(stated.lost))
+    yield from (f"the texts of part {part} are lost or are not those in force" for part in sorted(stated.lost_texts))
+
+
+def divide_shards(
+    spec: Spec,
+    survey: Survey,
+    samples: Sequence[str],
+    withdrawn: Sequence[int],
+    texts_of: TextsOf,
+    request: BuildRequest,
+) -> tuple[dict[int, CommitRecord], dict[int, Task], list[str]]:
+    """Divide the shards: return the records of those to keep, the tasks of the others, and notes on damage.
+
+    A shard of other texts, or of samples that were withdrawn since, is replaced.
+
+    A rebuilt shard with the same samples must get the same bytes.
+    """
+    records, problems, outdated = dict[int, CommitRecord](), dict[int, str](), set[int]()
+    text = spec.array.text
+    for shard in (shard for shard in survey.shards if shard < spec.num_shards):
+        record, problem = usable_record(spec, shard, survey.shards[shard])
+        if record and record.content.samples != samples[shard]:
+            record, problem = None, problem or f"{commit_file(shard)}: was made for other samples"
+        if (record and record.content.withdrawn != withdrawn[shard]) or (
+            record and text and encoded_texts_digest(text, texts_of(shard)) != record.content.texts
+        ):
+            outdated.add(shard)
+        if record is not None:
+            records[shard] = record
+        if problem is not None:
+            problems[shard] = problem
+    allowed = allowed_digests(spec, survey, records)
+    for shard, record in records.items():
+        if shard not in problems and record.content.digest not in allowed.get(shard, ()):
+            problems[shard] = f"{commit_file(shard)}: is not the record that the cache was sealed with"
+    again = {*problems, *request.rebuild, *outdated}
+    kept = {shard: each for shard, each in records.items() if shard not in again}
+    tasks = dict[int, Task]()
+    for shard in (shard for shard in range(spec.num_shards) if shard not in kept):
+        if shard in outdated:
+            tasks[shard] = Task("replace", rejected=records[shard].content.rejected)
+        elif shard in survey.shards or shard in allowed:
+            tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
+        else:
+            tasks[shard] = Task("replace" if shard in survey.retracted else "build")
+    lost = [shard for shard, task in tasks.items() if task.state == "mend" and shard not in request.rebuild]
+    return kept, tasks, [f"shard {shard}: {problems.get(shard, 'its record is missing')}" for shard in lost]
+
+
+def refuse_lost_withdrawals(survey: Survey, withdrawn: Sequence[int]) -> None:
+    """Raise CacheError if the samples count fewer withdrawn ones than a record or the seal: they must not come back."""
+    counts = {shard: record.content.withdrawn for shard, record in survey.records.items()}
+    if roll := survey.roll.value:
+        counts |= dict(enumerate(roll.entries["withdrawn"].tolist()))
+    if lost := sorted(shard for shard, count in counts.items() if shard < len(withdrawn) and count > withdrawn[shard]):
+        raise CacheError(
+            f"{survey.store.where(PLAN)} lacks withdrawals of {counted(len(lost), 'shard')}, the first of shard "
+            f"{lost[0]}, which its records count; restore it from a copy, or withdraw these samples again from a copy "
+            "of the cache"
+        )
+
+
+def allowed_digests(spec: Spec, survey: Survey, records: Mapping[int, CommitRecord]) -> Mapping[int, frozenset[str]]:
+    """Return the digests allowed for rebuilt shards: damage is repaired to the old bytes or not at all.
+
+    The seal's digests count if at least one record matches them or no record is left; otherwise a shard may match its
+    record or the seal. While a cache is extended, its seal covers only its first shards.
+    """
+    recorded = {shard: record.content.digest for shard, record in records.items()}
+    seal, roll = survey.seal.value, survey.roll.value
+    is_sealed = seal is not None and seal.spec.recipe == spec.recipe and begins_with(spec, seal.spec)
+    sealed = {shard: roll.digest(shard) for shard in range(len(roll))} if roll and is_sealed else {}
+    if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
+        return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
+    return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}
+
+
+def begins_with(spec: Spec, sealed: Spec) -> bool:
+    """Return whether the spec has the sealed plan, or one that was cut alike and then grew."""
+    if spec.rows == sealed.rows:
+        return spec == sealed
+    is_first = spec.arrays[: len(sealed.arrays)] == sealed.arrays
+    is_first &= np.array_equal(spec.array_indices[: sealed.num_shards], sealed.array_indices)
+    return is_first and sealed.rows < spec.rows and np.array_equal(spec.bounds[: sealed.num_shards + 1], sealed.bounds)
+
+
+def certain_bytes(work: Work, max_reject_fraction: float) -> float:
+    """Return a lower bound on the new bytes; 0 with a codec, or if the cache already has shards."""
+    if work.spec.array.codec != "none" or work.kept or work.shards_to("mend", "replace"):
+        return 0.0
+    return work.spec.sample_bytes * (1.0 - max_reject_fraction)

@@ -1,0 +1,385 @@
+"""The commands that make a cache: each reads the facts, decides by them, and acts; every check comes before a write.
+
+A single-process build does all, and resumes if it was stopped. Or the work is split: plan once, encode with any number
+of ranks at the same time, seal once. A rank builds only its own shards and writes only absent files; `plan` or a
+single-process build writes all metadata and replaces files. So ranks need not know of each other: two ranks that build
+the same shard write the same bytes, and a dead rank is run again, under the same number or another.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cache_store.cache.metadata import (
+    PartOnDisk,
+    has_cache,
+    read_seal,
+    read_spec,
+    refuse_foreign_place,
+    refuse_no_cache,
+    write_build,
+)
+from cache_store.cache.survey import Survey, held_recipe, survey
+from cache_store.errors import CacheError, EncodeOnceError, Interrupted, NoCacheError
+from cache_store.format.layout import SPEC_FILE, planned_file
+from cache_store.format.plan import PartDigests
+from cache_store.format.schema import Spec, joined_runs
+from cache_store.log import log_info, log_warning
+from cache_store.messages import counted, printable, shell_word
+from cache_store.program.running import usable_cores
+from cache_store.storage.store import Address, Store, is_url, open_store, with_listing
+from cache_store.verify.findings import SHOWN, Report, as_text
+from cache_store.verify.scope import Level
+from cache_store.verify.verify import stray_findings, verify
+from precompute.build.compare_images import compare_images, judge_images, retry_rejected
+from precompute.build.decide import Work, certain_bytes, damaged_metadata, decide
+from precompute.build.inputs import BuildInputs, make_arranger
+from precompute.build.planned import Planned
+from precompute.build.planning import PlannedPart, forget_planned, plan_as_rank, plan_named_parts, plan_table
+from precompute.build.rank import Rank
+from precompute.build.refusals import (
+    refuse_damage,
+    refuse_little_space,
+    refuse_lost_list,
+    refuse_lost_recipe,
+    refuse_missing_shards,
+    refuse_other_inputs,
+    refuse_other_list,
+    refuse_other_report,
+    refuse_unfinished_plan,
+)
+from precompute.build.request import BuildRequest, damaged_shards, read_report
+from precompute.build.source import SourceNow, list_source, look_at_source, refuse_unfit_parts, versions_of
+from precompute.build.stated import Stated, spec_of, stated_of
+from precompute.build.write import (
+    Summary,
+    build_shards,
+    drop_parts,
+    make_way_for_ranks,
+    resume_withdrawal,
+    seal_cache,
+    sizes_note,
+    write_metadata,
+)
+from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
+from precompute.encode.launchers import encoder_of_worker, refuse_unreachable_workers
+from precompute.encode.pipeline import library_versions
+from precompute.encode.progress import Encoded
+from precompute.encoders.registry import load_encoder
+from precompute.images.decode import silence_decoders
+from precompute.sources.opening import open_source
+
+LARGE_SHARD_BYTES = 2**32
+"""A shard of 4,096 float16 latents of 1024 x 1024 images takes half as much."""
+
+
+def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
+    """Build and seal the cache; keep committed shards that fit, unless `request` asks to rebuild them.
+
+    Raises StaleError, and touches nothing, if the cache was made from other inputs; Interrupted if a signal stops the
+    encoding; EncodeOnceError if too many samples are rejected.
+    """
+    refuse_unreachable_workers(config)
+    inputs = open_build_inputs(config, request or BuildRequest())
+    with inputs.store.claim():
+        work = plan(inputs)
+        if inputs.request.mends and (unbuilt := work.shards_to("build")):
+            build_shards(inputs, work, work.shards_to("mend", "replace"))
+            raise Interrupted(f"mended; {counted(len(unbuilt), 'shard')} were never built: run the build of this cache")
+        return seal_cache(inputs.store, work, build_shards(inputs, work, work.to_build))
+
+
+def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
+    """Write the plan and the metadata, so that ranks can build the shards; return the work left.
+
+    Run it again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
+    CacheError if it is damaged.
+    """
+    inputs = open_build_inputs(config, request)
+    with inputs.store.claim():
+        work = plan(inputs, for_ranks=True)
+        make_way_for_ranks(inputs.store, work)
+        return work
+
+
+def plan_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> list[int]:
+    """Plan this rank's parts of a new cache, while other ranks plan theirs; return their numbers.
+
+    `plan_for_ranks` then joins them. Raises CacheError if the cache is planned, or another list is being planned.
+    """
+    inputs = open_build_inputs(config, request)
+    with inputs.store.claim(shared=True):
+        if has_cache(inputs.store):
+            raise CacheError(f"{inputs.store} is planned; extend it by one process: {request.with_options('--extend')}")
+        return plan_as_rank(inputs, list_source(inputs, Stated(survey=Survey(store=inputs.store))), rank)
+
+
+def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
+    """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
+    refuse_unplanned(open_store(config.cache), request)
+    refuse_unreachable_workers(config)
+    inputs = open_build_inputs(with_own_gpu(config, rank), request)
+    with inputs.store.claim(shared=True):
+        work = planned_work(inputs, survey(inputs.store, as_stated=True))
+        return build_shards(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
+
+
+def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
+    """Seal a cache; raise CacheError naming the shards that are not committed."""
+    refuse_unplanned(open_store(config.cache), request)
+    inputs = open_build_inputs(config, request)
+    with inputs.store.claim():
+        work = planned_work(inputs, survey(inputs.store))
+        refuse_missing_shards(inputs.store, work.to_build, work.spec.num_shards)
+        return seal_cache(inputs.store, work, build_shards(inputs, work, []))
+
+
+def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs:
+    silence_decoders()
+    library_versions()  # fails now if a library that shards are recorded with is missing, not after planning
+    config = config.prepared()
+    store = open_store(config.cache)
+    refuse_foreign_place(store, "cache")
+    source = open_source(config.source, config.media)
+    encoder = load_encoder(config.planning_encoder, config.image_recipe)
+    return BuildInputs(config=config, request=request, store=store, source=source, encoder=encoder)
+
+
+def state_of(inputs: BuildInputs, surveyed: Survey) -> Stated:
+    """Return what the cache says of itself; raise StaleError if it was made from other inputs."""
+    request, recipe = inputs.request, inputs.recipe
+    if not surveyed.has_cache:
+        return Stated(survey=surveyed)
+    refuse_other_report(surveyed, request.report)
+    if (held := held_recipe(surveyed)) is None:
+        refuse_lost_recipe(surveyed)
+    refuse_other_inputs(inputs.store, held, recipe, request)
+    return stated_of(surveyed, recipe, inputs.array_named, mends=request.mends)
+
+
+def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
+    """Plan what the cache lacks, decide what is left to do, and write the metadata; the caller holds the claim.
+
+    Every check comes before a write, except that new parts are written as they are listed: no reader knows of them
+    yet. If the work is refused, those that a rerun would plan anew are deleted.
+    """
+    store, request = inputs.store, inputs.request
+    stated = state_of(inputs, survey(store, resume_withdrawal(store)))
+    damage = [*damaged_metadata(stated)]
+    refuse_to_mend(inputs, stated, damage)
+    now, first = look_at_source(inputs, stated), stated.num_parts
+    num_left_out, added = refuse_other_samples(stated, now, request), list[PlannedPart]()
+    try:
+        if now.listing and (not stated.spec or request.new_samples == "append"):
+            added += add_parts(inputs, first, now)
+        if added:
+            refuse_unfit_parts(store, stated, added, f"source.path: {inputs.config.source.path}")
+        if now.listing:
+            now.listing.refuse_bare()
+        spec = grown_spec(inputs, stated.spec, [each.on_disk for each in added])
+        rows = Planned(store, spec, now.found, stated.lost)
+        work, changed = decide_all(inputs, stated, rows, [each.on_disk.digests for each in added])
+    except EncodeOnceError:
+        if first or not (now.listing and now.listing.is_cut):
+            drop_parts(store, first)
+        for number, each in enumerate(added, start=first):
+            if each.bare:  # what is missing may be back
+                store.delete(planned_file(number))
+        raise
+    for part in changed - stated.lost - stated.lost_texts:
+        now.found.pop(part, None)  # so that the next build compares these images again
+    is_partial = num_left_out or changed or (now.listing and now.listing.has_missing_images)
+    mended = (f"damage found and mended: {each}" for each in (*damage, *work.damage))
+    for note in (*mended, *work.notes, *growth_notes(stated, now, work, num_left_out)):
+        log_info(printable(note))
+    if added and (sizes := sizes_note(spec)):
+        log_info(sizes)
+    if now.listing:
+        now.listing.say()
+    source = None if is_partial else now.version
+    parts = () if num_left_out else versions_of(inputs, now, len(spec.parts), changed)
+    if now.listing is None and (build := stated.survey.build.value) and build.listed:
+        parts = build.listed.parts
+    return write_metadata(inputs, stated, work, rows, added, source, parts, for_ranks=for_ranks)
+
+
+def refuse_to_mend(inputs: BuildInputs, stated: Stated, damage: Sequence[str]) -> None:
+    """Raise CacheError for damage, unless this is a repair; before, write the record that a repair needs."""
+    if damage and stated.spec and not inputs.request.mends and stated.survey.build.value is None:
+        write_build(inputs.store, inputs.config.recorded(), spec_digest=stated.spec.digest)
+    refuse_damage(inputs.store, damage, inputs.request)
+
+
+def add_parts(inputs: BuildInputs, first: int, now: SourceNow) -> Iterator[PlannedPart]:
+    """Plan what is new, as the parts from number `first` on."""
+    assert now.listing
+    if now.listing.is_cut and not first:
+        yield from plan_named_parts(inputs, now.listing)
+        return
+    forget_planned(inputs.store)
+    arranger = make_arranger(inputs)
+    for number, table in enumerate(now.new, start=first):
+        yield plan_table(inputs, now.listing, arranger, number, table)
+
+
+def refuse_other_samples(stated: Stated, now: SourceNow, request: BuildRequest) -> int:
+    """Raise StaleError if the source lacks samples of the cache, or has more; return how many are left out."""
+    survey, spec = stated.survey, stated.spec
+    if not survey.has_cache or now.listing is None:
+        return 0
+    if spec is None or now.lost:
+        now.count_new()
+        refuse_lost_list(survey, now.listing.rows)
+    if now.other_texts:
+        name = shlex.quote(str(survey.store))
+        raise CacheError(
+            f"{survey.store}: the texts of {counted(len(now.other_texts), 'part')} are lost, and the source has others "
+            f"now; restore its files, or take these: precompute captions {name}"
+        )
+    is_other = bool(str(now.difference))
+    if request.new_samples == "append" and not is_other:
+        return 0
+    difference = replace(now.difference, added=now.count_new())
+    if is_other or (difference.added.total and request.new_samples == "refuse"):
+        refuse_other_list(survey.store, spec.rows, now.listing.rows, difference, request, has_grown=not is_other)
+    return difference.added.total
+
+
+def grown_spec(inputs: BuildInputs, spec: Spec | None, added: Sequence[PartOnDisk]) -> Spec:
+    """Return the spec with these parts behind those that it has."""
+    if not added:
+        assert spec
+        return spec
+    more = spec_of(inputs.recipe, added, inputs.array_named)
+    if spec is None:
+        return more
+    arrays = dict.fromkeys([*spec.arrays, *more.arrays])
+    return inputs.recipe.spec([*spec.parts, *more.parts], joined_runs([*spec.shards, *more.shards]), arrays)
+
+
+def decide_all(
+    inputs: BuildInputs, stated: Stated, rows: Planned, added: Sequence[PartDigests]
+) -> tuple[Work, frozenset[int]]:
+    """Decide by what is stated, and then by the images that this decision concerns; write nothing.
+
+    Returns the parts whose fingerprints have to stay, too. Raises StaleError if an encoded image changed.
+    """
+    config, request, store, survey = inputs.config, inputs.request, inputs.store, stated.survey
+    work = decide(stated, rows.spec, [*rows.digests(stated), *added], rows.texts_of, request)
+    refuse_to_mend(inputs, stated, work.damage)
+    threads, changed = config.run.threads(1), frozenset[int]()
+    if survey.has_cache and work.spec.array.text is None:
+        if request.retry_rejected:
+            work = retry_rejected(store, work, rows, inputs.reader, threads)
+        images = compare_images(survey, work, rows, inputs.reader, request, threads)
+        work, changed = judge_images(store, work, *images, request)
+    elif survey.has_cache and request.check_sources:  # a listing compares all texts
+        note = f"{counted(work.rows_before, 'text')} compared; every encoded text is unchanged"
+        work = replace(work, notes=(note, *work.notes))
+    if work.to_build:
+        warn_of_large_shards(work.spec)
+    if config.run.check_space:
+        refuse_little_space(store, certain_bytes(work, config.run.max_reject_fraction), store.free_bytes())
+    return work, changed
+
+
+def growth_notes(stated: Stated, now: SourceNow, work: Work, num_left_out: int) -> Iterator[str]:
+    """Yield notes on what the source has beyond the plan, and on its texts."""
+    if num_left_out:
+        yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
+    if work.is_extension:
+        kept = f"; {counted(len(work.kept), 'shard')} kept" if work.kept else ""
+        yield f"extending from {work.rows_before:,} to {counted(work.spec.rows, 'sample')}{kept}"
+    elif now.num_other_texts:
+        name = shlex.quote(str(stated.survey.store))
+        yield f"the source has other texts now, which `precompute captions {name}` reads; those of before stay"
+
+
+def planned_work(inputs: BuildInputs, surveyed: Survey) -> Work:
+    """Decide the work left of the plan on disk, for ranks and the seal after them; `plan` has checked list and images.
+
+    Raises CacheError if planning has not finished, or if a repair has to mend the cache first.
+    """
+    store, request = inputs.store, inputs.request
+    if surveyed.build.value and surveyed.build.value.withdrawing:
+        refuse_unfinished_plan(store, CacheError("a withdrawal was stopped"), request)
+    stated = state_of(inputs, surveyed)
+    damage = [*damaged_metadata(stated)]
+    if stated.spec is None or surveyed.build.value is None:
+        refuse_unfinished_plan(store, surveyed.build.problem, request)
+    refuse_damage(store, damage, request)
+    rows = Planned(store, stated.spec, {}, frozenset())
+    work = decide(stated, stated.spec, rows.digests(stated), rows.texts_of, request)
+    refuse_damage(store, work.damage, request)
+    return replace(work, parts=tuple(stated.parts.values()))
+
+
+def warn_of_large_shards(spec: Spec) -> None:
+    """Log a warning if a stopped build would lose a shard that takes long."""
+    bytes_of = {array.size.name: array.sample_bytes for array in spec.sized_arrays}
+    largest = max(run.rows * bytes_of[run.array] for run in spec.shards)
+    if largest > LARGE_SHARD_BYTES:
+        log_warning(
+            f"a shard takes {largest / 1e9:,.1f} GB, and a stopped build loses the one in hand; a smaller "
+            "store.samples_per_shard, such as 64 for clips, loses less"
+        )
+
+
+def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
+    """Give the rank its own GPU if several ranks share its node; a rank alone on its node uses all GPUs."""
+    return config if rank.local is None else replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
+
+
+def refuse_unplanned(store: Store, request: BuildRequest) -> None:
+    """Raise NoCacheError if the cache has no plan; call it before anything is loaded."""
+    if not store.has(SPEC_FILE):
+        raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")
+
+
+def repair(cache: Address, config: RepairConfig) -> Summary:
+    """Rebuild the named shards with the source and encoder recorded in the cache, and reseal.
+
+    Raises StaleError, and touches nothing, if source or encoder changed or the report is of another cache, or keeps the
+    old shards if rebuilt ones differ; Interrupted after a signal (run the same repair again to resume).
+    """
+    refuse_no_cache(open_store(cache))
+    report = read_report(Path(config.report).expanduser()) if config.report else None
+    rebuild = {*config.shard_numbers, *(still_damaged(cache, report) if report else ())}
+    run = replace(config.run, max_reject_fraction=1.0)  # rebuilt shards reject the same samples
+    build_config = replace(BuildConfig.of_cache(cache), run=run)
+    with advising_on_moved_paths(cache):
+        request = BuildRequest(mends=True, rebuild=rebuild, new_samples="leave out", report=report)
+        return build(build_config, request)
+
+
+def still_damaged(cache: Address, report: Report) -> set[int]:
+    """Read the shards that a report names again; return those that are not sound now."""
+    if not (named := damaged_shards(report)):
+        return named
+    level: Level = "deep" if report.level == "deep" else "full"
+    now = verify(cache, level, subset=named, jobs=usable_cores())
+    if now.shards and (sound := sorted(named - damaged_shards(now))):  # without a spec, no shard was read
+        numbers = ", ".join(map(str, sound[:SHOWN])) + (", …" if len(sound) > SHOWN else "")
+        log_info(f"{counted(len(sound), 'shard')} of the report found sound now, and kept: {numbers}")
+        named -= {*sound}
+    return named
+
+
+def refuse_strays(cache: Address, config: RepairConfig) -> None:
+    """Raise CacheError if stray files that the report names are still there: no repair deletes them."""
+    if not config.report:
+        return
+    store, report = open_store(cache), read_report(Path(config.report).expanduser())
+    reported = {each.file for each in report.findings if each.kind == "stray"}
+    if not reported:
+        return
+    strays = stray_findings(with_listing(store), read_spec(store), read_seal(store))
+    if left := [each.file for each in strays if as_text(each.file) in reported]:
+        named = [shell_word(store.where(name)) for name in left[:SHOWN]]
+        more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
+        command = "delete:\n  " if is_url(cache) else "run:\n  rm -r -- "
+        raise CacheError(
+            f"all is mended but for {counted(len(left), 'stray')} of the report, which no command deletes; unless a "
+            f"build is running, {command}{' '.join(named)}{more}"
+        )

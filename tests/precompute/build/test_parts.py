@@ -1,0 +1,187 @@
+"""A source is listed, planned and compared a part at a time."""
+
+import json
+import random
+import zipfile
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cache_store import open_cache
+from cache_store.cache.metadata import open_plan, put_part, put_texts, read_texts
+from cache_store.format.layout import part_file
+from cache_store.storage.local import LocalStore
+from cache_store.verify.verify import verify
+from precompute.build.listing import ListedParts, make_table
+from precompute.build.match import Matcher
+from precompute.config import BuildConfig, StoreConfig
+from precompute.encoders.encoder_config import EncoderConfig
+from precompute.sources.config import SourceConfig
+from precompute.sources.images import ALL
+from precompute.sources.listing import Samples
+from tests.make_cache import caption
+from tests.precompute.conftest import SAMPLES, Project, sample_name
+
+PER_PART = 64
+
+
+class Sample(dict[str, Any]):
+    """A sample that is counted while anything holds it."""
+
+    __hash__ = object.__hash__
+
+
+def sample(number: int) -> Sample:
+    name = f"sample-{number:06d}"
+    return Sample(id=name, uri=f"{name}.png", conversations=caption(f"this is {name}"), fingerprint="0:0")
+
+
+def listed(samples: Iterable[Sample], rows: int = PER_PART) -> ListedParts:
+    config = BuildConfig(
+        cache="C",
+        source=SourceConfig(kind="llava", path="L"),
+        encoder=EncoderConfig(model="M"),
+        store=StoreConfig(rows_per_part=rows),
+    )
+    return ListedParts(lambda _: Samples(samples), [ALL], config)
+
+
+def held_at_most(count: int) -> int:
+    """Return the most samples that are held at a time to list this many."""
+    alive, most = WeakSet[Sample](), 0
+
+    def counted() -> Iterator[Sample]:
+        nonlocal most
+        for number in range(count):
+            alive.add(each := sample(number))
+            most = max(most, len(alive))
+            yield each
+
+    assert sum(map(len, listed(counted()))) == count
+    return most
+
+
+def test_ten_times_as_many_samples_take_no_more_memory():
+    assert held_at_most(200 * PER_PART) == held_at_most(20 * PER_PART) <= 2 * PER_PART
+
+
+@pytest.mark.parametrize("order", ["listed", "shuffled in parts", "shuffled", "behind others"])
+def test_samples_come_into_the_rows_of_their_part(order):
+    """Whatever the order of the list; what is new follows in its own order."""
+    ranges, numbers = [range(first, first + 20) for first in (0, 20, 40)], [*range(75)]
+    planned = [make_table(map(sample, each), (), "") for each in ranges]
+    if order == "shuffled in parts":
+        numbers = [*chain.from_iterable(random.Random(0).sample(each, 20) for each in ranges)]
+    elif order == "shuffled":
+        random.Random(0).shuffle(numbers)
+    elif order == "behind others":
+        numbers = [*range(60, 75), *range(60)]
+    matcher = Matcher(3, planned.__getitem__, lambda *_: None)
+    found = {each.part: each for each in matcher.find(listed(map(sample, numbers), 20))}
+    assert [found[part].rows.to_pylist() for part in range(3)] == [each.to_pylist() for each in planned]
+    assert not any(each.lacks.any() or each.differs.any() for each in found.values())
+    new = [name for table in chain(matcher.rest, matcher.behind) for name in table["id"].to_pylist()]
+    assert new == [f"sample-{number:06d}" for number in numbers if number >= 60]
+
+
+def test_footers_do_not_grow_with_captions(tmp_path):
+    store, sizes = LocalStore(tmp_path), list[list[int]]()
+    for length in (1, 3_000):
+        captioned = [sample(number) | {"conversations": caption(chr(97 + number) * length)} for number in range(20)]
+        shards = [make_table([each], (), "") for each in captioned]
+        put_part(store, 0, [(each, "8x8") for each in shards])
+        texts = put_texts(store, 0, shards).file(0)
+        sizes.append([pq.read_metadata(tmp_path / name).serialized_size for name in (part_file(0), texts.path)])
+    assert max(sizes[1]) < 20 * 1_024
+    np.testing.assert_allclose(*sizes, rtol=0.02)
+
+
+PARTS = {"store__rows_per_part": 10, "store__samples_per_shard": 4}
+
+
+@pytest.fixture
+def parts(project: Project) -> Project:
+    """A project whose plan will have three parts."""
+    project.settings = dict(PARTS)
+    return project
+
+
+def edit(project: Project, **fields: Any) -> None:
+    """Set fields of the records: a value for all, or a function of the record's number."""
+    path = project.source / "chat.json"
+    records = json.loads(path.read_text())
+    for number, record in enumerate(records):
+        record |= {name: value(number) if callable(value) else value for name, value in fields.items()}
+    path.write_text(json.dumps(records))
+
+
+def test_ids_of_two_parts_are_no_duplicates_unless_they_are_equal(parts, monkeypatch):
+    """Ids of one hash are compared."""
+    monkeypatch.setattr("precompute.build.source.hash", lambda value: 7, raising=False)
+    parts.build()
+    edit(parts, id=lambda number: sample_name(number % 15))
+    said = parts.build(name="twice", code=1)
+    assert "7 sample ids came more than once" in said
+    assert f"{sample_name(0)}.png, {sample_name(15)}.png" in said
+    assert not [*(parts.folder / "twice").glob("*")]
+
+
+def test_a_column_has_the_type_that_each_part_needs_and_a_reader_one_for_all(parts):
+    parts.settings |= {"source__fields": {"extra": ["score", "note"]}}
+    edit(
+        parts,
+        score=lambda number: number if number < 10 else number / 2,
+        note=lambda number: "late" * (number > 19) or None,
+    )
+    parts.build()
+    plan, cache = open_plan(parts.cache), open_cache(parts.cache)
+    types = [plan.part_rows(part, ["score", "note"]).schema.types for part in range(3)]
+    assert types == [[pa.int64(), pa.null()], [pa.float64(), pa.null()], [pa.float64(), pa.string()]]
+    assert read_texts(cache.store).extra == {"score": "a number", "note": "text"}
+    rows = cache.samples(np.arange(len(cache)), ["row", "score", "note"])
+    assert rows.schema.types[1:] == [pa.float64(), pa.string()]
+    assert [each["score"] for each in rows.to_pylist()] == [r if r < 10 else r / 2 for r in rows["row"].to_pylist()]
+    assert not verify(parts.cache, "deep").findings
+    edit(parts, score=lambda number: number if number < 10 else "high")
+    assert "score is a whole number (part 0) and text (part 2)" in parts.build(name="two kinds", code=1)
+
+
+def test_a_repacked_archive_gets_its_places_anew_and_no_image_is_read(parts, monkeypatch):
+    """Its part is written again, with equal digest; the cache keeps its identity."""
+    parts.build()
+    identity, before = open_cache(parts.cache).identity, [open_plan(parts.cache).part_rows(part) for part in range(3)]
+    with zipfile.ZipFile(parts.images) as archive:
+        members = [(info, archive.read(info)) for info in reversed(archive.infolist())]
+    with zipfile.ZipFile(parts.images, "w") as archive:
+        for info, data in members:
+            archive.writestr(info, data)
+    monkeypatch.setattr("precompute.inputs.frames.ImageReader.digest", None)
+    parts.build()
+    after = [open_plan(parts.cache).part_rows(part) for part in range(3)]
+    assert all(now["place"] != then["place"] for now, then in zip(after, before, strict=True))
+    assert all(
+        now.drop_columns(["place"]) == then.drop_columns(["place"]) for now, then in zip(after, before, strict=True)
+    )
+    assert open_cache(parts.cache).identity == identity
+    assert not verify(parts.cache, "deep").findings
+    with parts.untouched():
+        parts.build()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_lost_part_is_restored_alone(parts, lost):
+    parts.build()
+    with parts.same_in_the_end():
+        before = parts.place.marks()
+        parts.lose(part_file(lost))
+        assert f"{part_file(lost)} is lost" in parts.build(code=1)
+        parts.repair()
+        now = parts.place.marks()
+        assert {name for name in now if name.startswith("plan") and now[name] != before[name]} == {part_file(lost)}
+    assert open_cache(parts.cache).spec.rows == SAMPLES

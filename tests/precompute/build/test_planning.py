@@ -1,0 +1,188 @@
+"""Parts are planned by one process or by ranks, killed anywhere: the plan is the same."""
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store import open_cache
+from cache_store.cache.metadata import open_plan
+from cache_store.storage.local import LocalStore
+from cache_store.verify.verify import verify
+from precompute.build import planning
+from precompute.build.listing import ListedParts
+from precompute.cli import main
+from precompute.sources.source_files import SourceFiles
+from tests.precompute.conftest import Project, timeless_files
+from tests.precompute.sources.pictures import write_pictures
+
+KINDS = ["webdataset", "parquet", "folder", "cache"]
+
+
+@pytest.fixture
+def source(project: Project, request: pytest.FixtureRequest) -> Project:
+    """A project whose source of the kind asked for has eight parts, of three samples or a few more."""
+    kind = getattr(request, "param", "webdataset")
+    path = project.folder / "data"
+    project.settings = {"store__rows_per_part": 3 if kind == "folder" else 2, "store__samples_per_shard": 2}
+    if kind in ("webdataset", "parquet"):
+        for number in range(8):
+            write_pictures(kind, path / f"{number}", *range(3 * number, 3 * number + 3))
+    elif kind == "folder":
+        write_pictures(kind, path, *range(24))
+    else:
+        for number in range(8):
+            write_pictures("webdataset", project.folder / "tars" / f"{number}", *range(3 * number, 3 * number + 3))
+        project.build(name="data", source={"kind": "webdataset", "path": str(project.folder / "tars")})
+    project.settings["source"] = {"kind": kind, "path": str(path)}
+    return project
+
+
+def plan_files(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in timeless_files(folder).items() if name.startswith(("plan", "texts", "zarr"))}
+
+
+@pytest.mark.parametrize("source", KINDS, indirect=True)
+def test_ranks_plan_what_one_process_does(source):
+    """In any order, and again; what is left undone is planned by the process that joins."""
+    source.step("plan", name="alone")
+    for rank in (2, 1, 1):
+        said = source.step("plan", "--rank", rank, "--world-size", 3)
+        assert f"rank {rank} of 3 planned {3 if rank == 1 else 2} parts" in said
+        assert "plan --config" in said
+    source.step("plan")
+    alone = source.folder / "alone"
+    assert plan_files(source.cache) == plan_files(alone)
+    assert len(plan_files(alone)) == 2 * 8 + 2
+    assert "is planned" in source.step("plan", "--rank", 0, "--world-size", 3, code=1)
+    source.build()
+    assert len(open_cache(source.cache).spec.parts) == 8
+    assert not verify(source.cache, "deep").findings
+
+
+def test_ranks_whose_listings_differ_cannot_give_two_plans(source):
+    """Those that see other files are refused; a process alone then plans anew."""
+    source.step("plan", "--rank", 0, "--world-size", 2)
+    write_pictures("webdataset", source.folder / "data" / "9", 30)
+    said = source.step("plan", "--rank", 1, "--world-size", 2, code=1)
+    assert "before the source changed; once no rank plans, run: precompute plan --config" in said
+    source.step("plan")
+    source.step("plan", name="alone")
+    assert plan_files(source.cache) == plan_files(source.folder / "alone")
+
+
+@pytest.mark.parametrize("source", ["folder"], indirect=True)
+def test_a_rank_that_lists_another_image_is_refused(source):
+    source.step("plan", "--rank", 0, "--world-size", 2)
+    names = planning.read_names(LocalStore(source.cache))
+    write_pictures("folder", source.folder / "data" / "a", 40)
+    source.step("plan", "--rank", 1, "--world-size", 2, code=1)
+    assert planning.read_names(LocalStore(source.cache)) == names
+
+
+def kill_at(project: Project, step: str, call: int, *options: object) -> None:
+    """Plan in a process that is killed at the given call of a function of planning."""
+    config, function, calls = project.config(), getattr(planning, step), itertools.count(1)
+
+    def act(*given: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*given)
+
+    if (child := os.fork()) == 0:
+        setattr(planning, step, act)
+        main(["plan", "--config", str(config), *map(str, options)])
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("step", ["put_part", "put_texts", "canonical_json"])
+def test_a_kill_loses_the_part_in_hand(source, step, monkeypatch):
+    """Of a process alone, and of a rank; the process that joins them plans what is missing."""
+    source.step("plan", name="alone")
+    kill_at(source, step, 4)
+    planned, plan_table = list[int](), planning.plan_table
+    monkeypatch.setattr(planning, "plan_table", lambda *given: planned.append(given[3]) or plan_table(*given))
+    first = 2 if step == "canonical_json" else 3  # it also writes the names
+    source.step("plan", "--rank", 1, "--world-size", 2)
+    assert planned == [number for number in (1, 3, 5, 7) if number >= first]
+    kill_at(source, step, 2, "--rank", 0, "--world-size", 2)
+    planned.clear()
+    source.step("plan")
+    assert planned == {"canonical_json": [2, 4, 6]}.get(step, [6])
+    assert plan_files(source.cache) == plan_files(source.folder / "alone")
+    assert not [*source.cache.glob("plan/*.json")]
+
+
+@pytest.mark.parametrize("source", ["webdataset", "parquet"], indirect=True)
+def test_a_file_that_was_written_is_looked_at_alone(source, monkeypatch):
+    """Also to extend the cache; what is new in it becomes a part of its own, behind those of new files."""
+    kind, folder = source.settings["source"]["kind"], source.folder / "data"
+    source.build()
+    listed, list_part = list[tuple[str, ...]](), ListedParts.tables
+
+    def tables(self: ListedParts, names: tuple[str, ...]) -> Any:
+        listed.append(names)
+        return list_part(self, names)
+
+    monkeypatch.setattr(ListedParts, "tables", tables)
+    path = write_pictures(kind, folder / "3", 9, 10, 11)
+    source.build()
+    source.build()
+    assert listed == [(path.name,)]
+    listed.clear()
+    write_pictures(kind, folder / "5", 15, 16, 17, 31)
+    new = write_pictures(kind, folder / "8", 40, 41)
+    source.build("--extend")
+    assert listed == [(f"5{path.suffix}",), (new.name,)]
+    spec, plan = open_cache(source.cache).spec, open_plan(source.cache)
+    assert [part.rows for part in spec.parts] == [3] * 8 + [2, 1]
+    assert [int(name) for name in plan.part_rows(9, ["id"])["id"].to_pylist()] == [31]
+    assert not verify(source.cache, "deep").findings
+    with source.untouched():
+        source.build()
+
+
+def test_a_file_whose_name_sorts_first_is_a_part_behind_the_others(source):
+    """Then files are not in the order of parts, and none is taken for another."""
+    data = source.folder / "data"
+    source.build()
+    write_pictures("webdataset", data / "+", 50, 51, 52)
+    source.build("--extend")
+    assert open_cache(source.cache).spec.rows == 27
+    write_pictures("webdataset", data / "1", 3, 4, 5)
+    identity = open_cache(source.cache).identity
+    source.build()
+    assert open_cache(source.cache).identity == identity
+    assert not verify(source.cache, "deep").findings
+    assert "is listed as one" in source.step(
+        "plan", "--rank", 0, "--world-size", 2, name="one", source__path=str(data / "1.tar"), code=2
+    )
+
+
+def test_missing_images_that_are_back_are_found_by_the_same_command(project):
+    """Parts that lack none are kept."""
+    project.settings = {"store__rows_per_part": 5}
+    project.build()
+    project.settings |= {"source": {"kind": "cache", "path": str(project.cache)}, "run__max_reject_fraction": 0.1}
+    project.has(range(15))
+    assert "7 of 22 samples without their image" in project.build(name="again", code=1)
+    again = project.folder / "again"
+    assert len([*again.glob("plan/00*.json")]) == 3
+    project.has()
+    project.build(name="again")
+    assert open_cache(again).seal.rejected == 2
+
+
+@pytest.mark.parametrize(("sizes", "groups"), [([9, 9, 9, 9], 4), ([3, 3, 3, 3], 2), ([1] * 4, 1), ([90, 1, 1], 2)])
+def test_whole_files_share_a_part_that_has_some_rows(tmp_path, sizes, groups):
+    """The first file has a row for a byte; a part takes files until it has six rows."""
+    for number, size in enumerate(sizes):
+        (tmp_path / str(number)).write_bytes(bytes(size))
+    files = SourceFiles(LocalStore(tmp_path), [str(number) for number in range(len(sizes))])
+    found = files.grouped(6, sizes[0])
+    assert len(found) == groups
+    assert [name for names in found for name in names] == (files.names if groups > 1 else [])
