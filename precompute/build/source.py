@@ -182,14 +182,15 @@ def take_part(now: SourceNow, stated: Stated, each: Found) -> None:
         removed, changed = now.difference.removed.with_more(lacking), now.difference.changed.with_more(others)
         now.difference = PlanDifference(removed=removed, changed=changed)
         return
-    held = stated.survey.stated_texts.get(each.part)
+    held, is_lost = stated.survey.stated_texts.get(each.part), each.planned is None or not texts
     if held and held.digest != texts_digest(rows):
-        now.num_other_texts += bool(texts)
-        now.other_texts += () if texts else (each.part,)
-    is_moved = each.planned is None or any(not rows[name].equals(each.planned[name]) for name in MOVES)
-    if is_moved or not texts:
+        now.num_other_texts += not is_lost
+        now.other_texts += (each.part,) if is_lost else ()
+    before = rows if each.planned is None else each.planned
+    is_moved = any(not rows[name].equals(before[name]) for name in MOVES)
+    if is_lost or (is_moved and stated.spec and stated.spec.array.text is None):  # no file is read for a text
         names = [name for name in rows.column_names if name in PLAN_SCHEMA.names]
-        now.found[each.part] = rows.select(names) if texts else rows
+        now.found[each.part] = rows if is_lost else rows.select(names)
 
 
 def recut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
