@@ -176,6 +176,7 @@ def restored(inputs: BuildInputs, spec: Spec | None, part: int, listed: pa.Table
 def take_part(now: SourceNow, stated: Stated, each: Found) -> None:
     """Note how a part differs in the source."""
     rows, texts = each.rows, stated.survey.texts.get(each.part)
+    encodes_texts = stated.spec is not None and stated.spec.array.text is not None
     if each.lacks.any() or each.differs.any():
         assert each.planned is not None
         lacking, others = (each.planned["id"].filter(pa.array(mask)) for mask in (each.lacks, each.differs))
@@ -184,11 +185,12 @@ def take_part(now: SourceNow, stated: Stated, each: Found) -> None:
         return
     held, is_lost = stated.survey.stated_texts.get(each.part), each.planned is None or not texts
     if held and held.digest != texts_digest(rows):
-        now.num_other_texts += not is_lost
-        now.other_texts += (each.part,) if is_lost else ()
+        is_needed = is_lost and (encodes_texts or not texts)
+        now.num_other_texts += not is_needed
+        now.other_texts += (each.part,) if is_needed else ()
     before = rows if each.planned is None else each.planned
     is_moved = any(not rows[name].equals(before[name]) for name in MOVES)
-    if is_lost or (is_moved and stated.spec and stated.spec.array.text is None):  # no file is read for a text
+    if is_lost or (is_moved and not encodes_texts):  # no file is read for a text
         names = [name for name in rows.column_names if name in PLAN_SCHEMA.names]
         now.found[each.part] = rows if is_lost else rows.select(names)
 
