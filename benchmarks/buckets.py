@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from benchmarks.harness import parser_with, positive_int, print_record, program
 from benchmarks.photographs import write_images
 from cache_store.format.array import Size
-from precompute.build.arrange import BySize
-from precompute.build.listing import make_table
 from precompute.config import StoreConfig
 from precompute.images.buckets import BucketsConfig
 from precompute.images.config import ImageConfig
+from precompute.inputs.arrange import BySize
 from precompute.inputs.frames import ImageReader
 from precompute.sources.config import SourceConfig
 from precompute.sources.opening import open_source
+from precompute.sources.tables import make_table
 from trainer.data.buckets import SampleOrder
 
 PACKAGES = ("numpy", "pyarrow", "pillow", "encode-once")
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
         arranger = RandomSizes(rule, SHARD_ROWS, reader, id, "aspect", Size(1, 1024, 1024))
     parts = [range(first, min(first + PART_ROWS, options.samples)) for first in range(0, options.samples, PART_ROWS)]
     tables = measure(found, "list", options.samples, lambda: [make_table(samples(part), (), "") for part in parts])
-    arrange = lambda: [shard for part in tables for shard in arranger.arrange(part)]  # noqa: E731
+    arrange = lambda: [shard for part in tables for shard in arranger(part)]  # noqa: E731
     shards = measure(found, "arrange", options.samples, arrange)
     counts = Counter[Size]()
     for rows, size in shards:

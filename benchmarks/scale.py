@@ -35,10 +35,10 @@ from cache_store.format.schema import CommitRecord
 from cache_store.program.command_line import parse_config
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
-from precompute.build.rank import Rank
 from precompute.build.request import BuildRequest
 from precompute.build.steps import build, build_rank, plan_for_ranks, seal_after_ranks
 from precompute.config import BuildConfig
+from precompute.encode.rank import Rank
 
 # Axes: N images, Y X pixels.
 
@@ -138,7 +138,6 @@ def config_of(folder: Path, kind: str, cache: str = "cache") -> BuildConfig:
         "image.width": 32,
         "encoder.model": "benchmarks.scale:Flat",
         "encoder.device": "cpu",
-        "run.check_space": "false",
         "store.samples_per_shard": PER_SHARD,
     }
     return parse_config(BuildConfig, [f"--{name}={value}" for name, value in values.items()])

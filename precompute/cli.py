@@ -12,7 +12,6 @@ from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
 from cache_store.storage.daemon_threads import STOP_REQUEST
-from precompute.build.rank import find_rank
 from precompute.build.request import BuildRequest, drop_options
 from precompute.config import (
     AuditConfig,
@@ -22,6 +21,7 @@ from precompute.config import (
     EstimateConfig,
     RepairConfig,
 )
+from precompute.encode.rank import find_rank
 from precompute.encoders.registry import help_lines
 from precompute.texts_config import TextsConfig, preset_lines, write_configs
 
@@ -191,7 +191,7 @@ def step_request(arguments: Any) -> BuildRequest:
 
 def captions_command(arguments: Any) -> int:
     """Read the texts of a cache's samples again; every latent stays."""
-    from precompute.build.captions import take_captions
+    from precompute.captions import take_captions
 
     done = take_captions(arguments.cache, arguments.config)
     names = f" ({done.changed})" if done.changed.total else ""
@@ -222,7 +222,7 @@ def estimate_command(arguments: Any) -> int:
 
 def repair_command(arguments: Any) -> int:
     """Rebuild damaged shards to the same bytes, and reseal; exit 1 while a stray file of the report is there."""
-    from precompute.build.steps import refuse_strays, repair
+    from precompute.repair import refuse_strays, repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
     refuse_strays(arguments.cache, arguments.config)

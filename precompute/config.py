@@ -80,8 +80,6 @@ class RunConfig:
     """Decode threads in each worker; auto shares the machine's cores among the workers."""
     max_reject_fraction: float = 0.01
     """The build fails if more than this fraction is rejected; the usual cause is a wrong folder or a lost mount."""
-    check_space: bool = True
-    """Refuse to start a new uncompressed cache (codec none) that is larger than the free space."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "decode_threads"):

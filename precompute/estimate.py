@@ -18,12 +18,12 @@ from cache_store.errors import ConfigError, MissingPathError
 from cache_store.format.array import CodecName
 from cache_store.format.schema import Spec
 from cache_store.messages import align_rows, counted, shown_time
-from precompute.build.refusals import shown_bytes
 from precompute.config import EstimateConfig
 from precompute.encode.job import REMEDIES, slowest
 from precompute.inputs.busy import Part
 
 HOUR_S, GB = 3_600.0, 1e9
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
 
 WORKERS = (1, 4, 8, 64)
 
@@ -173,3 +173,9 @@ def seconds_of_training(config: EstimateConfig, found: Measured, speed: float) -
 
 def per_s(seconds: float, noun: str) -> str:
     return f"{1 / seconds:,.{1 if seconds > 0.01 else 0}f} {noun}s/s"
+
+
+def shown_bytes(count: float) -> str:
+    """Format a byte count, such as `14.9 GB`."""
+    unit, size = next(((unit, size) for unit, size in UNITS.items() if count >= size), ("bytes", 1.0))
+    return f"{count / size:,.{1 if size > 1 else 0}f} {unit}"

@@ -31,7 +31,6 @@ from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import open_store
 from precompute.build.decide import refuse_impossible
 from precompute.build.inputs import BuildInputs, make_arranger
-from precompute.build.listing import make_table
 from precompute.build.request import BuildRequest
 from precompute.config import EstimateConfig
 from precompute.encode.batches import Batch, Decoders, decoded_batches
@@ -47,6 +46,7 @@ from precompute.inputs import make_reader
 from precompute.inputs.busy import BusyTimes
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
+from precompute.sources.tables import make_table
 
 RUN_SAMPLES = 256
 """Samples drawn in one piece, because a build reads neighbours and some sources read them together."""
@@ -80,9 +80,7 @@ def measure(config: EstimateConfig) -> Measured:
     if not drawn:
         raise SourceError("; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", listed.note])))
     by_size = defaultdict[Size, list[pa.Table]](list)
-    for shard, size in make_arranger(inputs).arrange(
-        make_table(drawn, listed.extra, config.source.path), is_first=True
-    ):
+    for shard, size in make_arranger(inputs)(make_table(drawn, listed.extra, config.source.path)):
         by_size[size].append(shard)
     arrays, tables = [*map(inputs.array_of, by_size)], [*map(pa.concat_tables, by_size.values())]
     spec = spec_of(recipe, arrays, [max(1, each.num_rows * count // len(drawn)) for each in tables])

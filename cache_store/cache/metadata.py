@@ -381,22 +381,22 @@ def extra_kinds(store: Store, parts: Mapping[int, PartTexts]) -> dict[str, str]:
 
     Raises CacheError if a column has values of two kinds, or if the parts have other columns.
     """
-    found = dict[str, dict[str, int]]()
+    found = dict[str, dict[str, str]]()
     schemas = map_calls(store, lambda number: open_texts(store, number, parts[number]).schema, [*parts])
     for number, schema in zip(parts, schemas, strict=True):
         for name in extra_columns(schema):
             kind = next(kind for kind, each in EXTRA_TYPES.items() if each == schema.field(name).type)
-            found.setdefault(name, {})[kind] = number
+            found.setdefault(name, {})[kind] = f"part {number}"
     return {name: shared_kind(name, each) for name, each in found.items()}
 
 
-def shared_kind(name: str, parts: Mapping[str, int]) -> str:
-    """Return what all values of a column are; `parts` has a part for each kind. Whole numbers are numbers, too."""
-    kinds = parts.keys() - {NO_VALUES}
+def shared_kind(name: str, places: Mapping[str, str]) -> str:
+    """Return what all values of a column are; `places` says of each kind where it is. Whole numbers are numbers, too."""
+    kinds = places.keys() - {NO_VALUES}
     if kinds == {WHOLE, REAL}:
         return REAL
     if len(kinds) > 1:
-        found = " and ".join(f"{kind} (part {part})" for kind, part in sorted(parts.items()) if kind in kinds)
+        found = " and ".join(f"{kind} ({place})" for kind, place in sorted(places.items()) if kind in kinds)
         raise CacheError(f"the column {name} is {found}; its values must be of one kind")
     return next(iter(kinds), NO_VALUES)
 

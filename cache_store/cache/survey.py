@@ -80,6 +80,11 @@ class Survey:
     """Bytes of the files that the spec determines; None for one that cannot be read."""
 
     @property
+    def specs(self) -> list[Spec]:
+        """The specs that the cache states: its own, and the sealed one."""
+        return [spec for spec in (self.spec.value, self.seal.value and self.seal.value.spec) if spec]
+
+    @property
     def records(self) -> dict[int, CommitRecord]:
         return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
 
@@ -171,9 +176,8 @@ def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | No
 
 def count_parts(found: Survey) -> int:
     """Count the parts of the spec, else of the seal, else those whose files are there, up to the first that is not."""
-    for spec in (found.spec.value, found.seal.value and found.seal.value.spec):
-        if spec:
-            return len(spec.parts)
+    if found.specs:
+        return len(found.specs[0].parts)
     names = {f"{PLAN}/{name}" for name in names_in(found.store, PLAN)}
     return next(part for part in range(len(names) + 1) if part_file(part) not in names)
 

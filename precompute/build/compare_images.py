@@ -1,40 +1,35 @@
 """Check that images are still the encoded ones, by the SHA-256 in the samples tables, and retry rejected ones."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cache_store.cache.metadata import read_samples
 from cache_store.cache.survey import Survey
-from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.errors import CacheError
 from cache_store.format.array import ArraySpec
 from cache_store.format.layout import samples_file
-from cache_store.format.schema import CommitRecord, Spec
+from cache_store.format.schema import CommitRecord
 from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
-from cache_store.messages import ABSENT, Difference, abridge, align_rows, counted, printable
+from cache_store.messages import ABSENT, Difference, abridge, counted
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Store
 from precompute.build.decide import Work
-from precompute.build.planned import Planned
 from precompute.build.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 from precompute.build.request import BuildRequest
-from precompute.encode.job import MismatchedShard
+from precompute.build.stated import Planned
 from precompute.images.rejected import Rejected
 from precompute.inputs import Reader
 from precompute.inputs.reader import read_one
 
-LATENT_REASON = "latent "
-"""Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class ImageChange:
+class ImageChange(NamedTuple):
     """A sample whose image changed since its shard was built."""
 
     shard: int
@@ -91,20 +86,10 @@ def suspects_of(
     """
     now = rows.of_shard(shard, ["fingerprint"])["fingerprint"]
     before = rows.fingerprints_before(shard) if is_trusted else None
-    is_there = now.is_valid().to_numpy()  # not of a withdrawn sample
-    places = [place for place in changed_places(now, before) if is_there[place]]
+    changed = pa.scalar(True) if before is None else pc.not_equal(pc.fill_null(before, ""), now)
+    places = np.flatnonzero(pc.and_(now.is_valid(), changed).to_numpy()).tolist()  # a withdrawn sample has none
     samples = encoded_samples(survey, work, rows, reader, shard) if places else []
     return None if samples is None else [samples[place] for place in places]
-
-
-def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:
-    """Return the places of samples whose fingerprints differ; all places if no fingerprint can be trusted."""
-    if before is None:
-        return list(range(len(now)))
-    if before.equals(now):
-        return []
-    pairs = zip(before.to_pylist(), now.to_pylist(), strict=True)
-    return [place for place, (was, is_now) in enumerate(pairs) if was != is_now]
 
 
 def encoded_samples(
@@ -144,7 +129,7 @@ def compare_image(reader: Reader, shard: int, sample: dict[str, Any]) -> ImageCh
     if now == before or (before is None and not readable):
         return None
     difference = Difference(sample["id"], before or ABSENT, now)
-    return ImageChange(shard=shard, is_rejected=sample["status"] == REJECTED, difference=difference)
+    return ImageChange(shard, sample["status"] == REJECTED, difference)
 
 
 def judge_images(
@@ -219,54 +204,3 @@ def retry_rejected(store: Store, work: Work, rows: Planned, reader: Reader, thre
 def is_decodable(reader: Reader, array: ArraySpec, sample: dict[str, Any]) -> bool:
     _, outcome = read_one(reader, sample, array)
     return outcome.reason is None
-
-
-def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:
-    """Yield how samples differ from the table on disk; only for messages, because the table may be damaged."""
-    try:
-        before = read_samples(store, mismatched.shard, mismatched.samples.column_names)
-    except CacheError:
-        return
-    has_columns = {*before.column_names} == {*mismatched.samples.column_names}
-    if not has_columns or not before["id"].equals(mismatched.samples["id"]):
-        return
-    for was, now in zip(before.to_pylist(), mismatched.samples.to_pylist(), strict=True):
-        if was["content_sha256"] != now["content_sha256"]:
-            yield Difference(f"content of {was['id']}", *(each["content_sha256"] or ABSENT for each in (was, now)))
-        elif was["status"] != now["status"]:
-            yield Difference(f"sample {was['id']}", *(each["reason"] or each["status"] for each in (was, now)))
-
-
-def refuse_rejected(problem: str, store: Store, spec: Spec, request: BuildRequest, *more: str) -> NoReturn:
-    """Raise EncodeOnceError with the problem, a table of the rejected samples so far, and advice."""
-    kinds = rejected_kinds(store, spec)
-    rows = [(kind, f"{count:,}", printable(example)) for kind, (count, example) in sorted(kinds.items())]
-    table = align_rows([("reason", "samples", "one of them"), *rows])
-    raise EncodeOnceError("\n  ".join([problem, *table, *reject_advice(kinds, request), *more])) from None
-
-
-def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:
-    """Count how many samples of committed shards are rejected for each kind of reason, and the first of them."""
-    kinds: dict[str, tuple[int, str]] = {}
-    for shard in range(spec.num_shards):
-        try:
-            samples = read_samples(store, shard, ["id", "reason"])
-        except CacheError:
-            continue  # not built yet
-        for name, reason in zip(samples["id"].to_pylist(), samples["reason"].to_pylist(), strict=True):
-            if reason not in (None, WITHDRAWN):
-                count, example = kinds.get(reason_kind(reason), (0, f"{name}: {reason}"))
-                kinds[reason_kind(reason)] = (count + 1, example)
-    return kinds
-
-
-def reject_advice(kinds: Iterable[str], request: BuildRequest) -> Iterator[str]:
-    """Return advice for these kinds of reasons."""
-    if any(not kind.startswith(LATENT_REASON) for kind in kinds):
-        retry = request.with_options("--retry-rejected")
-        yield f"fix the images, or their paths in the source, then run: {retry}"
-    if any(kind.startswith(LATENT_REASON) for kind in kinds):
-        yield (
-            "latents do not fit the dtype: set encoder.compute_dtype and store.dtype to float32, in a new cache; if "
-            "both are float32 already, check the model's weights"
-        )

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.metadata import PartOnDisk, spec_problems
+from cache_store.cache.metadata import spec_problems
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import shard_format
@@ -45,8 +45,8 @@ class Work:
     """The work left to do: every shard is kept or has a task."""
 
     spec: Spec
-    parts: tuple[PartOnDisk, ...] = ()
-    """The plan, once it is on disk."""
+    plan_files: tuple[FileRecord, ...] = ()
+    """The parts of the plan, once they are on disk."""
     rows_before: int = 0
     """Rows that the cache was planned with."""
     kept: Mapping[int, CommitRecord] = field(default_factory=dict)
@@ -78,15 +78,6 @@ class Work:
 
     def shards_to(self, *states: State) -> list[int]:
         return [shard for shard, task in self.tasks.items() if task.state in states]
-
-    @property
-    def allowed_digests(self) -> dict[int, frozenset[str]]:
-        """Digests that mended shards may have."""
-        return {shard: task.allowed for shard, task in self.tasks.items() if task.allowed}
-
-    @property
-    def plan_files(self) -> tuple[FileRecord, ...]:
-        return tuple(part.file for part in self.parts)
 
     def with_recovered(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
         """Replace these kept shards; each has a number of rejected samples."""
@@ -225,15 +216,5 @@ def allowed_digests(spec: Spec, survey: Survey, records: Mapping[int, CommitReco
 
 def begins_with(spec: Spec, sealed: Spec) -> bool:
     """Return whether the spec has the sealed plan, or one that was cut alike and then grew."""
-    if spec.rows == sealed.rows:
-        return spec == sealed
-    is_first = spec.arrays[: len(sealed.arrays)] == sealed.arrays
-    is_first &= np.array_equal(spec.array_indices[: sealed.num_shards], sealed.array_indices)
-    return is_first and sealed.rows < spec.rows and np.array_equal(spec.bounds[: sealed.num_shards + 1], sealed.bounds)
-
-
-def certain_bytes(work: Work, max_reject_fraction: float) -> float:
-    """Return a lower bound on the new bytes; 0 with a codec, or if the cache already has shards."""
-    if work.spec.array.codec != "none" or work.kept or work.shards_to("mend", "replace"):
-        return 0.0
-    return work.spec.sample_bytes * (1.0 - max_reject_fraction)
+    count = sealed.num_shards
+    return spec.parts[: len(sealed.parts)] == sealed.parts and np.array_equal(spec.bounds[: count + 1], sealed.bounds)

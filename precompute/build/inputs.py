@@ -1,7 +1,7 @@
 """What a build is made of: config and request, the opened store, source and encoder, and the recipe that they give."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
@@ -9,10 +9,10 @@ from cache_store.format.array import ArrayRecipe, SampleAxes, Size
 from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import Recipe, SizedArray
 from cache_store.storage.store import Store
-from precompute.build.arrange import Arranger, BySize, OneSize, Order
 from precompute.build.request import BuildRequest
 from precompute.config import BuildConfig
 from precompute.inputs import Reader, make_reader
+from precompute.inputs.arrange import Arrange, BySize, Order, in_order
 from precompute.sources.images import Source
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
     )
 
 
-def make_arranger(inputs: BuildInputs) -> Arranger:
+def make_arranger(inputs: BuildInputs) -> Arrange:
     config, rows = inputs.config, inputs.recipe.samples_per_shard
     if len(sizes := config.example_sizes) == 1:
-        return OneSize(sizes[0], rows)
+        return partial(in_order, sizes[0], rows)
     order = ORDERS.get(config.source.kind, "aspect")
     return BySize(inputs.recipe.array.images.rule, rows, inputs.reader, inputs.array_of, order, sizes[0])

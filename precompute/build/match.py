@@ -1,7 +1,6 @@
 """Find the planned samples in a source's list, by id: known samples keep their rows."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -13,7 +12,10 @@ from numpy.typing import NDArray
 from cache_store.format.plan import is_withdrawn, without_samples
 from cache_store.format.tables import CLIP_START
 from cache_store.messages import SHOWN_NAMES, abridge
-from precompute.build.listing import LISTED, joined, with_column
+from precompute.sources.tables import LISTED, joined, with_column
+
+NEW, GONE, RENAMED = "new", "gone", "with another image name"
+"""How samples of a source differ from those of a plan."""
 
 
 class SomeIds(NamedTuple):
@@ -27,22 +29,6 @@ class SomeIds(NamedTuple):
 
     def __str__(self) -> str:
         return abridge(self.first, self.total)
-
-
-NO_IDS = SomeIds()
-
-
-@dataclass(frozen=True)
-class PlanDifference:
-    """How the source's samples differ from the cache's plan, by id."""
-
-    added: SomeIds = NO_IDS
-    removed: SomeIds = NO_IDS
-    changed: SomeIds = NO_IDS
-
-    def __str__(self) -> str:
-        parts = [(self.added, "new"), (self.removed, "gone"), (self.changed, "with another image name")]
-        return "; ".join(f"{ids.total:,} {what} ({ids})" for ids, what in parts if ids.total)
 
 
 class Found(NamedTuple):
@@ -59,69 +45,56 @@ class Found(NamedTuple):
     """Which have another image name, or begin elsewhere in their video."""
 
 
+Matched = tuple[Found | None, pa.Table]
+"""A part as a table has it, None if the table does not; and the other rows of the table."""
+
+
 class Matcher:
     """Puts the tables of a list into the rows of a plan's parts."""
 
     def __init__(
-        self,
-        parts: int,
-        planned: Callable[[int], pa.Table | None],
-        restore: Callable[[int, pa.Table], pa.Table | None],
-        unchanged: Container[int] = (),
+        self, parts: Sequence[int], match: Callable[[int, pa.Table], Matched], lost: Container[int] = ()
     ) -> None:
-        """`planned` reads the samples of a part, None if they are lost. `restore` returns the rows of a lost part, if a
-        table has them. Parts that are `unchanged` have no table.
-        """
-        self._parts, self._planned, self._restore, self._unchanged = parts, planned, restore, unchanged
-        self.is_in_place = True
-        """Likewise: whether each part was found in the table of its number, and is all of it."""
+        """`match` finds a part in a table; of those that are `lost`, it finds one that is all of the table."""
+        self._parts, self._match, self._lost = parts, match, lost
         self.rest: list[pa.Table] = []
         """Once all parts were found: the samples in the tables of parts that no part has."""
         self.behind: Iterator[pa.Table] = iter(())
         """Likewise: the tables behind those of parts."""
-        self.lost: list[int] = []
+        self.missing: list[int] = []
         """Likewise: lost parts that the list does not have."""
+        self.is_in_place = True
+        """Likewise: whether each part was found in the table of its number, and is all of it."""
 
     def find(self, listed: Iterable[pa.Table]) -> Iterator[Found]:
-        """Yield parts that may have changed: first those that are whole in the table of their number, then the others.
+        """Yield the parts, first those that are whole in the table of their number, then the others.
 
         Where all parts are of the first kind, tables behind them are listed only when `behind` is read. Else, what no
         part took from its table is in memory.
         """
         self.behind, left, rest = iter(listed), list[int](), list[pa.Table]()
-        for number in (number for number in range(self._parts) if number not in self._unchanged):
-            if (table := next(self.behind, None)) is None:
-                left.append(number)
-                continue
+        for number in self._parts:
+            table = next(self.behind, LISTED.empty_table())
             found, others = self._match(number, table)
             if found and not found.lacks.any():
                 yield found
+                rest.append(others)
             else:
                 left.append(number)
-                others = table
-            rest += [others] * bool(others.num_rows)
+                rest.append(table)
         if left:
-            rest = [joined([LISTED.empty_table(), *rest, *self.behind])]
-        for number in sorted(left, key=lambda number: self._planned(number) is None):  # the lost last
+            rest = [joined([*rest, *self.behind])]
+        for number in sorted(left, key=self._lost.__contains__):  # the lost last
             found, rest[0] = self._match(number, rest[0])
             if found:
                 yield found
             else:
-                self.lost.append(number)
+                self.missing.append(number)
         self.rest = [each for each in rest if each.num_rows]
         self.is_in_place = not left and not self.rest
 
-    def _match(self, number: int, table: pa.Table) -> tuple[Found | None, pa.Table]:
-        """Find a part in a table; return it, and the rows of the table that it did not take."""
-        if (planned := self._planned(number)) is not None:
-            return match(number, planned, table)
-        if (rows := self._restore(number, table)) is None:
-            return None, table
-        none = np.zeros(rows.num_rows, bool)
-        return Found(number, rows, None, none, none), table.slice(table.num_rows)
 
-
-def match(part: int, planned: pa.Table, listed: pa.Table) -> tuple[Found, pa.Table]:
+def match(part: int, planned: pa.Table, listed: pa.Table) -> Matched:
     """Find the samples of a part in a table of a list; return them, and the other rows of the table.
 
     A sample that the source, another cache, has withdrawn counts as missing.

@@ -5,11 +5,10 @@ planned once its own record is there. Both kinds of records go when the spec is 
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
-import pyarrow as pa
 
 from cache_store.cache.metadata import PartOnDisk, put_part, put_texts, read_record
 from cache_store.errors import CacheError, ConfigError, SourceError
@@ -18,10 +17,10 @@ from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, si
 from cache_store.format.schema import PartTexts
 from cache_store.messages import abridge
 from cache_store.storage.store import Store
-from precompute.build.arrange import Arranger
 from precompute.build.inputs import BuildInputs, make_arranger
 from precompute.build.listing import Bare, ListedParts
-from precompute.build.rank import Rank
+from precompute.encode.rank import Rank
+from precompute.inputs.arrange import Shard
 from precompute.sources.images import Names
 
 NAMES_FILE = f"{PLAN}/parts.json"
@@ -79,9 +78,8 @@ def plan_as_rank(inputs: BuildInputs, listing: ListedParts, rank: Rank) -> list[
             f"run: {inputs.request.other_command('plan')}"
         )
     own = rank.shards_of(range(len(names.names)))
-    arranger = make_arranger(inputs)
-    for number in own:
-        planned_part(inputs, listing, arranger, number, names)
+    for _ in planned_parts(inputs, listing, names, own):
+        pass
     return own
 
 
@@ -91,36 +89,40 @@ def plan_named_parts(inputs: BuildInputs, listing: ListedParts) -> Iterator[Plan
     if read_names(store) != now:
         forget_planned(store)
         store.put_whole(NAMES_FILE, canonical_json(now))
-    arranger = make_arranger(inputs)
-    for number in range(len(now.names)):
-        yield planned_part(inputs, listing, arranger, number, now)
+    return planned_parts(inputs, listing, now, range(len(now.names)))
 
 
-def planned_part(
-    inputs: BuildInputs, listing: ListedParts, arranger: Arranger, number: int, plan: PlanNames
-) -> PlannedPart:
-    """Plan a part, unless it is planned."""
-    store, file, names = inputs.store, planned_file(number), plan.names[number]
-    if store.has(file) and (part := read_record(PlannedPart, store, file)).plan == plan.sha256:
-        listing.count(names, part.on_disk.digests.part.rows, part.bare)
-        return part
-    (table,) = listing.tables(names)
-    if not table.num_rows:
-        raise SourceError(f"{listing.where}: there is no sample in {abridge(names)}; leave it out")
-    part = plan_table(inputs, listing, arranger, number, table, plan.sha256)
-    store.put_whole(file, canonical_json(part))
-    return part
+def planned_parts(
+    inputs: BuildInputs, listing: ListedParts, plan: PlanNames, numbers: Iterable[int]
+) -> Iterator[PlannedPart]:
+    """Plan parts, unless they are planned."""
+    store, arrange = inputs.store, make_arranger(inputs)
+    for number in numbers:
+        file, names = planned_file(number), plan.names[number]
+        if store.has(file) and (part := read_record(PlannedPart, store, file)).plan == plan.sha256:
+            listing.count(names, part.on_disk.digests.part.rows, part.bare)
+        else:
+            (table,) = listing.tables(names)
+            if not table.num_rows:
+                raise SourceError(f"{listing.where}: there is no sample in {abridge(names)}; leave it out")
+            part = plan_table(store, listing, number, arrange(table), plan.sha256)
+            store.put_whole(file, canonical_json(part))
+        yield part
 
 
-def plan_table(
-    inputs: BuildInputs, listing: ListedParts, arranger: Arranger, number: int, table: pa.Table, plan: str = ""
-) -> PlannedPart:
-    shards = arranger.arrange(table, is_first=number == 0)
-    on_disk = put_part(inputs.store, number, [(rows, size.name) for rows, size in shards])
-    texts = put_texts(inputs.store, number, [rows for rows, _ in shards])
-    bare = tuple(listing.bare_of(table))
-    made = PlannedPart(format_version=FORMAT_VERSION, plan=plan, on_disk=on_disk, texts=texts, bare=bare, sha256="")
-    return sign(made)
+def plan_table(store: Store, listing: ListedParts, number: int, shards: Sequence[Shard], plan: str = "") -> PlannedPart:
+    """Write the plan and the texts of a part, cut into these shards."""
+    tables = [rows for rows, _ in shards]
+    return sign(
+        PlannedPart(
+            format_version=FORMAT_VERSION,
+            plan=plan,
+            on_disk=put_part(store, number, [(rows, size.name) for rows, size in shards]),
+            texts=put_texts(store, number, tables),
+            bare=tuple(bare for rows in tables for bare in listing.bare_of(rows)),
+            sha256="",
+        )
+    )
 
 
 def forget_planned(store: Store) -> None:

@@ -1,33 +1,20 @@
 """The errors by which a build refuses a different recipe, sample list, image or shard content, or too little space."""
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
 
+from cache_store.cache.metadata import read_samples
 from cache_store.cache.survey import Survey
-from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.errors import CacheError
 from cache_store.format.layout import COMMITS, PLAN, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Recipe
-from cache_store.messages import Difference, abridge, counted, differences_between, recipe_differences, refuse
+from cache_store.messages import ABSENT, Difference, abridge, counted, recipe_differences, refuse
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, Report
-from precompute.build.match import PlanDifference
+from cache_store.verify.findings import Finding
+from precompute.build.match import GONE, NEW, RENAMED, SomeIds
 from precompute.build.request import BuildRequest
 from precompute.encode.job import MismatchedShard
-
-UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
-
-
-class NoSpaceError(EncodeOnceError):
-    """A cache is larger than the space that is free for it."""
-
-
-def shown_bytes(count: float) -> str:
-    """Format a byte count, such as `14.9 GB`."""
-    for unit, size in UNITS.items():
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count:,.0f} bytes"
 
 
 def abridge_shards(shards: Collection[int]) -> str:
@@ -38,17 +25,6 @@ def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: Buil
     """Raise StaleError naming every field of recipe, encoder and store that differs."""
     if differences := recipe_differences(held, asked):
         refuse(f"{store} was made from other inputs; it is untouched", differences, remedies_to_keep_both(request))
-
-
-def refuse_other_report(survey: Survey, report: Report | None) -> None:
-    """Raise StaleError if the report and the cache have sound seals with different identities."""
-    store, seal = survey.store, survey.seal.value
-    if report is None or seal is None or report.identity in (None, seal.identity):
-        return
-    before = {"folder": report.cache, "cache identity": report.identity}
-    differences = differences_between(before, {"folder": str(store), "cache identity": seal.identity})
-    remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(store))} --level full --report FILE"
-    refuse(f"the report does not fit {store} as it is; it is untouched", differences, [remedy], held="in the report")
 
 
 def refuse_lost_recipe(survey: Survey) -> NoReturn:
@@ -69,30 +45,27 @@ def remedies_to_keep_both(request: BuildRequest) -> list[str]:
 
 
 def refuse_other_list(
-    store: Store, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest, *, has_grown: bool
+    store: Store, rows: int, rows_now: int, difference: Mapping[str, SomeIds], request: BuildRequest
 ) -> NoReturn:
     """Raise StaleError for a list that has lost samples or changed some, or that has only grown."""
-    summary, remedies = f"from another sample list: {difference}", remedies_to_keep_both(request)
-    if has_grown:
+    found = [f"{ids.total:,} {what} ({ids})" for what, ids in difference.items()]
+    summary, remedies = f"from another sample list: {'; '.join(found)}", remedies_to_keep_both(request)
+    if {*difference} == {NEW}:
         summary = "from fewer samples than the source has now"
         remedies = [f"to add them and keep everything encoded so far: {request.with_options('--extend')}"]
-    if difference.removed.total:
+    if GONE in difference:
         withdraw = f"cache-store withdraw {shlex.quote(str(store))} --ids FILE"
         remedies += [f"to take gone samples out of this one: {withdraw}, then run the same command again"]
-    differences = [
-        Difference("samples", f"{rows:,}", f"{rows_now:,}"),
-        *(Difference("new sample", "", name) for name in difference.added.first),
-        *(Difference("gone sample", name, "") for name in difference.removed.first),
-        *(Difference("image name", name, "changed") for name in difference.changed.first),
-    ]
+    differences = [Difference("samples", f"{rows:,}", f"{rows_now:,}")]
+    for what, ids in difference.items():
+        named = f"sample {what}" if what == RENAMED else f"{what} sample"
+        differences += [Difference(named, *(("", name) if what == NEW else (name, ""))) for name in ids.first]
     refuse(f"{store} was planned {summary}; it is untouched", differences, remedies)
 
 
 def refuse_lost_list(survey: Survey, num_listed: int) -> NoReturn:
     """Raise StaleError if a part of the plan is lost or damaged, and the source's samples are not the planned ones."""
-    stated = [each.value for each in (survey.spec,) if each.value]
-    stated += [survey.seal.value.spec] if survey.seal.value else []
-    rows = next((f"{spec.rows:,}" for spec in stated), "lost, too")
+    rows = next((f"{spec.rows:,}" for spec in survey.specs), "lost, too")
     where = survey.store.where(PLAN)
     refuse(
         f"{where} is lost or damaged, and the source does not list the planned samples in their order; the "
@@ -140,17 +113,35 @@ def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
         )
 
 
+def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:
+    """Yield how samples differ from the table on disk; only for messages, because the table may be damaged."""
+    try:
+        before = read_samples(store, mismatched.shard, mismatched.samples.column_names)
+    except CacheError:
+        return
+    has_columns = {*before.column_names} == {*mismatched.samples.column_names}
+    if not has_columns or not before["id"].equals(mismatched.samples["id"]):
+        return
+    for was, now in zip(before.to_pylist(), mismatched.samples.to_pylist(), strict=True):
+        if was["content_sha256"] != now["content_sha256"]:
+            yield Difference(f"content of {was['id']}", *(each["content_sha256"] or ABSENT for each in (was, now)))
+        elif was["status"] != now["status"]:
+            yield Difference(f"sample {was['id']}", *(each["reason"] or each["status"] for each in (was, now)))
+
+
 def refuse_mismatched_shards(
     store: Store,
     mismatched: Mapping[int, MismatchedShard],
     allowed: Mapping[int, Collection[str]],
-    changes: Mapping[int, Sequence[Difference]],
     request: BuildRequest,
 ) -> None:
     """Raise StaleError naming rebuilt shards that differ, whose old files stay, and their changed samples."""
     if not mismatched:
         return
-    differences = []
+    differences, changes = (
+        list[Difference](),
+        {shard: [*sample_changes(store, each)] for shard, each in mismatched.items()},
+    )
     for shard, each in sorted(mismatched.items()):
         differences += [Difference(f"content of shard {shard}", min(allowed[shard]), each.digest), *changes[shard]]
     culprits = "an image may have changed unnoticed, or the machine or a library is a different one"
@@ -168,19 +159,6 @@ def refuse_mismatched_shards(
             f"{request.with_options()}",
         ],
     )
-
-
-def refuse_little_space(store: Store, needed: float, free: int | None) -> None:
-    """Raise NoSpaceError if a new cache certainly cannot fit.
-
-    A quota that the file system does not report shows up later as a full disk.
-    """
-    if free is not None and needed > free:
-        raise NoSpaceError(
-            f"{store} needs at least {shown_bytes(needed)} for its latents, but only {shown_bytes(free)} are free "
-            "there; make room or choose another place with --cache. If the file system compresses data or grows on "
-            "demand, skip this check with --run.check_space false"
-        )
 
 
 def refuse_unfinished_plan(store: Store, damage: Finding | Exception | None, request: BuildRequest) -> NoReturn:

@@ -1,19 +1,9 @@
-"""The flags of one build run, and the report that a repair goes by; neither is part of the cache."""
+"""The flags of one build run; no part of the cache."""
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
-
-import msgspec
-
-from cache_store.errors import CacheError, ConfigError
-from cache_store.storage.local import LocalStore
-from cache_store.verify.findings import Report
-
-MAX_REPORT_BYTES = 100 * 10**6
-"""Most bytes of a report: half a million findings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +20,6 @@ class BuildRequest:
     """Whether this is a repair: any other run refuses a damaged cache."""
     rebuild: Collection[int] = ()
     """Shards to build again though they seem to fit."""
-    report: Report | None = None
-    """The verification report that named them; it must be of this cache."""
     command: tuple[str, ...] = ("precompute", "build", "--config", "CONFIG")
     """The command typed, so that messages can suggest a command that fits."""
 
@@ -58,21 +46,3 @@ def drop_options(typed: Sequence[str], valued: Collection[str], flags: Collectio
             next(words, None)
         elif word not in flags and word.partition("=")[0] not in valued:
             yield word
-
-
-def read_report(path: Path) -> Report:
-    """Read the report of a verification; raise ConfigError if it is not one, or that verification failed."""
-    try:
-        data = LocalStore(path.parent).read(path.name, MAX_REPORT_BYTES)
-        report = msgspec.json.decode(data, type=Report)
-    except (OSError, CacheError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
-    if report.error is not None:
-        raise ConfigError(f"--report {path}: that verification did not end: {report.error}; verify again")
-    return report
-
-
-def damaged_shards(report: Report) -> set[int]:
-    """List the damaged shards that a report names; every build mends uncommitted shards and metadata anyway."""
-    damaged = (finding for finding in report.findings if finding.kind != "uncommitted")
-    return {finding.shard for finding in damaged if finding.shard is not None}

@@ -1,7 +1,7 @@
 """Look at the source beside the cache's plan."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -11,22 +11,21 @@ import pyarrow as pa
 from cache_store.cache.metadata import extra_kinds, open_part
 from cache_store.errors import SourceError
 from cache_store.format.plan import is_withdrawn, samples_digest, texts_digest
-from cache_store.format.schema import Spec
+from cache_store.format.schema import Listed, Spec
 from cache_store.format.tables import NO_VALUES, PLAN_SCHEMA
 from cache_store.messages import abridge, counted
 from cache_store.storage.store import Store
 from precompute.build.inputs import BuildInputs, make_arranger
-from precompute.build.listing import ListedParts, joined
-from precompute.build.match import Found, Matcher, PlanDifference, SomeIds
+from precompute.build.listing import ListedParts
+from precompute.build.match import GONE, NEW, RENAMED, Found, Matched, Matcher, SomeIds, match
 from precompute.build.planning import PlannedPart
 from precompute.build.stated import Stated
 from precompute.sources.images import ALL, Names
 from precompute.sources.listing import Samples
+from precompute.sources.tables import recut
 
 MOVES = ("fingerprint", "place")
 """Columns of a sample that may change while it stays the same."""
-
-NO_DIFFERENCE = PlanDifference()
 
 
 @dataclass(kw_only=True)
@@ -39,24 +38,28 @@ class SourceNow:
     """Its version before the listing; None if every build must list it."""
     found: dict[int, pa.Table] = field(default_factory=dict)
     """Rows of the parts whose files moved or changed, or that are lost; with their texts if those are lost."""
-    lost: tuple[int, ...] = ()
+    missing: Sequence[int] = ()
     """Lost parts that it does not have."""
     is_in_place: bool = True
     """Whether its parts are those of the plan, in their order."""
-    other_texts: tuple[int, ...] = ()
+    other_texts: list[int] = field(default_factory=list)
     """Parts whose texts are lost, and for which it has others."""
-    difference: PlanDifference = NO_DIFFERENCE
     num_other_texts: int = 0
     """Parts whose texts in the source are not those in force."""
+    difference: dict[str, SomeIds] = field(default_factory=dict)
+    """Samples that are NEW, once they are counted; GONE; or RENAMED."""
     new: Iterator[pa.Table] = field(default_factory=lambda: iter(()))
     """The samples that no part has; they are listed while they are read."""
 
-    def count_new(self) -> SomeIds:
+    def count_new(self) -> int:
         """List what is new, without planning it."""
-        ids = SomeIds()
         for table in self.new:
-            ids = ids.with_more(table["id"])
-        return ids
+            self.note_difference(NEW, table["id"])
+        return self.difference[NEW].total if NEW in self.difference else 0
+
+    def note_difference(self, what: str, ids: pa.ChunkedArray) -> None:
+        if len(ids):
+            self.difference[what] = self.difference.get(what, SomeIds()).with_more(ids)
 
 
 def look_at_source(inputs: BuildInputs, stated: Stated) -> SourceNow:
@@ -64,59 +67,64 @@ def look_at_source(inputs: BuildInputs, stated: Stated) -> SourceNow:
 
     Listing takes as long as planning, while that check only looks at each source file.
     """
-    version, spec = inputs.source.version(), stated.spec
-    if not inputs.request.has_extra_work and is_unchanged(inputs, stated, version):
+    version, held = inputs.source.version(), held_listing(inputs, stated)
+    if version is not None and held and held.source == version and not inputs.request.has_extra_work:
         return SourceNow(version=version)
-    planned = partial(read_planned, inputs.store)
-    now = compare_lists(stated, list_source(inputs, stated), planned, partial(restored, inputs, spec))
-    return replace(now, version=version)
+    listing = list_source(inputs, stated, held)
+    return compare_lists(
+        stated,
+        listing,
+        lambda part: open_part(inputs.store, part).whole(),
+        partial(restored, inputs, stated.spec),
+        version,
+    )
 
 
-def list_source(inputs: BuildInputs, stated: Stated) -> ListedParts:
-    """Prepare to list the source; videos whose clips are planned need no second look."""
-    config, build = inputs.config, stated.survey.build.value
+def held_listing(inputs: BuildInputs, stated: Stated) -> Listed | None:
+    """Return the versions that were listed with this config, if they gave the plan on disk, and it is whole."""
+    build = stated.survey.build.value
+    if build is None or build.listed is None or not stated.is_whole or build.config != inputs.config.recorded():
+        return None
+    files = tuple(each.file.sha256 for each in stated.parts.values())
+    return build.listed if build.listed.plan == files else None
+
+
+def listed_now(
+    inputs: BuildInputs, stated: Stated, now: SourceNow, parts: int, changed: Collection[int], *, is_all: bool
+) -> Listed:
+    """Return the versions that a rerun compares, still without the plan's files: none where it has to look again, as at
+    `changed` parts, or if the cache lacks samples of the source.
+    """
+    build, listing = stated.survey.build.value, now.listing
+    if not is_all:
+        return Listed(source=None, plan=())
+    if listing is None:
+        return Listed(
+            source=None if changed else now.version, plan=(), parts=build.listed.parts if build and build.listed else ()
+        )
+    has_own_files = listing.is_cut and now.is_in_place and len(listing.names) == parts
+    versions = tuple(
+        None if number in changed or names in listing.with_bare else inputs.source.version(names)
+        for number, names in enumerate(listing.names if has_own_files else ())
+    )
+    return Listed(source=None if changed or listing.has_missing_images else now.version, plan=(), parts=versions)
+
+
+def list_source(inputs: BuildInputs, stated: Stated, held: Listed | None = None) -> ListedParts:
+    """Prepare to list the source, but for parts in the versions held; videos whose clips are planned need no look."""
+    config, source, build = inputs.config, inputs.source, stated.survey.build.value
     has_same_clips = build is not None and build.config.get("clip") == config.recorded()["clip"]
 
     def list_part(own: Names) -> Samples:
         parts = [part for part in stated.parts if own == ALL or (part < len(names) and names[part] == own)]
-        known = (read_planned(inputs.store, part) for part in (parts if has_same_clips else ()))
-        return inputs.reader.samples(inputs.source.samples(own), known)
+        known = (open_part(inputs.store, part).whole() for part in (parts if has_same_clips else ()))
+        return inputs.reader.samples(source.samples(own), known)
 
-    names = inputs.source.parts(config.store.rows_per_part)
-    return ListedParts(
-        list_part, names, config, withdrawn_ids(inputs.store, stated), unchanged_parts(inputs, stated, names)
-    )
-
-
-def unchanged_parts(inputs: BuildInputs, stated: Stated, names: Sequence[Names]) -> dict[int, int]:
-    """Return the parts whose files were not written since they were listed for this config, with their rows."""
-    build = stated.survey.build.value
-    if not build or not build.listed or build.config != inputs.config.recorded() or not stated.is_whole:
-        return {}
-    pairs = enumerate(zip(names, build.listed.parts, build.listed.plan, strict=False))
-    rows = {number: each.digests.part.rows for number, each in stated.parts.items()}
-    return {
-        number: rows[number]
-        for number, (own, version, sha256) in pairs
-        if version is not None
-        and number in rows
-        and stated.parts[number].file.sha256 == sha256
-        and inputs.source.version(own) == version
-    }
-
-
-def versions_of(inputs: BuildInputs, now: SourceNow, parts: int, changed: Container[int]) -> tuple[str | None, ...]:
-    """Return the version of each part, None if its images have to be looked at.
-
-    Empty unless each part has files of its own.
-    """
-    listing = now.listing
-    if listing is None or not listing.is_cut or not now.is_in_place or len(listing.names) != parts:
-        return ()
-    is_open = [number in changed or names in listing.with_bare for number, names in enumerate(listing.names)]
-    return tuple(
-        None if each else inputs.source.version(names) for each, names in zip(is_open, listing.names, strict=True)
-    )
+    names = source.parts(config.store.rows_per_part)
+    versions = enumerate(zip(names, held.parts if held else (), strict=False))
+    unchanged = [part for part, (own, version) in versions if version is not None and source.version(own) == version]
+    rows = {part: stated.parts[part].digests.part.rows for part in unchanged}
+    return ListedParts(list_part, names, config, withdrawn_ids(inputs.store, stated), rows)
 
 
 def compare_lists(
@@ -124,31 +132,31 @@ def compare_lists(
     listing: ListedParts,
     planned: Callable[[int], pa.Table],
     restore: Callable[[int, pa.Table], pa.Table | None],
+    version: str | None = None,
 ) -> SourceNow:
-    """Find the samples of the plan in a list; `planned` and `restore` are a Matcher's."""
-    known = stated.parts.keys()
-    matcher = Matcher(
-        stated.num_parts, lambda part: planned(part) if part in known else None, restore, listing.unchanged
-    )
-    now = SourceNow(listing=listing)
+    """Find the samples of the plan in a list. `planned` reads a part; `restore` returns the rows of a lost part, if a
+    table has them.
+    """
+
+    def match_part(number: int, table: pa.Table) -> Matched:
+        if number in stated.parts:
+            return match(number, planned(number), table)
+        if (rows := restore(number, table)) is None:
+            return None, table
+        none = np.zeros(rows.num_rows, bool)
+        return Found(number, rows, None, none, none), table.slice(table.num_rows)
+
+    looked_at = [part for part in range(stated.num_parts) if part not in listing.unchanged]
+    matcher, now = Matcher(looked_at, match_part, stated.lost), SourceNow(listing=listing, version=version)
     for each in matcher.find(listing):
         take_part(now, stated, each)
-    now.lost, now.is_in_place = tuple(matcher.lost), matcher.is_in_place
+    now.missing, now.is_in_place = matcher.missing, matcher.is_in_place
     if listing.is_cut:
         behind = (table for table in matcher.behind if table.num_rows)
         now.new = chain(behind, recut(matcher.rest, listing.rows_per_part))
     else:
         now.new = recut(chain(matcher.rest, matcher.behind), listing.rows_per_part)
     return now
-
-
-def is_unchanged(inputs: BuildInputs, stated: Stated, version: str | None) -> bool:
-    """Return whether the plan is whole and was made with this config, and no source file was written since."""
-    build = stated.survey.build.value
-    if version is None or build is None or (listed := build.listed) is None or not stated.is_whole:
-        return False
-    files = tuple(each.file.sha256 for each in stated.parts.values())
-    return (listed.source, listed.plan, build.config) == (version, files, inputs.config.recorded())
 
 
 def withdrawn_ids(store: Store, stated: Stated) -> pa.Array:
@@ -159,53 +167,34 @@ def withdrawn_ids(store: Store, stated: Stated) -> pa.Array:
     return pa.chunked_array(ids, pa.string()).combine_chunks()
 
 
-def read_planned(store: Store, part: int) -> pa.Table:
-    """Read the samples of a part, in memory."""
-    return open_part(store, part).whole()
-
-
 def restored(inputs: BuildInputs, spec: Spec | None, part: int, listed: pa.Table) -> pa.Table | None:
     """Return the rows of a lost part if these samples, planned anew, are those of the spec."""
     assert spec
     if listed.num_rows != spec.parts[part].rows:
         return None
-    rows = pa.concat_tables([rows for rows, _ in make_arranger(inputs).arrange(listed)])
+    rows = pa.concat_tables([rows for rows, _ in make_arranger(inputs)(listed)])
     return rows if samples_digest(rows) == spec.parts[part].digest else None
 
 
 def take_part(now: SourceNow, stated: Stated, each: Found) -> None:
     """Note how a part differs in the source."""
+    if each.planned is not None and (each.lacks | each.differs).any():
+        now.note_difference(GONE, each.planned["id"].filter(pa.array(each.lacks)))
+        now.note_difference(RENAMED, each.planned["id"].filter(pa.array(each.differs)))
+        return
     rows, texts = each.rows, stated.survey.texts.get(each.part)
     encodes_texts = stated.spec is not None and stated.spec.array.text is not None
-    if each.lacks.any() or each.differs.any():
-        assert each.planned is not None
-        lacking, others = (each.planned["id"].filter(pa.array(mask)) for mask in (each.lacks, each.differs))
-        removed, changed = now.difference.removed.with_more(lacking), now.difference.changed.with_more(others)
-        now.difference = PlanDifference(removed=removed, changed=changed)
-        return
-    held, is_lost = stated.survey.stated_texts.get(each.part), each.planned is None or not texts
+    is_lost, held = each.planned is None or not texts, stated.survey.stated_texts.get(each.part)
     if held and held.digest != texts_digest(rows):
-        is_needed = is_lost and (encodes_texts or not texts)
-        now.num_other_texts += not is_needed
-        now.other_texts += (each.part,) if is_needed else ()
+        if is_lost and (encodes_texts or not texts):
+            now.other_texts.append(each.part)
+        else:
+            now.num_other_texts += 1
     before = rows if each.planned is None else each.planned
     is_moved = any(not rows[name].equals(before[name]) for name in MOVES)
     if is_lost or (is_moved and not encodes_texts):  # no file is read for a text
         names = [name for name in rows.column_names if name in PLAN_SCHEMA.names]
         now.found[each.part] = rows if is_lost else rows.select(names)
-
-
-def recut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield tables of so many rows each, and a shorter last one."""
-    held = list[pa.Table]()
-    for table in tables:
-        held.append(table)
-        while sum(map(len, held)) >= rows:
-            whole = held[0] if len(held) == 1 else joined(held)
-            yield whole.slice(0, rows)
-            held = [whole.slice(rows)] * (len(whole) > rows)
-    if held:
-        yield joined(held)
 
 
 def refuse_unfit_parts(store: Store, stated: Stated, added: Sequence[PlannedPart], where: str) -> None:

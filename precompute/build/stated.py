@@ -1,13 +1,16 @@
-"""What a cache says of itself: its records, and the samples that it was planned with."""
+"""What a cache says of itself: its records, and the samples that it was planned with, on disk or found again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from cache_store.cache.metadata import PartOnDisk
+import pyarrow as pa
+
+from cache_store.cache.metadata import PartOnDisk, open_plan
 from cache_store.cache.survey import Survey
-from cache_store.format.plan import is_cut_as
+from cache_store.format.plan import PartDigests, PartHash, is_cut_as
 from cache_store.format.schema import Recipe, SizedArray, Spec, shard_runs
+from cache_store.storage.store import Store
 
 ArrayOf = Callable[[str], SizedArray]
 """Describes the array of a name."""
@@ -47,25 +50,22 @@ class Stated:
 def stated_of(survey: Survey, recipe: Recipe, array_of: ArrayOf, *, mends: bool = False) -> Stated:
     """Find the samples that a cache of this recipe was planned with.
 
-    The spec and the seal say which these are, the one whose parts are on disk first; or else all records do. For a
-    repair of a sealed cache, parts in other files than the sealed ones are lost.
+    The spec and the seal say which these are, the one whose parts are on disk first; without both, all parts that are
+    on disk, if every record has samples of theirs. For a repair of a sealed cache, parts in other files than the
+    sealed ones are lost.
     """
-    specs = [spec for spec in stated_specs(survey) if spec.recipe == recipe]
+    specs = [spec for spec in survey.specs if spec.recipe == recipe]
     on_disk = [each.value for each in survey.parts if each.value]
-    if not specs and len(on_disk) == len(survey.parts) and fits_records(survey, on_disk):
+    samples = [digest for part in on_disk for digest in part.digests.shards]
+    fits = all(samples[shard : shard + 1] == [each.content.samples] for shard, each in survey.records.items())
+    if not specs and survey.records and fits and len(on_disk) == len(survey.parts):
         specs = [spec_of(recipe, on_disk, array_of)]
     if not specs:
         return Stated(survey=survey)
-    spec = next((each for each in specs if not lost_parts(survey, each)), specs[0])
-    lost = lost_parts(survey, spec)
+    lost, spec = min(((lost_parts(survey, each), each) for each in specs), key=lambda each: bool(each[0]))
     if mends and survey.seal.value:
         lost |= {number for number, each in enumerate(survey.parts) if each.value and not each.value.is_known}
     return Stated(survey=survey, spec=spec, lost=lost)
-
-
-def stated_specs(survey: Survey) -> list[Spec]:
-    """List the specs that the cache states: its own, and the sealed one."""
-    return [spec for spec in (survey.spec.value, survey.seal.value and survey.seal.value.spec) if spec]
 
 
 def spec_of(recipe: Recipe, parts: Sequence[PartOnDisk], array_of: ArrayOf) -> Spec:
@@ -76,19 +76,56 @@ def spec_of(recipe: Recipe, parts: Sequence[PartOnDisk], array_of: ArrayOf) -> S
 
 
 def lost_parts(survey: Survey, spec: Spec) -> frozenset[int]:
-    return frozenset(number for number in range(len(spec.parts)) if not has_part(survey, spec, number))
+    """Return the parts that are not on disk with the samples of the spec, cut as it says."""
+    on_disk = {number: each.value for number, each in enumerate(survey.parts) if each.value}
+    return frozenset(
+        number
+        for number, part in enumerate(spec.parts)
+        if (held := on_disk.get(number)) is None
+        or held.digests.part != part
+        or not is_cut_as(spec, number, held.lengths, held.sizes)
+    )
 
 
-def has_part(survey: Survey, spec: Spec, number: int) -> bool:
-    """Return whether a part is on disk, with the samples of the spec, cut as the spec says."""
-    part = survey.parts[number].value if number < len(survey.parts) else None
-    if part is None or part.digests.part != spec.parts[number]:
-        return False
-    return is_cut_as(spec, number, part.lengths, part.sizes)
+class Planned:
+    """Reads the rows of shards as the source has them now."""
 
+    def __init__(self, store: Store, spec: Spec, found: Mapping[int, pa.Table], lost: Set[int]) -> None:
+        """`found` has the rows of parts that have to be written, among them those that are `lost`."""
+        self.found, self.spec, self._plan, self._lost = found, spec, open_plan(store, spec), lost
 
-def fits_records(survey: Survey, parts: Sequence[PartOnDisk]) -> bool:
-    """Return whether every record was made for the samples of these parts."""
-    contents = [record.content for record in survey.records.values()]
-    shards = [digest for part in parts for digest in part.digests.shards]
-    return bool(contents) and all(each.shard < len(shards) and each.samples == shards[each.shard] for each in contents)
+    def of_shard(self, shard: int, columns: Sequence[str]) -> pa.Table:
+        part = int(self.spec.part_of_shard[shard])
+        rows = self.found.get(part)
+        if rows is None or not {*columns} <= {*rows.column_names}:
+            return self._plan.shard(shard, columns)
+        return self._shard_of(rows, part, shard).select(columns)
+
+    def fingerprints_before(self, shard: int) -> pa.ChunkedArray | None:
+        """Return the planned fingerprints; None if they are lost."""
+        if int(self.spec.part_of_shard[shard]) in self._lost:
+            return None
+        return self._plan.shard(shard, ["fingerprint"])["fingerprint"]
+
+    def shards(self, part: int) -> list[pa.Table]:
+        """Return the rows of each shard of a part that was found."""
+        return [self._shard_of(self.found[part], part, shard) for shard in self.spec.part_shards[part]]
+
+    def texts_of(self, shard: int) -> pa.Table:
+        return self.of_shard(shard, ["id", "conversations"])
+
+    def digests(self, stated: Stated) -> list[PartDigests]:
+        """Return the digests of the stated parts."""
+        parts = {number: each.digests for number, each in stated.parts.items()}
+        return [parts.get(number) or self._digests(number) for number in range(stated.num_parts)]
+
+    def _digests(self, part: int) -> PartDigests:
+        part_hash = PartHash()
+        for rows in self.shards(part):
+            part_hash.add(rows)
+        return part_hash.digests()
+
+    def _shard_of(self, rows: pa.Table, part: int, shard: int) -> pa.Table:
+        first = int(self.spec.bounds[self.spec.part_shards[part].start])
+        own = self.spec.shard_rows(shard)
+        return rows.slice(own.start - first, len(own))

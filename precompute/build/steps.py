@@ -9,15 +9,11 @@ the same shard write the same bytes, and a dead rank is run again, under the sam
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from cache_store.cache.metadata import (
     PartOnDisk,
     has_cache,
-    read_seal,
-    read_spec,
     refuse_foreign_place,
-    refuse_no_cache,
     write_build,
 )
 from cache_store.cache.survey import Survey, held_recipe, survey
@@ -26,32 +22,24 @@ from cache_store.format.layout import SPEC_FILE, planned_file
 from cache_store.format.plan import PartDigests
 from cache_store.format.schema import Spec, joined_runs
 from cache_store.log import log_info, log_warning
-from cache_store.messages import counted, printable, shell_word
-from cache_store.program.running import usable_cores
-from cache_store.storage.store import Address, Store, is_url, open_store, with_listing
-from cache_store.verify.findings import SHOWN, Report, as_text
-from cache_store.verify.scope import Level
-from cache_store.verify.verify import stray_findings, verify
+from cache_store.messages import counted, printable
+from cache_store.storage.store import Store, open_store
 from precompute.build.compare_images import compare_images, judge_images, retry_rejected
-from precompute.build.decide import Work, certain_bytes, damaged_metadata, decide
+from precompute.build.decide import Work, damaged_metadata, decide
 from precompute.build.inputs import BuildInputs, make_arranger
-from precompute.build.planned import Planned
 from precompute.build.planning import PlannedPart, forget_planned, plan_as_rank, plan_named_parts, plan_table
-from precompute.build.rank import Rank
 from precompute.build.refusals import (
     refuse_damage,
-    refuse_little_space,
     refuse_lost_list,
     refuse_lost_recipe,
     refuse_missing_shards,
     refuse_other_inputs,
     refuse_other_list,
-    refuse_other_report,
     refuse_unfinished_plan,
 )
-from precompute.build.request import BuildRequest, damaged_shards, read_report
-from precompute.build.source import SourceNow, list_source, look_at_source, refuse_unfit_parts, versions_of
-from precompute.build.stated import Stated, spec_of, stated_of
+from precompute.build.request import BuildRequest
+from precompute.build.source import SourceNow, list_source, listed_now, look_at_source, refuse_unfit_parts
+from precompute.build.stated import Planned, Stated, spec_of, stated_of
 from precompute.build.write import (
     Summary,
     build_shards,
@@ -62,10 +50,11 @@ from precompute.build.write import (
     sizes_note,
     write_metadata,
 )
-from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
+from precompute.config import BuildConfig
 from precompute.encode.launchers import encoder_of_worker, refuse_unreachable_workers
 from precompute.encode.pipeline import library_versions
 from precompute.encode.progress import Encoded
+from precompute.encode.rank import Rank
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
 from precompute.sources.opening import open_source
@@ -151,7 +140,6 @@ def state_of(inputs: BuildInputs, surveyed: Survey) -> Stated:
     request, recipe = inputs.request, inputs.recipe
     if not surveyed.has_cache:
         return Stated(survey=surveyed)
-    refuse_other_report(surveyed, request.report)
     if (held := held_recipe(surveyed)) is None:
         refuse_lost_recipe(surveyed)
     refuse_other_inputs(inputs.store, held, recipe, request)
@@ -189,7 +177,6 @@ def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
         raise
     for part in changed - stated.lost - stated.lost_texts:
         now.found.pop(part, None)  # so that the next build compares these images again
-    is_partial = num_left_out or changed or (now.listing and now.listing.has_missing_images)
     mended = (f"damage found and mended: {each}" for each in (*damage, *work.damage))
     for note in (*mended, *work.notes, *growth_notes(stated, now, work, num_left_out)):
         log_info(printable(note))
@@ -197,11 +184,8 @@ def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
         log_info(sizes)
     if now.listing:
         now.listing.say()
-    source = None if is_partial else now.version
-    parts = () if num_left_out else versions_of(inputs, now, len(spec.parts), changed)
-    if now.listing is None and (build := stated.survey.build.value) and build.listed:
-        parts = build.listed.parts
-    return write_metadata(inputs, stated, work, rows, added, source, parts, for_ranks=for_ranks)
+    listed = listed_now(inputs, stated, now, len(spec.parts), changed, is_all=not num_left_out)
+    return write_metadata(inputs, stated, work, rows, added, listed, for_ranks=for_ranks)
 
 
 def refuse_to_mend(inputs: BuildInputs, stated: Stated, damage: Sequence[str]) -> None:
@@ -218,9 +202,9 @@ def add_parts(inputs: BuildInputs, first: int, now: SourceNow) -> Iterator[Plann
         yield from plan_named_parts(inputs, now.listing)
         return
     forget_planned(inputs.store)
-    arranger = make_arranger(inputs)
+    arrange = make_arranger(inputs)
     for number, table in enumerate(now.new, start=first):
-        yield plan_table(inputs, now.listing, arranger, number, table)
+        yield plan_table(inputs.store, now.listing, number, arrange(table))
 
 
 def refuse_other_samples(stated: Stated, now: SourceNow, request: BuildRequest) -> int:
@@ -228,7 +212,7 @@ def refuse_other_samples(stated: Stated, now: SourceNow, request: BuildRequest) 
     survey, spec = stated.survey, stated.spec
     if not survey.has_cache or now.listing is None:
         return 0
-    if spec is None or now.lost:
+    if spec is None or now.missing:
         now.count_new()
         refuse_lost_list(survey, now.listing.rows)
     if now.other_texts:
@@ -237,13 +221,12 @@ def refuse_other_samples(stated: Stated, now: SourceNow, request: BuildRequest) 
             f"{survey.store}: the texts of {counted(len(now.other_texts), 'part')} are lost, and the source has others "
             f"now; restore its files, or take these: precompute captions {name}"
         )
-    is_other = bool(str(now.difference))
-    if request.new_samples == "append" and not is_other:
+    if request.new_samples == "append" and not now.difference:
         return 0
-    difference = replace(now.difference, added=now.count_new())
-    if is_other or (difference.added.total and request.new_samples == "refuse"):
-        refuse_other_list(survey.store, spec.rows, now.listing.rows, difference, request, has_grown=not is_other)
-    return difference.added.total
+    is_other, num_new = bool(now.difference), now.count_new()
+    if is_other or (num_new and request.new_samples == "refuse"):
+        refuse_other_list(survey.store, spec.rows, now.listing.rows, now.difference, request)
+    return num_new
 
 
 def grown_spec(inputs: BuildInputs, spec: Spec | None, added: Sequence[PartOnDisk]) -> Spec:
@@ -279,8 +262,7 @@ def decide_all(
         work = replace(work, notes=(note, *work.notes))
     if work.to_build:
         warn_of_large_shards(work.spec)
-    if config.run.check_space:
-        refuse_little_space(store, certain_bytes(work, config.run.max_reject_fraction), store.free_bytes())
+        warn_of_little_space(store, work)
     return work, changed
 
 
@@ -312,7 +294,7 @@ def planned_work(inputs: BuildInputs, surveyed: Survey) -> Work:
     rows = Planned(store, stated.spec, {}, frozenset())
     work = decide(stated, stated.spec, rows.digests(stated), rows.texts_of, request)
     refuse_damage(store, work.damage, request)
-    return replace(work, parts=tuple(stated.parts.values()))
+    return replace(work, plan_files=tuple(each.file for each in stated.parts.values()))
 
 
 def warn_of_large_shards(spec: Spec) -> None:
@@ -326,6 +308,13 @@ def warn_of_large_shards(spec: Spec) -> None:
         )
 
 
+def warn_of_little_space(store: Store, work: Work) -> None:
+    """Log a warning if the latents of a new cache, stored as they are, take more than what is free."""
+    free, needed = store.free_bytes(), work.spec.sample_bytes
+    if free is not None and needed > free and work.spec.array.codec == "none" and not work.kept:
+        log_warning(f"{store}: its latents take up to {needed:,} bytes, and {free:,} are free there")
+
+
 def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
     """Give the rank its own GPU if several ranks share its node; a rank alone on its node uses all GPUs."""
     return config if rank.local is None else replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
@@ -335,51 +324,3 @@ def refuse_unplanned(store: Store, request: BuildRequest) -> None:
     """Raise NoCacheError if the cache has no plan; call it before anything is loaded."""
     if not store.has(SPEC_FILE):
         raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")
-
-
-def repair(cache: Address, config: RepairConfig) -> Summary:
-    """Rebuild the named shards with the source and encoder recorded in the cache, and reseal.
-
-    Raises StaleError, and touches nothing, if source or encoder changed or the report is of another cache, or keeps the
-    old shards if rebuilt ones differ; Interrupted after a signal (run the same repair again to resume).
-    """
-    refuse_no_cache(open_store(cache))
-    report = read_report(Path(config.report).expanduser()) if config.report else None
-    rebuild = {*config.shard_numbers, *(still_damaged(cache, report) if report else ())}
-    run = replace(config.run, max_reject_fraction=1.0)  # rebuilt shards reject the same samples
-    build_config = replace(BuildConfig.of_cache(cache), run=run)
-    with advising_on_moved_paths(cache):
-        request = BuildRequest(mends=True, rebuild=rebuild, new_samples="leave out", report=report)
-        return build(build_config, request)
-
-
-def still_damaged(cache: Address, report: Report) -> set[int]:
-    """Read the shards that a report names again; return those that are not sound now."""
-    if not (named := damaged_shards(report)):
-        return named
-    level: Level = "deep" if report.level == "deep" else "full"
-    now = verify(cache, level, subset=named, jobs=usable_cores())
-    if now.shards and (sound := sorted(named - damaged_shards(now))):  # without a spec, no shard was read
-        numbers = ", ".join(map(str, sound[:SHOWN])) + (", …" if len(sound) > SHOWN else "")
-        log_info(f"{counted(len(sound), 'shard')} of the report found sound now, and kept: {numbers}")
-        named -= {*sound}
-    return named
-
-
-def refuse_strays(cache: Address, config: RepairConfig) -> None:
-    """Raise CacheError if stray files that the report names are still there: no repair deletes them."""
-    if not config.report:
-        return
-    store, report = open_store(cache), read_report(Path(config.report).expanduser())
-    reported = {each.file for each in report.findings if each.kind == "stray"}
-    if not reported:
-        return
-    strays = stray_findings(with_listing(store), read_spec(store), read_seal(store))
-    if left := [each.file for each in strays if as_text(each.file) in reported]:
-        named = [shell_word(store.where(name)) for name in left[:SHOWN]]
-        more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
-        command = "delete:\n  " if is_url(cache) else "run:\n  rm -r -- "
-        raise CacheError(
-            f"all is mended but for {counted(len(left), 'stray')} of the report, which no command deletes; unless a "
-            f"build is running, {command}{' '.join(named)}{more}"
-        )

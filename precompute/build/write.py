@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from posixpath import commonpath, dirname
 
+import msgspec
+
 from cache_store.cache.commit import refuse_non_canonical, retract, sum_up, write_seal
 from cache_store.cache.metadata import (
     file_record,
@@ -43,16 +45,15 @@ from cache_store.messages import counted
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
-from precompute.build.compare_images import refuse_rejected, sample_changes
 from precompute.build.decide import Work
 from precompute.build.inputs import BuildInputs
-from precompute.build.planned import Planned
 from precompute.build.planning import PlannedPart, forget_planned
 from precompute.build.refusals import refuse_mismatched_shards
-from precompute.build.stated import Stated
+from precompute.build.stated import Planned, Stated
 from precompute.encode.job import EncodeJob
 from precompute.encode.launchers import run_workers
 from precompute.encode.progress import BuildProgress, Encoded
+from precompute.encode.rejects import refuse_rejected
 from precompute.images.rejected import CONTINUE, TooManyRejectsError
 
 SIZES_SHOWN = 5
@@ -97,15 +98,14 @@ def write_metadata(
     work: Work,
     rows: Planned,
     added: Sequence[PlannedPart],
-    source: str | None,
-    parts_now: tuple[str | None, ...],
+    listed: Listed,
     *,
     for_ranks: bool = False,
 ) -> Work:
     """Write the metadata that is missing, damaged or changed; return the work with the plan on disk.
 
-    `source` and `parts_now` are the versions that were listed.
-    `for_ranks`, which replace no file, it also deletes the records of shards to replace.
+    `listed` has the versions that were listed. `for_ranks`, which replace no file, it also deletes the records of
+    shards to replace.
     """
     store, config, spec, survey = inputs.store, inputs.config, work.spec, stated.survey
     parts, texts = {**stated.parts}, {**survey.texts}
@@ -128,7 +128,7 @@ def write_metadata(
         store.delete(SEAL_FILE)  # a reader of the longer plan still finds the rows of sealed shards
     for shard in replaced:
         retract(store, shard)
-    listed = Listed(source=source, plan=tuple(each.file.sha256 for each in planned), parts=parts_now)
+    listed = msgspec.structs.replace(listed, plan=tuple(each.file.sha256 for each in planned))
     build = survey.build.value
     if build is None or (build.config, build.listed, build.spec_digest) != (config.recorded(), listed, spec.digest):
         write_build(store, config.recorded(), listed, spec_digest=spec.digest)
@@ -136,7 +136,7 @@ def write_metadata(
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)
     forget_planned(store)
-    return replace(work, parts=tuple(planned))
+    return replace(work, plan_files=tuple(each.file for each in planned))
 
 
 def drop_parts(store: Store, first: int) -> None:
@@ -169,17 +169,14 @@ def delete_shard_files(store: Store, spec: Spec, shards: Collection[int]) -> Non
 
 
 def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
-    """Build these shards, alone or (`shared`) beside other ranks; return the progress.
-
-    A rank replaces none.
-    """
-    spec, store, config, request = work.spec, inputs.store, inputs.config, inputs.request
-    num_rows, limit = sum(len(spec.shard_rows(shard)) for shard in shards), config.run.max_reject_fraction
+    """Build these shards, alone or (`shared`) beside other ranks, which replace none; return the progress."""
+    spec, store, limit = work.spec, inputs.store, inputs.config.run.max_reject_fraction
+    retry = inputs.request.with_options("--retry-rejected")
     counted = BuildProgress(
         spec.rows,
         work.kept.values(),
         limit,
-        to_build=num_rows,
+        to_build=sum(len(spec.shard_rows(shard)) for shard in shards),
         shared=shared,
         made_of=spec.array.made_of,
         compute_dtype=spec.array.encoder.compute_dtype,
@@ -193,10 +190,10 @@ def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shar
                     store.delete(SEAL_FILE)
                 encode(inputs, encode_job(inputs, work, shards, shared), progress)
         except TooManyRejectsError as error:
-            refuse_rejected(str(error), store, spec, request, CONTINUE)
+            refuse_rejected(str(error), store, spec, retry, CONTINUE)
     if progress.is_all_rejected:
         none = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
-        refuse_rejected(none, store, spec, request)
+        refuse_rejected(none, store, spec, retry)
     return progress
 
 
@@ -206,18 +203,16 @@ def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: b
     No file of a new shard is replaced where another program may be writing it: in a store that no claim guards, and on
     Ray, where a lost node may still be at work; there, files without a record are deleted first.
     """
-    store, new = inputs.store, frozenset[int]()
-    if not store.has_exclusive_claims:
-        new = frozenset(work.shards_to("build"))
-    elif inputs.config.run.engine == "ray" and not shared:
-        new = frozenset(work.shards_to("build"))
+    store, on_ray = inputs.store, inputs.config.run.engine == "ray" and not shared
+    new = frozenset(work.shards_to("build") if on_ray or not store.has_exclusive_claims else ())
+    if store.has_exclusive_claims:
         delete_shard_files(store, work.spec, new)
     return EncodeJob(
         config=inputs.config,
         store=store,
         spec=work.spec,
         shards=shards,
-        allowed_digests=work.allowed_digests,
+        allowed_digests={shard: task.allowed for shard, task in work.tasks.items() if task.allowed},
         shared=shared,
         never_replace=new,
     )
@@ -230,9 +225,7 @@ def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None
         log_info("encoder.device auto: no GPU that torch can use was found; the CPU encodes")
     with stop_on_signals() as stop:
         run_workers(job, inputs.source, inputs.encoder, progress)
-    mismatched = progress.mismatched
-    changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}
-    refuse_mismatched_shards(job.store, mismatched, job.allowed_digests, changes, inputs.request)
+    refuse_mismatched_shards(job.store, progress.mismatched, job.allowed_digests, inputs.request)
     if stop.is_set() and not job.shared:  # the signal came after the last batch
         raise Interrupted("every shard is committed; run the same command again to seal the cache")
 

@@ -26,13 +26,11 @@ from cache_store.format.plan import PartHash, samples_digest, texts_digest, with
 from cache_store.format.record import sign
 from cache_store.format.roll import Roll
 from cache_store.storage.local import LocalStore
-from cache_store.verify.findings import Report
-from precompute.build.decide import Work, certain_bytes, damaged_metadata, decide
+from precompute.build.decide import Work, damaged_metadata, decide
 from precompute.build.listing import ListedParts
-from precompute.build.planned import Planned
 from precompute.build.request import BuildRequest
 from precompute.build.source import compare_lists
-from precompute.build.stated import Stated, spec_of
+from precompute.build.stated import Planned, Stated, spec_of
 from precompute.build.steps import grown_spec, growth_notes, planned_work, refuse_other_samples, state_of
 from precompute.config import BuildConfig, StoreConfig
 from precompute.encoders.encoder_config import EncoderConfig
@@ -189,13 +187,6 @@ def restored(stated: Stated) -> Any:
     return lambda part, rows: rows if samples_digest(rows) == stated.spec.parts[part].digest else None
 
 
-def reported(survey: Survey) -> BuildRequest:
-    """Make the request for a repair of shard 1, by a verification's report on that cache."""
-    identity = survey.seal.value.identity
-    report = Report(cache="C", level="full", identity=identity, shards=2, samples=12, bytes=4, findings=())
-    return BuildRequest(rebuild=[1], report=report)
-
-
 LONGER = samples(range(20))
 APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
 SWAPPED = replace(WHOLE, parts=parts_of(samples([1, 0, *range(2, 12)])), seal=Reading(), shards={})
@@ -250,7 +241,6 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
         "for other samples",
     ),
     "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
-    "a repair by report": (Case(request=reported(WHOLE)), [1], [], ""),
     "a repair where the list grew": (Case(source=LONGER, request=LEAVE_OUT), [], [], "new in the source: 8 samples"),
     "a retry": (Case(recovered={1: 2}), [1], [1], ""),
     "a retry beside damage": (Case(shard_1(NO_FILE), recovered={0: 1}), [0, 1], [0], AGAIN),
@@ -318,7 +308,6 @@ REFUSED: dict[str, tuple[Case, type[Exception], list[str]]] = {
     "another name, no spec": (Case(without("spec"), samples(s09="x")), StaleError, ["s09"]),
     "another name, no plan": (Case(without("parts"), samples(s09="x")), StaleError, ["C/plan"]),
     "a plan without a withdrawal": (Case(COUNTS_2), CacheError, ["C/plan", "withdrawals of 1 shard"]),
-    "another's report": (Case(request=reported(FOREIGN)), StaleError, ["C", "cache-store verify C"]),
     "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, ["2"]),
 }
 
@@ -349,14 +338,6 @@ STATES: dict[str, tuple[Case, dict[int, str]]] = {
 def test_each_shard_that_is_not_kept_is_built_mended_or_replaced(name):
     case, states = STATES[name]
     assert {shard: task.state for shard, task in case.decided()[0].tasks.items()} == states
-
-
-def test_only_a_new_uncompressed_cache_certainly_needs_space():
-    """12 samples of 2 bytes, of which a fifth may be rejected."""
-    new = Survey(store=STORE)
-    packed = msgspec.structs.replace(RECIPE, array=msgspec.structs.replace(ARRAY, codec="zstd"))
-    works = [case.decided()[0] for case in (Case(new), Case(new, recipe=packed), Case(WHOLE))]
-    assert [round(certain_bytes(work, max_reject_fraction=0.2), 6) for work in works] == [19.2, 0.0, 0.0]
 
 
 FOR_RANKS: dict[str, tuple[Survey, list[int] | None]] = {

@@ -18,10 +18,10 @@ from cache_store.errors import CacheError, ConfigError, SourceError
 from cache_store.format.plan import answers_of
 from cache_store.format.tables import MAX_EXTRA
 from cache_store.verify.verify import verify
-from precompute.build.listing import LISTED
 from precompute.sources.config import FieldNames, SourceConfig
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
+from precompute.sources.tables import LISTED
 from tests.precompute.conftest import Project, image_bytes, plan_table
 from tests.precompute.sources.pictures import write_tar
 
@@ -73,9 +73,9 @@ def test_fields_of_every_kind_of_source_become_columns_of_the_type_that_their_va
     [
         ((5, "5"), "a whole number (sample 000) and text (sample 001)"),
         ((True, 1), "true or false (sample 000) and a whole number (sample 001)"),
-        ((2**63, 1), "score of sample 000 is int 9223372036854775808"),
-        (({"a": 1}, None), "score of sample 000 is dict {'a': 1}"),
-        (([1], None), "score of sample 000 is list [1]"),
+        ((2**63, 1), "score is int 9223372036854775808 (sample 000)"),
+        (({"a": 1}, None), "score is dict {'a': 1} (sample 000)"),
+        (([1], None), "score is list [1] (sample 000)"),
     ],
 )
 def test_values_that_a_column_cannot_hold_are_refused_by_field_and_sample(tmp_path, values, named):

@@ -18,13 +18,14 @@ from cache_store.cache.metadata import open_plan, put_part, put_texts, read_text
 from cache_store.format.layout import part_file
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
-from precompute.build.listing import ListedParts, make_table
-from precompute.build.match import Matcher
+from precompute.build.listing import ListedParts
+from precompute.build.match import Matcher, match
 from precompute.config import BuildConfig, StoreConfig
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.sources.config import SourceConfig
 from precompute.sources.images import ALL
 from precompute.sources.listing import Samples
+from precompute.sources.tables import make_table
 from tests.make_cache import caption
 from tests.precompute.conftest import SAMPLES, Project, sample_name
 
@@ -82,7 +83,7 @@ def test_samples_come_into_the_rows_of_their_part(order):
         random.Random(0).shuffle(numbers)
     elif order == "behind others":
         numbers = [*range(60, 75), *range(60)]
-    matcher = Matcher(3, planned.__getitem__, lambda *_: None)
+    matcher = Matcher(range(3), lambda part, table: match(part, planned[part], table))
     found = {each.part: each for each in matcher.find(listed(map(sample, numbers), 20))}
     assert [found[part].rows.to_pylist() for part in range(3)] == [each.to_pylist() for each in planned]
     assert not any(each.lacks.any() or each.differs.any() for each in found.values())

@@ -105,7 +105,7 @@ def test_a_kill_loses_the_part_in_hand(source, step, monkeypatch):
     source.step("plan", name="alone")
     kill_at(source, step, 4)
     planned, plan_table = list[int](), planning.plan_table
-    monkeypatch.setattr(planning, "plan_table", lambda *given: planned.append(given[3]) or plan_table(*given))
+    monkeypatch.setattr(planning, "plan_table", lambda *given: planned.append(given[2]) or plan_table(*given))
     first = 2 if step == "canonical_json" else 3  # it also writes the names
     source.step("plan", "--rank", 1, "--world-size", 2)
     assert planned == [number for number in (1, 3, 5, 7) if number >= first]

@@ -15,7 +15,6 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
 from precompute.build import source as module
 from precompute.build.listing import ListedParts
-from precompute.cli import main
 from tests.faulty_store import CountingStore
 from tests.precompute.acts import RECORD, copied, lost
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
@@ -170,13 +169,7 @@ def test_a_folder_of_images_is_looked_at_each_time(built, listings):
     assert read_build(built.cache).listed.source is None
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypatch):
-    """22 samples of 640 bytes, of which a fifth may be rejected."""
+def test_what_may_not_fit_is_said_before_anything_is_encoded(project, monkeypatch):
     monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 11_000)
-    for command in ("build", "plan"):
-        said = project.run(main, command, "--config", project.config(), code=1)
-        assert "11.3 KB" in said
-        assert "11.0 KB" in said
-        assert not list(project.cache.rglob("*.parquet"))
-    project.build("--run.check_space", "false")
-    project.build()
+    assert "take up to 14,080 bytes, and 11,000 are free there" in project.step("plan")
+    assert "are free there" not in project.step("plan", name="packed", store__codec="zstd")

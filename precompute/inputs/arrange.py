@@ -6,14 +6,13 @@ rule leaves out, are planned into the bucket of the image before them, and rejec
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cache_store.errors import ConfigError, SourceError
+from cache_store.errors import ConfigError
 from cache_store.format.array import Size, SizeRule
 from cache_store.format.tables import WITHDRAWN
 from cache_store.program.progress_bar import ProgressBar
@@ -41,20 +40,13 @@ Shard = tuple[pa.Table, Size]
 """The rows of a shard, and the size of their samples."""
 
 
-class Arranger(Protocol):
-    def arrange(self, part: pa.Table, *, is_first: bool = False) -> list[Shard]:
-        """Order the samples of a part, the first of a cache or another, and cut them into shards."""
+Arrange = Callable[[pa.Table], list[Shard]]
+"""Orders the samples of a part, and cuts them into shards."""
 
 
-@dataclass(frozen=True)
-class OneSize:
-    """Leaves samples, all of one size, as they were listed."""
-
-    size: Size
-    samples_per_shard: int
-
-    def arrange(self, part: pa.Table, *, is_first: bool = False) -> list[Shard]:
-        return [(shard, self.size) for shard in slices_of(part, self.samples_per_shard)]
+def in_order(size: Size, samples_per_shard: int, part: pa.Table) -> list[Shard]:
+    """Leave samples, all of one size, as they were listed."""
+    return [(shard, size) for shard in slices_of(part, samples_per_shard)]
 
 
 def slices_of(table: pa.Table, size: int) -> Iterator[pa.Table]:
@@ -79,18 +71,11 @@ class BySize:
         self._rule, self._shard_rows, self._reader, self._check = rule, samples_per_shard, reader, check
         self._order_of, self._usual = order, usual
 
-    def arrange(self, part: pa.Table, *, is_first: bool = False) -> list[Shard]:
+    def __call__(self, part: pa.Table) -> list[Shard]:
         size_N3 = self.sizes_of(part)
         buckets, bucket_N = self._buckets(size_N3)
         for bucket in buckets:
             self._checked(bucket)
-        if not buckets and is_first:
-            unread = int((size_N3 == 0).any(1).sum())
-            raise SourceError(
-                f"image.buckets: none of {len(size_N3):,} images has a bucket: {unread:,} cannot be read, and "
-                f"{self._rule.preset} leaves out {len(size_N3) - unread:,} for their size; check source.path, and "
-                "image.buckets.step and no_upscale"
-            )
         is_placed_N = bucket_N != NO_BUCKET
         if not buckets:
             buckets, bucket_N = [self._usual], np.zeros_like(bucket_N)

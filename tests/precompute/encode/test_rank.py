@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.errors import ConfigError
-from precompute.build.rank import Rank, find_rank
+from precompute.encode.rank import Rank, find_rank
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}

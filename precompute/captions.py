@@ -1,0 +1,136 @@
+"""`precompute captions`: read the texts of a cache's samples again. Every latent stays; only texts encode anew."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from cache_store.cache.metadata import (
+    extra_kinds,
+    open_part,
+    open_plan,
+    put_in_force,
+    put_texts,
+    read_build,
+    read_spec,
+    refuse_no_cache,
+)
+from cache_store.cache.survey import survey_records
+from cache_store.errors import CacheError, ConfigError, SourceError
+from cache_store.format.layout import SEAL_FILE, TEXTS_FILE
+from cache_store.format.plan import encoded_texts_digest, extra_columns
+from cache_store.format.schema import PartTexts, Spec
+from cache_store.format.tables import TEXTS_SCHEMA
+from cache_store.messages import BUILD_AGAIN, counted
+from cache_store.storage.store import Address, Store, open_store
+from cache_store.verify.verify import clear_leftovers
+from precompute.build.listing import ListedParts
+from precompute.build.match import Found, Matcher, SomeIds, match
+from precompute.build.source import refuse_empty_columns
+from precompute.config import BuildConfig, CaptionsConfig, advising_on_moved_paths
+from precompute.inputs import make_reader
+from precompute.sources.images import Names
+from precompute.sources.listing import Samples
+from precompute.sources.opening import open_source, recognised
+from precompute.sources.tables import joined
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recaptioned:
+    """What changed."""
+
+    changed: SomeIds
+    """Samples with other texts or extra columns than before."""
+    extra: tuple[str, ...]
+    """Names of the extra columns now."""
+    kept: int
+    """Samples that the source lacks, which keep their texts."""
+    shards: int
+    """Shards of a cache of texts that a build has to encode again."""
+
+
+def take_captions(cache: Address, config: CaptionsConfig) -> Recaptioned:
+    """Read the texts again and put them in force; CacheError or ConfigError, before a write, if that is impossible."""
+    refuse_no_cache(store := open_store(cache))
+    with store.claim():
+        spec = read_spec(store)
+        if spec.store_format == "webdataset":
+            raise ConfigError(
+                f"{store}: its tars hold the texts; `cache-store copy {store} OUT --format zarr` makes a cache whose "
+                "texts can change"
+            )
+        if read_build(store).withdrawing:
+            raise CacheError(f"{store}: a withdrawal was stopped; {BUILD_AGAIN}")
+        with advising_on_moved_paths(cache):
+            return recaption(store, spec, list_texts(store, spec, config), keep_missing=config.keep_missing)
+
+
+def list_texts(store: Store, spec: Spec, config: CaptionsConfig) -> ListedParts:
+    """List the samples of the source that is named, or of the cache's own."""
+    built, image = BuildConfig.of_cache(store), spec.array.image
+    chosen = recognised(config.source if config.source.path else built.source)
+    source = open_source(chosen, built.media)
+
+    def list_part(names: Names) -> Samples:
+        samples = source.samples(names)
+        if image and image.clip and not config.source.path:
+            planned = (open_part(store, part).whole() for part in range(len(spec.parts)))
+            samples = make_reader(source, spec.array, clips=built.clip).samples(samples, planned)
+        return samples
+
+    return ListedParts(list_part, source.parts(built.store.rows_per_part), replace(built, source=chosen))
+
+
+def recaption(store: Store, spec: Spec, listing: ListedParts, *, keep_missing: bool) -> Recaptioned:
+    """Write the texts of every part as they are listed, and put them in force at the end; the caller holds the claim.
+
+    Raises SourceError if the list lacks samples, unless they keep their texts.
+    """
+    plan, written = open_plan(store, spec), dict[int, PartTexts]()
+    records = survey_records(store).records if spec.array.text else {}
+    changed, missing, stale = SomeIds(), SomeIds(), 0
+    matcher = Matcher(range(len(spec.parts)), lambda part, table: match(part, open_part(store, part).whole(), table))
+    for found in matcher.find(listing):
+        before = plan.part_rows(found.part, ["id", *TEXTS_SCHEMA.names, *plan.extra])
+        missing = missing.with_more(before["id"].filter(pa.array(found.lacks)))
+        now = texts_of(found, before)
+        changed = changed.with_more(changed_ids(before, now))
+        shards, first = spec.part_shards[found.part], spec.bounds[spec.part_shards[found.part].start]
+        tables = [now.slice(rows.start - first, len(rows)) for rows in map(spec.shard_rows, shards)]
+        if recipe := spec.array.text:
+            pairs = [(records[shard], table) for shard, table in zip(shards, tables, strict=True) if shard in records]
+            stale += sum(encoded_texts_digest(recipe, table) != record.content.texts for record, table in pairs)
+        written[found.part] = put_texts(store, found.part, tables, plan.texts.parts[found.part])
+    if missing.total and not keep_missing:
+        clear_leftovers(store, spec)
+        raise SourceError(
+            f"the source lacks {counted(missing.total, 'sample')} of {store}: {missing}; name one that has them, or "
+            "add --keep_missing true: they then keep their texts"
+        )
+    refuse_empty_columns(extra := extra_kinds(store, written), listing.where)
+    if stale:
+        store.delete(SEAL_FILE)  # the samples of a sealed cache are those of its texts
+    texts = tuple(each for _, each in sorted(written.items()))
+    if texts != plan.texts.parts:
+        put_in_force(store, texts, plan.texts.parts)
+        store.make_durable(TEXTS_FILE)
+    clear_leftovers(store, spec)
+    return Recaptioned(changed=changed, extra=tuple(extra), kept=missing.total, shards=stale)
+
+
+def texts_of(found: Found, before: pa.Table) -> pa.Table:
+    """Return ids, conversations and extra columns of a part, as listed; a sample that is not listed keeps its own."""
+    names = [*TEXTS_SCHEMA.names, *extra_columns(found.rows.schema)]
+    now, lacks = found.rows.select(names), found.lacks
+    if lacks.any():
+        both = joined([now, before.select([name for name in names if name in before.column_names])])
+        now = both.take(np.arange(len(lacks)) + lacks * len(lacks))
+    return now.add_column(0, "id", before["id"])
+
+
+def changed_ids(before: pa.Table, now: pa.Table) -> pa.ChunkedArray:
+    """Return the ids of rows that differ."""
+    if before.equals(now):
+        return before["id"].slice(0, 0)
+    pairs = zip(before.to_pylist(), now.to_pylist(), strict=True)
+    return pa.chunked_array([[then["id"] for then, each in pairs if then != each]], pa.string())

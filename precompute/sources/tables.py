@@ -1,0 +1,123 @@
+"""Tables of listed samples, which become parts of a plan."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cache_store.cache.metadata import shared_kind
+from cache_store.errors import SourceError
+from cache_store.format.tables import EXTRA_TYPES, NO_VALUES, PLAN_SCHEMA, PLANNED, TEXTS_SCHEMA
+from cache_store.messages import abridge
+
+LISTED = pa.schema([*(each for each in PLAN_SCHEMA if each.name != "size"), *TEXTS_SCHEMA])
+"""The columns of listed samples; extra columns follow."""
+
+CHUNK = 8_192
+"""Samples held as Python objects at a time."""
+
+MAX_ID_BYTES = 2**14
+"""An id stands in the plan, in a samples table and in messages; the longest path of a file has 4 KB."""
+
+MOST_TEXT = 2**31 - 1
+"""Most characters of a part's texts: those of one column of a table. A caption takes some hundred bytes."""
+
+
+def make_table(samples: Iterable[Mapping[str, Any]], extra: Sequence[str], where: str) -> pa.Table:
+    """Make one table of all samples; `extra` names the fields that become columns beside their texts.
+
+    Raises SourceError for a value that no plan can hold, and if texts would fill the memory.
+    """
+    batches, columns, held, rest = list[pa.RecordBatch](), dict[str, list[pa.Array]](), 0, iter(samples)
+    for chunk in iter(lambda: [*islice(rest, CHUNK)], []):
+        batches.append(pa.RecordBatch.from_pylist(chunk, schema=LISTED))
+        for name in extra:
+            columns.setdefault(name, []).append(extra_values(chunk, name, where))
+        held += batches[-1]["conversations"].nbytes
+        if held > MOST_TEXT:
+            raise SourceError(
+                f"{where}: the texts of a part of the plan take more than {MOST_TEXT:,} bytes, up to sample "
+                f"{abridge([chunk[-1]['id']])}; cut the texts, or set a smaller store.rows_per_part"
+            )
+    table = pa.Table.from_batches(batches, LISTED)
+    table = with_column(table, "state", pc.fill_null(table["state"], PLANNED))
+    for name in extra:
+        table = table.append_column(name, joined_values(columns.get(name, []), name))
+    refuse_long_ids(table, where)
+    return table
+
+
+def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    place = table.column_names.index(name)
+    return table.set_column(place, table.schema.field(place), values.cast(table.schema.field(place).type))
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Join tables of a list; raise SourceError if an extra column is of two kinds."""
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        raise SourceError(f"source.fields.extra: the values of a column must be of one kind: {error}") from None
+
+
+def recut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield tables of so many rows each, and a shorter last one."""
+    held = list[pa.Table]()
+    for table in tables:
+        held.append(table)
+        while sum(map(len, held)) >= rows:
+            whole = held[0] if len(held) == 1 else joined(held)
+            yield whole.slice(0, rows)
+            held = [whole.slice(rows)] * (len(whole) > rows)
+    if held:
+        yield joined(held)
+
+
+def extra_values(samples: Sequence[Mapping[str, Any]], name: str, where: str) -> pa.Array:
+    """Return a field of some samples; a number that is not finite counts as absent."""
+    values = [sample["extra"].get(name) for sample in samples]
+    values = [None if isinstance(each, float) and not math.isfinite(each) else each for each in values]
+    with suppress(pa.ArrowException, OverflowError):
+        array = pa.array(values)
+        if array.type == pa.list_(pa.null()):
+            array = array.cast(pa.list_(pa.string()))
+        if array.type in EXTRA_TYPES.values():
+            return array
+    firsts = dict[str, str]()
+    for sample, value in zip(samples, values, strict=True):
+        firsts.setdefault(kind_of(value), sample["id"])
+    found = " and ".join(f"{kind} (sample {abridge([sample])})" for kind, sample in firsts.items() if kind != NO_VALUES)
+    kinds = ", ".join(kind for kind in EXTRA_TYPES if kind != NO_VALUES)
+    raise SourceError(f"{where}: source.fields.extra: {name} is {found}; its values must be of one kind: {kinds}")
+
+
+def kind_of(value: object) -> str:
+    """Return the key in EXTRA_TYPES of a value, or one that no column can hold."""
+    with suppress(pa.ArrowException, OverflowError):
+        found = pa.array([value]).type
+        if kinds := [kind for kind, each in EXTRA_TYPES.items() if each == found]:
+            return kinds[0]
+    return f"{type(value).__name__} {abridge([repr(value)[:40]])}"
+
+
+def joined_values(arrays: Sequence[pa.Array], name: str) -> pa.ChunkedArray:
+    """Join the chunks of a column in the type that they share; raise CacheError if they share none."""
+    kinds = dict[str, str]()
+    for number, each in enumerate(arrays):
+        kind = next(kind for kind, type_ in EXTRA_TYPES.items() if type_ == each.type)
+        kinds.setdefault(kind, f"from sample {number * CHUNK:,} on")
+    shared = EXTRA_TYPES[shared_kind(name, kinds)]
+    return pa.chunked_array([each.cast(shared, safe=False) for each in arrays], shared)
+
+
+def refuse_long_ids(part: pa.Table, where: str) -> None:
+    lengths = pc.binary_length(part["id"])
+    if (longest := pc.max(lengths).as_py() or 0) > MAX_ID_BYTES:
+        begins = part["id"][pc.index(lengths, longest).as_py()].as_py()[:20]
+        raise SourceError(
+            f"{where}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridge([begins])}"
+        )
