@@ -24,9 +24,8 @@ from cache_store.format.tables import TEXTS_SCHEMA
 from cache_store.messages import BUILD_AGAIN, counted
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.verify import clear_leftovers
-from precompute.build.listing import ListedParts
-from precompute.build.match import Found, Matcher, SomeIds, match
-from precompute.build.source import refuse_empty_columns
+from precompute.build.planning import ListedParts
+from precompute.build.source import Found, Matcher, SomeIds, match, refuse_empty_columns
 from precompute.config import BuildConfig, CaptionsConfig, advising_on_moved_paths
 from precompute.inputs import make_reader
 from precompute.sources.images import Names

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted
-from cache_store.program.command_line import CACHE, Command, Program
+from cache_store.program.command_line import CACHE, Command, Program, drop_options
 from cache_store.program.output_file import ReportFile
 from cache_store.storage.daemon_threads import STOP_REQUEST
-from precompute.build.request import BuildRequest, drop_options
+from precompute.build.inputs import BuildRequest
 from precompute.config import (
     AuditConfig,
     BuildConfig,

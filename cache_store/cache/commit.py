@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cache_store.cache.metadata import (
+    file_record,
     read_commit,
     record_bytes,
     stored_sha256,
@@ -23,8 +24,9 @@ from cache_store.cache.metadata import (
 )
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import SEAL_FILE, commit_file
+from cache_store.format.layout import REJECTED_FILE, SEAL_FILE, SHARDS_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
+from cache_store.format.roll import Roll
 from cache_store.format.schema import ArraySummary, CommitContent, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.sums import ShardSums, summarise
 from cache_store.format.tables import SUMS_KEY
@@ -206,8 +208,21 @@ def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> Non
             raise CacheError(f"{name} is not canonical JSON (RFC 8785): delete it and run the same command again")
 
 
-def sum_up(store: Store, spec: Spec, contents: Sequence[CommitContent], plan_files: Sequence[FileRecord]) -> Seal:
-    """Write rejected.parquet and shards.bin, and make the seal; CacheError if no row is cached."""
+def sum_up(
+    store: Store,
+    spec: Spec,
+    contents: Sequence[CommitContent],
+    plan_files: Sequence[FileRecord],
+    held: Seal | None = None,
+) -> Seal:
+    """Write rejected.parquet and shards.bin, and make the seal; CacheError if no row is cached.
+
+    Returns the one `held`, if it sums up these records and the file of rejected rows is as sealed.
+    """
+    if held and (held.spec, held.plan_files) == (spec, plan_files):
+        is_same = record_bytes(SHARDS_FILE, Roll.of(spec, contents).data) == held.shards_file
+        if is_same and store.has(REJECTED_FILE) and file_record(store, REJECTED_FILE) == held.rejected_file:
+            return held
     files = write_rejected(store, spec, contents), write_roll(store, spec, contents)
     return make_seal(spec, contents, sums_of(store, spec, contents), plan_files, *files)
 

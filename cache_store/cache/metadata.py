@@ -391,7 +391,7 @@ def extra_kinds(store: Store, parts: Mapping[int, PartTexts]) -> dict[str, str]:
 
 
 def shared_kind(name: str, places: Mapping[str, str]) -> str:
-    """Return what all values of a column are; `places` says of each kind where it is. Whole numbers are numbers, too."""
+    """Return what all values of a column are; `places` has the place of each kind. Whole numbers are numbers, too."""
     kinds = places.keys() - {NO_VALUES}
     if kinds == {WHOLE, REAL}:
         return REAL

@@ -6,7 +6,7 @@ It is argparse with two changes: options and YAML files become a config, and a m
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NoReturn, TypeVar
@@ -243,3 +243,13 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _expand_help(self, action: argparse.Action) -> str:
         return action.help or ""
+
+
+def drop_options(typed: Sequence[str], valued: Collection[str], flags: Collection[str]) -> Iterator[str]:
+    """Yield the words typed, without these options and the values of those in `valued`."""
+    words = iter(typed)
+    for word in words:
+        if word in valued:
+            next(words, None)
+        elif word not in flags and word.partition("=")[0] not in valued:
+            yield word

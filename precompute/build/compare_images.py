@@ -1,7 +1,7 @@
 """Check that images are still the encoded ones, by the SHA-256 in the samples tables, and retry rejected ones."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,8 @@ from cache_store.messages import ABSENT, Difference, abridge, counted
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Store
 from precompute.build.decide import Work
-from precompute.build.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
-from precompute.build.request import BuildRequest
+from precompute.build.inputs import BuildRequest
+from precompute.build.refusals import refuse_changed_images, refuse_unknown_images
 from precompute.build.stated import Planned
 from precompute.images.rejected import Rejected
 from precompute.inputs import Reader
@@ -140,7 +140,7 @@ def judge_images(
     unknown: Sequence[int],
     request: BuildRequest,
 ) -> tuple[Work, frozenset[int]]:
-    """Raise StaleError naming changed images; rejected images count only in shards that must keep their bytes.
+    """Raise StaleError naming changed images; no latent depends on a rejected one.
 
     Returns the work with notes on changed rejected images, and the parts whose fingerprints have to stay: those with
     such images, unless they are retried, and with images that could not be compared.
@@ -152,22 +152,15 @@ def judge_images(
         refuse_unknown_images(store, unknown)
         notes.append(f"{counted(compared, 'image')} read again; every encoded image is unchanged")
     rejected = [each for each in changes if each.is_rejected and not request.retry_rejected]
-    held = [each.difference for each in rejected if each.shard not in work.kept]
-    refuse_changed_rejects(store, held, request)
-    notes += changed_reject_notes([each.difference for each in rejected], request)
+    if ids := [each.difference.field for each in rejected]:
+        flag = request.with_options("--retry-rejected")
+        notes.append(
+            f"images that were rejected are there now, or have changed: {len(ids):,} ({abridge(ids)}); they stay "
+            f"rejected, unless you run {flag}"
+        )
     shards = *(each.shard for each in rejected), *unknown
     parts = frozenset(int(work.spec.part_of_shard[shard]) for shard in shards)
     return replace(work, notes=(*notes, *work.notes)), parts
-
-
-def changed_reject_notes(changes: Sequence[Difference], request: BuildRequest) -> Iterator[str]:
-    """Report rejected samples that may succeed now."""
-    back = [each.field for each in changes if each.before == ABSENT]
-    changed = [each.field for each in changes if each.before != ABSENT]
-    for ids, what in ((back, "were missing and are there now"), (changed, "were rejected and have changed")):
-        if ids:
-            flag = request.with_options("--retry-rejected")
-            yield f"images that {what}: {len(ids):,} ({abridge(ids)}); they stay rejected, unless you run {flag}"
 
 
 def retry_rejected(store: Store, work: Work, rows: Planned, reader: Reader, threads: int) -> Work:

@@ -21,7 +21,7 @@ from cache_store.format.plan import PartDigests, encoded_texts_digest
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
 from cache_store.messages import counted
 from cache_store.verify.record import usable_record
-from precompute.build.request import BuildRequest
+from precompute.build.inputs import BuildRequest
 from precompute.build.stated import Stated
 
 State = Literal["build", "mend", "replace"]
@@ -117,7 +117,6 @@ def decide(
 
 
 def refuse_impossible(spec: Spec) -> None:
-    """Raise ConfigError if no cache can have this spec."""
     if problems := spec_problems(spec):
         raise ConfigError(f"no cache can hold {spec.rows:,} samples of this size: {'; '.join(problems)}")
 

@@ -12,8 +12,8 @@ from cache_store.format.schema import Recipe
 from cache_store.messages import ABSENT, Difference, abridge, counted, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding
-from precompute.build.match import GONE, NEW, RENAMED, SomeIds
-from precompute.build.request import BuildRequest
+from precompute.build.inputs import BuildRequest
+from precompute.build.source import GONE, NEW, RENAMED, SomeIds
 from precompute.encode.job import MismatchedShard
 
 
@@ -22,7 +22,6 @@ def abridge_shards(shards: Collection[int]) -> str:
 
 
 def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
-    """Raise StaleError naming every field of recipe, encoder and store that differs."""
     if differences := recipe_differences(held, asked):
         refuse(f"{store} was made from other inputs; it is untouched", differences, remedies_to_keep_both(request))
 
@@ -77,34 +76,19 @@ def refuse_lost_list(survey: Survey, num_listed: int) -> NoReturn:
 
 
 def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
-    """Raise StaleError naming samples whose image is no longer the one encoded."""
-    remedies = [
-        f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
-        "to continue with this one, restore the files and run the same command again",
-    ]
-    refuse_images(store, changes, f"{len(changes):,} of {rows:,} images changed since they were encoded", remedies)
-
-
-def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request: BuildRequest) -> None:
-    """Raise StaleError for changed rejected images in shards to be rebuilt: those would get other bytes."""
-    what = f"{counted(len(changes), 'rejected image')} changed, in shards that are to be built again"
-    remedies = [
-        f"to build the shards with the images as they are: {request.with_options('--retry-rejected')}",
-        "to get the same bytes again, restore the original files",
-    ]
-    refuse_images(store, changes, what, remedies)
-
-
-def refuse_images(store: Store, changes: Sequence[Difference], what: str, remedies: Sequence[str]) -> None:
-    """Raise StaleError for changes, if there are any; their fields are sample ids."""
+    """Raise StaleError for images that are no longer the ones encoded; the fields of `changes` are sample ids."""
     if changes:
+        remedies = [
+            f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
+            "to continue with this one, restore the files and run the same command again",
+        ]
+        what = f"{len(changes):,} of {rows:,} images changed since they were encoded"
         ids = abridge([change.field for change in changes])
-        rows = [change._replace(field=f"image of {change.field}") for change in changes]
-        refuse(f"{store}: {what}: {ids}; the cache is untouched", rows, remedies)
+        named = [change._replace(field=f"image of {change.field}") for change in changes]
+        refuse(f"{store}: {what}: {ids}; the cache is untouched", named, remedies)
 
 
 def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
-    """Raise CacheError if no trusted table has the image hashes of these shards."""
     if shards:
         first = shlex.join(["precompute", "repair", str(store), "--shards", str(list(shards))])
         raise CacheError(
@@ -162,7 +146,6 @@ def refuse_mismatched_shards(
 
 
 def refuse_unfinished_plan(store: Store, damage: Finding | Exception | None, request: BuildRequest) -> NoReturn:
-    """Raise CacheError if ranks, or the seal after them, find no whole plan."""
     why = f" ({damage})" if damage else ""
     raise CacheError(f"{store}: planning has not finished{why}; first run: {request.with_options()}")
 
@@ -176,7 +159,6 @@ def refuse_damage(store: Store, damage: Sequence[str], request: BuildRequest) ->
 
 
 def refuse_missing_shards(store: Store, shards: Collection[int], num_shards: int) -> None:
-    """Raise CacheError if shards are not committed, so that the cache cannot be sealed."""
     if shards:
         raise CacheError(
             f"{store} is not sealed: {len(shards):,} of {num_shards:,} shards not committed: {abridge_shards(shards)}"

@@ -1,28 +1,131 @@
-"""Look at the source beside the cache's plan."""
+"""Find the planned samples in a source's list, by id: known samples keep their rows; the others are new."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import nsmallest
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from cache_store.cache.metadata import extra_kinds, open_part
 from cache_store.errors import SourceError
-from cache_store.format.plan import is_withdrawn, samples_digest, texts_digest
+from cache_store.format.plan import is_withdrawn, samples_digest, texts_digest, without_samples
 from cache_store.format.schema import Listed, Spec
-from cache_store.format.tables import NO_VALUES, PLAN_SCHEMA
-from cache_store.messages import abridge, counted
+from cache_store.format.tables import CLIP_START, NO_VALUES, PLAN_SCHEMA
+from cache_store.messages import SHOWN_NAMES, abridge
 from cache_store.storage.store import Store
 from precompute.build.inputs import BuildInputs, make_arranger
-from precompute.build.listing import ListedParts
-from precompute.build.match import GONE, NEW, RENAMED, Found, Matched, Matcher, SomeIds, match
-from precompute.build.planning import PlannedPart
+from precompute.build.planning import ListedParts, PlannedPart
 from precompute.build.stated import Stated
 from precompute.sources.images import ALL, Names
 from precompute.sources.listing import Samples
-from precompute.sources.tables import recut
+from precompute.sources.tables import LISTED, joined, recut, refuse_duplicates, with_column
+
+NEW, GONE, RENAMED = "new", "gone", "with another image name"
+"""How samples of a source differ from those of a plan."""
+
+
+class SomeIds(NamedTuple):
+    """The number of samples in a group, and the first of their ids."""
+
+    total: int = 0
+    first: Sequence[str] = ()
+
+    def with_more(self, ids: pa.ChunkedArray) -> "SomeIds":
+        return SomeIds(self.total + len(ids), nsmallest(SHOWN_NAMES, [*self.first, *ids.to_pylist()]))
+
+    def __str__(self) -> str:
+        return abridge(self.first, self.total)
+
+
+class Found(NamedTuple):
+    """A part of the plan as the source lists it: the part's rows, with the columns of a list."""
+
+    part: int
+    rows: pa.Table
+    """A withdrawn sample keeps its planned row; a sample that the source lacks is null."""
+    planned: pa.Table | None
+    """The part as it was planned; None if it was lost."""
+    lacks: NDArray[np.bool_]
+    """Which samples the source lacks; no withdrawn one."""
+    differs: NDArray[np.bool_]
+    """Which have another image name, or begin elsewhere in their video."""
+
+
+Matched = tuple[Found | None, pa.Table]
+"""A part as a table has it, None if the table does not; and the other rows of the table."""
+
+
+class Matcher:
+    """Puts the tables of a list into the rows of a plan's parts."""
+
+    def __init__(
+        self, parts: Sequence[int], match: Callable[[int, pa.Table], Matched], lost: Container[int] = ()
+    ) -> None:
+        """`match` finds a part in a table; of those that are `lost`, it finds one that is all of the table."""
+        self._parts, self._match, self._lost = parts, match, lost
+        self.rest: list[pa.Table] = []
+        """Once all parts were found: the samples in the tables of parts that no part has."""
+        self.behind: Iterator[pa.Table] = iter(())
+        """Likewise: the tables behind those of parts."""
+        self.missing: list[int] = []
+        """Likewise: lost parts that the list does not have."""
+        self.is_in_place = True
+        """Likewise: whether each part was found in the table of its number, and is all of it."""
+
+    def find(self, listed: Iterable[pa.Table]) -> Iterator[Found]:
+        """Yield the parts, first those that are whole in the table of their number, then the others.
+
+        Where all parts are of the first kind, tables behind them are listed only when `behind` is read. Else, what no
+        part took from its table is in memory.
+        """
+        self.behind, left, rest = iter(listed), list[int](), list[pa.Table]()
+        for number in self._parts:
+            table = next(self.behind, LISTED.empty_table())
+            found, others = self._match(number, table)
+            if found and not found.lacks.any():
+                yield found
+                rest.append(others)
+            else:
+                left.append(number)
+                rest.append(table)
+        if left:
+            rest = [joined([*rest, *self.behind])]
+        for number in sorted(left, key=self._lost.__contains__):  # the lost last
+            found, rest[0] = self._match(number, rest[0])
+            if found:
+                yield found
+            else:
+                self.missing.append(number)
+        self.rest = [each for each in rest if each.num_rows]
+        self.is_in_place = not left and not self.rest
+
+
+def match(part: int, planned: pa.Table, listed: pa.Table) -> Matched:
+    """Find the samples of a part in a table of a list; return them, and the other rows of the table.
+
+    A sample that the source, another cache, has withdrawn counts as missing.
+    """
+    is_gone, names = is_withdrawn(planned), ["id", "uri", CLIP_START]
+    places = pc.index_in(planned["id"].combine_chunks(), value_set=listed["id"].combine_chunks())
+    is_other = np.ones(listed.num_rows, bool)
+    is_other[places.drop_null().to_numpy()] = False
+    rows = listed if planned["id"].equals(listed["id"]) else listed.take(places)
+    lacks = (places.is_null().to_numpy(zero_copy_only=False) | is_withdrawn(rows)) & ~is_gone
+    if is_gone.any():
+        for name in names:
+            rows = with_column(rows, name, pc.if_else(pa.array(is_gone), planned[name], rows[name]))
+        rows = without_samples(rows, is_gone)
+    both = ((planned[name], rows[name]) for name in names)
+    equal = [pc.if_else(was.is_null(), now.is_null(), pc.fill_null(pc.equal(was, now), False)) for was, now in both]
+    differs = ~np.logical_and.reduce([each.to_numpy() for each in equal]) & ~lacks
+    return Found(part, rows, planned, lacks, differs), listed.filter(pa.array(is_other))
+
 
 MOVES = ("fingerprint", "place")
 """Columns of a sample that may change while it stays the same."""
@@ -52,7 +155,6 @@ class SourceNow:
     """The samples that no part has; they are listed while they are read."""
 
     def count_new(self) -> int:
-        """List what is new, without planning it."""
         for table in self.new:
             self.note_difference(NEW, table["id"])
         return self.difference[NEW].total if NEW in self.difference else 0
@@ -206,26 +308,6 @@ def refuse_unfit_parts(store: Store, stated: Stated, added: Sequence[PlannedPart
     refuse_duplicates(lambda: (open_part(store, part).whole(["id", "uri"]) for part in parts), where)
 
 
-def refuse_duplicates(tables: Callable[[], Iterable[pa.Table]], where: str) -> None:
-    """Raise SourceError naming ids that these tables have more than once, and two images of the first.
-
-    Ids with equal hashes are compared: among ten million, two have the same one in about one of 400,000 processes.
-    """
-    hashes = [np.fromiter(map(hash, table["id"].to_pylist()), np.int64) for table in tables()]
-    ordered = np.sort(np.concatenate(hashes))
-    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    uris = dict[str, list[str]]()
-    for table, each in zip(tables(), hashes, strict=True) if len(repeated) else ():
-        for sample in table.filter(pa.array(np.isin(each, repeated))).to_pylist():
-            uris.setdefault(sample["id"], []).append(sample["uri"] or "none")
-    if names := sorted(name for name, images in uris.items() if len(images) > 1):
-        raise SourceError(
-            f"{where}: {counted(len(names), 'sample id')} came more than once: {abridge(names)} (first with "
-            f"the images {abridge(uris[names[0]][:2])}); give each sample an id of its own, or leave out all but one"
-        )
-
-
 def refuse_empty_columns(kinds: dict[str, str], where: str) -> None:
-    """Raise SourceError for an extra column that no sample has."""
     for name in (name for name, kind in kinds.items() if kind == NO_VALUES):
         raise SourceError(f"{where}: source.fields.extra: no sample has {name}; correct its name, or leave it out")

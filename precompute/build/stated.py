@@ -8,12 +8,10 @@ import pyarrow as pa
 
 from cache_store.cache.metadata import PartOnDisk, open_plan
 from cache_store.cache.survey import Survey
+from cache_store.format.array import Size
 from cache_store.format.plan import PartDigests, PartHash, is_cut_as
 from cache_store.format.schema import Recipe, SizedArray, Spec, shard_runs
 from cache_store.storage.store import Store
-
-ArrayOf = Callable[[str], SizedArray]
-"""Describes the array of a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +26,10 @@ class Stated:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all parts and their texts are on disk as they must be."""
         return self.spec is not None and not self.lost and not self.lost_texts
 
     @property
     def lost_texts(self) -> frozenset[int]:
-        """Parts whose texts in force are not on disk."""
         return frozenset(range(self.num_parts)) - self.survey.texts.keys()
 
     @property
@@ -42,12 +38,11 @@ class Stated:
 
     @cached_property
     def parts(self) -> dict[int, PartOnDisk]:
-        """The parts of the spec that are on disk, by number."""
         found = {number: each.value for number, each in enumerate(self.survey.parts[: self.num_parts])}
         return {number: each for number, each in found.items() if each and number not in self.lost}
 
 
-def stated_of(survey: Survey, recipe: Recipe, array_of: ArrayOf, *, mends: bool = False) -> Stated:
+def stated_of(survey: Survey, recipe: Recipe, array_of: Callable[[Size], SizedArray], *, mends: bool = False) -> Stated:
     """Find the samples that a cache of this recipe was planned with.
 
     The spec and the seal say which these are, the one whose parts are on disk first; without both, all parts that are
@@ -68,11 +63,13 @@ def stated_of(survey: Survey, recipe: Recipe, array_of: ArrayOf, *, mends: bool 
     return Stated(survey=survey, spec=spec, lost=lost)
 
 
-def spec_of(recipe: Recipe, parts: Sequence[PartOnDisk], array_of: ArrayOf) -> Spec:
+def spec_of(recipe: Recipe, parts: Sequence[PartOnDisk], array_of: Callable[[Size], SizedArray]) -> Spec:
     """Make the spec of a cache with these parts; arrays come in the order of their first rows."""
     sizes = [size for part in parts for size in part.sizes]
     runs = shard_runs((rows for part in parts for rows in part.lengths), sizes)
-    return recipe.spec([each.digests.part for each in parts], runs, map(array_of, dict.fromkeys(sizes)))
+    return recipe.spec(
+        [each.digests.part for each in parts], runs, map(array_of, map(Size.of_name, dict.fromkeys(sizes)))
+    )
 
 
 def lost_parts(survey: Survey, spec: Spec) -> frozenset[int]:
@@ -108,16 +105,14 @@ class Planned:
         return self._plan.shard(shard, ["fingerprint"])["fingerprint"]
 
     def shards(self, part: int) -> list[pa.Table]:
-        """Return the rows of each shard of a part that was found."""
         return [self._shard_of(self.found[part], part, shard) for shard in self.spec.part_shards[part]]
 
     def texts_of(self, shard: int) -> pa.Table:
         return self.of_shard(shard, ["id", "conversations"])
 
     def digests(self, stated: Stated) -> list[PartDigests]:
-        """Return the digests of the stated parts."""
-        parts = {number: each.digests for number, each in stated.parts.items()}
-        return [parts.get(number) or self._digests(number) for number in range(stated.num_parts)]
+        parts = range(stated.num_parts)
+        return [stated.parts[part].digests if part in stated.parts else self._digests(part) for part in parts]
 
     def _digests(self, part: int) -> PartDigests:
         part_hash = PartHash()

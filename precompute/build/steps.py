@@ -24,9 +24,10 @@ from cache_store.format.schema import Spec, joined_runs
 from cache_store.log import log_info, log_warning
 from cache_store.messages import counted, printable
 from cache_store.storage.store import Store, open_store
+from cache_store.verify.verify import clear_leftovers
 from precompute.build.compare_images import compare_images, judge_images, retry_rejected
 from precompute.build.decide import Work, damaged_metadata, decide
-from precompute.build.inputs import BuildInputs, make_arranger
+from precompute.build.inputs import BuildInputs, BuildRequest, make_arranger
 from precompute.build.planning import PlannedPart, forget_planned, plan_as_rank, plan_named_parts, plan_table
 from precompute.build.refusals import (
     refuse_damage,
@@ -37,17 +38,15 @@ from precompute.build.refusals import (
     refuse_other_list,
     refuse_unfinished_plan,
 )
-from precompute.build.request import BuildRequest
 from precompute.build.source import SourceNow, list_source, listed_now, look_at_source, refuse_unfit_parts
 from precompute.build.stated import Planned, Stated, spec_of, stated_of
 from precompute.build.write import (
     Summary,
     build_shards,
+    delete_shard_files,
     drop_parts,
-    make_way_for_ranks,
     resume_withdrawal,
     seal_cache,
-    sizes_note,
     write_metadata,
 )
 from precompute.config import BuildConfig
@@ -88,7 +87,8 @@ def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
     inputs = open_build_inputs(config, request)
     with inputs.store.claim():
         work = plan(inputs, for_ranks=True)
-        make_way_for_ranks(inputs.store, work)
+        delete_shard_files(inputs.store, work.spec, work.to_build)  # ranks replace none, and new bytes may differ
+        clear_leftovers(inputs.store, work.spec)
         return work
 
 
@@ -108,7 +108,9 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
     """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
     refuse_unplanned(open_store(config.cache), request)
     refuse_unreachable_workers(config)
-    inputs = open_build_inputs(with_own_gpu(config, rank), request)
+    if rank.local is not None:  # several ranks share its node; a rank alone there uses all GPUs
+        config = replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
+    inputs = open_build_inputs(config, request)
     with inputs.store.claim(shared=True):
         work = planned_work(inputs, survey(inputs.store, as_stated=True))
         return build_shards(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
@@ -143,7 +145,7 @@ def state_of(inputs: BuildInputs, surveyed: Survey) -> Stated:
     if (held := held_recipe(surveyed)) is None:
         refuse_lost_recipe(surveyed)
     refuse_other_inputs(inputs.store, held, recipe, request)
-    return stated_of(surveyed, recipe, inputs.array_named, mends=request.mends)
+    return stated_of(surveyed, recipe, inputs.array_of, mends=request.mends)
 
 
 def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
@@ -180,8 +182,6 @@ def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
     mended = (f"damage found and mended: {each}" for each in (*damage, *work.damage))
     for note in (*mended, *work.notes, *growth_notes(stated, now, work, num_left_out)):
         log_info(printable(note))
-    if added and (sizes := sizes_note(spec)):
-        log_info(sizes)
     if now.listing:
         now.listing.say()
     listed = listed_now(inputs, stated, now, len(spec.parts), changed, is_all=not num_left_out)
@@ -234,7 +234,7 @@ def grown_spec(inputs: BuildInputs, spec: Spec | None, added: Sequence[PartOnDis
     if not added:
         assert spec
         return spec
-    more = spec_of(inputs.recipe, added, inputs.array_named)
+    more = spec_of(inputs.recipe, added, inputs.array_of)
     if spec is None:
         return more
     arrays = dict.fromkeys([*spec.arrays, *more.arrays])
@@ -261,8 +261,7 @@ def decide_all(
         note = f"{counted(work.rows_before, 'text')} compared; every encoded text is unchanged"
         work = replace(work, notes=(note, *work.notes))
     if work.to_build:
-        warn_of_large_shards(work.spec)
-        warn_of_little_space(store, work)
+        warn_of_sizes(store, work)
     return work, changed
 
 
@@ -297,8 +296,9 @@ def planned_work(inputs: BuildInputs, surveyed: Survey) -> Work:
     return replace(work, plan_files=tuple(each.file for each in stated.parts.values()))
 
 
-def warn_of_large_shards(spec: Spec) -> None:
-    """Log a warning if a stopped build would lose a shard that takes long."""
+def warn_of_sizes(store: Store, work: Work) -> None:
+    """Log a warning if a stopped build would lose a shard that takes long, or if a new cache may not fit."""
+    spec, free = work.spec, store.free_bytes()
     bytes_of = {array.size.name: array.sample_bytes for array in spec.sized_arrays}
     largest = max(run.rows * bytes_of[run.array] for run in spec.shards)
     if largest > LARGE_SHARD_BYTES:
@@ -306,18 +306,8 @@ def warn_of_large_shards(spec: Spec) -> None:
             f"a shard takes {largest / 1e9:,.1f} GB, and a stopped build loses the one in hand; a smaller "
             "store.samples_per_shard, such as 64 for clips, loses less"
         )
-
-
-def warn_of_little_space(store: Store, work: Work) -> None:
-    """Log a warning if the latents of a new cache, stored as they are, take more than what is free."""
-    free, needed = store.free_bytes(), work.spec.sample_bytes
-    if free is not None and needed > free and work.spec.array.codec == "none" and not work.kept:
-        log_warning(f"{store}: its latents take up to {needed:,} bytes, and {free:,} are free there")
-
-
-def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
-    """Give the rank its own GPU if several ranks share its node; a rank alone on its node uses all GPUs."""
-    return config if rank.local is None else replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
+    if free is not None and spec.sample_bytes > free and spec.array.codec == "none" and not work.kept:
+        log_warning(f"{store}: its latents take up to {spec.sample_bytes:,} bytes, and {free:,} are free there")
 
 
 def refuse_unplanned(store: Store, request: BuildRequest) -> None:

@@ -5,23 +5,18 @@ makes the folder a cache, or a cache with more rows. Then come the shards, and a
 idempotent.
 """
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from posixpath import commonpath, dirname
 
 import msgspec
 
 from cache_store.cache.commit import refuse_non_canonical, retract, sum_up, write_seal
 from cache_store.cache.metadata import (
-    file_record,
     metadata_of,
     put_in_force,
     put_part,
     put_texts,
-    record_bytes,
     write_build,
 )
 from cache_store.cache.survey import Reading, survey_build
@@ -30,16 +25,13 @@ from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import (
     PLAN,
-    REJECTED_FILE,
     SEAL_FILE,
-    SHARDS_FILE,
     TEXTS,
     TEXTS_FILE,
     commit_file,
     part_file,
 )
-from cache_store.format.roll import Roll
-from cache_store.format.schema import BuildRecord, CommitContent, Listed, Seal, Spec
+from cache_store.format.schema import BuildRecord, Listed, Seal, Spec
 from cache_store.log import log_info
 from cache_store.messages import counted
 from cache_store.program.running import stop_on_signals
@@ -55,8 +47,6 @@ from precompute.encode.launchers import run_workers
 from precompute.encode.progress import BuildProgress, Encoded
 from precompute.encode.rejects import refuse_rejected
 from precompute.images.rejected import CONTINUE, TooManyRejectsError
-
-SIZES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +69,6 @@ def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
     log_info(f"{store}: a withdrawal of {counted(len(build.value.withdrawing), 'sample')} was stopped; finishing it")
     finish_withdrawal(store, build.value)
     return survey_build(store)
-
-
-def sizes_note(spec: Spec) -> str:
-    """Return one line on the most frequent sizes of samples; none if there is one size."""
-    if len(spec.arrays) == 1:
-        return ""
-    rows = Counter[str]()
-    for run in spec.shards:
-        rows[run.array] += run.shards * run.rows
-    shown = ", ".join(f"{count:,} of {name}" for name, count in rows.most_common(SIZES_SHOWN))
-    return f"{len(rows)} sizes of {spec.array.made_of}s: {shown}{', …' if len(rows) > SIZES_SHOWN else ''}"
 
 
 def write_metadata(
@@ -150,22 +129,11 @@ def drop_parts(store: Store, first: int) -> None:
             store.delete(f"{folder}/")
 
 
-def make_way_for_ranks(store: Store, work: Work) -> None:
-    """Delete files of shards without a record: ranks never replace files, and the new bytes may differ."""
-    delete_shard_files(store, work.spec, work.to_build)
-    clear_leftovers(store, work.spec)
-
-
 def delete_shard_files(store: Store, spec: Spec, shards: Collection[int]) -> None:
-    """Delete what lies there of these shards' files, by one listing of each folder rather than a look at each file."""
     there = with_listing(store)
-    for kind in zip_longest(*(files_of_shard(spec, shard) for shard in shards)):
-        names = [*filter(None, kind)]
-        folder = commonpath([*names, dirname(names[0])])
-        entries = {entry.rstrip("/") for entry in there.list(folder)}
-        for name in names:
-            if name.removeprefix(f"{folder}/").partition("/")[0] in entries:
-                store.delete(name)
+    for name in (name for shard in shards for name in files_of_shard(spec, shard)):
+        if there.has(name):
+            store.delete(name)
 
 
 def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
@@ -230,17 +198,6 @@ def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None
         raise Interrupted("every shard is committed; run the same command again to seal the cache")
 
 
-def held_seal(store: Store, work: Work, contents: Sequence[CommitContent]) -> Seal | None:
-    """Return the earlier seal if it sums up these records and the files beside it are as sealed."""
-    held = work.earlier_seal
-    if held is None or not work.has_roll or (held.spec, held.plan_files) != (work.spec, work.plan_files):
-        return None
-    if record_bytes(SHARDS_FILE, Roll.of(work.spec, contents).data) != held.shards_file:
-        return None
-    is_there = store.has(REJECTED_FILE) and file_record(store, REJECTED_FILE) == held.rejected_file
-    return held if is_there else None
-
-
 def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     """Delete leftovers of dead builds and seal the cache; every shard must be committed."""
     clear_leftovers(store, work.spec)
@@ -248,7 +205,7 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
     refuse_non_canonical(store, contents)
     store.make_durable(commit_file(0))  # and so all other records
-    made = held_seal(store, work, contents) or sum_up(store, work.spec, contents, work.plan_files)
+    made = sum_up(store, work.spec, contents, work.plan_files, work.earlier_seal if work.has_roll else None)
     seal = write_seal(store, made, work.earlier_seal)
     if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
         is_asked = work.has_other_samples

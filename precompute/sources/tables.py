@@ -1,18 +1,19 @@
 """Tables of listed samples, which become parts of a plan."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.cache.metadata import shared_kind
 from cache_store.errors import SourceError
 from cache_store.format.tables import EXTRA_TYPES, NO_VALUES, PLAN_SCHEMA, PLANNED, TEXTS_SCHEMA
-from cache_store.messages import abridge
+from cache_store.messages import abridge, counted
 
 LISTED = pa.schema([*(each for each in PLAN_SCHEMA if each.name != "size"), *TEXTS_SCHEMA])
 """The columns of listed samples; extra columns follow."""
@@ -120,4 +121,23 @@ def refuse_long_ids(part: pa.Table, where: str) -> None:
         begins = part["id"][pc.index(lengths, longest).as_py()].as_py()[:20]
         raise SourceError(
             f"{where}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridge([begins])}"
+        )
+
+
+def refuse_duplicates(tables: Callable[[], Iterable[pa.Table]], where: str) -> None:
+    """Raise SourceError naming ids that these tables have more than once, and two images of the first.
+
+    Ids with equal hashes are compared: among ten million, two have the same one in about one of 400,000 processes.
+    """
+    hashes = [np.fromiter(map(hash, table["id"].to_pylist()), np.int64) for table in tables()]
+    ordered = np.sort(np.concatenate(hashes))
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    uris = dict[str, list[str]]()
+    for table, each in zip(tables(), hashes, strict=True) if len(repeated) else ():
+        for sample in table.filter(pa.array(np.isin(each, repeated))).to_pylist():
+            uris.setdefault(sample["id"], []).append(sample["uri"] or "none")
+    if names := sorted(name for name, images in uris.items() if len(images) > 1):
+        raise SourceError(
+            f"{where}: {counted(len(names), 'sample id')} came more than once: {abridge(names)} (first with "
+            f"the images {abridge(uris[names[0]][:2])}); give each sample an id of its own, or leave out all but one"
         )

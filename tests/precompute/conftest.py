@@ -23,8 +23,7 @@ from torch import Tensor
 from cache_store.cache.metadata import read_build, write_build
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
-from precompute.build.listing import ListedParts
-from precompute.build.source import refuse_duplicates
+from precompute.build.planning import ListedParts
 from precompute.cli import main
 from precompute.config import BuildConfig
 from precompute.encode.canary import Canary
@@ -34,6 +33,7 @@ from precompute.sources.config import SourceConfig
 from precompute.sources.images import ALL
 from precompute.sources.listing import Samples
 from precompute.sources.opening import open_source
+from precompute.sources.tables import refuse_duplicates
 from tests.places import Folder, Place
 
 SAMPLES = 22

@@ -18,8 +18,8 @@ from cache_store.cache.metadata import open_plan, put_part, put_texts, read_text
 from cache_store.format.layout import part_file
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
-from precompute.build.listing import ListedParts
-from precompute.build.match import Matcher, match
+from precompute.build.planning import ListedParts
+from precompute.build.source import Matcher, match
 from precompute.config import BuildConfig, StoreConfig
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.sources.config import SourceConfig

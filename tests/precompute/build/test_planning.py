@@ -13,7 +13,7 @@ from cache_store.cache.metadata import open_plan
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.build import planning
-from precompute.build.listing import ListedParts
+from precompute.build.planning import ListedParts
 from precompute.cli import main
 from precompute.sources.source_files import SourceFiles
 from tests.precompute.conftest import Project, timeless_files

@@ -14,7 +14,7 @@ from cache_store.cache.metadata import read_build
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
 from precompute.build import source as module
-from precompute.build.listing import ListedParts
+from precompute.build.planning import ListedParts
 from tests.faulty_store import CountingStore
 from tests.precompute.acts import RECORD, copied, lost
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name

@@ -12,7 +12,7 @@ from cache_store.cache.metadata import read_seal
 from cache_store.format.formats import files_of_shard
 from cache_store.format.plan import PlanPart, write_part
 from cache_store.storage.local import LocalStore
-from precompute.build.request import BuildRequest
+from precompute.build.inputs import BuildRequest
 from precompute.build.steps import open_build_inputs, plan
 from precompute.build.write import encode_job
 from precompute.cli import main
