@@ -6,6 +6,7 @@ value is neither true nor false, and a sample is chosen only if the whole expres
 """
 
 import ast
+import operator
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, Protocol
@@ -23,13 +24,16 @@ ROWS_AT_ONCE = 2**16
 MAX_CHARACTERS = 10_000
 """Longest expression."""
 
+NUMBERS = "\n"
+"""Name of a column of sample numbers; no other can have it."""
+
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: pc.equal,
-    ast.NotEq: pc.not_equal,
-    ast.Lt: pc.less,
-    ast.LtE: pc.less_equal,
-    ast.Gt: pc.greater,
-    ast.GtE: pc.greater_equal,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 EXAMPLE = "expected comparisons such as score > 5 and split in ['train', 'val'] or score is null"
@@ -49,16 +53,22 @@ class Samples(Protocol):
     def samples(self, numbers: np.ndarray, columns: list[str]) -> pa.Table: ...
 
 
-def numbers_where(cache: Samples, expression: str) -> NDArray[np.int64]:
+def numbers_where(cache: Samples, text: str) -> NDArray[np.int64]:
     """Return the numbers of the samples for which an expression is true, ascending: int64 [chosen].
 
     ConfigError for an unknown column, for an expression that cannot be read, or values that cannot be compared.
     """
-    condition = Condition(expression, cache.columns)
+    condition, columns = parse(text, cache.columns)
     chosen = [np.empty(0, np.int64)]
     for first in range(0, len(cache), ROWS_AT_ONCE):
         numbers = np.arange(first, min(first + ROWS_AT_ONCE, len(cache)))
-        chosen.append(numbers[condition(cache.samples(numbers, condition.columns))])
+        table = cache.samples(numbers, columns)
+        try:
+            found = table.append_column(NUMBERS, pa.array(numbers)).filter(condition)
+        except pa.ArrowException:
+            kinds = ", ".join(f"{name} is {table.schema.field(name).type}" for name in columns)
+            raise ConfigError(f"where: {text[:80]!r} compares other kinds: {kinds}") from None
+        chosen.append(found[NUMBERS].to_numpy())
     return np.concatenate(chosen)
 
 
@@ -71,97 +81,74 @@ def refuse_unknown_columns(call: str, names: object, known: list[str]) -> None:
             raise ConfigError(f"{call}: there is no column {name}; columns are {', '.join(known)}")
 
 
-class Condition:
-    """An expression that is true, false or unknown of each row of a table."""
+class Unreadable(Exception):  # noqa: N818
+    """Part of an expression that is not allowed there."""
 
-    def __init__(self, text: str, known: list[str]) -> None:
-        """Parse the text; ConfigError names an unknown column, or the place of what cannot be read."""
-        if not isinstance(text, str):
-            raise ConfigError(f"where: {EXAMPLE}, got {text!r}")
-        self._text = text = text.strip()
-        if len(text) > MAX_CHARACTERS:
-            raise ConfigError(
-                f"where: the expression has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed"
-            )
-        try:
-            self._root = ast.parse(text, mode="eval").body
-            names = [node.id for node in ast.walk(self._root) if isinstance(node, ast.Name) and node.id != "null"]
-        except PARSE_ERRORS as error:
-            line, offset = getattr(error, "lineno", None), getattr(error, "offset", None)
-            raise self._unreadable(self._before(line or 1) + offset if offset else len(text) + 1) from None
+
+def parse(text: str, known: list[str]) -> tuple[pc.Expression, list[str]]:
+    """Parse an expression; return it with its columns. ConfigError says where it cannot be read."""
+    if not isinstance(text, str):
+        raise ConfigError(f"where: {EXAMPLE}, got {text!r}")
+    if len(text := text.strip()) > MAX_CHARACTERS:
+        raise ConfigError(f"where: the expression has {len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed")
+    line = text.replace("\n", " ")
+    try:
+        root = ast.parse(line, mode="eval").body
+        names = [node.id for node in ast.walk(root) if isinstance(node, ast.Name) and node.id != "null"]
         refuse_unknown_columns("where", names, known)
-        self.columns = [*dict.fromkeys(names)]
-        if not self.columns:
-            raise self._unreadable(1)
+        if not names:
+            raise Unreadable(root)
+        return logical(root), [*dict.fromkeys(names)]
+    except Unreadable as error:
+        character = len(line.encode()[: error.args[0].col_offset].decode()) + 1  # offsets count bytes
+    except PARSE_ERRORS as error:
+        character = getattr(error, "offset", None) or len(line) + 1
+    raise ConfigError(f"where: {text[:80]!r} cannot be read at character {character}; {EXAMPLE}")
 
-    def __call__(self, table: pa.Table) -> NDArray[np.bool_]:
-        """Return of which rows it is true, [N]; ConfigError if values cannot be compared."""
-        try:
-            found = self._logical(self._root, table)
-            is_true: NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
-        except (pa.ArrowException, RecursionError) as error:
-            kinds = ", ".join(f"{name} is {table.schema.field(name).type}" for name in self.columns)
-            problem = "is nested too deeply" if isinstance(error, RecursionError) else f"compares other kinds: {kinds}"
-            raise ConfigError(f"where: {shown(self._text)} {problem}") from None
-        return is_true
 
-    def _logical(self, node: ast.expr, table: pa.Table) -> pa.ChunkedArray:
-        """Compute what is true, false or null of each row."""
-        if isinstance(node, ast.BoolOp):
-            join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-            return reduce(join, [self._logical(each, table) for each in node.values])
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return pc.invert(self._logical(node.operand, table))
-        if isinstance(node, ast.Compare):
-            pairs = zip([node.left, *node.comparators], node.ops, node.comparators, strict=False)
-            return reduce(pc.and_kleene, [self._compared(*pair, table) for pair in pairs])
-        if isinstance(node, ast.Name):
-            return pc.equal(table[node.id], True)
-        raise self._unreadable(node)
+def logical(node: ast.expr) -> pc.Expression:
+    """Return what is true, false or null of each row."""
+    match node:
+        case ast.BoolOp(op, values):
+            return reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, map(logical, values))
+        case ast.UnaryOp(ast.Not(), operand):
+            return ~logical(operand)
+        case ast.Compare(left, operators, others):
+            pairs = zip([left, *others], operators, others, strict=False)
+            return reduce(operator.and_, [compared(*pair) for pair in pairs])
+        case ast.Name(name):
+            return pc.field(name) == True  # noqa: E712 (an expression)
+    raise Unreadable(node)
 
-    def _compared(self, left: ast.expr, operator: ast.cmpop, right: ast.expr, table: pa.Table) -> Any:
-        is_negated = isinstance(operator, ast.IsNot | ast.NotIn)
-        if isinstance(operator, ast.Is | ast.IsNot):
-            if not is_null(right):
-                raise self._unreadable(right)
-            found = pc.is_null(self._operand(left, table))
-        elif isinstance(operator, ast.In | ast.NotIn):
-            if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
-                raise self._unreadable(right)
-            column = self._operand(left, table)
-            found = reduce(pc.or_kleene, [pc.equal(column, self._literal(each)) for each in right.elts])
-        else:
-            found = COMPARISONS[type(operator)](self._operand(left, table), self._operand(right, table))
-        return pc.invert(found) if is_negated else found
 
-    def _operand(self, node: ast.expr, table: pa.Table) -> Any:
-        return table[node.id] if isinstance(node, ast.Name) and not is_null(node) else self._literal(node)
+def compared(left: ast.expr, comparison: ast.cmpop, right: ast.expr) -> pc.Expression:
+    if isinstance(comparison, ast.Is | ast.IsNot):
+        if not is_null(right):
+            raise Unreadable(right)
+        found = operand(left).is_null()
+    elif isinstance(comparison, ast.In | ast.NotIn):
+        if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
+            raise Unreadable(right)
+        found = reduce(operator.or_, [operand(left) == literal(each) for each in right.elts])
+    else:
+        found = COMPARISONS[type(comparison)](operand(left), operand(right))
+    return ~found if isinstance(comparison, ast.IsNot | ast.NotIn) else found
 
-    def _literal(self, node: ast.expr) -> Any:
-        """Return the value of a text, a number, True or False."""
-        try:
-            value = ast.literal_eval(node)
-        except (ValueError, TypeError):
-            raise self._unreadable(node) from None
-        if not isinstance(value, str | float | int) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
-            raise self._unreadable(node)
-        return pa.scalar(value)
 
-    def _unreadable(self, place: ast.expr | int) -> ConfigError:
-        character = place
-        if isinstance(place, ast.expr):  # its offset counts bytes of its line
-            line = self._text.splitlines()[place.lineno - 1].encode()
-            character = self._before(place.lineno) + len(line[: place.col_offset].decode()) + 1
-        return ConfigError(f"where: {shown(self._text)} cannot be read at character {character}; {EXAMPLE}")
+def operand(node: ast.expr) -> pc.Expression:
+    return pc.field(node.id) if isinstance(node, ast.Name) and not is_null(node) else pc.scalar(literal(node))
 
-    def _before(self, line: int) -> int:
-        """Return the number of characters before a line, counted from 1."""
-        return sum(map(len, self._text.splitlines(keepends=True)[: line - 1]))
+
+def literal(node: ast.expr) -> str | float:
+    """Return the value of a text, a number, True or False."""
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise Unreadable(node) from None
+    if isinstance(value, str | float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+        return value
+    raise Unreadable(node)
 
 
 def is_null(node: ast.expr) -> bool:
     return (isinstance(node, ast.Name) and node.id == "null") or (isinstance(node, ast.Constant) and node.value is None)
-
-
-def shown(text: str) -> str:
-    return repr(text[:80])

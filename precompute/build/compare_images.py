@@ -146,17 +146,24 @@ def judge_images(
     such images, unless they are retried, and with images that could not be compared.
     """
     encoded = [each.difference for each in changes if not each.is_rejected]
-    refuse_changed_images(store, work.rows_before, encoded, request)
+    what = f"{len(encoded):,} of {work.rows_before:,} images changed since they were encoded"
+    remedy = f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}"
+    refuse_changed_images(store, what, encoded, remedy)
     notes = list[str]()
     if request.check_sources:
         refuse_unknown_images(store, unknown)
         notes.append(f"{counted(compared, 'image')} read again; every encoded image is unchanged")
     rejected = [each for each in changes if each.is_rejected and not request.retry_rejected]
+    held, retry = (
+        [each.difference for each in rejected if each.shard not in work.kept],
+        request.with_options("--retry-rejected"),
+    )
+    what = f"{counted(len(held), 'rejected image')} changed, in shards that are to be built again"
+    refuse_changed_images(store, what, held, f"to build the shards with the images as they are: {retry}")
     if ids := [each.difference.field for each in rejected]:
-        flag = request.with_options("--retry-rejected")
         notes.append(
             f"images that were rejected are there now, or have changed: {len(ids):,} ({abridge(ids)}); they stay "
-            f"rejected, unless you run {flag}"
+            f"rejected, unless you run {retry}"
         )
     shards = *(each.shard for each in rejected), *unknown
     parts = frozenset(int(work.spec.part_of_shard[shard]) for shard in shards)

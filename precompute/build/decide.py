@@ -54,8 +54,6 @@ class Work:
     tasks: Mapping[int, Task] = field(default_factory=dict)
     """The other shards, in order."""
     earlier_seal: Seal | None = None
-    has_roll: bool = False
-    """Whether shards.bin is as the earlier seal names it."""
     notes: tuple[str, ...] = ()
     """Notes for the user."""
     damage: tuple[str, ...] = ()
@@ -78,6 +76,10 @@ class Work:
 
     def shards_to(self, *states: State) -> list[int]:
         return [shard for shard, task in self.tasks.items() if task.state in states]
+
+    @property
+    def allowed_digests(self) -> dict[int, frozenset[str]]:
+        return {shard: task.allowed for shard, task in self.tasks.items() if task.allowed}
 
     def with_recovered(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
         """Replace these kept shards; each has a number of rejected samples."""
@@ -111,7 +113,6 @@ def decide(
         kept=kept,
         tasks=tasks,
         earlier_seal=survey.seal.value,
-        has_roll=survey.roll.value is not None,
         damage=tuple(damage),
     )
 

@@ -75,17 +75,13 @@ def refuse_lost_list(survey: Survey, num_listed: int) -> NoReturn:
     )
 
 
-def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
-    """Raise StaleError for images that are no longer the ones encoded; the fields of `changes` are sample ids."""
+def refuse_changed_images(store: Store, what: str, changes: Sequence[Difference], remedy: str) -> None:
+    """Raise StaleError for images that are no longer those of the build; fields of `changes` are sample ids."""
     if changes:
-        remedies = [
-            f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
-            "to continue with this one, restore the files and run the same command again",
-        ]
-        what = f"{len(changes):,} of {rows:,} images changed since they were encoded"
         ids = abridge([change.field for change in changes])
         named = [change._replace(field=f"image of {change.field}") for change in changes]
-        refuse(f"{store}: {what}: {ids}; the cache is untouched", named, remedies)
+        again = "to continue with this one, restore the files and run the same command again"
+        refuse(f"{store}: {what}: {ids}; the cache is untouched", named, [remedy, again])
 
 
 def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:

@@ -53,11 +53,10 @@ KIND = VaeKind(
 
 def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     from precompute.encoders.vaes.diffusers_vae import load_native
-    from precompute.encoders.vaes.folded_cosmos import folded_cosmos
+    from precompute.encoders.vaes.folding import fold_still
     from precompute.encoders.vaes.vae import VaeEncoder
 
-    frozen = folded_cosmos(files, KIND, config) if config.fold else load_native(files, KIND, config)
-    return VaeEncoder(frozen, config, image)
+    return VaeEncoder(load_native(files, KIND, config, fold_still if config.fold else None), config, image)
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
@@ -70,4 +69,4 @@ def refuse_size(config: Config, height: int, width: int) -> None:
     refuse_cropping(height, width, stated_factor(config))
 
 
-FAMILY = Family(load=load, refuse_size=refuse_size, takes=("fold", "compile"), load_decoder=load_decoder)
+FAMILY = Family(load=load, refuse_size=refuse_size, takes=("fold",), load_decoder=load_decoder)

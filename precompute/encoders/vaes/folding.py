@@ -1,9 +1,9 @@
 """Parts of folded networks: 2-D layers with copies of a 3-D network's weights, perhaps compiled.
 
-`fold_still` folds the causal convolutions in diffusers' own encoders: HunyuanVideo, LTX, LTX 2, Mochi and CogVideoX pad
-time by repeating the first frame, in front or on both sides. In a still image all frames that a layer sees are equal,
-so its temporal taps can be summed (in float64), and all frames that it makes are equal. The other layers stay
-diffusers' and see videos of one frame.
+`fold_still` folds the causal convolutions in diffusers' own encoders: HunyuanVideo, LTX, LTX 2, Mochi, CogVideoX and
+Cosmos 1.0 pad time by repeating the first frame, in front or on both sides. In a still image all frames that a layer
+sees are equal, so its temporal taps can be summed (in float64), and all frames that it makes are equal. The other
+layers stay diffusers' and see videos of one frame.
 """
 
 from collections.abc import Mapping
@@ -123,6 +123,7 @@ HAS_CACHE = {
     "LTXVideoCausalConv3d": False,
     "LTX2VideoCausalConv3d": False,
     "CogVideoXCausalConv3d": True,
+    "CosmosCausalConv3d": False,
 }
 """Diffusers' causal convolutions that repeat the first frame, and whether they also return a cache for later frames."""
 
@@ -132,8 +133,8 @@ class StillConv(nn.Module):
 
     def __init__(self, causal: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        conv: Any = causal.conv
-        padding, mode = conv.padding[1:], conv.padding_mode
+        conv: Any = getattr(causal, "conv", causal)
+        padding, mode = getattr(causal, "spatial_pad", conv.padding[1:])[:2], conv.padding_mode
         if getattr(causal, "pad_mode", "") == "replicate":  # Mochi-like layers pad all axes before the convolution
             across, _, down, *_ = causal.time_causal_padding
             padding, mode = (down, across), "replicate"
