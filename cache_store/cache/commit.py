@@ -219,9 +219,9 @@ def sum_up(
     Returns the one `held`, if it sums up these records and the file of rejected rows is as sealed.
     """
     shards_file = write_roll(store, spec, contents)
-    if held and (held.spec, held.plan_files, held.shards_file) == (spec, plan_files, shards_file):
-        if store.has(REJECTED_FILE) and file_record(store, REJECTED_FILE) == held.rejected_file:
-            return held
+    is_held = held and (held.spec, held.plan_files, held.shards_file) == (spec, plan_files, shards_file)
+    if held and is_held and store.has(REJECTED_FILE) and file_record(store, REJECTED_FILE) == held.rejected_file:
+        return held
     rejected_file = write_rejected(store, spec, contents)
     return make_seal(spec, contents, sums_of(store, spec, contents), plan_files, rejected_file, shards_file)
 

@@ -147,8 +147,8 @@ def judge_images(
     """
     encoded = [each.difference for each in changes if not each.is_rejected]
     what = f"{len(encoded):,} of {work.rows_before:,} images changed since they were encoded"
-    remedy = f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}"
-    refuse_changed_images(store, what, encoded, remedy)
+    another = request.with_options("--cache", "NEW")
+    refuse_changed_images(store, what, encoded, f"to encode them as they are now, build another cache: {another}")
     notes = list[str]()
     if request.check_sources:
         refuse_unknown_images(store, unknown)

@@ -130,8 +130,7 @@ def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs
     silence_decoders()
     library_versions()  # fails now if a library that shards are recorded with is missing, not after planning
     config = config.prepared()
-    store = open_store(config.cache)
-    refuse_foreign_place(store, "cache")
+    refuse_foreign_place(store := open_store(config.cache), "cache")
     source = open_source(config.source, config.media)
     encoder = load_encoder(config.planning_encoder, config.image_recipe)
     return BuildInputs(config=config, request=request, store=store, source=source, encoder=encoder)
