@@ -33,6 +33,9 @@ from cache_store.storage.store import Address, Store, map_calls, open_store, wit
 
 T = TypeVar("T")
 
+OwnShards = Callable[[Iterable[int]], list[int]]
+"""Chooses the shards of one rank."""
+
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
@@ -89,11 +92,10 @@ class Survey:
         return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
 
 
-def survey(cache: Address, build: Reading[BuildRecord] | None = None, *, as_stated: bool = False) -> Survey:
+def survey(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
     """Read a cache's records and its plan; `build` is the build record, if the caller has just read it.
 
-    The digests of a part are those that it states, if its file is as sealed or listed, or if they are taken
-    `as_stated`, as ranks do that share a plan; else its rows are read.
+    The digests of a part are those that it states, if its file is as sealed or listed; else its rows are read.
 
     Raises NewerFormatError if the spec has an unknown version, and OlderFormatError if it lacks a field and no
     readable record or seal can restore it.
@@ -101,16 +103,25 @@ def survey(cache: Address, build: Reading[BuildRecord] | None = None, *, as_stat
     found = survey_records(cache, build)
     if not found.has_cache:
         return found
-    read = partial(read_part, found, as_stated=as_stated)
-    parts = map_calls(found.store, lambda part: try_read(partial(read, part)), range(count_parts(found)))
-    in_force = try_read(partial(read_texts, found.store)).value
-    stated = dict(enumerate(in_force.parts if in_force else ()))
-    texts = stated if as_stated else sound_texts(found.store, stated)
+    parts = map_calls(found.store, lambda part: try_read(partial(read_part, found, part)), range(count_parts(found)))
+    stated = stated_texts(found.store)
+    texts = sound_texts(found.store, stated)
     return replace(found, parts=tuple(parts), texts=texts, stated_texts=stated)
 
 
-def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
-    """Read a cache's records without the plan, whose size grows with the data set."""
+def survey_as_rank(cache: Address, own: OwnShards) -> Survey:
+    """Read the records of a rank's own shards alone; the plan, whose parts it opens as it needs them, is trusted."""
+    found = survey_records(cache, own=own)
+    return replace(found, texts=stated_texts(found.store)) if found.has_cache else found
+
+
+def stated_texts(store: Store) -> dict[int, PartTexts]:
+    in_force = try_read(partial(read_texts, store)).value
+    return dict(enumerate(in_force.parts if in_force else ()))
+
+
+def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, own: OwnShards | None = None) -> Survey:
+    """Read a cache's records, all or those of `own` shards, without the plan, whose size grows with the data set."""
     if not has_cache(store := open_store(cache)):
         return Survey(store=store)
     group = try_read(partial(store.read, SPEC_FILE, Spec.max_bytes))
@@ -123,6 +134,7 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
     seal, roll = try_read(partial(read_checked_seal, store)), Reading[Roll]()
     if seal.value:
         roll = try_read(partial(read_roll, store, seal.value))
+    numbers = record_numbers(names)
     found = Survey(
         store=store,
         has_cache=True,
@@ -130,7 +142,9 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
         seal=seal,
         roll=roll,
         build=build or survey_build(store),
-        shards=without_foreign_records(dict(read_shards(there, names)), seal.value, roll.value),
+        shards=without_foreign_records(
+            dict(read_shards(there, own(numbers) if own else numbers)), seal.value, roll.value
+        ),
         retracted=retracted_shards(names),
         metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
@@ -182,21 +196,14 @@ def count_parts(found: Survey) -> int:
     return next(part for part in range(len(names) + 1) if part_file(part) not in names)
 
 
-def read_part(found: Survey, number: int, *, as_stated: bool) -> PartOnDisk:
-    store, seal, build, name = found.store, found.seal.value, found.build.value, part_file(number)
-    part = open_part(store, number)
-    file = FileRecord(path=name, bytes=0, sha256="") if as_stated else table_record(store, name)  # not read by ranks
+def read_part(found: Survey, number: int) -> PartOnDisk:
+    seal, build, name = found.seal.value, found.build.value, part_file(number)
+    part, file = open_part(found.store, number), table_record(found.store, name)
     known = [each.sha256 for each in seal.plan_files] if seal else []
     listed = build.listed.plan if build and build.listed else ()
     is_known = file.sha256 in (*known[number : number + 1], *listed[number : number + 1])
-    digests = part.stated_digests if as_stated or is_known else part.computed_digests()
-    return PartOnDisk(
-        file=file,
-        digests=digests,
-        lengths=tuple(part.lengths),
-        sizes=part.sizes,
-        is_known=is_known or as_stated,
-    )
+    digests = part.stated_digests if is_known else part.computed_digests()
+    return PartOnDisk(file=file, digests=digests, lengths=tuple(part.lengths), sizes=part.sizes, is_known=is_known)
 
 
 def sound_texts(store: Store, parts: Mapping[int, PartTexts]) -> dict[int, PartTexts]:
@@ -206,10 +213,14 @@ def sound_texts(store: Store, parts: Mapping[int, PartTexts]) -> dict[int, PartT
     return {part: each for (part, each), file in pairs if file.value == each.file(part)}
 
 
-def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, ShardOnDisk]]:
-    """Read every commit record, sound or damaged, by the names in its folder, and check the sizes of its files."""
+def record_numbers(names: Iterable[str]) -> list[int]:
+    """Return the shards that have a commit record, sound or damaged, by the names in its folder."""
     stems = (name.removesuffix(".json") for name in names)
-    shards = [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
+    return [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
+
+
+def read_shards(store: Store, shards: Sequence[int]) -> Iterator[tuple[int, ShardOnDisk]]:
+    """Read the commit records of shards, and check the sizes of their files."""
     readings = map_calls(store, partial(read_shard_record, store, {}), shards)
     for shard, record in zip(shards, readings, strict=True):
         if not record.is_absent:

@@ -5,7 +5,7 @@ copying: the recipe is in the spec, the seal and every record; the list is in th
 is in its record and the seal.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import PLAN, SPEC_FILE, commit_file, part_file
-from cache_store.format.plan import PartDigests, encoded_texts_digest
+from cache_store.format.plan import encoded_texts_digest
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
 from cache_store.messages import counted
 from cache_store.verify.record import usable_record
@@ -88,25 +88,21 @@ class Work:
         return replace(self, num_retried=num_retried, kept=kept, tasks=dict(sorted(tasks.items())))
 
 
+FactsOf = Callable[[int], tuple[str, int]]
+"""Returns the digest of a shard's samples, and how many of them are withdrawn."""
+
 TextsOf = Callable[[int], pa.Table]
 """Reads id and conversations of a shard's rows, as they are encoded."""
 
 
-def decide(
-    stated: Stated, spec: Spec, digests: Sequence[PartDigests], texts_of: TextsOf, request: BuildRequest
-) -> Work:
-    """Decide the work on a cache that shall have the samples of this spec, and these digests of its parts.
-
-    Raises ConfigError if no cache can be so.
-    """
+def decide(stated: Stated, spec: Spec, facts_of: FactsOf, texts_of: TextsOf, request: BuildRequest) -> Work:
+    """Decide the work on a cache that shall have the samples of this spec. ConfigError if no cache can be so."""
     survey = stated.survey
     refuse_impossible(spec)
     if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
         raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
-    samples = [digest for each in digests for digest in each.shards]
-    withdrawn = [count for each in digests for count in each.withdrawn]
-    refuse_lost_withdrawals(survey, withdrawn)
-    kept, tasks, damage = divide_shards(spec, survey, samples, withdrawn, texts_of, request)
+    refuse_lost_withdrawals(survey, spec, facts_of)
+    kept, tasks, damage = divide_shards(spec, survey, facts_of, texts_of, request)
     return Work(
         spec=spec,
         rows_before=stated.spec.rows if stated.spec else 0,
@@ -141,26 +137,21 @@ def damaged_metadata(stated: Stated) -> Iterator[str]:
 
 
 def divide_shards(
-    spec: Spec,
-    survey: Survey,
-    samples: Sequence[str],
-    withdrawn: Sequence[int],
-    texts_of: TextsOf,
-    request: BuildRequest,
+    spec: Spec, survey: Survey, facts_of: FactsOf, texts_of: TextsOf, request: BuildRequest
 ) -> tuple[dict[int, CommitRecord], dict[int, Task], list[str]]:
     """Divide the shards: return the records of those to keep, the tasks of the others, and notes on damage.
 
-    A shard of other texts, or of samples that were withdrawn since, is replaced.
-
-    A rebuilt shard with the same samples must get the same bytes.
+    A shard of other texts, or of samples that were withdrawn since, is replaced; with the same samples, a rebuilt shard
+    must get the same bytes.
     """
     records, problems, outdated = dict[int, CommitRecord](), dict[int, str](), set[int]()
     text = spec.array.text
     for shard in (shard for shard in survey.shards if shard < spec.num_shards):
         record, problem = usable_record(spec, shard, survey.shards[shard])
-        if record and record.content.samples != samples[shard]:
+        samples, withdrawn = facts_of(shard)
+        if record and record.content.samples != samples:
             record, problem = None, problem or f"{commit_file(shard)}: was made for other samples"
-        if (record and record.content.withdrawn != withdrawn[shard]) or (
+        if (record and record.content.withdrawn != withdrawn) or (
             record and text and encoded_texts_digest(text, texts_of(shard)) != record.content.texts
         ):
             outdated.add(shard)
@@ -186,12 +177,13 @@ def divide_shards(
     return kept, tasks, [f"shard {shard}: {problems.get(shard, 'its record is missing')}" for shard in lost]
 
 
-def refuse_lost_withdrawals(survey: Survey, withdrawn: Sequence[int]) -> None:
+def refuse_lost_withdrawals(survey: Survey, spec: Spec, facts_of: FactsOf) -> None:
     """Raise CacheError if the samples count fewer withdrawn ones than a record or the seal: they must not come back."""
     counts = {shard: record.content.withdrawn for shard, record in survey.records.items()}
     if roll := survey.roll.value:
         counts |= dict(enumerate(roll.entries["withdrawn"].tolist()))
-    if lost := sorted(shard for shard, count in counts.items() if shard < len(withdrawn) and count > withdrawn[shard]):
+    some = sorted(shard for shard, count in counts.items() if count and shard < spec.num_shards)
+    if lost := [shard for shard in some if counts[shard] > facts_of(shard)[1]]:
         raise CacheError(
             f"{survey.store.where(PLAN)} lacks withdrawals of {counted(len(lost), 'shard')}, the first of shard "
             f"{lost[0]}, which its records count; restore it from a copy, or withdraw these samples again from a copy "
@@ -215,6 +207,5 @@ def allowed_digests(spec: Spec, survey: Survey, records: Mapping[int, CommitReco
 
 
 def begins_with(spec: Spec, sealed: Spec) -> bool:
-    """Return whether the spec has the sealed plan, or one that was cut alike and then grew."""
     count = sealed.num_shards
     return spec.parts[: len(sealed.parts)] == sealed.parts and np.array_equal(spec.bounds[: count + 1], sealed.bounds)

@@ -112,7 +112,6 @@ class ListedParts:
         return not self._config.source.text and bool(self._bare)
 
     def refuse_bare(self) -> None:
-        """Raise SourceError if too many samples lack their image or text, before an hour of encoding."""
         allowed = self._config.run.max_reject_fraction
         if len(self._bare) > allowed * self.rows:
             refuse_missing(self._bare, self.rows, self._config.source, self._config.media, allowed)

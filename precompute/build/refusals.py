@@ -27,7 +27,6 @@ def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: Buil
 
 
 def refuse_lost_recipe(survey: Survey) -> NoReturn:
-    """Raise StaleError if spec, seal and all records are lost, so that the cache's recipe is unknown."""
     name = shlex.quote(str(survey.store))
     refuse(
         f"{survey.store}: its recipe is lost; the cache is untouched",
@@ -46,7 +45,6 @@ def remedies_to_keep_both(request: BuildRequest) -> list[str]:
 def refuse_other_list(
     store: Store, rows: int, rows_now: int, difference: Mapping[str, SomeIds], request: BuildRequest
 ) -> NoReturn:
-    """Raise StaleError for a list that has lost samples or changed some, or that has only grown."""
     found = [f"{ids.total:,} {what} ({ids})" for what, ids in difference.items()]
     summary, remedies = f"from another sample list: {'; '.join(found)}", remedies_to_keep_both(request)
     if {*difference} == {NEW}:

@@ -270,7 +270,6 @@ def withdrawn_ids(store: Store, stated: Stated) -> pa.Array:
 
 
 def restored(inputs: BuildInputs, spec: Spec | None, part: int, listed: pa.Table) -> pa.Table | None:
-    """Return the rows of a lost part if these samples, planned anew, are those of the spec."""
     assert spec
     if listed.num_rows != spec.parts[part].rows:
         return None

@@ -1,8 +1,9 @@
 """What a cache says of itself: its records, and the samples that it was planned with, on disk or found again."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -84,12 +85,24 @@ def lost_parts(survey: Survey, spec: Spec) -> frozenset[int]:
     )
 
 
+NOTHING: Mapping[int, pa.Table] = MappingProxyType({})
+
+
 class Planned:
     """Reads the rows of shards as the source has them now."""
 
-    def __init__(self, store: Store, spec: Spec, found: Mapping[int, pa.Table], lost: Set[int]) -> None:
-        """`found` has the rows of parts that have to be written, among them those that are `lost`."""
-        self.found, self.spec, self._plan, self._lost = found, spec, open_plan(store, spec), lost
+    def __init__(
+        self,
+        store: Store,
+        spec: Spec,
+        stated: Stated,
+        found: Mapping[int, pa.Table] = NOTHING,
+        added: Sequence[PartOnDisk] = (),
+    ) -> None:
+        """`found` has the rows of parts that have to be written, among them those that are lost."""
+        self.found, self.spec, self._plan, self._lost = found, spec, open_plan(store, spec), stated.lost
+        parts = {**stated.parts, **dict(enumerate(added, start=stated.num_parts))}
+        self._known = {number: each.digests for number, each in parts.items()}
 
     def of_shard(self, shard: int, columns: Sequence[str]) -> pa.Table:
         part = int(self.spec.part_of_shard[shard])
@@ -110,15 +123,21 @@ class Planned:
     def texts_of(self, shard: int) -> pa.Table:
         return self.of_shard(shard, ["id", "conversations"])
 
-    def digests(self, stated: Stated) -> list[PartDigests]:
-        parts = range(stated.num_parts)
-        return [stated.parts[part].digests if part in stated.parts else self._digests(part) for part in parts]
+    def facts_of(self, shard: int) -> tuple[str, int]:
+        """Return the digest of a shard's samples, and how many of them are withdrawn."""
+        part = int(self.spec.part_of_shard[shard])
+        digests, place = self._digests(part), shard - self.spec.part_shards[part].start
+        return digests.shards[place], digests.withdrawn[place]
 
     def _digests(self, part: int) -> PartDigests:
+        if part in self._known:
+            return self._known[part]
+        if part not in self._lost:
+            return self._known.setdefault(part, self._plan.part(part).stated_digests)
         part_hash = PartHash()
         for rows in self.shards(part):
             part_hash.add(rows)
-        return part_hash.digests()
+        return self._known.setdefault(part, part_hash.digests())
 
     def _shard_of(self, rows: pa.Table, part: int, shard: int) -> pa.Table:
         first = int(self.spec.bounds[self.spec.part_shards[part].start])

@@ -16,10 +16,9 @@ from cache_store.cache.metadata import (
     refuse_foreign_place,
     write_build,
 )
-from cache_store.cache.survey import Survey, held_recipe, survey
+from cache_store.cache.survey import Survey, held_recipe, survey, survey_as_rank
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted, NoCacheError
 from cache_store.format.layout import SPEC_FILE, planned_file
-from cache_store.format.plan import PartDigests
 from cache_store.format.schema import Spec, joined_runs
 from cache_store.log import log_info, log_warning
 from cache_store.messages import counted, printable
@@ -112,7 +111,7 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
         config = replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
     inputs = open_build_inputs(config, request)
     with inputs.store.claim(shared=True):
-        work = planned_work(inputs, survey(inputs.store, as_stated=True))
+        work = planned_work(inputs, survey_as_rank(inputs.store, rank.shards_of), as_rank=True)
         return build_shards(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
 
 
@@ -136,7 +135,7 @@ def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs
     return BuildInputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
-def state_of(inputs: BuildInputs, surveyed: Survey) -> Stated:
+def state_of(inputs: BuildInputs, surveyed: Survey, *, as_rank: bool = False) -> Stated:
     """Return what the cache says of itself; raise StaleError if it was made from other inputs."""
     request, recipe = inputs.request, inputs.recipe
     if not surveyed.has_cache:
@@ -144,6 +143,8 @@ def state_of(inputs: BuildInputs, surveyed: Survey) -> Stated:
     if (held := held_recipe(surveyed)) is None:
         refuse_lost_recipe(surveyed)
     refuse_other_inputs(inputs.store, held, recipe, request)
+    if as_rank:
+        return Stated(survey=surveyed, spec=surveyed.spec.value)
     return stated_of(surveyed, recipe, inputs.array_of, mends=request.mends)
 
 
@@ -167,8 +168,8 @@ def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
         if now.listing:
             now.listing.refuse_bare()
         spec = grown_spec(inputs, stated.spec, [each.on_disk for each in added])
-        rows = Planned(store, spec, now.found, stated.lost)
-        work, changed = decide_all(inputs, stated, rows, [each.on_disk.digests for each in added])
+        rows = Planned(store, spec, stated, now.found, [each.on_disk for each in added])
+        work, changed = decide_all(inputs, stated, rows)
     except EncodeOnceError:
         if first or not (now.listing and now.listing.is_cut):
             drop_parts(store, first)
@@ -240,15 +241,13 @@ def grown_spec(inputs: BuildInputs, spec: Spec | None, added: Sequence[PartOnDis
     return inputs.recipe.spec([*spec.parts, *more.parts], joined_runs([*spec.shards, *more.shards]), arrays)
 
 
-def decide_all(
-    inputs: BuildInputs, stated: Stated, rows: Planned, added: Sequence[PartDigests]
-) -> tuple[Work, frozenset[int]]:
+def decide_all(inputs: BuildInputs, stated: Stated, rows: Planned) -> tuple[Work, frozenset[int]]:
     """Decide by what is stated, and then by the images that this decision concerns; write nothing.
 
     Returns the parts whose fingerprints have to stay, too. Raises StaleError if an encoded image changed.
     """
     config, request, store, survey = inputs.config, inputs.request, inputs.store, stated.survey
-    work = decide(stated, rows.spec, [*rows.digests(stated), *added], rows.texts_of, request)
+    work = decide(stated, rows.spec, rows.facts_of, rows.texts_of, request)
     refuse_to_mend(inputs, stated, work.damage)
     threads, changed = config.run.threads(1), frozenset[int]()
     if survey.has_cache and work.spec.array.text is None:
@@ -265,7 +264,6 @@ def decide_all(
 
 
 def growth_notes(stated: Stated, now: SourceNow, work: Work, num_left_out: int) -> Iterator[str]:
-    """Yield notes on what the source has beyond the plan, and on its texts."""
     if num_left_out:
         yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
     if work.is_extension:
@@ -276,21 +274,20 @@ def growth_notes(stated: Stated, now: SourceNow, work: Work, num_left_out: int) 
         yield f"the source has other texts now, which `precompute captions {name}` reads; those of before stay"
 
 
-def planned_work(inputs: BuildInputs, surveyed: Survey) -> Work:
-    """Decide the work left of the plan on disk, for ranks and the seal after them; `plan` has checked list and images.
+def planned_work(inputs: BuildInputs, surveyed: Survey, *, as_rank: bool = False) -> Work:
+    """Decide the work left of the plan on disk, which a rank trusts; `plan` has checked list and images.
 
     Raises CacheError if planning has not finished, or if a repair has to mend the cache first.
     """
     store, request = inputs.store, inputs.request
     if surveyed.build.value and surveyed.build.value.withdrawing:
         refuse_unfinished_plan(store, CacheError("a withdrawal was stopped"), request)
-    stated = state_of(inputs, surveyed)
-    damage = [*damaged_metadata(stated)]
+    stated = state_of(inputs, surveyed, as_rank=as_rank)
     if stated.spec is None or surveyed.build.value is None:
         refuse_unfinished_plan(store, surveyed.build.problem, request)
-    refuse_damage(store, damage, request)
-    rows = Planned(store, stated.spec, {}, frozenset())
-    work = decide(stated, stated.spec, rows.digests(stated), rows.texts_of, request)
+    refuse_damage(store, [*damaged_metadata(stated)], request)
+    rows = Planned(store, stated.spec, stated)
+    work = decide(stated, stated.spec, rows.facts_of, rows.texts_of, request)
     refuse_damage(store, work.damage, request)
     return replace(work, plan_files=tuple(each.file for each in stated.parts.values()))
 
@@ -310,6 +307,5 @@ def warn_of_sizes(store: Store, work: Work) -> None:
 
 
 def refuse_unplanned(store: Store, request: BuildRequest) -> None:
-    """Raise NoCacheError if the cache has no plan; call it before anything is loaded."""
     if not store.has(SPEC_FILE):
         raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")

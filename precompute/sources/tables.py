@@ -47,12 +47,15 @@ def make_table(samples: Iterable[Mapping[str, Any]], extra: Sequence[str], where
     table = pa.Table.from_batches(batches, LISTED)
     table = with_column(table, "state", pc.fill_null(table["state"], PLANNED))
     for name in extra:
-        table = table.append_column(name, joined_values(columns.get(name, []), name))
+        table = with_column(table, name, joined_values(columns.get(name, []), name))
     refuse_long_ids(table, where)
     return table
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Set the values of a column, or append it."""
+    if name not in table.column_names:
+        return table.append_column(name, values)
     place = table.column_names.index(name)
     return table.set_column(place, table.schema.field(place), values.cast(table.schema.field(place).type))
 

@@ -175,9 +175,8 @@ class Case(NamedTuple):
         if not stated.spec or self.request.new_samples == "append":
             added = [part_on_disk(number, rows) for number, rows in enumerate(now.new, start=stated.num_parts)]
         spec = grown_spec(inputs, stated.spec, added)
-        rows = Planned(inputs.store, spec, now.found, stated.lost)
-        digests = [*rows.digests(stated), *(each.digests for each in added)]
-        work = decide(stated, spec, digests, rows.texts_of, self.request).with_recovered(0, self.recovered)
+        rows = Planned(inputs.store, spec, stated, now.found, added)
+        work = decide(stated, spec, rows.facts_of, rows.texts_of, self.request).with_recovered(0, self.recovered)
         growth = growth_notes(stated, now, work, num_left_out)
         return replace(work, notes=(*damaged_metadata(stated), *work.damage, *work.notes, *growth)), [*now.found]
 
