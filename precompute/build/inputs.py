@@ -44,7 +44,6 @@ class BuildRequest:
 
     @property
     def has_extra_work(self) -> bool:
-        """Whether this run has to do more than resume the build."""
         return self.new_samples == "append" or self.mends or self.retry_rejected or self.check_sources
 
     def with_options(self, *options: str) -> str:

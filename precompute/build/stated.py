@@ -112,7 +112,6 @@ class Planned:
         return self._shard_of(rows, part, shard).select(columns)
 
     def fingerprints_before(self, shard: int) -> pa.ChunkedArray | None:
-        """Return the planned fingerprints; None if they are lost."""
         if int(self.spec.part_of_shard[shard]) in self._lost:
             return None
         return self._plan.shard(shard, ["fingerprint"])["fingerprint"]
