@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := .venv-release
 INSTALLED := $(VENV)/.installed
-IN_C := cache_store/cache/_gather cache_store/format/_sums
+IN_C := cache_store/cache/_gather
 
 define CHECK_PYTHON
 import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=python3.11")
@@ -54,7 +54,7 @@ $(INSTALLED): setup.cfg setup.py $(IN_C:=.c) constraints.txt
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	rm -rf build $(IN_C:=*.so)  # pip would take an old one for the new
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -c 'import cache_store.cache._gather, cache_store.format._sums' 2>/dev/null || echo "note: without a C compiler and Python's headers" \
+	@$(BIN)/python -c 'import cache_store.cache._gather' 2>/dev/null || echo "note: without a C compiler and Python's headers" \
 	"caches are read as right, at 60 to 85 % of the speed; install them, then: make clean, and make again"
 	touch $@
 

@@ -47,9 +47,6 @@ setup(
         "Changelog": f"{HOME}/blob/v{VERSION}/CHANGELOG.md",
         "Issues": f"{HOME}/issues",
     },
-    ext_modules=[
-        extension("cache_store.cache._gather"),
-        extension("cache_store.format._sums"),
-    ],
+    ext_modules=[extension("cache_store.cache._gather")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -1,22 +1,12 @@
-"""Sum up samples in one pass per batch (round, check, add, checksum), and compute the seal's statistics from the sums.
+"""Round a batch as it is stored, and sum up its samples: the seal's statistics come from the sums of shards.
 
-The pass runs in C if there was a compiler at installation: 32 latents of 16 x 28 x 28 take 1 ms, and 9 ms in numpy.
-Both give the same bits, since every sum is added in float64 in a fixed order:
-
-- a feature's values in a sample are added in turn to LANES partial sums, which are then added in halves: 4 to 0, 5 to
-  1, ..., 2 to 0, 3 to 1, 1 to 0; if the features are the last axis, as in a tower, one partial sum takes all values;
-- the preview's products are added cell by cell, row by row, for every PREVIEW_STRIDE-th cell in both directions, and of
-  a clip's T latent frames for frame T // 2 alone;
-- the sums of samples are added in order, so that it does not matter in which batch a sample came.
-
-Squares and products are exact in float64, so that a processor's fused multiply-add gives the same result.
+Sums are made in float64, of one sample after the other, so that it does not matter in which batch a sample came.
 """
 
-# Axes: N samples, C features, O values before the feature axis, I values after it, L lanes, T frames, H W cells,
-# 3 RGB.
+# Axes: N samples, C features, O values before the feature axis, I values after it, T frames, H W cells, 3 RGB.
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +17,6 @@ from cache_store.format.codec import crc32c
 from cache_store.format.quantized import Scale, dequantize, quantize
 from cache_store.format.schema import ArraySummary, PreviewMap
 
-LANES = 8
-
 PREVIEW_STRIDE = 2
 """The preview is fitted to every second cell in both directions: more than enough for 17 x 3 numbers."""
 
@@ -38,88 +26,7 @@ PREVIEW_RIDGE = 1e-6
 ROUNDING = 1e-9
 """Relative tolerance: sums of the same values in different orders differ by less, for up to about 10^12 values."""
 
-KINDS = ("float16", "bfloat16", "float32")
-"""Names of the dtypes, in the order of the numbers that the C code uses."""
-
 Array = NDArray[np.generic]
-
-
-def add_batch_by_numpy(
-    kind: int,
-    layout: tuple[int, int, int],
-    cells: tuple[int, int],
-    stored: Array,
-    samples: NDArray[np.float32] | None,
-    kept: NDArray[np.uint8],
-    totals: NDArray[np.float64],
-    rgb: NDArray[np.float32] | None,
-    gram: NDArray[np.float64] | None,
-    moment: NDArray[np.float64] | None,
-    checksums: NDArray[np.uint32] | None,
-) -> None:
-    """Add the samples that are `kept` and finite; set `kept` to 0 for the others.
-
-    Rounds `samples`, float32, into `stored`, uint8 [N, bytes of a sample]; without `samples`, `stored` already holds
-    the values. `totals` [4, C] are sums, sums of squares, minima and maxima.
-    """
-    values_NB = stored.view(DTYPES[KINDS[kind]])
-    if samples is not None:
-        with np.errstate(over="ignore", invalid="ignore"):  # overflows are found below
-            values_NB[:] = samples.reshape(values_NB.shape).astype(values_NB.dtype)
-    for number in np.flatnonzero(kept):
-        if not np.isfinite(values_NB[number]).all():
-            kept[number] = 0
-            continue
-        values = values_NB[number].astype(np.float64).reshape(layout)
-        totals[:2] += [sum_in_lanes(values), sum_in_lanes(values**2)]
-        totals[2] = np.minimum(totals[2], values.min((0, 2))) + 0.0  # one zero, not two
-        totals[3] = np.maximum(totals[3], values.max((0, 2))) + 0.0
-        if rgb is not None and gram is not None and moment is not None:
-            frames_CTHW = values.reshape(values.shape[1], -1, *cells)
-            products = preview_products(frames_CTHW[:, frames_CTHW.shape[1] // 2], rgb[number])
-            gram += products[:, : len(gram)]
-            moment += products[:, len(gram) :]
-        if checksums is not None:
-            checksums[number] = crc32c(stored[number].tobytes())
-
-
-def sum_in_lanes(values_OCI: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum values per feature: [C]. numpy adds in order along every axis but the last."""
-    outer, features, inner = values_OCI.shape
-    if inner == 1:
-        return sum_rows_in_order(values_OCI.reshape(outer, features))
-    padded = np.zeros((outer, features, -(-inner // LANES) * LANES))
-    padded[:, :, :inner] = values_OCI
-    steps = padded.reshape(outer, features, -1, LANES).transpose(0, 2, 1, 3)
-    lanes_CL = sum_rows_in_order(steps.reshape(-1, features * LANES)).reshape(features, LANES)
-    while (half := lanes_CL.shape[1] // 2) > 0:
-        lanes_CL = lanes_CL[:, :half] + lanes_CL[:, half:]
-    return lanes_CL[:, 0]
-
-
-def sum_rows_in_order(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum the columns; a single column is accumulated, since numpy would add it pairwise."""
-    if rows.shape[1] == 1:
-        return np.add.accumulate(rows[:, 0])[-1:] + 0.0
-    sums: NDArray[np.float64] = np.add.reduce(np.ascontiguousarray(rows), axis=0, initial=0.0)
-    return sums
-
-
-def preview_products(latent_CHW: NDArray[np.float64], rgb_HW3: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Sum the products of [features, 1] with [features, 1, R, G, B] over the cells."""
-    step = PREVIEW_STRIDE
-    features = np.moveaxis(latent_CHW[:, ::step, ::step], 0, -1)
-    cells = np.concatenate([features, np.ones((*features.shape[:2], 1)), rgb_HW3[::step, ::step]], axis=2)
-    cells = cells.reshape(-1, cells.shape[2])
-    side = len(latent_CHW) + 1
-    return sum_rows_in_order((cells[:, :side, None] * cells[:, None]).reshape(len(cells), -1)).reshape(side, -1)
-
-
-add_batch: Callable[..., None]
-try:
-    from cache_store.format._sums import add_batch
-except ImportError:  # not built, or built for another machine
-    add_batch = add_batch_by_numpy
 
 
 class Rounded(NamedTuple):
@@ -163,22 +70,17 @@ class ShardSums(NamedTuple):
 
 
 class RunningSums:
-    """Sums over one shard's cached samples, added batch by batch; the function `add` does the arithmetic."""
+    """Sums over one shard's cached samples, added batch by batch."""
 
-    def __init__(self, array: ArraySpec, add: Callable[..., None] = add_batch) -> None:
-        self._add_batch, dtype = add, array.dtype
+    def __init__(self, array: ArraySpec) -> None:
         shape, place, features = array.shape, array.feature_place, array.features
-        self._is_quantized = dtype == "uint8"
-        summed = "float32" if self._is_quantized else dtype
-        self._kind, self._dtype, self._shape = KINDS.index(summed), DTYPES[summed], shape
+        self._is_quantized = array.dtype == "uint8"
+        self._dtype = DTYPES["float32" if self._is_quantized else array.dtype]
         self._layout = math.prod(shape[:place]), features, math.prod(shape[place + 1 :])
         self._cells = array.preview_cells if array.has_preview else (0, 0)
         self._totals = np.zeros((4, features))
         self._totals[2], self._totals[3] = np.inf, -np.inf
-        self._gram: NDArray[np.float64] | None = None
-        self._moment: NDArray[np.float64] | None = None
-        if array.has_preview:
-            self._gram, self._moment = np.zeros((features + 1, features + 1)), np.zeros((features + 1, 3))
+        self._preview = np.zeros((features + 1, features + 4)) if array.has_preview else None
         self._count = 0
         """Number of samples."""
 
@@ -193,51 +95,58 @@ class RunningSums:
         An array with a preview also needs `rgb_NHW3`, RGB in [0, 1] at the samples' resolution: the images or, for
         clips, the frames at the middle latent frame.
         """
-        samples, number = np.ascontiguousarray(samples, np.float32), len(samples)
-        checksums = np.zeros(number, np.uint32)
-        if not self._is_quantized:
-            stored = np.empty((number, math.prod(self._shape) * self._dtype.itemsize), np.uint8)
-            return Rounded(stored, self._add(stored, samples, wanted, rgb_NHW3, checksums), checksums, None)
-        codes, scale = quantize(samples)
-        kept = self._add(as_bytes(dequantize(codes, scale)), None, wanted, rgb_NHW3, None)
-        stored = as_bytes(codes)
+        samples, scale = np.ascontiguousarray(samples, np.float32), None
+        if self._is_quantized:
+            rounded, scale = quantize(samples)
+            values = dequantize(rounded, scale)
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):  # overflows are found as they are added
+                values = rounded = samples.astype(self._dtype)
+        kept = self._add(values, wanted, rgb_NHW3)
+        stored, checksums = as_bytes(rounded), np.zeros(len(samples), np.uint32)
         checksums[kept] = [crc32c(each.data) for each in stored[kept]]
         return Rounded(stored, kept, checksums, scale)
 
     def add(self, values: Array) -> None:
         """Add finite samples as they are read [N, *shape]; the preview's equations stay as they are."""
-        self._add(as_bytes(values), None, np.ones(len(values), np.bool_), None, None)
+        self._add(values, np.ones(len(values), np.bool_), None)
 
     def add_preview(self, other: ShardSums | None) -> None:
-        if other and other.preview is not None and self._gram is not None and self._moment is not None:
-            self._gram += other.preview[:, : len(self._gram)]
-            self._moment += other.preview[:, len(self._gram) :]
+        if other and other.preview is not None and self._preview is not None:
+            self._preview += other.preview
 
-    def _add(
-        self,
-        stored: NDArray[np.uint8],
-        samples: NDArray[np.float32] | None,
-        wanted: NDArray[np.bool_],
-        rgb_NHW3: Array | None,
-        checksums: NDArray[np.uint32] | None,
-    ) -> NDArray[np.bool_]:
-        kept = wanted.astype(np.uint8)
-        preview: tuple[Array | None, ...] = None, None, None
-        if self._gram is not None and rgb_NHW3 is not None:
-            preview = np.ascontiguousarray(rgb_NHW3, np.float32), self._gram, self._moment
-        self._add_batch(self._kind, self._layout, self._cells, stored, samples, kept, self._totals, *preview, checksums)
-        self._count += int(kept.sum())
-        return kept.view(np.bool_)
+    def _add(self, values: Array, wanted: NDArray[np.bool_], rgb_NHW3: Array | None) -> NDArray[np.bool_]:
+        """Add the wanted samples that are finite; return which these are, [N]."""
+        kept = wanted.copy()
+        for number in np.flatnonzero(wanted):
+            sample_OCI = values[number].astype(np.float64).reshape(self._layout)
+            total_C = sample_OCI.sum((0, 2))
+            if not np.isfinite(total_C).all():
+                kept[number] = False
+                continue
+            self._totals[:2] += [total_C, (sample_OCI**2).sum((0, 2))]
+            self._totals[2] = np.minimum(self._totals[2], sample_OCI.min((0, 2))) + 0.0  # one zero, not two
+            self._totals[3] = np.maximum(self._totals[3], sample_OCI.max((0, 2))) + 0.0
+            if self._preview is not None and rgb_NHW3 is not None:
+                frames_CTHW = sample_OCI.reshape(sample_OCI.shape[1], -1, *self._cells)
+                self._preview += preview_products(frames_CTHW[:, frames_CTHW.shape[1] // 2], rgb_NHW3[number])
+            self._count += 1
+        return kept
 
     def sums(self) -> ShardSums | None:
         """Return the sums so far; None if no sample was added."""
-        if not self._count:
-            return None
         outer, _, inner = self._layout
-        preview = None
-        if self._gram is not None and self._moment is not None:
-            preview = np.concatenate([self._gram, self._moment], axis=1)
-        return ShardSums(self._count * outer * inner, self._totals, preview)
+        return ShardSums(self._count * outer * inner, self._totals, self._preview) if self._count else None
+
+
+def preview_products(latent_CHW: NDArray[np.float64], rgb_HW3: Array) -> NDArray[np.float64]:
+    """Sum the products of [features, 1] with [features, 1, R, G, B] over the cells."""
+    step = PREVIEW_STRIDE
+    features = latent_CHW[:, ::step, ::step].reshape(len(latent_CHW), -1)
+    rgb = rgb_HW3[::step, ::step].astype(np.float64).reshape(-1, 3)
+    cells = np.concatenate([features, np.ones((1, features.shape[1])), rgb.T])
+    products: NDArray[np.float64] = np.einsum("ik,jk->ij", cells[:-3], cells)  # BLAS' bits depend on its threads
+    return products
 
 
 def as_bytes(values: Array) -> NDArray[np.uint8]:
