@@ -31,7 +31,7 @@ from cache_store.program.command_line import parse_config
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
-from precompute.build.inputs import BuildRequest
+from precompute.build.request import BuildRequest
 from precompute.build.steps import plan_for_ranks
 from precompute.config import BuildConfig
 from precompute.encode.batches import Batch, Decoders, decoded_batches, make_buffer, planned_batches

@@ -35,7 +35,7 @@ from cache_store.format.schema import CommitRecord
 from cache_store.program.command_line import parse_config
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
-from precompute.build.inputs import BuildRequest
+from precompute.build.request import BuildRequest
 from precompute.build.steps import build, build_rank, plan_for_ranks, seal_after_ranks
 from precompute.config import BuildConfig
 from precompute.encode.rank import Rank

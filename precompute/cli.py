@@ -12,7 +12,7 @@ from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program, drop_options
 from cache_store.program.output_file import ReportFile
 from cache_store.storage.daemon_threads import STOP_REQUEST
-from precompute.build.inputs import BuildRequest
+from precompute.build.request import BuildRequest
 from precompute.config import (
     AuditConfig,
     BuildConfig,

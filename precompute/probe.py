@@ -30,7 +30,8 @@ from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.prefetch import begun_ahead
 from cache_store.storage.store import open_store
 from precompute.build.decide import refuse_impossible
-from precompute.build.inputs import BuildInputs, BuildRequest, make_arranger
+from precompute.build.inputs import BuildInputs, make_arranger
+from precompute.build.request import BuildRequest
 from precompute.config import EstimateConfig
 from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.crew import crew_of

@@ -15,7 +15,7 @@ from cache_store.storage.store import Address, is_url, open_store, with_listing
 from cache_store.verify.findings import SHOWN, Report, as_text
 from cache_store.verify.scope import Level
 from cache_store.verify.verify import stray_findings, verify
-from precompute.build.inputs import BuildRequest
+from precompute.build.request import BuildRequest
 from precompute.build.steps import build
 from precompute.build.write import Summary
 from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths

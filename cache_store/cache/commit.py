@@ -24,8 +24,9 @@ from cache_store.cache.metadata import (
 )
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import REJECTED_FILE, SEAL_FILE, commit_file
+from cache_store.format.layout import REJECTED_FILE, SEAL_FILE, SHARDS_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
+from cache_store.format.roll import Roll
 from cache_store.format.schema import ArraySummary, CommitContent, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.sums import ShardSums, summarise
 from cache_store.format.tables import SUMS_KEY
@@ -216,14 +217,14 @@ def sum_up(
 ) -> Seal:
     """Write rejected.parquet and shards.bin, and make the seal; CacheError if no row is cached.
 
-    Returns the one `held`, if it sums up these records and the file of rejected rows is as sealed.
+    Returns the one `held`, whose shards.bin is there, if it sums up these records and rejected.parquet is as sealed.
     """
-    shards_file = write_roll(store, spec, contents)
+    shards_file = record_bytes(SHARDS_FILE, Roll.of(spec, contents).data)
     is_held = held and (held.spec, held.plan_files, held.shards_file) == (spec, plan_files, shards_file)
     if held and is_held and store.has(REJECTED_FILE) and file_record(store, REJECTED_FILE) == held.rejected_file:
         return held
-    rejected_file = write_rejected(store, spec, contents)
-    return make_seal(spec, contents, sums_of(store, spec, contents), plan_files, rejected_file, shards_file)
+    files = write_rejected(store, spec, contents), write_roll(store, spec, contents)
+    return make_seal(spec, contents, sums_of(store, spec, contents), plan_files, *files)
 
 
 def make_seal(

@@ -274,14 +274,21 @@ def open_part(store: Store, part: int) -> PlanPart:
 
 
 def open_plan(cache: Address, spec: Spec | None = None) -> Plan:
-    """Open the plan, cut into parts as the spec says, or without one as its folder does."""
+    """Open the plan, whose parts must be those of the spec, or without one are those of its folder."""
     store = open_store(cache)
     if spec is None:
-        shards = [open_part(store, part).num_shards for part in range(count_parts(store))]
+        shards, opened = [open_part(store, part).num_shards for part in range(count_parts(store))], open_part
     else:
-        shards = [part.shards for part in spec.parts]
+        shards, opened = [part.shards for part in spec.parts], partial(open_planned_part, spec)
     texts = PartTextsOf(store)
-    return Plan(shards, partial(open_part, store), texts, lambda: texts.in_force)
+    return Plan(shards, partial(opened, store), texts, lambda: texts.in_force)
+
+
+def open_planned_part(spec: Spec, store: Store, number: int) -> PlanPart:
+    part = open_part(store, number)
+    if part.stated_digests.part != spec.parts[number]:
+        raise CacheError(f"{part.where} is not the planned one; run: precompute repair {shlex.quote(str(store))}")
+    return part
 
 
 def count_parts(store: Store) -> int:

@@ -21,8 +21,8 @@ from cache_store.messages import ABSENT, Difference, abridge, counted
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Store
 from precompute.build.decide import Work
-from precompute.build.inputs import BuildRequest
 from precompute.build.refusals import refuse_changed_images, refuse_unknown_images
+from precompute.build.request import BuildRequest
 from precompute.build.stated import Planned
 from precompute.images.rejected import Rejected
 from precompute.inputs import Reader

@@ -5,7 +5,7 @@ copying: the recipe is in the spec, the seal and every record; the list is in th
 is in its record and the seal.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from cache_store.format.plan import encoded_texts_digest
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
 from cache_store.messages import counted
 from cache_store.verify.record import usable_record
-from precompute.build.inputs import BuildRequest
+from precompute.build.request import BuildRequest
 from precompute.build.stated import Stated
 
 State = Literal["build", "mend", "replace"]
@@ -54,6 +54,8 @@ class Work:
     tasks: Mapping[int, Task] = field(default_factory=dict)
     """The other shards, in order."""
     earlier_seal: Seal | None = None
+    has_roll: bool = False
+    """Whether shards.bin is as the earlier seal names it."""
     notes: tuple[str, ...] = ()
     """Notes for the user."""
     damage: tuple[str, ...] = ()
@@ -95,20 +97,32 @@ TextsOf = Callable[[int], pa.Table]
 """Reads id and conversations of a shard's rows, as they are encoded."""
 
 
-def decide(stated: Stated, spec: Spec, facts_of: FactsOf, texts_of: TextsOf, request: BuildRequest) -> Work:
-    """Decide the work on a cache that shall have the samples of this spec. ConfigError if no cache can be so."""
+def decide(
+    stated: Stated,
+    spec: Spec,
+    facts_of: FactsOf,
+    texts_of: TextsOf,
+    request: BuildRequest,
+    shards: Sequence[int] | None = None,
+) -> Work:
+    """Decide the work on a cache that shall have the samples of this spec, or on some of its shards alone.
+
+    Raises ConfigError if no cache can be so.
+    """
     survey = stated.survey
     refuse_impossible(spec)
     if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
         raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
-    refuse_lost_withdrawals(survey, spec, facts_of)
-    kept, tasks, damage = divide_shards(spec, survey, facts_of, texts_of, request)
+    shards = range(spec.num_shards) if shards is None else shards
+    refuse_lost_withdrawals(survey, shards, facts_of)
+    kept, tasks, damage = divide_shards(spec, survey, shards, facts_of, texts_of, request)
     return Work(
         spec=spec,
         rows_before=stated.spec.rows if stated.spec else 0,
         kept=kept,
         tasks=tasks,
         earlier_seal=survey.seal.value,
+        has_roll=survey.roll.value is not None,
         damage=tuple(damage),
     )
 
@@ -137,7 +151,7 @@ def damaged_metadata(stated: Stated) -> Iterator[str]:
 
 
 def divide_shards(
-    spec: Spec, survey: Survey, facts_of: FactsOf, texts_of: TextsOf, request: BuildRequest
+    spec: Spec, survey: Survey, shards: Sequence[int], facts_of: FactsOf, texts_of: TextsOf, request: BuildRequest
 ) -> tuple[dict[int, CommitRecord], dict[int, Task], list[str]]:
     """Divide the shards: return the records of those to keep, the tasks of the others, and notes on damage.
 
@@ -146,7 +160,7 @@ def divide_shards(
     """
     records, problems, outdated = dict[int, CommitRecord](), dict[int, str](), set[int]()
     text = spec.array.text
-    for shard in (shard for shard in survey.shards if shard < spec.num_shards):
+    for shard in (shard for shard in shards if shard in survey.shards):
         record, problem = usable_record(spec, shard, survey.shards[shard])
         samples, withdrawn = facts_of(shard)
         if record and record.content.samples != samples:
@@ -166,7 +180,7 @@ def divide_shards(
     again = {*problems, *request.rebuild, *outdated}
     kept = {shard: each for shard, each in records.items() if shard not in again}
     tasks = dict[int, Task]()
-    for shard in (shard for shard in range(spec.num_shards) if shard not in kept):
+    for shard in (shard for shard in shards if shard not in kept):
         if shard in outdated:
             tasks[shard] = Task("replace", rejected=records[shard].content.rejected)
         elif shard in survey.shards or shard in allowed:
@@ -177,13 +191,12 @@ def divide_shards(
     return kept, tasks, [f"shard {shard}: {problems.get(shard, 'its record is missing')}" for shard in lost]
 
 
-def refuse_lost_withdrawals(survey: Survey, spec: Spec, facts_of: FactsOf) -> None:
+def refuse_lost_withdrawals(survey: Survey, shards: Sequence[int], facts_of: FactsOf) -> None:
     """Raise CacheError if the samples count fewer withdrawn ones than a record or the seal: they must not come back."""
     counts = {shard: record.content.withdrawn for shard, record in survey.records.items()}
     if roll := survey.roll.value:
         counts |= dict(enumerate(roll.entries["withdrawn"].tolist()))
-    some = sorted(shard for shard, count in counts.items() if count and shard < spec.num_shards)
-    if lost := [shard for shard in some if counts[shard] > facts_of(shard)[1]]:
+    if lost := [shard for shard in shards if counts.get(shard, 0) and counts[shard] > facts_of(shard)[1]]:
         raise CacheError(
             f"{survey.store.where(PLAN)} lacks withdrawals of {counted(len(lost), 'shard')}, the first of shard "
             f"{lost[0]}, which its records count; restore it from a copy, or withdraw these samples again from a copy "

@@ -12,7 +12,7 @@ from cache_store.format.schema import Recipe
 from cache_store.messages import ABSENT, Difference, abridge, counted, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding
-from precompute.build.inputs import BuildRequest
+from precompute.build.request import BuildRequest
 from precompute.build.source import GONE, NEW, RENAMED, SomeIds
 from precompute.encode.job import MismatchedShard
 

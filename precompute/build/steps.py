@@ -26,7 +26,7 @@ from cache_store.storage.store import Store, open_store
 from cache_store.verify.verify import clear_leftovers
 from precompute.build.compare_images import compare_images, judge_images, retry_rejected
 from precompute.build.decide import Work, damaged_metadata, decide
-from precompute.build.inputs import BuildInputs, BuildRequest, make_arranger
+from precompute.build.inputs import BuildInputs, make_arranger
 from precompute.build.planning import PlannedPart, forget_planned, plan_as_rank, plan_named_parts, plan_table
 from precompute.build.refusals import (
     refuse_damage,
@@ -37,6 +37,7 @@ from precompute.build.refusals import (
     refuse_other_list,
     refuse_unfinished_plan,
 )
+from precompute.build.request import BuildRequest
 from precompute.build.source import SourceNow, list_source, listed_now, look_at_source, refuse_unfit_parts
 from precompute.build.stated import Planned, Stated, spec_of, stated_of
 from precompute.build.write import (
@@ -111,8 +112,8 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
         config = replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
     inputs = open_build_inputs(config, request)
     with inputs.store.claim(shared=True):
-        work = planned_work(inputs, survey_as_rank(inputs.store, rank.shards_of), as_rank=True)
-        return build_shards(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
+        work = planned_work(inputs, survey_as_rank(inputs.store, rank.shards_of), rank)
+        return build_shards(inputs, work, work.to_build, shared=True).encoded
 
 
 def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
@@ -274,20 +275,21 @@ def growth_notes(stated: Stated, now: SourceNow, work: Work, num_left_out: int) 
         yield f"the source has other texts now, which `precompute captions {name}` reads; those of before stay"
 
 
-def planned_work(inputs: BuildInputs, surveyed: Survey, *, as_rank: bool = False) -> Work:
-    """Decide the work left of the plan on disk, which a rank trusts; `plan` has checked list and images.
+def planned_work(inputs: BuildInputs, surveyed: Survey, rank: Rank | None = None) -> Work:
+    """Decide the work left of the plan on disk, all or a rank's; `plan` has checked list and images.
 
     Raises CacheError if planning has not finished, or if a repair has to mend the cache first.
     """
     store, request = inputs.store, inputs.request
     if surveyed.build.value and surveyed.build.value.withdrawing:
         refuse_unfinished_plan(store, CacheError("a withdrawal was stopped"), request)
-    stated = state_of(inputs, surveyed, as_rank=as_rank)
+    stated = state_of(inputs, surveyed, as_rank=rank is not None)
     if stated.spec is None or surveyed.build.value is None:
         refuse_unfinished_plan(store, surveyed.build.problem, request)
     refuse_damage(store, [*damaged_metadata(stated)], request)
     rows = Planned(store, stated.spec, stated)
-    work = decide(stated, stated.spec, rows.facts_of, rows.texts_of, request)
+    own = rank.shards_of(range(stated.spec.num_shards)) if rank else None
+    work = decide(stated, stated.spec, rows.facts_of, rows.texts_of, request, own)
     refuse_damage(store, work.damage, request)
     return replace(work, plan_files=tuple(each.file for each in stated.parts.values()))
 

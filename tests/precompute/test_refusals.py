@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from precompute.build.inputs import BuildRequest
+from precompute.build.request import BuildRequest
 from precompute.cli import main
 from tests.precompute.conftest import Project, run_build, write_source
 from tests.precompute.encoders.test_vaes import IMAGE_VAES

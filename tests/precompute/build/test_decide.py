@@ -27,8 +27,8 @@ from cache_store.format.record import sign
 from cache_store.format.roll import Roll
 from cache_store.storage.local import LocalStore
 from precompute.build.decide import Work, damaged_metadata, decide
-from precompute.build.inputs import BuildRequest
 from precompute.build.planning import ListedParts
+from precompute.build.request import BuildRequest
 from precompute.build.source import compare_lists
 from precompute.build.stated import Planned, Stated, spec_of
 from precompute.build.steps import grown_spec, growth_notes, planned_work, refuse_other_samples, state_of
