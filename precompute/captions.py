@@ -1,5 +1,6 @@
 """`precompute captions`: read the texts of a cache's samples again. Every latent stays; only texts encode anew."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +17,9 @@ from cache_store.cache.metadata import (
     refuse_no_cache,
 )
 from cache_store.cache.survey import survey_records
-from cache_store.errors import CacheError, ConfigError, SourceError
+from cache_store.errors import CacheError, ConfigError, EncodeOnceError, SourceError
 from cache_store.format.layout import SEAL_FILE, TEXTS_FILE
-from cache_store.format.plan import encoded_texts_digest, extra_columns
+from cache_store.format.plan import Plan, encoded_texts_digest, extra_columns
 from cache_store.format.schema import PartTexts, Spec
 from cache_store.format.tables import TEXTS_SCHEMA
 from cache_store.messages import BUILD_AGAIN, counted
@@ -42,6 +43,8 @@ class Recaptioned:
     """Samples with other texts or extra columns than before."""
     extra: tuple[str, ...]
     """Names of the extra columns now."""
+    dropped: tuple[str, ...]
+    """Names of those that there were before alone."""
     kept: int
     """Samples that the source lacks, which keep their texts."""
     shards: int
@@ -60,8 +63,13 @@ def take_captions(cache: Address, config: CaptionsConfig) -> Recaptioned:
             )
         if read_build(store).withdrawing:
             raise CacheError(f"{store}: a withdrawal was stopped; {BUILD_AGAIN}")
-        with advising_on_moved_paths(cache):
-            return recaption(store, spec, list_texts(store, spec, config), keep_missing=config.keep_missing)
+        with nullcontext() if config.source.path else advising_on_moved_paths(cache):
+            listing = list_texts(store, spec, config)
+            try:
+                return recaption(store, spec, listing, keep_missing=config.keep_missing)
+            except EncodeOnceError:
+                clear_leftovers(store, spec)
+                raise
 
 
 def list_texts(store: Store, spec: Spec, config: CaptionsConfig) -> ListedParts:
@@ -86,11 +94,17 @@ def recaption(store: Store, spec: Spec, listing: ListedParts, *, keep_missing: b
     Raises SourceError if the list lacks samples, unless they keep their texts.
     """
     plan, written = open_plan(store, spec), dict[int, PartTexts]()
+    held = dict(enumerate(plan.texts.parts)) if has_texts(plan) else {}
     records = survey_records(store).records if spec.array.text else {}
     changed, missing, stale = SomeIds(), SomeIds(), 0
     matcher = Matcher(range(len(spec.parts)), lambda part, table: match(part, open_part(store, part).whole(), table))
     for found in matcher.find(listing):
-        before = plan.part_rows(found.part, ["id", *TEXTS_SCHEMA.names, *plan.extra])
+        try:
+            before = plan.part_rows(found.part, ["id", *TEXTS_SCHEMA.names, *plan.extra])
+        except CacheError:  # lost or damaged: they are all read again
+            ids = plan.part_rows(found.part, ["id"])
+            before = ids.append_column(TEXTS_SCHEMA.field(0), pa.nulls(len(ids), TEXTS_SCHEMA.field(0).type))
+            held.pop(found.part, None)
         missing = missing.with_more(before["id"].filter(pa.array(found.lacks)))
         now = texts_of(found, before)
         changed = changed.with_more(changed_ids(before, now))
@@ -99,9 +113,8 @@ def recaption(store: Store, spec: Spec, listing: ListedParts, *, keep_missing: b
         if recipe := spec.array.text:
             pairs = [(records[shard], table) for shard, table in zip(shards, tables, strict=True) if shard in records]
             stale += sum(encoded_texts_digest(recipe, table) != record.content.texts for record, table in pairs)
-        written[found.part] = put_texts(store, found.part, tables, plan.texts.parts[found.part])
+        written[found.part] = put_texts(store, found.part, tables, held.get(found.part))
     if missing.total and not keep_missing:
-        clear_leftovers(store, spec)
         raise SourceError(
             f"the source lacks {counted(missing.total, 'sample')} of {store}: {missing}; name one that has them, or "
             "add --keep_missing true: they then keep their texts"
@@ -109,12 +122,20 @@ def recaption(store: Store, spec: Spec, listing: ListedParts, *, keep_missing: b
     refuse_empty_columns(extra := extra_kinds(store, written), listing.where)
     if stale:
         store.delete(SEAL_FILE)  # the samples of a sealed cache are those of its texts
-    texts = tuple(each for _, each in sorted(written.items()))
-    if texts != plan.texts.parts:
-        put_in_force(store, texts, plan.texts.parts)
+    texts, before_all = [each for _, each in sorted(written.items())], [each for _, each in sorted(held.items())]
+    dropped = [name for name in (plan.extra if before_all else ()) if name not in extra]
+    if texts != before_all:
+        put_in_force(store, texts, before_all)
         store.make_durable(TEXTS_FILE)
     clear_leftovers(store, spec)
-    return Recaptioned(changed=changed, extra=tuple(extra), kept=missing.total, shards=stale)
+    return Recaptioned(changed=changed, extra=tuple(extra), dropped=tuple(dropped), kept=missing.total, shards=stale)
+
+
+def has_texts(plan: Plan) -> bool:
+    try:
+        return bool(plan.texts.parts)
+    except CacheError:
+        return False
 
 
 def texts_of(found: Found, before: pa.Table) -> pa.Table:

@@ -198,8 +198,9 @@ def captions_command(arguments: Any) -> int:
     print(f"other texts for {counted(done.changed.total, 'sample')}{names}; every latent stays")
     if done.kept:
         print(f"{counted(done.kept, 'sample')} that the source lacks kept their texts")
-    if done.extra:
-        print(f"columns: {', '.join(done.extra)}")
+    for what, columns in (("columns", done.extra), ("columns that are no more", done.dropped)):
+        if columns:
+            print(f"{what}: {', '.join(columns)}")
     log_result(f"read the texts of {arguments.cache}", captions={"changed": done.changed.total, "shards": done.shards})
     if done.shards:
         print(f"next: the `precompute build` of this cache, which encodes {counted(done.shards, 'shard')} again")

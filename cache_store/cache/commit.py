@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cache_store.cache.metadata import (
-    file_record,
     read_commit,
     record_bytes,
     stored_sha256,
@@ -24,7 +23,7 @@ from cache_store.cache.metadata import (
 )
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import REJECTED_FILE, SEAL_FILE, SHARDS_FILE, commit_file
+from cache_store.format.layout import SEAL_FILE, SHARDS_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.format.roll import Roll
 from cache_store.format.schema import ArraySummary, CommitContent, CommitRecord, FileRecord, Seal, Spec
@@ -217,11 +216,10 @@ def sum_up(
 ) -> Seal:
     """Write rejected.parquet and shards.bin, and make the seal; CacheError if no row is cached.
 
-    Returns the one `held`, whose shards.bin is there, if it sums up these records and rejected.parquet is as sealed.
+    Returns the one `held`, whose shards.bin and rejected.parquet are there, if it sums up these records.
     """
     shards_file = record_bytes(SHARDS_FILE, Roll.of(spec, contents).data)
-    is_held = held and (held.spec, held.plan_files, held.shards_file) == (spec, plan_files, shards_file)
-    if held and is_held and store.has(REJECTED_FILE) and file_record(store, REJECTED_FILE) == held.rejected_file:
+    if held and (held.spec, held.plan_files, held.shards_file) == (spec, plan_files, shards_file):
         return held
     files = write_rejected(store, spec, contents), write_roll(store, spec, contents)
     return make_seal(spec, contents, sums_of(store, spec, contents), plan_files, *files)
@@ -230,7 +228,7 @@ def sum_up(
 def make_seal(
     spec: Spec,
     contents: Sequence[CommitContent],
-    sums: Sequence[ShardSums | None],
+    sums: Iterable[ShardSums | None],
     plan_files: Sequence[FileRecord],
     rejected_file: FileRecord,
     shards_file: FileRecord,
@@ -260,7 +258,7 @@ def make_seal(
         plan_files=tuple(plan_files),
         rejected_file=rejected_file,
         shards_file=shards_file,
-        array=array or summarise([*filter(None, sums)], sum(each.files[0].bytes for each in contents)),
+        array=array or summarise(filter(None, sums), sum(each.files[0].bytes for each in contents)),
         sha256="",
     )
     return sign(seal)

@@ -14,6 +14,7 @@ import msgspec
 from cache_store.cache.commit import retracted_shards
 from cache_store.cache.metadata import (
     PartOnDisk,
+    file_record,
     has_cache,
     open_part,
     parse_checked_spec,
@@ -68,6 +69,8 @@ class Survey:
     seal: Reading[Seal] = field(default_factory=Reading)
     roll: Reading[Roll] = field(default_factory=Reading)
     """Facts of each shard, as they were sealed."""
+    rejected: Reading[FileRecord] = field(default_factory=Reading)
+    """The file of rejected rows, as it was sealed."""
     build: Reading[BuildRecord] = field(default_factory=Reading)
     parts: Sequence[Reading[PartOnDisk]] = ()
     """The parts of the spec or the seal; without both, those whose files are there, up to the first gap."""
@@ -131,9 +134,10 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, ow
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
     names = names_in(there := with_listing(store), COMMITS)
-    seal, roll = try_read(partial(read_checked_seal, store)), Reading[Roll]()
+    seal, roll, rejected = try_read(partial(read_checked_seal, store)), Reading[Roll](), Reading[FileRecord]()
     if seal.value:
         roll = try_read(partial(read_roll, store, seal.value))
+        rejected = try_read(partial(sealed_record, store, seal.value.rejected_file))
     numbers = record_numbers(names)
     found = Survey(
         store=store,
@@ -141,6 +145,7 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, ow
         spec=spec,
         seal=seal,
         roll=roll,
+        rejected=rejected,
         build=build or survey_build(store),
         shards=without_foreign_records(
             dict(read_shards(there, own(numbers) if own else numbers)), seal.value, roll.value
@@ -204,6 +209,16 @@ def read_part(found: Survey, number: int) -> PartOnDisk:
     is_known = file.sha256 in (*known[number : number + 1], *listed[number : number + 1])
     digests = part.stated_digests if is_known else part.computed_digests()
     return PartOnDisk(file=file, digests=digests, lengths=tuple(part.lengths), sizes=part.sizes, is_known=is_known)
+
+
+def sealed_record(store: Store, sealed: FileRecord) -> FileRecord:
+    """Read a small file that the seal names; CacheError if it is missing or another."""
+    try:
+        if file_record(store, sealed.path) == sealed:
+            return sealed
+    except (FileNotFoundError, NotADirectoryError):
+        raise CacheError(f"{store.where(sealed.path)} is missing") from None
+    raise CacheError(f"{store.where(sealed.path)} is not as sealed")
 
 
 def sound_texts(store: Store, parts: Mapping[int, PartTexts]) -> dict[int, PartTexts]:

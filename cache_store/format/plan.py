@@ -212,10 +212,14 @@ def write_part(stream: BinaryIO, shards: Iterable[tuple[pa.Table, str]]) -> Part
 
 def write_texts(stream: BinaryIO, shards: Sequence[pa.Table]) -> None:
     """Write the texts of a part, one row group per shard; all tables have the same columns."""
-    names = [*TEXTS_SCHEMA.names, *extra_columns(shards[0].schema)]
-    with pq.ParquetWriter(stream, shards[0].select(names).schema, **PAGES, write_statistics=False) as writer:
+    extra = shards[0].select(extra_columns(shards[0].schema)).schema
+    types = (
+        next(each for each in EXTRA_TYPES.values() if each == field.type) for field in extra
+    )  # as lists name items
+    schema = pa.schema([*TEXTS_SCHEMA, *(pa.field(*each) for each in zip(extra.names, types, strict=True))])
+    with pq.ParquetWriter(stream, schema, **PAGES, write_statistics=False) as writer:
         for shard in shards:
-            writer.write_table(shard.select(names), row_group_size=shard.num_rows)
+            writer.write_table(shard.select(schema.names).cast(schema), row_group_size=shard.num_rows)
 
 
 def refuse_other_texts(file: TableFile) -> None:
@@ -261,10 +265,7 @@ class PlanPart:
 
     def _ranges(self, name: str) -> list[tuple[str, str]]:
         """Return the least and the greatest value of a column in each shard; CacheError if the footer lacks them."""
-        columns = self._file.metadata.schema
-        column = next(place for place in range(len(columns)) if columns.column(place).path == name)
-        groups = map(self._file.metadata.row_group, range(self.num_shards))
-        stated = [group.column(column).statistics for group in groups]
+        stated = [self._file.column(group, name).statistics for group in range(self.num_shards)]
         if any(each is None or not each.has_min_max for each in stated):
             raise CacheError(f"{self.where} does not state the {name} of each row group")
         return [(each.min, each.max) for each in stated]
@@ -328,20 +329,23 @@ class Plan:
         return self._in_force()
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read columns of the samples of a shard, and of their texts; all of both by default."""
+        """Read columns of the samples of a shard, and of their texts; all of both by default.
+
+        An extra column that the texts of this part lack is null.
+        """
         number = bisect_right(self._first, shard) - 1
         group, part = shard - self._first[number], self.part(number)
-        wanted = [*PLAN_SCHEMA.names, *TEXTS_SCHEMA.names, *self.extra] if columns is None else [*columns]
+        wanted = [*PLAN_SCHEMA.names, *self._texts(number).schema.names] if columns is None else [*columns]
         own = [name for name in PLAN_SCHEMA.names if name in wanted]
         rows = part.shard(group, own or ["id"])
         if others := [name for name in wanted if name not in own]:
             file = self._texts(number)
-            there = file.metadata.num_row_groups
-            texts = file.row_group(group, others) if group < there else None
+            there = [name for name in others if name in file.schema.names]
+            texts = file.row_group(group, there or TEXTS_SCHEMA.names) if group < file.metadata.num_row_groups else None
             if texts is None or texts.num_rows != rows.num_rows:
                 raise CacheError(f"{file.where} does not have the rows of shard {shard} of the plan")
             for name in others:
-                rows = rows.append_column(texts.schema.field(name), texts[name])
+                rows = rows.append_column(name, texts[name] if name in there else pa.nulls(rows.num_rows))
         return rows.select(wanted)
 
     def part_rows(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:

@@ -6,7 +6,7 @@ Sums are made in float64, of one sample after the other, so that it does not mat
 # Axes: N samples, C features, O values before the feature axis, I values after it, T frames, H W cells, 3 RGB.
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -167,32 +167,33 @@ def equal_but_for_rounding(left: ShardSums, right: ShardSums) -> bool:
     return bool((total_C <= ROUNDING * magnitude_C).all() and (squares_C <= ROUNDING * left.totals[1]).all())
 
 
-def summarise(sums: Sequence[ShardSums], stored_bytes: int) -> ArraySummary:
-    """Combine the shards' sums, in the order given; at least one shard must have cached samples."""
-    count = sum(each.num_values for each in sums)
-    mean, mean_square = sum_in_order(each.totals[:2] for each in sums) / count
-    previews = [each.preview for each in sums if each.preview is not None]
+def summarise(sums: Iterable[ShardSums], stored_bytes: int) -> ArraySummary:
+    """Combine the shards' sums, in the order given, so that the rounding is always the same; there must be one."""
+    count, totals, equations = 0, None, None
+    for each in sums:
+        count += each.num_values
+        if totals is None:
+            totals = each.totals.copy()
+        else:
+            totals[:2] += each.totals[:2]
+            totals[2] = np.minimum(totals[2], each.totals[2])
+            totals[3] = np.maximum(totals[3], each.totals[3])
+        if each.preview is not None:
+            equations = each.preview.copy() if equations is None else equations + each.preview
+    assert totals is not None, "no cached samples"
+    mean, mean_square = totals[:2] / count
     return ArraySummary(
         bytes=stored_bytes,
         mean=tuple(mean.tolist()),
         std=tuple(np.sqrt(np.maximum(mean_square - mean**2, 0.0)).tolist()),
-        minimum=tuple(np.min([each.totals[2] for each in sums], axis=0).tolist()),
-        maximum=tuple(np.max([each.totals[3] for each in sums], axis=0).tolist()),
-        preview=fit_preview(previews) if previews else None,
+        minimum=tuple(totals[2].tolist()),
+        maximum=tuple(totals[3].tolist()),
+        preview=None if equations is None else fit_preview(equations),
     )
 
 
-def sum_in_order(terms: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Add the terms in order, so that the rounding is always the same."""
-    total = np.zeros(())
-    for term in terms:
-        total = total + term
-    return total
-
-
-def fit_preview(equations: Sequence[NDArray[np.float64]]) -> PreviewMap:
+def fit_preview(whole: NDArray[np.float64]) -> PreviewMap:
     """Solve the ridge least squares; the solution is [features + 1, 3], with the bias in the last row."""
-    whole = sum_in_order(equations)
     gram, moment = whole[:, : len(whole)], whole[:, len(whole) :]
     ridge = PREVIEW_RIDGE * np.diag(np.diag(gram) + np.diag(gram).mean())
     solution = np.linalg.solve(gram + ridge, moment).astype(np.float64)

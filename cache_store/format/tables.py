@@ -196,9 +196,11 @@ class TableFile:
             with nullcontext(opened) if opened else open_file() as stream:
                 refuse_large_footer(stream, where, max_footer_bytes)
                 file = pq.ParquetFile(stream, pre_buffer=False)
-                columns = [file.metadata.schema.column(number) for number in range(file.metadata.num_columns)]
-                self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
                 self.metadata, self.schema = file.metadata, file.schema_arrow
+                # Not by `metadata.schema`: the two would hold each other until the garbage is collected.
+                group = self.metadata.row_group(0) if self.metadata.num_row_groups else None
+                columns = [group.column(number) for number in range(group.num_columns)] if group else []
+                self._texts = [each.path_in_schema for each in columns if each.physical_type == "BYTE_ARRAY"]
         except PARQUET_ERRORS as error:
             raise self._broken(error) from None
         self._refuse_large_claims()
@@ -212,6 +214,10 @@ class TableFile:
                     f"{self.where} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
                 )
 
+    def column(self, number: int, name: str) -> Any:
+        """Return what the footer says of a column of a row group."""
+        return self.metadata.row_group(number).column(self._places[name])
+
     def claimed_bytes(self, number: int, columns: Collection[str]) -> int:
         """Return the uncompressed size of a row group's columns, which may store each distinct value only once."""
         group = self.metadata.row_group(number)
@@ -220,6 +226,10 @@ class TableFile:
 
     def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
         """Read one row group. The file is opened anew each time, so that threads and forks share no file position."""
+        (group,) = self._row_groups([number], columns)
+        return group
+
+    def _row_groups(self, numbers: Iterable[int], columns: list[str] | None) -> list[pa.Table]:
         try:
             with self._open_file() as stream:
                 file = pq.ParquetFile(
@@ -229,7 +239,7 @@ class TableFile:
                     pre_buffer=False,
                     page_checksum_verification=True,
                 )
-                return self._plain(file.read_row_group(number, columns, use_threads=False))
+                return [self._plain(file.read_row_group(number, columns, use_threads=False)) for number in numbers]
         except PARQUET_ERRORS as error:
             raise self._broken(error) from None
 
@@ -245,7 +255,7 @@ class TableFile:
             raise self._broken(error) from None
 
     def whole(self, columns: list[str] | None = None) -> pa.Table:
-        groups = [self.row_group(number, columns) for number in range(self.metadata.num_row_groups)]
+        groups = self._row_groups(range(self.metadata.num_row_groups), columns)
         names = self.schema.names if columns is None else [name for name in columns if name in self.schema.names]
         return pa.concat_tables(groups) if groups else self.schema.empty_table().select(names)
 

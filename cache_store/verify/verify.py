@@ -88,7 +88,8 @@ def clear_leftovers(store: Store, spec: Spec) -> None:
     for folder in sorted({name.rpartition("/")[0] for name in known}):
         for name in there.list(folder):
             whole = f"{folder}/{name}".lstrip("/")
-            is_old = PART.fullmatch(whole) and whole not in known  # of an extension that did not begin; earlier texts
+            target = f"{folder}/{scratch_target(name) or name}".lstrip("/")
+            is_old = PART.fullmatch(target) and whole not in known  # of an extension that did not begin; earlier texts
             if is_old or is_leftover(whole, known):
                 store.delete(whole)
 

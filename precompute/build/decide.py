@@ -54,8 +54,8 @@ class Work:
     tasks: Mapping[int, Task] = field(default_factory=dict)
     """The other shards, in order."""
     earlier_seal: Seal | None = None
-    has_roll: bool = False
-    """Whether shards.bin is as the earlier seal names it."""
+    is_rolled_up: bool = False
+    """Whether shards.bin and rejected.parquet are as the earlier seal names them."""
     notes: tuple[str, ...] = ()
     """Notes for the user."""
     damage: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def decide(
         kept=kept,
         tasks=tasks,
         earlier_seal=survey.seal.value,
-        has_roll=survey.roll.value is not None,
+        is_rolled_up=bool(survey.roll.value and survey.rejected.value),
         damage=tuple(damage),
     )
 
@@ -145,7 +145,7 @@ def damaged_metadata(stated: Stated) -> Iterator[str]:
             yield str(survey.spec.problem)
         elif found != data and (name == SPEC_FILE or (survey.spec.value and survey.seal.value)):
             yield f"{name} {'is missing' if found is None else 'is not what the spec says it should be'}"
-    yield from (str(each.problem) for each in (survey.seal, survey.roll) if each.problem)
+    yield from (str(each.problem) for each in (survey.seal, survey.roll, survey.rejected) if each.problem)
     yield from (f"{part_file(part)} is lost or is not the planned one" for part in sorted(stated.lost))
     yield from (f"the texts of part {part} are lost or are not those in force" for part in sorted(stated.lost_texts))
 
@@ -174,6 +174,8 @@ def divide_shards(
         if problem is not None:
             problems[shard] = problem
     allowed = allowed_digests(spec, survey, records)
+    seal = survey.seal.value
+    sealed = range(seal.spec.num_shards if seal and begins_with(spec, seal.spec) else 0)
     for shard, record in records.items():
         if shard not in problems and record.content.digest not in allowed.get(shard, ()):
             problems[shard] = f"{commit_file(shard)}: is not the record that the cache was sealed with"
@@ -183,7 +185,7 @@ def divide_shards(
     for shard in (shard for shard in shards if shard not in kept):
         if shard in outdated:
             tasks[shard] = Task("replace", rejected=records[shard].content.rejected)
-        elif shard in survey.shards or shard in allowed:
+        elif shard in survey.shards or shard in allowed or shard in sealed:
             tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
         else:
             tasks[shard] = Task("replace" if shard in survey.retracted else "build")

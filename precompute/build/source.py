@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cache_store.cache.metadata import extra_kinds, open_part
+from cache_store.cache.metadata import extra_kinds, open_part, open_texts
 from cache_store.errors import SourceError
+from cache_store.format.layout import texts_file
 from cache_store.format.plan import is_withdrawn, samples_digest, texts_digest, without_samples
-from cache_store.format.schema import Listed, Spec
+from cache_store.format.schema import Listed
 from cache_store.format.tables import CLIP_START, NO_VALUES, PLAN_SCHEMA
 from cache_store.messages import SHOWN_NAMES, abridge
 from cache_store.storage.store import Store
@@ -67,7 +68,7 @@ class Matcher:
     def __init__(
         self, parts: Sequence[int], match: Callable[[int, pa.Table], Matched], lost: Container[int] = ()
     ) -> None:
-        """`match` finds a part in a table; of those that are `lost`, it finds one that is all of the table."""
+        """`match` finds a part in a table; one of those that are `lost`, in the first rows of a table."""
         self._parts, self._match, self._lost = parts, match, lost
         self.rest: list[pa.Table] = []
         """Once all parts were found: the samples in the tables of parts that no part has."""
@@ -109,7 +110,8 @@ class Matcher:
 def match(part: int, planned: pa.Table, listed: pa.Table) -> Matched:
     """Find the samples of a part in a table of a list; return them, and the other rows of the table.
 
-    A sample that the source, another cache, has withdrawn counts as missing.
+    A sample that the source, another cache, has withdrawn counts as missing. Raises SourceError for one that comes
+    twice.
     """
     is_gone, names = is_withdrawn(planned), ["id", "uri", CLIP_START]
     places = pc.index_in(planned["id"].combine_chunks(), value_set=listed["id"].combine_chunks())
@@ -124,7 +126,10 @@ def match(part: int, planned: pa.Table, listed: pa.Table) -> Matched:
     both = ((planned[name], rows[name]) for name in names)
     equal = [pc.if_else(was.is_null(), now.is_null(), pc.fill_null(pc.equal(was, now), False)) for was, now in both]
     differs = ~np.logical_and.reduce([each.to_numpy() for each in equal]) & ~lacks
-    return Found(part, rows, planned, lacks, differs), listed.filter(pa.array(is_other))
+    others = listed.filter(pa.array(is_other))
+    if (twice := pc.is_in(others["id"], planned["id"].combine_chunks())) and pc.any(twice).as_py():
+        raise SourceError(f"the source has {abridge(others['id'].filter(twice).to_pylist())} more than once")
+    return Found(part, rows, planned, lacks, differs), others
 
 
 MOVES = ("fingerprint", "place")
@@ -177,7 +182,7 @@ def look_at_source(inputs: BuildInputs, stated: Stated) -> SourceNow:
         stated,
         listing,
         lambda part: open_part(inputs.store, part).whole(),
-        partial(restored, inputs, stated.spec),
+        partial(restored, inputs, stated),
         version,
     )
 
@@ -243,10 +248,11 @@ def compare_lists(
     def match_part(number: int, table: pa.Table) -> Matched:
         if number in stated.parts:
             return match(number, planned(number), table)
-        if (rows := restore(number, table)) is None:
+        count = stated.spec.parts[number].rows if stated.spec else 0
+        if table.num_rows < count or (rows := restore(number, table.slice(0, count))) is None:
             return None, table
-        none = np.zeros(rows.num_rows, bool)
-        return Found(number, rows, None, none, none), table.slice(table.num_rows)
+        none = np.zeros(count, bool)
+        return Found(number, rows, None, none, none), table.slice(count)
 
     looked_at = [part for part in range(stated.num_parts) if part not in listing.unchanged]
     matcher, now = Matcher(looked_at, match_part, stated.lost), SourceNow(listing=listing, version=version)
@@ -269,12 +275,18 @@ def withdrawn_ids(store: Store, stated: Stated) -> pa.Array:
     return pa.chunked_array(ids, pa.string()).combine_chunks()
 
 
-def restored(inputs: BuildInputs, spec: Spec | None, part: int, listed: pa.Table) -> pa.Table | None:
-    assert spec
-    if listed.num_rows != spec.parts[part].rows:
+def restored(inputs: BuildInputs, stated: Stated, part: int, listed: pa.Table) -> pa.Table | None:
+    """Return the rows of a lost part if these samples, planned anew, are those of the spec; its texts on disk stay."""
+    assert stated.spec
+    rows = pa.concat_tables([rows for rows, _ in make_arranger(inputs)(listed)]) if listed.num_rows else listed
+    if samples_digest(rows) != stated.spec.parts[part].digest:
         return None
-    rows = pa.concat_tables([rows for rows, _ in make_arranger(inputs)(listed)])
-    return rows if samples_digest(rows) == spec.parts[part].digest else None
+    if texts := stated.survey.texts.get(part):
+        kept = open_texts(inputs.store, part, texts).whole()
+        rows = rows.select([name for name in rows.column_names if name not in kept.column_names])
+        for name in kept.column_names:
+            rows = rows.append_column(kept.schema.field(name), kept[name])
+    return rows
 
 
 def take_part(now: SourceNow, stated: Stated, each: Found) -> None:
@@ -283,19 +295,26 @@ def take_part(now: SourceNow, stated: Stated, each: Found) -> None:
         now.note_difference(GONE, each.planned["id"].filter(pa.array(each.lacks)))
         now.note_difference(RENAMED, each.planned["id"].filter(pa.array(each.differs)))
         return
-    rows, texts = each.rows, stated.survey.texts.get(each.part)
+    rows, texts, survey = each.rows, stated.survey.texts.get(each.part), stated.survey
     encodes_texts = stated.spec is not None and stated.spec.array.text is not None
-    is_lost, held = each.planned is None or not texts, stated.survey.stated_texts.get(each.part)
+    is_lost, held = each.planned is None or not texts, survey.stated_texts.get(each.part)
     if held and held.digest != texts_digest(rows):
-        if is_lost and (encodes_texts or not texts):
-            now.other_texts.append(each.part)
-        else:
-            now.num_other_texts += 1
+        now.num_other_texts += bool(texts)
+        now.other_texts += [] if texts else [each.part]
+    elif not held and others_of(survey.store, texts_file(each.part, texts_digest(rows))):
+        now.other_texts.append(each.part)
     before = rows if each.planned is None else each.planned
     is_moved = any(not rows[name].equals(before[name]) for name in MOVES)
     if is_lost or (is_moved and not encodes_texts):  # no file is read for a text
         names = [name for name in rows.column_names if name in PLAN_SCHEMA.names]
         now.found[each.part] = rows if is_lost else rows.select(names)
+
+
+def others_of(store: Store, file: str) -> list[str]:
+    """Return other versions of the texts of a part, of which none is known to be in force."""
+    folder, name = file.split("/")
+    part = name.partition("-")[0]
+    return [each for each in store.list(folder) if each.startswith(f"{part}-") and each != name]
 
 
 def refuse_unfit_parts(store: Store, stated: Stated, added: Sequence[PlannedPart], where: str) -> None:

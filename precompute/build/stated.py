@@ -43,12 +43,12 @@ class Stated:
         return {number: each for number, each in found.items() if each and number not in self.lost}
 
 
-def stated_of(survey: Survey, recipe: Recipe, array_of: Callable[[Size], SizedArray], *, mends: bool = False) -> Stated:
+def stated_of(survey: Survey, recipe: Recipe, array_of: Callable[[Size], SizedArray]) -> Stated:
     """Find the samples that a cache of this recipe was planned with.
 
     The spec and the seal say which these are, the one whose parts are on disk first; without both, all parts that are
-    on disk, if every record has samples of theirs. For a repair of a sealed cache, parts in other files than the
-    sealed ones are lost.
+    on disk, if every record has samples of theirs. In a sealed cache, parts in files that are neither sealed nor
+    listed are lost.
     """
     specs = [spec for spec in survey.specs if spec.recipe == recipe]
     on_disk = [each.value for each in survey.parts if each.value]
@@ -59,7 +59,7 @@ def stated_of(survey: Survey, recipe: Recipe, array_of: Callable[[Size], SizedAr
     if not specs:
         return Stated(survey=survey)
     lost, spec = min(((lost_parts(survey, each), each) for each in specs), key=lambda each: bool(each[0]))
-    if mends and survey.seal.value:
+    if survey.seal.value:
         lost |= {number for number, each in enumerate(survey.parts) if each.value and not each.value.is_known}
     return Stated(survey=survey, spec=spec, lost=lost)
 

@@ -146,7 +146,7 @@ def state_of(inputs: BuildInputs, surveyed: Survey, *, as_rank: bool = False) ->
     refuse_other_inputs(inputs.store, held, recipe, request)
     if as_rank:
         return Stated(survey=surveyed, spec=surveyed.spec.value)
-    return stated_of(surveyed, recipe, inputs.array_of, mends=request.mends)
+    return stated_of(surveyed, recipe, inputs.array_of)
 
 
 def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
@@ -291,6 +291,8 @@ def planned_work(inputs: BuildInputs, surveyed: Survey, rank: Rank | None = None
     own = rank.shards_of(range(stated.spec.num_shards)) if rank else None
     work = decide(stated, stated.spec, rows.facts_of, rows.texts_of, request, own)
     refuse_damage(store, work.damage, request)
+    if any(shard in surveyed.shards for shard in work.shards_to("replace")):
+        refuse_unfinished_plan(store, CacheError("its texts have changed"), request)
     return replace(work, plan_files=tuple(each.file for each in stated.parts.values()))
 
 

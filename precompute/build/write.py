@@ -205,7 +205,7 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
     refuse_non_canonical(store, contents)
     store.make_durable(commit_file(0))  # and so all other records
-    made = sum_up(store, work.spec, contents, work.plan_files, work.earlier_seal if work.has_roll else None)
+    made = sum_up(store, work.spec, contents, work.plan_files, work.earlier_seal if work.is_rolled_up else None)
     seal = write_seal(store, made, work.earlier_seal)
     if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
         is_asked = work.has_other_samples
