@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -30,6 +31,9 @@ WRITTEN_BYTES = 256 << 10
 
 MOST_WAITING = 1_024
 """Most connections waiting to be accepted; readers open hundreds at once."""
+
+PAGE = 1_000
+"""Most entries of a page of a listing, as in S3."""
 
 RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)", re.IGNORECASE)
 LONG_AGO = "Thu, 01 Jan 1970 00:00:00 GMT"
@@ -64,6 +68,13 @@ def serving(folder: Path, network: Network) -> Iterator[str]:
             yield process.stdout.readline().strip()
         finally:
             process.terminate()
+
+
+def environment(endpoint: str) -> dict[str, str]:
+    """Return the environment by which every reader finds the server, which ignores the keys."""
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    region = dict.fromkeys(("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1")
+    return {**keys, **region, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
 
 
 def take_counts(endpoint: str) -> Counts:
@@ -172,21 +183,33 @@ def mapped(root: Path, target: str) -> memoryview:
         return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+@lru_cache(maxsize=1)
+def keys_of(root: Path) -> list[str]:
+    """List the folder once: nothing may be added while it is listed by clients."""
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
 def listing(root: Path, query: dict[str, list[str]]) -> bytes:
-    """Return a one-page listing of everything under a prefix, up to a delimiter if one is given."""
-    prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
-    keys = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    entries = dict[str, None]()
-    for key in (each for each in keys if each.startswith(prefix)):
+    """Return a page of everything under a prefix, up to a delimiter if one is given; a page's token is its last key."""
+    prefix, delimiter, token = (query.get(name, [""])[0] for name in ("prefix", "delimiter", "continuation-token"))
+    after, keys = token or query.get("start-after", [""])[0], keys_of(root)
+    entries, last, is_cut = dict[str, None](), "", False
+    for key in keys[bisect_left(keys, prefix) if after < prefix else bisect_right(keys, after) :]:
+        if not key.startswith(prefix):
+            break
         folder, slash, _ = key[len(prefix) :].partition("/")
         if delimiter and slash:
-            entries[f"<CommonPrefixes><Prefix>{escape(prefix + folder)}/</Prefix></CommonPrefixes>"] = None
+            entry = f"<CommonPrefixes><Prefix>{escape(prefix + folder)}/</Prefix></CommonPrefixes>"
         else:
             about = f"<ETag>0</ETag><Size>{(root / key).stat().st_size}</Size><StorageClass>STANDARD</StorageClass>"
             modified = "<LastModified>1970-01-01T00:00:00.000Z</LastModified>"
-            entries[f"<Contents><Key>{escape(key)}</Key>{modified}{about}</Contents>"] = None
+            entry = f"<Contents><Key>{escape(key)}</Key>{modified}{about}</Contents>"
+        if is_cut := entry not in entries and len(entries) == PAGE:
+            break
+        entries[entry], last = None, key
     about = f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(entries)}</KeyCount>"
-    about += "<MaxKeys>100000</MaxKeys><IsTruncated>false</IsTruncated>"
+    about += f"<MaxKeys>{PAGE}</MaxKeys><IsTruncated>{str(is_cut).lower()}</IsTruncated>"
+    about += f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" * is_cut
     return f'<?xml version="1.0"?><ListBucketResult>{about}{"".join(entries)}</ListBucketResult>'.encode()
 
 

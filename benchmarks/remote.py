@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import parser_with, program, rates, ratios, report, take_turns
-from benchmarks.object_server import BUCKET, add_network_options, network_of, serving, take_counts
+from benchmarks.object_server import BUCKET, add_network_options, environment, network_of, serving, take_counts
 from cache_store import open_cache
 from cache_store.errors import ConfigError
 from tests.make_cache import make_cache
@@ -88,13 +88,6 @@ def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, "samples_per_shard", "folder", samples=20_000, batch_size=256, repeats=3)
     add_network_options(parser)
     return parser
-
-
-def environment(endpoint: str) -> dict[str, str]:
-    """Return the environment by which every side finds the server, which ignores the keys."""
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    region = dict.fromkeys(("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1")
-    return {**keys, **region, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
 
 
 def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[str, Pass]:

@@ -1,6 +1,7 @@
 """Each benchmark at toy size prints a table, and one JSON record as its last line."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks import (
     feed,
     forms,
     loader,
+    object_server,
     on_gpu,
     photographs,
     remote,
@@ -65,7 +67,7 @@ TOY: list[tuple[Any, list[str], str, int]] = [
     (feed, [*FEED, "--decode=stub", "--workers=1"], "images_per_s", 3),
     (feed, [*FEED, "--decode=real", "--workers=2"], "images_per_s", 4),
     (feed, [*FEED, "--decode=video", "--frames=5"], "clips_per_s", 3),
-    (scale, ["--samples", "4096", "5000"], "results", 2),
+    (scale, ["--hard", "--samples", "2100"], "results", 1),
     (buckets, ["--samples=5000", "--headers=20", "--count=5"], "results", 4),
     (train_step, [*TRAIN, "--widths=16", "--repeats=8"], "widths", 1),
     (switches, [*TRAIN, "--model-width=16", "--steps=10", "--pairs=loss_chunk"], "pairs", 1),
@@ -163,7 +165,7 @@ def test_every_rival_of_the_loader_delivers_each_latent_once(measure, folder, tm
 def test_reading_from_a_store_is_measured_with_its_requests_and_bytes(measure, monkeypatch):
     """The peers, whose packages are an extra, take part only if installed."""
     pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
-    for name in remote.environment(""):
+    for name in object_server.environment(""):
         monkeypatch.setenv(name, "")  # the benchmark sets it; this restores it
     toy = ["--samples=200", "--batch-size=8", "--samples-per-shard=100", "--repeats=1"]
     record, _ = measure(remote, *toy, "--latency-ms=1", "--connection-mb-per-s=1000")
@@ -173,6 +175,20 @@ def test_reading_from_a_store_is_measured_with_its_requests_and_bytes(measure, m
     anywhere, in_blocks = (record["traffic"][name] for name in (remote.OURS, remote.OURS_IN_BLOCKS))
     assert 0 < in_blocks["requests_a_sample"] < anywhere["requests_a_sample"]
     assert min(each["bytes_a_sample"] for each in (anywhere, in_blocks)) > remote.SAMPLE_BYTES
+
+
+@pytest.mark.parametrize("delimiter", ["", "/"])
+def test_the_store_lists_a_folder_in_pages_as_a_store_does(tmp_path, monkeypatch, delimiter):
+    monkeypatch.setattr(object_server, "PAGE", 2)
+    for name in ("a/1", "a/2", "a/3", "b", "c/1", "d"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    found, token = list[str](), [""]
+    while token:
+        page = object_server.listing(tmp_path, {"delimiter": [delimiter], "continuation-token": token}).decode()
+        found += re.findall("<(?:Key|CommonPrefixes><Prefix)>([^<]*)<", page)
+        token = re.findall("<NextContinuationToken>([^<]*)<", page)
+    assert found == (["a/", "b", "c/", "d"] if delimiter else ["a/1", "a/2", "a/3", "b", "c/1", "d"])
 
 
 def test_the_measurements_for_a_gpu_run_here_at_toy_size(measure, folder):
