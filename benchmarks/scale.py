@@ -39,6 +39,7 @@ from benchmarks.object_server import BUCKET, Network, environment, serving, take
 from cache_store import open_cache
 from cache_store.cache.commit import write_rows
 from cache_store.cache.metadata import file_record, open_plan, open_table, read_spec
+from cache_store.cache.survey import survey_as_rank
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import COMMITS, SEAL_FILE, commit_file, samples_file
 from cache_store.format.record import canonical_json, parse_signed, sign
@@ -48,7 +49,7 @@ from cache_store.program.command_line import parse_config
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.build.request import BuildRequest
-from precompute.build.steps import build, build_rank, open_build_inputs, plan_for_ranks, seal_after_ranks
+from precompute.build.steps import build, build_rank, open_build_inputs, plan_for_ranks, planned_work, seal_after_ranks
 from precompute.config import BuildConfig
 from precompute.encode.rank import Rank
 from trainer import LatentStream
@@ -324,8 +325,14 @@ def running(command: Callable[[BuildConfig, BuildRequest], object], kind: str = 
     return prepare
 
 
-NO_SHARD = Rank(index=10**6, world_size=10**6 + 1)
-"""A rank that only decides what is left of the plan."""
+RANK = Rank(index=1, world_size=64)
+
+
+def rank_started(config: BuildConfig, request: BuildRequest) -> object:
+    """Decide what is left of the plan for one rank of 64."""
+    inputs = open_build_inputs(config, request)
+    return planned_work(inputs, survey_as_rank(inputs.store, RANK.shards_of), RANK)
+
 
 STEPS: dict[str, Callable[[Bench], Work]] = {
     "plan-tars": running(plan_for_ranks, "webdataset"),
@@ -337,7 +344,7 @@ STEPS: dict[str, Callable[[Bench], Work]] = {
     "map": mapping,
     "quick": lambda bench: lambda: verify(bench.cache, "quick"),
     "rerun": running(build),
-    "rank-half": running(lambda config, request: build_rank(config, request, NO_SHARD)),
+    "rank-half": running(rank_started),
 }
 """For each step, the function that prepares it and returns the work to time."""
 

@@ -335,7 +335,7 @@ class Plan:
         """
         number = bisect_right(self._first, shard) - 1
         group, part = shard - self._first[number], self.part(number)
-        wanted = [*PLAN_SCHEMA.names, *self._texts(number).schema.names] if columns is None else [*columns]
+        wanted = [*PLAN_SCHEMA.names, *self.text_columns(number)] if columns is None else [*columns]
         own = [name for name in PLAN_SCHEMA.names if name in wanted]
         rows = part.shard(group, own or ["id"])
         if others := [name for name in wanted if name not in own]:
@@ -347,6 +347,10 @@ class Plan:
             for name in others:
                 rows = rows.append_column(name, texts[name] if name in there else pa.nulls(rows.num_rows))
         return rows.select(wanted)
+
+    def text_columns(self, part: int) -> list[str]:
+        """Return the columns of the texts of a part, which may lack extra columns of others."""
+        return list(self._texts(part).schema.names)
 
     def part_rows(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows of a part."""

@@ -199,7 +199,8 @@ class TableFile:
                 self.metadata, self.schema = file.metadata, file.schema_arrow
                 # Not by `metadata.schema`: the two would hold each other until the garbage is collected.
                 group = self.metadata.row_group(0) if self.metadata.num_row_groups else None
-                columns = [group.column(number) for number in range(group.num_columns)] if group else []
+                columns = [group.column(place) for place in range(group.num_columns)] if group else []
+                self._places = {each.path_in_schema: place for place, each in enumerate(columns)}
                 self._texts = [each.path_in_schema for each in columns if each.physical_type == "BYTE_ARRAY"]
         except PARQUET_ERRORS as error:
             raise self._broken(error) from None

@@ -150,7 +150,7 @@ class PlanChecker:
                 raise CacheError("is another part than the spec's")
             checked.samples.update({shard: digests.shards[shard - shards[0]] for shard in read})
             name = texts.file(number).path
-            rows = plan.part_rows(number, ["id", "conversations", *plan.extra])
+            rows = plan.part_rows(number, ["id", *plan.text_columns(number)])
             if texts_digest(rows) != texts.digest:
                 raise CacheError("has other texts than texts.json says")
             if recipe:

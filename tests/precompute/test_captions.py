@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache, open_joined
+from cache_store.cache.metadata import read_texts
 from cache_store.cli import main as cache_store
 from cache_store.errors import StaleError
 from cache_store.storage.local import LocalStore
@@ -137,3 +138,82 @@ def test_a_part_and_its_texts_are_named_and_restored(parts, file):
         flipped(name)(parts)
         assert name in {finding.file for finding in verify(LocalStore(parts.cache), "full").findings}
         parts.repair("--report", parts.report())
+
+
+def write_list(project: Project, name: str, text: str, **columns: object) -> list[str]:
+    """Write a table of all samples with such texts and columns; return the options that name it."""
+    path = project.folder / name
+    with path.open("w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(("file_name", "id", "text", *columns))
+        ids = map(sample_name, range(SAMPLES))
+        rows.writerows((f"{each}.png", each, f"{text} {each}", *columns.values()) for each in ids)
+    fields = ["--source.fields.extra", f"[{', '.join(columns)}]"] if columns else []
+    return ["--source.path", str(path), "--source.fields.id", "id", *fields]
+
+
+def test_parts_may_have_other_columns(parts):
+    """A part that lacks one has no values in it."""
+    parts.run(main, "captions", parts.cache, *write_list(parts, "scored.csv", "of", score=0.5))
+    parts.has(range(SAMPLES + 2))
+    parts.build("--extend")
+    cache = open_cache(parts.cache)
+    numbers = np.arange(len(cache))
+    assert cache.samples(numbers, ["score"])["score"].to_pylist() == [0.5] * (len(cache) - 2) + [None] * 2
+    assert not verify(parts.cache, "deep").findings
+    (parts.folder / "ids.txt").write_text(sample_name(SAMPLES))
+    parts.run(cache_store, "withdraw", parts.cache, "--ids", parts.folder / "ids.txt")
+    assert len(cache.where("score > 0")) == len(cache) - 2
+    assert "columns that are no more: score" in parts.run(main, "captions", parts.cache)
+    assert not verify(parts.cache, "deep").findings
+
+
+def test_what_is_refused_leaves_no_file(parts):
+    twice = parts.folder / "twice.csv"
+    twice.write_text("file_name,id,text\n" + f"a.png,{sample_name(3)},first\n" * 2)
+    listed = write_list(parts, "scored.csv", "of")
+    gone = ["--source.path", str(parts.folder / "gone.csv")]
+    for source, named in (
+        ([*listed, "--source.fields.extra", "[nope]"], "nope"),
+        (["--source.path", str(twice), "--source.fields.id", "id"], f"{sample_name(3)} more than once"),
+        (gone, "gone.csv does not exist"),
+    ):
+        with parts.unchanged():
+            said = parts.run(main, "captions", parts.cache, *source, code=2 if source is gone else 1)
+        assert named in said
+        assert "The path comes from" not in said
+
+
+def test_texts_in_force_that_are_lost_are_never_others(parts):
+    """Those of another list are not the source's; `captions` reads either again, whatever is lost."""
+    listed = write_list(parts, "better.csv", "better")
+    parts.run(main, "captions", parts.cache, *listed)
+    name = next(each for each in read_texts(LocalStore(parts.cache)).files if "000001" in each)
+    for lost in ("texts.json", name):
+        files = parts.files()
+        parts.lose(lost)
+        with parts.unchanged():
+            assert f"precompute captions {parts.cache}" in parts.repair(code=1)
+        parts.run(main, "captions", parts.cache, *listed)
+        assert open_cache(parts.cache).captions(np.array([12]))[0].startswith("better")
+        assert not verify(parts.cache, "deep").findings
+        assert {*parts.files()} <= {*files}
+
+
+def test_files_of_a_killed_command_keep_no_text(parts):
+    """A scratch file of texts that were never in force, and one of planning."""
+    scratch = "texts/.000000-0123456789abcdef.parquet.1.partial", "plan/.parts.json.1.partial"
+    for name in scratch:
+        (parts.cache / name).write_bytes(b"a text")
+    (parts.folder / "ids.txt").write_text(sample_name(5))
+    parts.run(cache_store, "withdraw", parts.cache, "--ids", parts.folder / "ids.txt")
+    assert not [name for name in scratch if (parts.cache / name).exists()]
+
+
+def test_texts_restored_after_a_withdrawal_have_the_same_bytes(parts):
+    (parts.folder / "ids.txt").write_text(sample_name(5))
+    parts.run(cache_store, "withdraw", parts.cache, "--ids", parts.folder / "ids.txt")
+    for lost in ("texts.json", next(each for each in texts_of(parts) if each.startswith("texts/000001"))):
+        with parts.same_in_the_end():
+            parts.lose(lost)
+            parts.repair()
