@@ -31,7 +31,6 @@ from cache_store.messages import align_rows, counted, differences_between, refus
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Address
-from precompute.build.inputs import recipe_of
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
 from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.tolerance import LIMITS, Difference, Limits, device_class, sample_units
@@ -39,6 +38,7 @@ from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
 from precompute.inputs import Reader, make_reader
+from precompute.recipe import recipe_of
 from precompute.sources.opening import open_source
 
 SEEDS = 2**32

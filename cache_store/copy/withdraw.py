@@ -31,7 +31,7 @@ from cache_store.cache.metadata import (
     write_build,
 )
 from cache_store.cache.reader import open_cache
-from cache_store.cache.survey import survey_records
+from cache_store.cache.survey import Reading, survey_build, survey_records
 from cache_store.copy.options import WithdrawConfig
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
@@ -212,6 +212,16 @@ class Withdrawal:
         if seal is None:
             raise CacheError(f"{self._store}: a shard without a record may still have the samples; {BUILD_AGAIN}")
         return seal, shards
+
+
+def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
+    """Read the build record; finish first the withdrawal of samples that it states, if one was stopped."""
+    build = survey_build(store)
+    if build.value is None or not build.value.withdrawing:
+        return build
+    log_info(f"{store}: a withdrawal of {counted(len(build.value.withdrawing), 'sample')} was stopped; finishing it")
+    finish_withdrawal(store, build.value)
+    return survey_build(store)
 
 
 def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, int]:

@@ -1,14 +1,16 @@
 """Check a commit record against its shard, its files and the samples table."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.cache.metadata import stored_sha256
 from cache_store.cache.survey import ShardOnDisk
-from cache_store.errors import DAMAGE
+from cache_store.errors import DAMAGE, CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.plan import KEPT_OF_WITHDRAWN, is_withdrawn
@@ -17,11 +19,13 @@ from cache_store.format.shards import Location, ShardSamples
 from cache_store.format.sums import ShardSums, equal_but_for_rounding
 from cache_store.format.tables import (
     CACHED,
+    MAX_ROW_GROUP_BYTES,
     PLAN_SCHEMA,
     REJECTED,
     SCALE_COLUMNS,
     WITHDRAWN,
     cut_texts,
+    parse_table,
     reason_kind,
     rows_digest,
     samples_schema,
@@ -161,3 +165,16 @@ def mismatched_rows(samples: ShardSamples) -> Iterator[Finding]:
         return
     for row in differing:
         yield Finding(shard=shard, row=row, file=name, problem=problem)
+
+
+def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> pa.Table | None:
+    """Read a shard's samples table; return None unless it is, byte for byte, the one that the record names."""
+    name = samples_file(record.content.shard)
+    try:
+        for file in (each for each in record.content.files if each.path == name):
+            data = store.read(name, min(file.bytes, MAX_ROW_GROUP_BYTES))
+            if hashlib.sha256(data).hexdigest() == file.sha256:
+                return parse_table(data, store.where(name), columns)
+    except (CacheError, FileNotFoundError):
+        pass
+    return None

@@ -1,6 +1,5 @@
 """Check that images are still the encoded ones, by the SHA-256 in the samples tables, and retry rejected ones."""
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,14 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.cache.survey import Survey
-from cache_store.errors import CacheError
 from cache_store.format.array import ArraySpec
-from cache_store.format.layout import samples_file
-from cache_store.format.schema import CommitRecord
-from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, WITHDRAWN, parse_table, reason_kind
+from cache_store.format.tables import REJECTED, WITHDRAWN, reason_kind
 from cache_store.messages import ABSENT, Difference, abridge, counted
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Store
+from cache_store.verify.record import recorded_samples
 from precompute.build.decide import Work
 from precompute.build.refusals import refuse_changed_images, refuse_unknown_images
 from precompute.build.request import BuildRequest
@@ -104,19 +101,6 @@ def encoded_samples(
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
     return [{**row, **sample} for row, sample in zip(planned.to_pylist(), samples.to_pylist(), strict=True)]
-
-
-def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> pa.Table | None:
-    """Read a shard's samples table; return None unless it is, byte for byte, the one that the record names."""
-    name = samples_file(record.content.shard)
-    try:
-        for file in (each for each in record.content.files if each.path == name):
-            data = store.read(name, min(file.bytes, MAX_ROW_GROUP_BYTES))
-            if hashlib.sha256(data).hexdigest() == file.sha256:
-                return parse_table(data, store.where(name), columns)
-    except (CacheError, FileNotFoundError):
-        pass
-    return None
 
 
 def compare_image(reader: Reader, shard: int, sample: dict[str, Any]) -> ImageChange | None:

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from cache_store.errors import ConfigError
-from cache_store.format.array import ArrayRecipe, SampleAxes, Size
-from cache_store.format.record import FORMAT_VERSION
+from cache_store.format.array import Size
 from cache_store.format.schema import Recipe, SizedArray
 from cache_store.storage.store import Store
 from precompute.build.request import BuildRequest
 from precompute.config import BuildConfig
 from precompute.inputs import Reader, make_reader
 from precompute.inputs.arrange import Arrange, BySize, Order, in_order
+from precompute.recipe import recipe_of
 from precompute.sources.images import Source
 
 if TYPE_CHECKING:
@@ -45,30 +44,6 @@ class BuildInputs:
     def array_of(self, size: Size) -> SizedArray:
         """Raise ConfigError if the encoder cannot take samples of the size."""
         return SizedArray(size=size, shape=self.encoder.array(size).shape)
-
-
-def recipe_of(config: BuildConfig, encoder: "Encoder") -> Recipe:
-    layout, *_ = [encoder.array(size) for size in config.example_sizes]  # all must be possible
-    if config.store.dtype == "uint8" and not layout.can_be_quantized:
-        raise ConfigError(
-            f"store.dtype uint8: it is for channels of many values each, but a sample of {config.encoder.model} is "
-            f"[{layout.named(layout.shape)}]; take float16"
-        )
-    array = ArrayRecipe(
-        **{name: getattr(layout, name) for name in SampleAxes.__struct_fields__},
-        features=layout.num_features,
-        dtype=config.store.dtype,
-        codec=config.store.codec,
-        image=config.image_recipe,
-        text=config.source.recipe(encoder.texts.recipe) if encoder.texts else None,
-        encoder=encoder.identity,
-    )
-    return Recipe(
-        format_version=FORMAT_VERSION,
-        store_format=config.store.format,
-        samples_per_shard=config.store.samples_per_shard,
-        array=array,
-    )
 
 
 def make_arranger(inputs: BuildInputs) -> Arrange:

@@ -17,6 +17,7 @@ from cache_store.cache.metadata import (
     write_build,
 )
 from cache_store.cache.survey import Survey, held_recipe, survey, survey_as_rank
+from cache_store.copy.withdraw import resume_withdrawal
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted, NoCacheError
 from cache_store.format.layout import SPEC_FILE, planned_file
 from cache_store.format.schema import Spec, joined_runs
@@ -45,7 +46,6 @@ from precompute.build.write import (
     build_shards,
     delete_shard_files,
     drop_parts,
-    resume_withdrawal,
     seal_cache,
     write_metadata,
 )

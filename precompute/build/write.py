@@ -19,8 +19,6 @@ from cache_store.cache.metadata import (
     put_texts,
     write_build,
 )
-from cache_store.cache.survey import Reading, survey_build
-from cache_store.copy.withdraw import finish_withdrawal
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import (
@@ -31,9 +29,8 @@ from cache_store.format.layout import (
     commit_file,
     part_file,
 )
-from cache_store.format.schema import BuildRecord, Listed, Seal, Spec
+from cache_store.format.schema import Listed, Seal, Spec
 from cache_store.log import log_info
-from cache_store.messages import counted
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Store, with_listing
 from cache_store.verify.verify import clear_leftovers
@@ -59,16 +56,6 @@ class Summary:
     """Rejected samples that were tried again."""
     recovered: int
     """Retried samples that are cached now."""
-
-
-def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
-    """Read the build record; finish first the withdrawal of samples that it states, if one was stopped."""
-    build = survey_build(store)
-    if build.value is None or not build.value.withdrawing:
-        return build
-    log_info(f"{store}: a withdrawal of {counted(len(build.value.withdrawing), 'sample')} was stopped; finishing it")
-    finish_withdrawal(store, build.value)
-    return survey_build(store)
 
 
 def write_metadata(
