@@ -1,7 +1,7 @@
 """`precompute captions`: read the texts of a cache's samples again. Every latent stays; only texts encode anew."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +29,11 @@ from precompute.build.planning import ListedParts
 from precompute.build.source import Found, Matcher, SomeIds, match, refuse_empty_columns
 from precompute.config import BuildConfig, CaptionsConfig, advising_on_moved_paths
 from precompute.inputs import make_reader
+from precompute.sources.config import SourceConfig
 from precompute.sources.images import Names
 from precompute.sources.listing import Samples
 from precompute.sources.opening import open_source, recognised
+from precompute.sources.table import TableSource
 from precompute.sources.tables import joined
 
 
@@ -73,10 +75,15 @@ def take_captions(cache: Address, config: CaptionsConfig) -> Recaptioned:
 
 
 def list_texts(store: Store, spec: Spec, config: CaptionsConfig) -> ListedParts:
-    """List the samples of the source that is named, or of the cache's own."""
+    """List the samples of the source that is named, or of the cache's own, perhaps with other fields."""
     built, image = BuildConfig.of_cache(store), spec.array.image
-    chosen = recognised(config.source if config.source.path else built.source)
-    source = open_source(chosen, built.media)
+    chosen: SourceConfig = config.source
+    if not chosen.path:
+        given = {name: value for name, value in asdict(chosen.fields).items() if value}
+        chosen = replace(built.source, fields=replace(built.source.fields, **given))
+    source = open_source(chosen := recognised(chosen), built.media)
+    if isinstance(source, TableSource):
+        source.needs_images = False
 
     def list_part(names: Names) -> Samples:
         samples = source.samples(names)

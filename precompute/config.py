@@ -23,7 +23,7 @@ from precompute.clips.config import ClipConfig
 from precompute.encoders.encoder_config import TEXT_FIELDS, EncoderConfig
 from precompute.images.buckets import example_sizes
 from precompute.images.config import ImageConfig
-from precompute.sources.config import SourceConfig
+from precompute.sources.config import FieldNames, SourceConfig
 
 if TYPE_CHECKING:
     from precompute.sources.media import Media
@@ -293,8 +293,8 @@ class CaptionsConfig:
     """Samples that the source lacks keep their texts; without it, they are refused."""
 
     def __post_init__(self) -> None:
-        if not self.source.path and self.source != CaptionSource():
-            raise ConfigError("source.path is missing: the source whose texts these fields are about")
+        if not self.source.path and replace(self.source, fields=FieldNames()) != CaptionSource():
+            raise ConfigError("source.path is missing; of the cache's own source, only source.fields can change")
 
 
 def option(typed: str, default: Any = None) -> Any:

@@ -36,6 +36,8 @@ class TableSource(ListedImages):
 
     def __init__(self, open_list: Any, images: ImageStore, fields: FieldNames, media: Media) -> None:
         super().__init__(open_list, images, fields, media)
+        self.needs_images = True
+        """Otherwise rows are known by their ids, and may name no file."""
         self._usual = {
             "image": [fields.image] if fields.image else [*media.columns, *FILE_COLUMNS, f"{media.name}_path"],
             "id": [fields.id] if fields.id else [*USUAL_NAMES["id"]],
@@ -58,14 +60,14 @@ class TableSource(ListedImages):
                     f"{where}: the column {CLIP_START} chooses the clips only if it is named: --source.fields.extra "
                     f"'[{CLIP_START}]'; rename the column to choose them by clip.pick"
                 )
-            uri = self._text(at, row, "image")
+            uri, name = self._text(at, row, "image"), self._text(at, row, "id")
+            uri = uri if self.needs_images else uri or name
             if uri is None:
                 expected = " or ".join(self._usual["image"])
                 raise SourceError(
                     f"{at} names no {self._media.name}: expected a value in {expected}, or set source.fields.image; "
                     f"its columns are {', '.join(row)}"
                 )
-            name = self._text(at, row, "id")
             yield {
                 "id": uri if name is None else name,
                 "uri": uri,

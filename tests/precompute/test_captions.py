@@ -217,3 +217,13 @@ def test_texts_restored_after_a_withdrawal_have_the_same_bytes(parts):
         with parts.same_in_the_end():
             parts.lose(lost)
             parts.repair()
+
+
+def test_a_list_of_ids_and_texts_is_enough(parts):
+    path = parts.folder / "texts.csv"
+    path.write_text("id,caption\n" + "".join(f"{sample_name(number)},short {number}\n" for number in range(SAMPLES)))
+    parts.run(main, "captions", parts.cache, "--source.path", path)
+    assert open_cache(parts.cache).captions(np.array([0])) == ["short 0"]
+    chat = parts.source / "chat.json"
+    chat.write_text(json.dumps([{**record, "score": 1.5} for record in json.loads(chat.read_text())]))
+    assert "columns: score" in parts.run(main, "captions", parts.cache, "--source.fields.extra", "[score]")
