@@ -286,7 +286,7 @@ def open_plan(cache: Address, spec: Spec | None = None) -> Plan:
 
 def open_planned_part(spec: Spec, store: Store, number: int) -> PlanPart:
     part = open_part(store, number)
-    if part.stated_digests.part != spec.parts[number]:
+    if part.stated != spec.parts[number]:
         raise CacheError(f"{part.where} is not the planned one; run: precompute repair {shlex.quote(str(store))}")
     return part
 

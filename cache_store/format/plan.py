@@ -283,9 +283,21 @@ class PlanPart:
             part_hash.add(self.shard(shard))
         return part_hash.digests()
 
-    @cached_property
+    @property
+    def stated(self) -> Part:
+        """What the part is, as the footer states it; CacheError if it does not."""
+        digest = self._stated_data[:DIGEST_BYTES].hex()
+        return Part(rows=sum(self.lengths), shards=self.num_shards, digest=digest)
+
+    @property
     def stated_digests(self) -> PartDigests:
         """The digests as the footer states them; CacheError if it does not."""
+        data = self._stated_data
+        shards = (data[first : first + DIGEST_BYTES].hex() for first in range(DIGEST_BYTES, len(data), DIGEST_BYTES))
+        return PartDigests(self.stated, tuple(shards), self.withdrawn)
+
+    @property
+    def _stated_data(self) -> bytes:
         text = (self._file.metadata.metadata or {}).get(DIGESTS_KEY.encode(), b"")
         try:
             data = base64.b64decode(text, validate=True)
@@ -293,9 +305,7 @@ class PlanPart:
             data = b""
         if len(data) != (1 + self.num_shards) * DIGEST_BYTES:
             raise CacheError(f"{self.where} does not state the digests of its shards")
-        whole, *shards = (data[first : first + DIGEST_BYTES].hex() for first in range(0, len(data), DIGEST_BYTES))
-        part = Part(rows=sum(self.lengths), shards=self.num_shards, digest=whole)
-        return PartDigests(part, tuple(shards), self.withdrawn)
+        return data
 
 
 class Plan:
