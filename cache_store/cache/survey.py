@@ -78,6 +78,8 @@ class Survey:
     """The texts in force of each part whose file is as texts.json says; read with the plan."""
     stated_texts: Mapping[int, PartTexts] = field(default_factory=dict)
     """Those of all parts, whatever their files are."""
+    texts_before: Sequence[PartTexts] = ()
+    """Those that were in force before."""
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Shards that have a commit record, damaged ones included."""
     retracted: frozenset[int] = frozenset()
@@ -107,20 +109,17 @@ def survey(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
     if not found.has_cache:
         return found
     parts = map_calls(found.store, lambda part: try_read(partial(read_part, found, part)), range(count_parts(found)))
-    stated = stated_texts(found.store)
+    in_force = try_read(partial(read_texts, found.store)).value
+    stated, before = (dict(enumerate(in_force.parts)), in_force.before) if in_force else ({}, ())
     texts = sound_texts(found.store, stated)
-    return replace(found, parts=tuple(parts), texts=texts, stated_texts=stated)
+    return replace(found, parts=tuple(parts), texts=texts, stated_texts=stated, texts_before=before)
 
 
 def survey_as_rank(cache: Address, own: OwnShards) -> Survey:
     """Read the records of a rank's own shards alone; the plan, whose parts it opens as it needs them, is trusted."""
     found = survey_records(cache, own=own)
-    return replace(found, texts=stated_texts(found.store)) if found.has_cache else found
-
-
-def stated_texts(store: Store) -> dict[int, PartTexts]:
-    in_force = try_read(partial(read_texts, store)).value
-    return dict(enumerate(in_force.parts if in_force else ()))
+    in_force = try_read(partial(read_texts, found.store)).value if found.has_cache else None
+    return replace(found, texts=dict(enumerate(in_force.parts))) if in_force else found
 
 
 def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, own: OwnShards | None = None) -> Survey:

@@ -86,7 +86,7 @@ def write_metadata(
     in_force = [*(texts[number] for number in range(stated.num_parts)), *(each.texts for each in added)]
     assert tuple(each.digests.part for each in planned) == spec.parts
     if dict(enumerate(in_force)) != survey.texts:  # a stopped extension may have left more
-        put_in_force(store, in_force)
+        put_in_force(store, in_force, survey.texts_before)
     for name in (TEXTS_FILE, in_force[0].file(0).path, part_file(0)):  # and all beside them
         store.make_durable(name)
     replaced = work.shards_to("replace") if for_ranks else []

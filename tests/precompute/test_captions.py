@@ -211,12 +211,18 @@ def test_files_of_a_killed_command_keep_no_text(parts):
 
 
 def test_texts_restored_after_a_withdrawal_have_the_same_bytes(parts):
+    """Also those of before stay, after new captions."""
     (parts.folder / "ids.txt").write_text(sample_name(5))
     parts.run(cache_store, "withdraw", parts.cache, "--ids", parts.folder / "ids.txt")
     for lost in ("texts.json", next(each for each in texts_of(parts) if each.startswith("texts/000001"))):
         with parts.same_in_the_end():
             parts.lose(lost)
             parts.repair()
+    recaption(parts, 0)
+    parts.run(main, "captions", parts.cache)
+    with parts.same_in_the_end():
+        parts.lose(next(each for each in texts_of(parts) if each.startswith("texts/000001")))
+        parts.repair()
 
 
 def test_a_list_of_ids_and_texts_is_enough(parts):
