@@ -170,6 +170,18 @@ READ_BYTES = 2**20
 """Read buffer of a column that is read a few rows at a time."""
 
 
+def leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the types of the Parquet columns of a field, in order."""
+    if not kind.num_fields:
+        yield kind
+    for place in range(kind.num_fields):
+        yield from leaves(kind.field(place).type)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string))
+
+
 class TableFile:
     """A Parquet file to read whole or by row group; its index is parsed once, and the sizes that it claims are bounded.
 
@@ -197,11 +209,11 @@ class TableFile:
                 refuse_large_footer(stream, where, max_footer_bytes)
                 file = pq.ParquetFile(stream, pre_buffer=False)
                 self.metadata, self.schema = file.metadata, file.schema_arrow
-                # Not by `metadata.schema`: the two would hold each other until the garbage is collected.
-                group = self.metadata.row_group(0) if self.metadata.num_row_groups else None
-                columns = [group.column(place) for place in range(group.num_columns)] if group else []
-                self._places = {each.path_in_schema: place for place, each in enumerate(columns)}
-                self._texts = [each.path_in_schema for each in columns if each.physical_type == "BYTE_ARRAY"]
+                # Not by `metadata.schema`: the two would hold each other until garbage is collected.
+                paths = [".".join(each) for each in file.reader.column_paths]
+                self._places = {path: place for place, path in enumerate(paths)}
+                kinds = (kind for field in self.schema for kind in leaves(field.type))
+                self._texts = [path for path, kind in zip(paths, kinds, strict=False) if is_text(kind)]
         except PARQUET_ERRORS as error:
             raise self._broken(error) from None
         self._refuse_large_claims()
