@@ -399,4 +399,4 @@ def test_a_cache_of_another_caches_plan_grows_and_joins_it(project):
     project.has([1, 2, 3, 5, 6])
     project.build(name="other")
     shutil.copy(project.folder / "other/plan/000000.parquet", project.cache / "plan")
-    assert "/plan is damaged" in second(project, code=1)
+    assert "/plan/000000.parquet is not the planned one; run: precompute repair " in second(project, code=1)
