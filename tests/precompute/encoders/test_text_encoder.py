@@ -169,81 +169,8 @@ NULL_PROMPTS = {
     "Lumina-2 gemma": guided(2, guidance=True, max_sequence_length=220),
 }
 """Pipelines that encode the negative prompt in a way of its own."""
-
-
-# Transformers that ignore the padding of a text.
-
-N, T, WORDS, FEATURES = 2, 12, 5, 16
-"""Texts, their tokens, those that are not padding, and features of a token."""
-
-SMALL = {
-    1: "patch_size num_kv_heads num_key_value_heads num_single_layers num_refiner_layers num_layerwise_text_blocks "
-    "num_refiner_text_blocks",
-    2: "sample_size num_layers num_text_layers num_attention_heads num_cross_attention_heads text_num_attention_heads "
-    "text_num_key_value_heads",
-    4: "in_channels out_channels",
-    8: "attention_head_dim cross_attention_head_dim time_embed_dim timestep_embed_dim multiple_of",
-    FEATURES: "cross_attention_dim caption_channels cap_feat_dim text_embed_dim text_hidden_dim joint_attention_dim "
-    "pooled_projection_dim",
-    24: "hidden_size intermediate_size text_intermediate_size",
-    (2, 2, 4): "axes_dims_rope rope_axes_dim",
-}
-"""Fields of configs by their value."""
-SIZES = {name: value for value, names in SMALL.items() for name in names.split()}
-
-IMAGE_NC22 = torch.linspace(-1, 1, N * 4 * 4).reshape(N, 4, 2, 2)
-IMAGE, VIDEO, CELLS = (
-    {"hidden_states": each} for each in (IMAGE_NC22, IMAGE_NC22[:, :, None], IMAGE_NC22.flatten(2).mT)
-)
-
-MASKED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "PixArt": (
-        "PixArtTransformer2DModel",
-        {},
-        {**IMAGE, "added_cond_kwargs": dict.fromkeys(("resolution", "aspect_ratio"))},
-    ),
-    "SANA": ("SanaTransformer2DModel", {}, IMAGE),
-    "Lumina-2": ("Lumina2Transformer2DModel", {"axes_dim_rope": (4, 4, 4), "axes_lens": (32, 8, 8)}, IMAGE),
-    "Mochi": ("MochiTransformer3DModel", {"max_sequence_length": T}, VIDEO),
-    "HunyuanVideo": (
-        *("HunyuanVideoTransformer3DModel", {"guidance_embeds": False}),
-        {**VIDEO, "pooled_projections": torch.ones(N, FEATURES)},
-    ),
-    "LTX": ("LTXVideoTransformer3DModel", {}, {**CELLS, "num_frames": 1, "height": 2, "width": 2}),
-    "Qwen-Image": ("QwenImageTransformer2DModel", {}, {**CELLS, "img_shapes": [[(1, 2, 2)]] * N}),
-    "Krea-2": ("Krea2Transformer2DModel", {}, {**CELLS, "position_ids": torch.zeros(T + 4, 3)}),
-}
-"""By model: the class of its transformer, more of its config, and its inputs beside the text."""
-TEXT_AXES = {"Krea-2": (2,)}
-"""Axes between a text's tokens and features: Krea 2's transformer takes each hidden state by itself."""
-
-
-@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")  # Mochi's, which asks for float32
-@pytest.mark.parametrize("model", MASKED)
-def test_a_transformer_ignores_the_padding_of_a_text(model):
-    """To the bit: with the encoder's output there, with zeros, as presets store them, or with large values."""
-    name, config, inputs = MASKED[model]
-    kind = getattr(diffusers, name)
-    torch.manual_seed(0)
-    sizes = {field: SIZES[field] for field in inspect.signature(kind.__init__).parameters if field in SIZES}
-    transformer = kind(**sizes, **config).eval()
-    for weight in transformer.parameters():
-        weight.data.add_(torch.randn_like(weight) * 0.05)  # some begin as zeros
-    (mask,) = {"encoder_attention_mask", "encoder_hidden_states_mask"} & {*inspect.signature(kind.forward).parameters}
-    mask_NT = (torch.arange(T) < WORDS).expand(N, T)
-    text_NTF = torch.randn(N, T, *TEXT_AXES.get(model, ()), FEATURES)
-    is_word = mask_NT.reshape(N, T, *[1] * (text_NTF.dim() - 2))
-
-    @torch.inference_mode()
-    def made(text_NTF: Tensor) -> Tensor:
-        text = {"encoder_hidden_states": text_NTF, mask: mask_NT, "timestep": torch.full((N,), 300.0)}
-        output: Tensor = transformer(**inputs, **text, return_dict=False)[0]
-        return output
-
-    expected = made(text_NTF)
-    assert (made(text_NTF.where(~is_word, 0.0)) - expected).abs().max() > 1e-4
-    for value in (0.0, 9.0):
-        torch.testing.assert_close(made(text_NTF.where(is_word, value)), expected, rtol=0, atol=0)
+MASKED = ("PixArt", "SANA", "Lumina-2", "Mochi", "HunyuanVideo", "LTX", "Qwen-Image", "Krea-2")
+"""Models whose transformers ignore the padding of a text."""
 
 
 @pytest.mark.parametrize("name", PIPELINES)

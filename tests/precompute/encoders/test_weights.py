@@ -9,7 +9,7 @@ from torch import Tensor
 
 from precompute.encoders.weights import weights_sha256
 from tests.precompute.encoders.loading import changed_config, load
-from tests.precompute.encoders.towers import PATCHES, random_model, tower_of
+from tests.precompute.encoders.towers import PATCHES, random_model
 
 
 def test_the_hash_follows_class_chosen_config_and_named_weights():
@@ -77,10 +77,3 @@ def test_a_towers_hash_follows_its_weights_only(tmp_path):
     siglip.encoder.layers[1].mlp.fc2.bias.data[-1] += 0.25
     siglip.save_pretrained(tmp_path / "other")
     assert hash_of(tmp_path / "other") != hashed
-
-
-def test_clips_tower_has_one_hash_alone_and_beside_a_text_tower(tmp_path):
-    model = random_model("CLIPModel")
-    model.save_pretrained(tmp_path / "clip")
-    tower_of(model).save_pretrained(tmp_path / "alone")
-    assert hash_of(tmp_path / "clip") == hash_of(tmp_path / "alone")
