@@ -22,7 +22,7 @@ from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.format.layout import samples_file
-from cache_store.gallery import gallery, pictures, rows
+from cache_store.gallery import pictures, rows
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
 from cache_store.verify.verify import verify
@@ -184,29 +184,6 @@ def test_previews_and_psnr_are_what_they_say(cache):
     assert found == [math.inf, pytest.approx(20 * math.log10(255)), 0.0]
 
 
-@pytest.mark.parametrize(("channels", "size"), [(4, (26, 6)), (16, (54, 14)), (10, (54, 14))])
-def test_a_strip_shows_every_channel_on_one_scale(tmp_path, channels, size):
-    plus_and_minus_one = np.ones((2, channels, 6, 5), np.float32) * np.array([1, -1])[:, None, None, None]
-    latent = np.zeros((channels, 6, 5), np.float32)
-    latent[-1] = 3.0
-    strip = pictures.channel_strip(latent, open_cache(make_cache(tmp_path / "cache", plus_and_minus_one)).seal.array)
-    assert strip.size == size
-    shades = strip.convert("RGBA").getcolors()
-    assert sorted(count for count, colour in shades if colour[3]) == [30, 30 * (channels - 1)]
-
-
-def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkeypatch):
-    samples = np.random.default_rng(0).standard_normal((8, 3, 1_152)).astype(np.float32)
-    cache = make_cache(tmp_path / "cache", samples, dtype="float32")
-    opened = open_cache(cache)
-    seen, _ = gallery.count_values(opened, rows.numbers_to_count(opened, seed=0))
-    assert [each.feature for each in seen] == list(range(0, 1_152, 12))
-    assert sum(each.count_B.sum() for each in seen) == 8 * 3 * 96
-    monkeypatch.setattr(gallery, "MOST_FEATURES", 4)
-    told = "8 samples, all that are cached; 4 features of 1,152, evenly spaced"
-    assert told in text_of(page_of(cache, tmp_path / "page.html"))
-
-
 def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
     """Shards without a drawn sample may be missing."""
     monkeypatch.setattr(rows, "DRAWN_SAMPLES", 12)
@@ -254,17 +231,6 @@ def clip_of(start: float, frames: int) -> np.ndarray:
     return (np.zeros((frames, 16, 24, 3)) + red_T + np.array([0, 2 * start, 0])).astype(np.uint8)
 
 
-def showcase_of_clips(cache: Path) -> rows.Showcase:
-    def read_clip(sample, array):
-        start = sample["clip_start"]
-        return clip_of(start, array.size.frames), f"{int(2 * start):064x}"
-
-    def decode(stored):
-        return np.stack([clip_of(0.0, 4 * stored.shape[2] - 3)] * len(stored))
-
-    return rows.Showcase(cache=open_cache(cache), read_image=read_clip, decode=decode)
-
-
 def frames_in(strip: np.ndarray, count: int) -> list[list[int]]:
     """Return the colour in the middle of each frame of a strip."""
     return [strip[8, round((place + 0.5) * strip.shape[1] / count)].tolist() for place in range(count)]
@@ -272,7 +238,16 @@ def frames_in(strip: np.ndarray, count: int) -> list[list[int]]:
 
 def test_a_clip_is_a_strip_of_its_frames_from_the_first_to_the_last(tmp_path):
     """Source, preview and decoded frames are in step; PSNR is over all frames shown."""
-    showcase = showcase_of_clips(clips_cache(tmp_path / "cache"))
+
+    def read_clip(sample, array):
+        start = sample["clip_start"]
+        return clip_of(start, array.size.frames), f"{int(2 * start):064x}"
+
+    def decode(stored):
+        return np.stack([clip_of(0.0, 4 * stored.shape[2] - 3)] * len(stored))
+
+    cache = open_cache(clips_cache(tmp_path / "cache"))
+    showcase = rows.Showcase(cache=cache, read_image=read_clip, decode=decode)
     shown = [exhibit for _, exhibit in sorted(showcase.cached(range(5)).items())]
     assert [(each.row, each.frames, each.source_problem) for each in shown] == [
         (row, 5 if row < 3 else 8, None) for row in (0, 2, 3, 4, 5)
@@ -281,11 +256,10 @@ def test_a_clip_is_a_strip_of_its_frames_from_the_first_to_the_last(tmp_path):
     assert frames_in(shown[4].source, 8) == [[frame, 5, 0] for frame in (0, 5, 9, 14, 18, 23, 27, 32)]
     assert frames_in(shown[4].decoded, 8) == [[frame, 0, 0] for frame in (0, 5, 9, 14, 18, 23, 27, 32)]
     assert [each.psnr for each in shown[:2]] == [math.inf, pytest.approx(10 * math.log10(255**2 * 3 / 2**2))]
-    latent, to_rgb = open_cache(tmp_path / "cache").read(np.array([4]))[0], showcase.cache.seal.array.preview
+    latent, to_rgb = cache.read(np.array([4]))[0], cache.seal.array.preview
     expected = [pictures.preview(latent[:, frame].astype(np.float32), to_rgb) for frame in (0, 1, 2, 3, 5, 6, 7, 8)]
     np.testing.assert_array_equal(shown[4].preview, pictures.side_by_side(expected))
-    summary = showcase.cache.seal.array
-    middle = pictures.channel_strip(latent[:, 4].astype(np.float32), summary)
+    middle = pictures.channel_strip(latent[:, 4].astype(np.float32), cache.seal.array)
     assert shown[4].strip.tobytes() == middle.tobytes()
 
 
@@ -332,7 +306,6 @@ def test_a_mistake_is_one_line_and_nothing_is_written(cache, tmp_path, monkeypat
 
 
 def test_rows_that_are_asked_for_are_shown_in_place_of_random_ones(tmp_path, capsys):
-    """As `verify` names them."""
     cache, page = str(HERE / "golden_images"), tmp_path / "a.html"
     assert main(["gallery", cache, "-o", str(page)]) == 0
     assert main(["gallery", cache, "-o", str(page), "--where", 'row == 4 or id == "sample-000001"']) == 0

@@ -14,7 +14,7 @@ import pytest
 
 from cache_store.cli import main
 from cache_store.errors import CacheError
-from cache_store.log import VARIABLE, log_info, log_warning, set_up_log
+from cache_store.log import VARIABLE, log_info, log_warning
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.program.running import run_program
 from tests.make_cache import make_cache
@@ -116,9 +116,3 @@ def test_an_error_of_our_own_is_one_record_with_its_traceback():
     )
     record = json.loads(done.stderr)
     assert (record["level"], record["message"].splitlines()[-1]) == ("critical", "ZeroDivisionError: division by zero")
-
-
-def test_a_closed_standard_error_loses_messages_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", None)
-    set_up_log("precompute")
-    log_info("nobody reads this")

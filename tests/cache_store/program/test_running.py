@@ -1,22 +1,21 @@
 """Full disks, closed outputs, progress and stop signals, in all programs."""
 
-import errno
-import io
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from cache_store.errors import CacheError
-from cache_store.program.progress_bar import ProgressBar
+from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program
 from tests.cache_store.conftest import samples_of
 from tests.make_cache import make_cache
 from tests.named import assert_names
+from tests.nvml import stand_in
 
 
 @pytest.fixture
@@ -55,32 +54,7 @@ def test_an_output_that_takes_no_more_is_named(cache, unbuffered):
     assert_names(done.stderr, "standard output")
 
 
-def test_a_disk_that_may_not_be_written_says_what_to_run(capsys):
-    def run(argv):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "FILE")
-
-    assert run_program("program", run, []) == 1
-    assert_names(capsys.readouterr().err, "program: FILE")
-
-
-@pytest.mark.parametrize(("is_terminal", "between_s"), [(True, 0.2), (False, 30.0)])
-def test_a_terminal_gets_every_step_and_a_log_two_a_minute(monkeypatch, is_terminal, between_s):
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
-    monkeypatch.setattr(sys, "stderr", stream)
-    with ProgressBar("work", 600, "step", delay_s=0.0) as bar:
-        assert min(bar.mininterval, bar.maxinterval) == between_s
-        print("program: a message", file=sys.stderr)
-        bar.update(600)
-    if is_terminal:
-        assert "\rwork: 100%" in stream.getvalue()
-    else:
-        begun, message, ended = stream.getvalue().splitlines()
-        assert (begun[:10], message, ended[:10]) == ("work:   0%", "program: a message", "work: 100%")
-
-
 def send(*numbers: int) -> None:
-    """Send signals to this process."""
     for number in numbers:
         os.kill(os.getpid(), number)
 
@@ -172,3 +146,13 @@ def test_ctrl_c_while_a_program_is_imported_is_at_most_one_line(module, imported
     command = [sys.executable, "-c", STOPPED_IN_AN_IMPORT.format(module=module, imported=imported)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n"), done.stderr.count(": stopped: ")) == (exit_code, lines, lines)
+
+
+@pytest.mark.parametrize("uuid", [None, "another", "part", "one"])
+def test_without_a_figure_or_the_package_nothing_is_read(monkeypatch, uuid):
+    nvml = stand_in(monkeypatch)
+    if uuid == "one":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    with closing(GpuMeter(uuid)) as meter:
+        assert meter.take() == []
+    assert nvml.reads == 0

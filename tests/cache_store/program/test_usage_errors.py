@@ -33,7 +33,6 @@ def program(*argv: str) -> int:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], names: str, *options: str) -> str:
-    """Run the program, which must refuse these options by these names."""
     assert program(*options) == 2
     error = capsys.readouterr().err
     assert_names(error, names)
@@ -47,15 +46,11 @@ def refusal(capsys: pytest.CaptureFixture[str], names: str, *options: str) -> st
         (["--store.codec=gzip"], "store.codec none, zstd, gzip"),
         (["--store.shards=many"], "store.shards many"),
         (["--store.workers=many"], "store.workers auto, many"),
-        (["--store.some=x"], "store.some x"),
         (["--store.some=0,17"], "store.some 0,17 [0,17]?"),
         (["--store.shards", "1" * 5_000], "store.shards 111"),
-        (["--store.shards", "0x" + "f" * 5_000], "store.shards 0xfff"),
-        (["--store.share", "1" * 500], "store.share 111"),
         *(([f"--store.{name}=none"], f"--store.{name} --store.codec?") for name in ("codek", "code")),
         (["--cache", "0.tar", "1.tar"], "1.tar"),
         (["--config=nowhere.yaml"], "config nowhere.yaml"),
-        (["--config=/"], "config /"),
         (["--config=/dev/zero"], "/dev/zero 1,000,000"),
         (["--cache", os.fsdecode(b"caf\xe9")], r"'caf\udce9' UTF-8"),
         ([], "cache"),
@@ -110,12 +105,10 @@ MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}']
         *((f"store:{value}\n", "store") for value in ("", " 3", " [none]")),
         *((f"cache: x\nstore: {{{name}: null}}\n", f"store.{name}") for name in ("codec", "shards")),
         (b"cache: caf\xe9\n", "FILE UTF-8 10 0xe9"),
-        ("cache: x\n".encode("utf-16"), "FILE UTF-8 0 0xff"),
         (b"[" * 10_000, "FILE"),
         ("cache: x\nstore: {shards: 1}\ncache: y\n", "FILE 'cache' line 3, column 1"),
         ("cache: x\nstore:\n  shards: 1\n  shards: 2\n", "FILE 'shards'"),
         ("cache: [1\nstore: 2", "FILE ']'"),
-        ('[{"id": "' + "long " * 99 + '"}]', "FILE"),
         ("", "FILE"),
         ("cache: x\nstor: {codec: {}}\n", "FILE stor; store?"),
         ("cache: x\nstore: {codek: {}}\n", "FILE store.codek; store.codec?"),
@@ -125,8 +118,6 @@ MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}']
         (f"store: [&a0 [ha, ha], {TEN_TIMES_EACH}]", "store 'ha'"),
         ("cache: &a [*a]", "cache [[["),
         (f"a0: &a0 {{b: c}}\n{MERGED_TEN_TIMES_EACH}", "FILE a0"),
-        (f"a0: &a0 {{b: c}}\n{MERGED_TEN_TIMES_EACH}".replace("<<", "!!merge x"), "FILE"),
-        (f"cache: 0x{'f' * 5_000}", "FILE"),
         ("# " + "x" * 10**6 + "\ncache: x", "FILE 1,000,000"),
     ],
     ids=lambda value: repr(value[:40]),
