@@ -14,7 +14,6 @@ from cache_store.cache.survey import survey_records
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError
 from cache_store.storage.object_errors import explain, has_status
-from cache_store.storage.objects import ObjectStore
 from cache_store.storage.store import open_store
 from cache_store.verify.verify import clear_leftovers, verify
 from tests.full_disk import mounted_disk
@@ -102,14 +101,6 @@ def test_an_error_of_a_store_is_one_line_with_what_to_check(answer, said):
     assert has_status(error)
 
 
-def test_a_copy_needs_no_conditional_write(bucket, monkeypatch, tmp_path, latents):
-    """As the message about a store without them says."""
-    cache = make_cache(tmp_path / "cache", latents)
-    monkeypatch.setattr(ObjectStore, "put_if_absent", None)
-    assert cache_store(["copy", str(cache), f"{bucket}/copy"]) == 0
-    assert verify(f"{bucket}/copy", "full").findings == ()
-
-
 def test_what_no_store_takes_in_one_request_is_refused_before_it_is_sent(store, proxy, monkeypatch):
     monkeypatch.setattr("cache_store.storage.objects.MOST_CREATED_BYTES", 3)
     assert store.put_if_absent("small", b"abc")
@@ -117,14 +108,6 @@ def test_what_no_store_takes_in_one_request_is_refused_before_it_is_sent(store, 
     with pytest.raises(OSError, match="4 bytes.*samples_per_shard"):
         store.put_if_absent("large", b"abcd")
     assert len(proxy.requests) == before
-
-
-def test_more_samples_than_are_asked_for_at_once_are_read(copied):
-    cache, url = copied
-    here, there = open_cache(cache), open_cache(url)
-    numbers = np.random.default_rng(0).permutation(len(here)).repeat(12)
-    assert np.array_equal(here.read(numbers), there.read(numbers))
-    assert here.samples(numbers).equals(there.samples(numbers))
 
 
 @EVERY_STORE
