@@ -280,13 +280,10 @@ NOT_IMAGES = {
     b'{"error": "not found"}': "is text (JSON), not an image",
     "\ufeffschöne Grüße".encode(): "is text, not an image",
     b"version https://git-lfs.github.com/spec/v1\n": "is a Git LFS pointer; fetch the file itself with git lfs pull",
-    b"PK\x03\x04" + bytes(30): "is a zip archive",
     b"\x1f\x8b\x08" + bytes(30): "is compressed by gzip",
     ftyp(b"heic", b"mif1"): "is HEIC: convert it to PNG or JPEG, with pillow-heif for one",
-    ftyp(b"mif1", b"heic"): "is HEIC: convert it to PNG or JPEG, with pillow-heif for one",
     ftyp(b"isom", b"iso2", b"mp41"): "is a video (MP4 or QuickTime)",
     ftyp(b"avif", b"mif1"): "begins as an AVIF, but its header is damaged or of a kind that is not read",
-    b"RIFF\x10\0\0\0AVI " + bytes(20): "is in no image format that is read here",
     **{
         save(Image.fromarray(PIXELS), each): "is in no image format that is read here" for each in ("ICO", "TGA", "PCX")
     },

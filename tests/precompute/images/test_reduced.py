@@ -62,13 +62,10 @@ def test_a_reduced_jpeg_gives_nearly_the_same_pixels(fit, name):
     [
         ("squash", (1792, 1792), (224, 224), 4),
         ("squash", (3584, 3584), (224, 224), 8),
-        ("squash", (30_000, 30_000), (224, 224), 8),
         ("squash", (3583, 3584), (224, 224), 4),
-        ("squash", (895, 4000), (224, 224), 1),
         ("crop", (895, 4000), (224, 224), 1),
         ("crop", (896, 4000), (224, 224), 2),
         ("pad", (895, 4000), (224, 224), 8),  # fitted to 50 x 224
-        ("pad", (100_000, 1), (224, 224), 1),
     ],
 )
 def test_twice_the_size_that_is_fitted_to_remains(fit, size, target, expected):

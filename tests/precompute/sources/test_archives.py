@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from cache_store.errors import SourceError
-from cache_store.storage.local import LocalStore
 from precompute.images.rejected import Rejected
-from precompute.sources.image_store import ImageFolder, open_image_store
+from precompute.sources.image_store import open_image_store
 from precompute.sources.images import Images, ImageStore
 from precompute.sources.place import MAX_FILE_BYTES, MISSING
 from tests.precompute.images.hostile_images import mutated
@@ -349,8 +348,3 @@ def test_a_worker_reads_no_index_unless_the_archive_was_written_again(make, tmp_
     assert [again.read(name, places[name]) for name, _ in entries[1:]] == [data for _, data in entries[1:]]
     with pytest.raises(Rejected, match=r"missing: 0.jpg is not in images"):
         again.read("0.jpg", places["0.jpg"])
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no such file here")
-def test_a_file_that_says_it_is_empty_is_read_whole():
-    assert ImageFolder(LocalStore(Path("/proc/self"))).read("status").startswith(b"Name:")

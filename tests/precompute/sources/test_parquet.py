@@ -1,9 +1,11 @@
 """Parquet files of images as a source, written by Hugging Face datasets and by Arrow."""
 
+import hashlib
+import os
+import re
 import subprocess
 import sys
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cache_store.errors import EncodeOnceError, SourceError
+from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
+from precompute.sources.config import SourceConfig
 from precompute.sources.fields import conversation_of
+from precompute.sources.opening import open_source
 from precompute.sources.parquet import ImageTable
 from precompute.sources.place import MISSING
-from tests.precompute.sources.pictures import opened, rows_of
+from tests.hub import DATA_SET, running_hub
+from tests.precompute.sources.pictures import opened, rows_of, write_dataset
 
 
 def write_table(path: Path, group: int = 100, **columns: Any) -> Path:
@@ -58,16 +63,12 @@ def test_columns_are_found_by_usual_names_or_by_those_given(tmp_path, large):
             each.read("a.parquet/3")
 
 
-def test_a_row_group_is_read_once_for_its_images(tmp_path, monkeypatch):
-    """Threads that read neighbours share a read; if one lags, a group is read a few times, not once per image."""
-    data, groups, images = [bytes([number % 251]) * 2_000 for number in range(500)], Counter[int](), ImageTable.images
-    monkeypatch.setattr(ImageTable, "images", lambda table, group: (groups.update([group]), images(table, group))[1])
-    source = opened("parquet", write_table(tmp_path / "a.parquet", image=pa.array(data)))
-    uris = [row["uri"] for row in rows_of(source)]
-    with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(source.read, uris)] == data
-    assert {*groups} == {*range(5)}
-    assert groups.total() < 50
+def test_a_path_in_place_of_bytes_opens_no_file(tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    images = pa.array([{"bytes": None, "path": str(tmp_path / "secret.png")}], struct)
+    with pytest.raises(Rejected, match="no image: a.parquet/0 holds no bytes"):
+        opened("parquet", write_table(tmp_path / "a.parquet", image=images)).read("a.parquet/0")
 
 
 def test_rows_that_are_none_are_missing(tmp_path):
@@ -96,7 +97,6 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "no image": ({"photo": [b"a"]}, "has no column image or img .*set source.fields.image .*columns: photo$"),
     "images as text": ({"image": ["a.jpg"]}, "a column image of type string, expected a struct of bytes and path"),
     "images as numbers": ({"image": [1], "photo": [b"a"]}, "a column image of type int64, .*columns: photo$"),
-    "nothing but numbers": ({"image": [1], "id": [1]}, r"image of type int64, .* columns are image \(int64\), id"),
     "no column of that name": (
         *({"image": [b"a"], "title": ["A"]}, "no column tilte; set source.fields.caption .*columns: title$"),
         {"caption": "tilte"},
@@ -105,8 +105,6 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "a view of bytes": ({"image": pa.array([b"a"], pa.binary_view())}, r"columns are image \(binary_view\)$"),
     "an id that is a number with a fraction": ({"image": [b"a"], "id": [0.5]}, "a column id of type double"),
     "a row without an id": ({"image": [b"a"] * 2, "id": ["a", None]}, "row 1 has no id"),
-    "an id that comes twice": ({"image": [b"a"] * 2, "id": ["a", "a"]}, r"1 sample id came more than once: a \("),
-    "an id that is a text": ({"image": [b"a"], "id": ["x" * 20_000]}, "sample id of 20,000 bytes, .* begins x{20}$"),
     "a text that is not UTF-8": ({"image": [b"a"], "caption": LATIN_1}, "a.parquet is damaged"),
     "captions in lists": ({"image": [b"a"], "caption": [["a"]]}, "a column caption of type list"),
     "turns that are text": ({"image": [b"a"], "conversations": ["a"]}, "expected lists of structs of from and value"),
@@ -121,10 +119,10 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_other_columns_are_refused_in_one_line(tmp_path, name):
     columns, message, *fields = HOSTILE[name]
-    with pytest.raises(EncodeOnceError, match=message) as caught:
+    with pytest.raises(SourceError, match=message) as caught:
         rows_of(opened("parquet", write_table(tmp_path / "a.parquet", **columns), **dict(*fields)))
     assert "\n" not in str(caught.value)
-    assert str(tmp_path) in str(caught.value) or name in ("an id that comes twice", "an id that is a text")
+    assert str(tmp_path) in str(caught.value)
 
 
 READ_ALL = """
@@ -203,3 +201,62 @@ def test_files_that_are_cut_or_claim_too_much_are_refused(tmp_path, monkeypatch)
         source.read("a.parquet/0")
     with pytest.raises(SourceError, match=r"row group 0 is too large, with more than 1,000 bytes of texts; write the"):
         rows_of(source)
+
+
+# On the Hub.
+
+READ_FROM_THE_HUB = """
+import hashlib, sys
+from cache_store.program.running import run_program
+from precompute.sources.config import SourceConfig
+from precompute.sources.opening import open_source
+
+def run(words):
+    source = open_source(SourceConfig(kind="parquet", path=words[0]))
+    for sample in source.samples():
+        print(sample["uri"], hashlib.sha256(source.read(sample["uri"])).hexdigest(), sample["fingerprint"])
+    return 0
+
+sys.exit(run_program("precompute", run, None))
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("hub")
+    for place, numbers in enumerate(((9, 1, 2), (3, 4, 5, 6, 7))):
+        write_dataset(root / f"data/train-{place}.parquet", *numbers)
+    with running_hub(root) as endpoint:
+        yield endpoint, root
+
+
+def read_from_the_hub(url: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", READ_FROM_THE_HUB, url]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("path", ["data/train-*.parquet", "data"])
+def test_tables_on_the_hub_are_those_on_disk(hub, path):
+    endpoint, root = hub
+    done = read_from_the_hub(f"{DATA_SET}/{path}", HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
+    source = open_source(SourceConfig(kind="parquet", path=str(root / path)))
+    uris = [str(sample["uri"]) for sample in source.samples()]
+    here = [(uri, hashlib.sha256(source.read(uri)).hexdigest()) for uri in uris]
+    assert [tuple(line.split()[:2]) for line in done.stdout.splitlines()] == here, done.stderr
+    sha1 = hashlib.sha1((root / "data/train-0.parquet").read_bytes()).hexdigest()
+    assert done.stdout.splitlines()[0].endswith(f":{sha1}")
+
+
+def test_what_the_hub_refuses_is_one_line(hub):
+    endpoint, _ = hub
+    online = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
+    for url, environment, code, said in (
+        ("hf://datasets/me/others/a.parquet", online, 1, "no such data set .* check its name and HF_TOKEN"),
+        (f"{DATA_SET}/data/9.parquet", online, 2, "9.parquet holds no .parquet file"),
+        ("hf://models/me/pictures/a.parquet", online, 2, "only data sets .* hf://datasets/OWNER/NAME/"),
+        (f"{DATA_SET}/a.parquet", {"HF_HUB_OFFLINE": "1"}, 1, "the Hub cannot be read: check"),
+    ):
+        done = read_from_the_hub(url, **environment)
+        assert done.returncode == code, done.stderr
+        assert re.search(f"^precompute: error: .*{said}", done.stderr)
+        assert done.stderr.count("\n") == 1
