@@ -1,6 +1,10 @@
 """Two configs are compared in turns; each limit that B breaks is named, and the command exits 1."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ import pytest
 import yaml
 
 from tests.named import assert_names
+from tests.precompute.encode.builds import processes_of, wait_for
 from tests.trainer.conftest import MakeConfig
 from trainer.cli import main
 from trainer.config import TrainConfig
@@ -89,3 +94,14 @@ def test_another_warm_up_is_another_run_and_a_run_that_diverges_breaks(configure
         assert record["max_loss_delta"] > 0
         assert [count > 0 for count in record["nonfinite"]] == [False, code == 1]
         assert [each.partition(":")[0] for each in record["broken"]] == ["B"] * code
+
+
+def test_ctrl_c_while_a_side_is_imported_is_one_line(configured: MakeConfig, tmp_path):
+    """A terminal sends it to every process."""
+    command = [sys.executable, "-m", "trainer", *comparing(configured(), tmp_path, {}, {})]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: any("spawn_main" in line for line in processes_of(process.pid).values()))
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.count("\n"), "trainer: stopped: " in said) == (3, 1, True)
+    wait_for(lambda: not processes_of(process.pid))

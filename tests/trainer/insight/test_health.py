@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 import trainer.train as training
 from tests.nvml import stand_in
@@ -43,6 +44,15 @@ def test_a_problem_is_reported_again_after_a_normal_window():
     for step in (60, *range(400, 500)):
         steps[step]["grad_norm"] = 1e6
     assert alerts(*steps) == [(61, "loss"), (61, "gradient"), (301, "loss"), (401, "gradient"), (701, "loss")]
+
+
+@pytest.mark.parametrize(("steps", "found"), [(300, 150), (3_000, 800)])
+@pytest.mark.parametrize("deviation", [0.0, 0.1])
+def test_a_loss_that_rises_slowly_is_found(steps, found, deviation):
+    noise = np.random.default_rng(1).normal(1, deviation, 100 + steps)
+    losses = [*np.linspace(8, 5, 100), *np.linspace(5, 10, steps)] * noise
+    (first, *_) = (step for step, word in alerts(*({"loss": each} for each in losses)) if word == "loss")
+    assert 100 < first <= 100 + found
 
 
 def test_each_problem_is_reported_once_at_its_first_step():

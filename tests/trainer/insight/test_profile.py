@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,8 @@ from cache_store import open_cache
 from tests.guarantees.kinds import LANDSCAPE, PORTRAIT, write_picture
 from tests.precompute.conftest import make_vae, run_build
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE
+from tests.trainer.runs import ALONE, command
+from trainer.cli import main
 from trainer.insight.profile import TOP, advice, page_lines, profile
 
 
@@ -48,3 +50,11 @@ def test_a_live_encoder_is_a_part_of_the_step(configured: MakeConfig, tmp_path):
     found = profile(configured(cache=cache), ALONE, 4, tmp_path / "out", live_encoder=True)
     assert {"image decoding", "live encoder"} <= found.times.keys()
     assert next(advice(found)).startswith("encoding live ")
+
+
+def test_a_profile_with_the_encoder_leaves_the_one_without(configured: MakeConfig, monkeypatch):
+    folders, config = list[Path](), configured()
+    monkeypatch.setattr("trainer.insight.profile.profile", lambda *given, **_: folders.append(given[3]))
+    for options in ([], ["--live-encoder"]):
+        assert main([*command(config, "profile"), *options]) == 0
+    assert folders == [Path(f"{config.run.folder}-profile"), Path(f"{config.run.folder}-profile-live")]

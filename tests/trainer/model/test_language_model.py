@@ -15,7 +15,7 @@ from cache_store.errors import ConfigError, ModelError
 from tests.named import assert_names
 from tests.trainer.conftest import TINY, save_language_model
 from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, SCALED, drop_weights, load, save_decoder
-from trainer.model.kernels import attention_kernels, choose_attention
+from trainer.model.kernels import MATH, attention_kernels, choose_attention
 from trainer.model.language_model import LanguageModel
 from trainer.model.projector import CAUSAL
 
@@ -121,6 +121,19 @@ def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
     assert 8 < graphs[4] <= 10
 
 
+def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tokens(tmp_path):
+    """512² pixels make 4,098 tokens; sliding layers have a mask, which not every kernel takes."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    folder = save_language_model(tmp_path, num_hidden_layers=3, layer_types=kinds, max_position_embeddings=8192)
+    model = load(folder)
+    kernels = attention_kernels(model, 4_098)
+    assert kernels.keys() == set(kinds)
+    assert set(kernels.values()) == {"flash"}
+    model.config._attn_implementation = "eager"
+    assert set(attention_kernels(model, 16).values()) == {MATH}
+    assert len(model.decoder.layers) == 3
+
+
 def profiled_attention(model: LanguageModel, tokens: int, block_1T: torch.Tensor | None) -> set[str]:
     """Return the attention operations of a forward and backward pass, by the names of torch's profiler."""
     embeddings_1TD = torch.randn(1, tokens, model.width, requires_grad=True)
@@ -144,3 +157,25 @@ def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, ima
     for choice in ("efficient", "cudnn"):
         with pytest.raises(ConfigError, match=rf"^run.attention: {choice} .* 90 .*auto$"):
             choose_attention(model, choice, tokens, block_1T)
+
+
+def kept_bytes(folder: Path, kind: str) -> float:
+    """Count the bytes that a forward pass keeps for the backward pass, per token, layer and value of the width."""
+    model = load(folder, BFLOAT16)
+    if kind != "none":
+        model.checkpoint_layers(kind)
+    embeddings = torch.randn(1, 64, 320).bfloat16().requires_grad_()
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as recorded:
+        hidden = model.hidden(embeddings * 1)
+    allocated: int = sum(event.self_cpu_memory_usage for event in recorded.key_averages())
+    return (allocated - hidden.nbytes) / (64 * 2 * 320)
+
+
+def test_selective_checkpointing_keeps_less_than_half(tmp_path):
+    """The model has the proportions of Gemma 3 4B, which keeps 127 KB per token and layer: 50 times its width."""
+    sizes = {"hidden_size": 320, "intermediate_size": 1280, "num_attention_heads": 8, "num_key_value_heads": 4}
+    folder = save_language_model(tmp_path, head_dim=32, **sizes)
+    kept = {kind: kept_bytes(folder, kind) for kind in ("none", "selective", "full")}
+    assert 45 < kept["none"] < 55
+    assert kept["selective"] < kept["none"] / 2
+    assert kept["full"] < kept["none"] / 10

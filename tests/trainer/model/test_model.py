@@ -5,7 +5,21 @@ import torch
 import transformers as hf
 from torch.nn.functional import cross_entropy, linear
 
+from tests.trainer.conftest import save_language_model
 from tests.trainer.models import BFLOAT16, FLOAT32, make_input, make_model
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+def test_a_loss_in_chunks_has_the_losses_and_gradients_of_one(tmp_path, soft_cap):
+    folder = save_language_model(tmp_path, final_logit_softcapping=soft_cap)
+    whole, chunked = make_model(folder), make_model(folder)
+    chunked.loss_chunk = 4
+    for model in (whole, chunked):
+        (model(make_input()) * torch.arange(9)).sum().backward()
+    assert torch.allclose(whole(make_input()), chunked(make_input()), atol=1e-6)
+    assert torch.allclose(whole.score(make_input()), chunked.score(make_input()), atol=1e-6)
+    for one, other in zip(whole.projectors.parameters(), chunked.projectors.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bos", [True, False])
