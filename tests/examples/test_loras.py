@@ -13,7 +13,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 from cache_store.format.array import SizeRule
 from cache_store.format.tables import CLIP_START
 from tests.examples.test_examples import EXAMPLES, Steps, end, kill_at, run, start, steps_in
-from tests.examples.wan_model import save_transformer
 from tests.make_cache import make_cache, text_recipe
 
 STEPS = 30
@@ -28,6 +27,16 @@ TEXTS = {
 """Texts of each family of images, by the names that the script gives them: shape of a sample."""
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
+
+
+def save_transformer(folder: Path, channels: int, text_features: int) -> Path:
+    """Save a transformer as a pipeline does, for latents of `channels` and texts of `text_features`."""
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1}
+    latents = {"in_channels": channels, "out_channels": channels, "patch_size": (1, 2, 2)}
+    model = WanTransformer3DModel(**heads, **latents, text_dim=text_features, freq_dim=16, ffn_dim=24)
+    model.save_pretrained(folder / "transformer")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -106,25 +115,3 @@ def test_noise_and_times_are_those_of_the_pipelines_scheduler(caches):
     torch.testing.assert_close(scheduler.timesteps, times[order])
     expected = scheduler.scale_noise(clean[order], times[order], (clean + velocity)[order])
     torch.testing.assert_close(noisy[order], expected)
-
-
-def test_what_cannot_be_trained_is_refused_in_a_line(caches, tmp_path, capsys):
-    starts = {CLIP_START: [0.5 * row for row in range(25)]}
-    make_cache(tmp_path / "images", np.zeros((25, CHANNELS, 4, 6), np.float32), extra=starts)
-    make_cache(tmp_path / "others", np.zeros((25, 2 * CHANNELS, 3, 4, 6), np.float32), clips=True)
-    make_cache(tmp_path / "odd", np.zeros((25, CHANNELS, 3, 4, 5), np.float32), clips=True)
-    clips = {
-        "its samples are no clips": "images",
-        "'channel': 8": "others",
-        "not whole patches": "odd",
-        "absent": "absent",
-    }
-    runs = {problem: loop("Wan", caches, tmp_path / "out", clips=tmp_path / name) for problem, name in clips.items()}
-    for family in ("FLUX.1", "Wan"):
-        (out := tmp_path / family).mkdir()
-        runs[f"{out} exists; add --resume"] = loop(family, caches, out)
-    for problem, command in runs.items():
-        with pytest.raises(SystemExit, match="1"):
-            run(*command)
-        error = capsys.readouterr().err
-        assert (error.count("\n"), problem in error) == (1, True), error

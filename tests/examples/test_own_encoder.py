@@ -91,7 +91,6 @@ def load(path: str, pixel_range: str = "signed") -> Encoder:
         ("nowhere:Encoder", 1, "'nowhere'"),
         ("mine:Nothing", 1, "cannot be imported: module 'mine' has no attribute 'Nothing'"),
         ("os:system", 1, "os:system is no class; expected one with identity, layout, encode"),
-        ("collections:OrderedDict", 1, r"cannot be made as OrderedDict\(device, dtype\)"),
         ("mine:NoLayout", 1, "mine:NoLayout has no layout; expected a class with identity, layout, encode"),
         ("mine:Wrong", 1, r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
         ("mine:Row", 1, "the axes row must differ from each other and from row"),

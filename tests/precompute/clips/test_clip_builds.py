@@ -252,19 +252,6 @@ def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[
     return calls
 
 
-def test_a_video_in_a_store_of_objects_is_fetched_once_for_all_its_clips(built, bucket, server, monkeypatch):
-    """And read once to check it, there or in a folder."""
-    videos = Objects(f"{bucket}/videos", server.endpoint)
-    videos.mirror(Folder(built.source))
-    read = noted(monkeypatch, image_store.ImageFolder, "_read")
-    far = {"kind": "folder", "path": videos.address}
-    for flags in ([], ["--check-sources"]):
-        read.clear()
-        built.build(*flags, name="far", source=far, run__decode_threads=4)
-        names = [name for _, name in read]
-        assert {name: names.count(name) for name in GOOD} == dict.fromkeys(GOOD, 1)
-
-
 def test_a_video_too_large_for_memory_is_read_in_place_and_hashed_once(built, bucket, server, monkeypatch):
     """Whether it lies in a folder, a tar or a store of objects."""
     videos = Objects(f"{bucket}/videos", server.endpoint)
@@ -362,25 +349,3 @@ def test_tars_and_tables_hold_videos(built, kind):
     here, there = latents_of(built.cache), latents_of(built.folder / "other")
     assert [*there] == [*renamed]
     assert is_near(there, {name: here[renamed[name]] for name in there}, 1e-5), "but for rounding: in other batches"
-
-
-# Refusals.
-
-
-@pytest.mark.parametrize(
-    ("clip", "names"),
-    [
-        ({**CHUNK, "frames": 9}, "clip --cache NEW"),
-        ({**CHUNK, "fps": 24}, "clip --cache NEW"),
-        ({**CHUNK, "pick": "head"}, "a.mp4@0"),
-    ],
-)
-def test_other_clips_of_the_same_videos_are_another_cache_or_other_samples(built, clip, names):
-    with built.untouched():
-        assert_names(built.build(code=1, clip=clip), names)
-
-
-def test_images_of_a_cache_of_clips_are_no_images(built):
-    """Its videos are rejected, each with its reason, unless clip: says that samples are clips."""
-    source = {"kind": "cache", "path": str(built.cache)}
-    assert_names(built.build(name="images", source=source, clip={}, code=1), "rejected decode")

@@ -35,20 +35,14 @@ def test_clips_begin_where_the_pick_says(fields, firsts):
 
 REFUSED: list[tuple[dict[str, object], str]] = [
     ({"frames": 0, "fps": 16}, r"clip.frames must be in \[1, .*got 0"),
-    ({"frames": [17, -3], "fps": 16}, r"clip.frames must be in \[1, .*got -3"),
-    ({"frames": 10**9, "fps": 16}, r"clip.frames must be in \[1, .*got 1,000,000,000"),
     ({"frames": [], "fps": 16}, r"clip.frames must be .* ascending order, got \[\]"),
-    ({"frames": [17, 9], "fps": 16}, r"clip.frames must be .* ascending order, got \[17, 9\]"),
     ({"frames": [9, 9], "fps": 16}, r"clip.frames must be .* ascending order, got \[9, 9\]"),
     ({"frames": 17}, r"clip.fps is missing: 16 for Wan 2.1"),
-    ({"frames": 17, "fps": 0}, r"clip.fps must be above 0 .*got 0"),
-    ({"frames": 17, "fps": -1}, r"clip.fps must be above 0 .*got -1"),
     ({"frames": 17, "fps": 1001}, r"at most 1,000, or source, got 1001"),
     ({"frames": 17, "fps": float("nan")}, r"clip.fps must be above 0 .*got nan"),
     ({"frames": 17, "fps": 16, "pick": "slide"}, r"clip.stride is missing"),
     ({"frames": 17, "fps": 16, "stride": 4}, r"clip.stride has no effect without clip.pick: slide"),
     ({"frames": 17, "fps": 16, "pick": "slide", "stride": 0}, r"clip.stride must be at least 1, got 0"),
-    ({"frames": 17, "fps": 16, "stride": 0}, r"clip.stride has no effect without clip.pick: slide"),
 ]
 
 

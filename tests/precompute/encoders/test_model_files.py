@@ -179,7 +179,6 @@ SPOILT: list[tuple[str, Spoil, int, str]] = [
     ("vae", QUANTISED, 1, "quantised"),
     ("vae", changed_config(_class_name="VQModel"), 1, "VQModel"),
     ("vae", changed_config(latents_std=[1.0, 2.0]), 1, "latents_std"),
-    ("vae", changed_config(dim_mult="wide"), 1, "pipeline"),
     ("vae", write_config("{"), 1, "config.json"),
     *(("vae", write_config(text), 2, "config.json") for text in ("[]", "{}", '{"model_type": "gemma3"}')),
     ("vae", lambda folder: (folder / "config.json").unlink(), 2, "vae/config.json"),
@@ -197,12 +196,8 @@ SPOILT: list[tuple[str, Spoil, int, str]] = [
     (GEMMA, changed_config(mm_tokens_per_image=0), 1, "pipeline"),
     (GEMMA, changed_config(mm_tokens_per_image=400), 2, "encoder.pool"),
     (GEMMA, changed_config(architectures=["Gemma3ForCausalLM"]), 2, "source.text"),
-    (GEMMA, cut(TOWER_FILE, 3), 1, TOWER_FILE),
     (GEMMA, lambda folder: (folder / TOWER_FILE).rename(folder / "model.bin"), 1, TOWER_FILE),
-    (GEMMA, lambda folder: (folder / TOWER_FILE).rename(folder / f"{TOWER_FILE}.index.json"), 1, "pipeline"),
     ("text_encoder", lose(TOWER_FILE, T5_WEIGHT), 1, T5_WEIGHT),
-    ("text_encoder", as_integers(TOWER_FILE, T5_WEIGHT), 1, T5_WEIGHT),
-    ("text_encoder", QUANTISED, 1, "quantised"),
     ("text_encoder", remove_tokenizer, 1, "/tokenizer"),
 ]
 """For each spoilt model: its folder, the damage, the exit code, and the name that the line must have."""
@@ -210,7 +205,6 @@ SPOILT: list[tuple[str, Spoil, int, str]] = [
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with each of the models, alone."""
     folder = tmp_path_factory.mktemp("models")
     narrow_vae().save_pretrained(folder / "vae/vae")
     save_model(GEMMA, folder / GEMMA / GEMMA)

@@ -28,7 +28,6 @@ PROCESSORS = [
 
 @pytest.fixture
 def clip(tmp_path):
-    """A CLIP tower with its processor."""
     CLIP_PROCESSOR.save_pretrained(tmp_path)
     return save_model("CLIPVisionModel", tmp_path)
 

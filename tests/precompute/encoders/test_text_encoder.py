@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from precompute.encoders.encoder import NO_TOKEN
@@ -19,12 +18,7 @@ from precompute.encoders.registry import load_encoder, load_reference
 from precompute.encoders.text_encoder import ZEROS, TransformersTextEncoder
 from precompute.encoders.text_presets import PRESETS
 from tests.precompute.encoders.loading import image_recipe, load, shape_of
-from tests.precompute.encoders.text_models import (
-    TEXT_MODELS,
-    make_text_tokenizer,
-    random_text_model,
-    save_text_encoder,
-)
+from tests.precompute.encoders.text_models import TEXT_MODELS, make_text_tokenizer, random_text_model, save_text_encoder
 
 TEXTS = ["a tench", "a house finch, red as a brick", "x"]
 AWKWARD = [
@@ -285,18 +279,6 @@ def test_the_identity_follows_weights_and_tokenizer_not_files(tmp_path, kind):
     config = EncoderConfig(model=str(folder), device="cpu", max_tokens=32)
     ids_NT = padded(encoder, TEXTS)
     torch.testing.assert_close(load_reference(config, None).encode(ids_NT), encoder.encode(ids_NT), rtol=0, atol=0)
-
-
-def test_t5_is_the_same_with_its_decoder_or_without(tmp_path):
-    """Its embeddings may be saved under another name."""
-    random_text_model("T5ForConditionalGeneration").save_pretrained(tmp_path)
-    make_text_tokenizer("T5").save_pretrained(tmp_path)
-    identity = load_text(tmp_path).identity
-    weights = load_file(tmp_path / "model.safetensors")
-    encoder = {name: each for name, each in weights.items() if not name.startswith(("decoder", "lm_head"))}
-    encoder["encoder.embed_tokens.weight"] = encoder.pop("shared.weight")
-    save_file(encoder, tmp_path / "model.safetensors", {"format": "pt"})
-    assert load_text(tmp_path).identity == identity
 
 
 def test_a_qwen_vl_reads_texts_or_images_as_configured(tmp_path):

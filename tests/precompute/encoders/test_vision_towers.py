@@ -43,7 +43,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each class."""
     return {kind: save_model(kind, tmp_path_factory.mktemp(kind)) for kind in TOWERS}
 
 
@@ -123,7 +122,6 @@ QWENS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
 
 
 def save_qwen(kind: str, folder: Path) -> Any:
-    """Save and return a Qwen-VL with random weights."""
     config_class, vision, text, _ = QWENS[kind]
     model = make_model(kind, config_class, {"vision_config": vision, "text_config": text})
     for weight in model.parameters():

@@ -277,7 +277,6 @@ NOT_IMAGES = {
     b"<?xml version='1.0'?>\n<!-- drawn -->\n<svg width='9'/>": "is SVG, a drawing: convert it to PNG",
     b"\r\n<!DOCTYPE html>\n<html><body><svg ></svg></body></html>": "is text (HTML page), not an image",
     b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>": "is text (XML), not an image",
-    b'{"error": "not found"}': "is text (JSON), not an image",
     "\ufeffschöne Grüße".encode(): "is text, not an image",
     b"version https://git-lfs.github.com/spec/v1\n": "is a Git LFS pointer; fetch the file itself with git lfs pull",
     b"\x1f\x8b\x08" + bytes(30): "is compressed by gzip",

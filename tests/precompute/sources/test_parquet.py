@@ -106,7 +106,6 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "an id that is a number with a fraction": ({"image": [b"a"], "id": [0.5]}, "a column id of type double"),
     "a row without an id": ({"image": [b"a"] * 2, "id": ["a", None]}, "row 1 has no id"),
     "a text that is not UTF-8": ({"image": [b"a"], "caption": LATIN_1}, "a.parquet is damaged"),
-    "captions in lists": ({"image": [b"a"], "caption": [["a"]]}, "a column caption of type list"),
     "turns that are text": ({"image": [b"a"], "conversations": ["a"]}, "expected lists of structs of from and value"),
     "a turn without a speaker": (
         {"image": [b"a"], "conversations": pa.array([[{"value": "a"}]], TURN)},

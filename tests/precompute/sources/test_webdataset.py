@@ -59,6 +59,22 @@ def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
         read_planned(source, row)
 
 
+def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path, monkeypatch):
+    """This holds for a tar that is opened again, because more tars were read than are held."""
+    monkeypatch.setattr("precompute.sources.webdataset.TARS_HELD", 2)
+    for number in range(3):
+        write_tar(tmp_path / f"{number}.tar", numbered(number))
+    source = opened("webdataset", tmp_path)
+    rows = rows_of(source)
+    for row in rows:
+        read_planned(source, row)
+    just_opened = opened("webdataset", tmp_path)
+    write_tar(tmp_path / "new.tar", {"000000000": {"png": image_bytes(9)}}).replace(tmp_path / "0.tar")
+    for use in (lambda: read_planned(source, rows[0]), just_opened.version):
+        with pytest.raises(SourceError, match=r"0.tar was changed while it was read"):
+            use()
+
+
 def test_the_image_of_several_is_named_by_its_extension(tmp_path):
     several = {"jpg": b"photo", "seg.png": b"mask", "txt": "A"}
     write_tar(tmp_path / "a.tar", {"1": several, "2": {"jpg": b"photo"}})
@@ -129,7 +145,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a caption that is a link": (A + member("a.txt", kind=b"2", linked_to="/etc") + NOTHING, "a.tar/a.txt .*is a link"),
     "a caption of 17 MB": (A + member("a.txt", b"x" * 17 * 2**20) + NOTHING, "be read: a.txt is 17,825,792 bytes"),
     "a caption that comes twice": (A + member("a.txt", b"x") * 2 + NOTHING, "be read: a.txt occurs 2 times in .*a.tar"),
-    "a list": (A + member("a.json", b"[]") + NOTHING, "a.tar/a.json: expected `object`, got `array`"),
     "a caption that is a number": (A + member("a.json", b'{"caption": 7}') + NOTHING, "a.json: caption: expected `str"),
     "objects in objects": (A + member("a.json", LONG) + NOTHING, "a.json: is nested too deeply"),
     "turns without a speaker": (A + member("a.json", b'{"conversations": [{}]}') + NOTHING, "conversations.*from;"),

@@ -133,24 +133,6 @@ def test_every_batch_has_one_size_on_any_ranks_workers_and_resumes(name, remaind
     assert [*itertools.chain.from_iterable(numbers_of(half) for _ in range(6))] == whole
 
 
-def test_sizes_are_shuffled_in_blocks_too(tmp_path):
-    """Each size has windows of its own, which are read together; a run resumes in the midst of them."""
-    counts = [700, 150, 3]
-    path = make_cache(tmp_path / "blocks", latents_of(SHAPES, counts), samples_per_shard=100)
-    stream = partial(LatentStream, path, BATCH, epochs=2, shuffle_block=4)
-    batches, cache = list(stream()), open_cache(path)
-    for batch in batches:
-        np.testing.assert_array_equal(batch["latents"].numpy(), cache.read(batch["numbers"].numpy()))
-    seen = Counter(itertools.chain(*numbers_of(batches)))
-    assert {*seen} == {*range(sum(counts))}
-    assert {*seen.values()} <= {1, 2, 3}
-    blocks = [np.unique(batch["numbers"].numpy() // 4).size for batch in batches[:32]]
-    assert np.mean(blocks) > 0.9 * BATCH
-    resumed = stream()
-    resumed.load_state_dict({"cursor": batches[50]["cursor"]})
-    assert numbers_of(resumed) == numbers_of(batches)[51:]
-
-
 def test_short_batches_that_leave_a_rank_without_samples_are_refused(cache):
     with pytest.raises(ConfigError, match=r"40x16.* 6 samples.* 4 ranks.*repeat"):
         LatentStream(cache, BATCH, world_size=4, remainder="short")

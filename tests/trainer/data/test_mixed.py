@@ -95,15 +95,11 @@ def test_another_mixture_is_refused_and_so_is_what_is_none(paths):
     one = partial(LatentStream, paths["photos"])
     for streams, weights, named in (
         ({"a": one(4)}, {"a": 1}, "two streams"),
-        ({"a": one(4), "b": one(4)}, {"a": 1}, "weight"),
         ({"a": one(4), "b": one(4)}, {"a": 1, "b": 0}, "b must be above 0"),
         ({"a": one(4), "b": one(8)}, {"a": 1, "b": 1}, "batch_size"),
-        ([one(4)], [1], "mappings .*, got list and list"),
         ({"a": one(4), "b": 1}, {"a": 1, "b": 1}, "b must be a LatentStream, got int"),
-        ({"a": one(4), "b": one(4)}, {"a": 1, "b": "x"}, "b must be above 0 .*'x'"),
     ):
         with pytest.raises(ConfigError, match=named):
             MixedStream(streams, weights)
-    for name, wrong in (("batches", 0), ("batches", 1.5), ("seed", "a")):
-        with pytest.raises(ConfigError, match=name):
-            mixed(paths, **{name: wrong})
+    with pytest.raises(ConfigError, match="batches"):
+        mixed(paths, batches=0)

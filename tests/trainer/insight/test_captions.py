@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,7 +14,7 @@ from tests.trainer.runs import assert_same_run, make_loop, metrics, open_alone, 
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions
-from trainer.run.figures import Caption, answer_lines
+from trainer.run.figures import Caption
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
@@ -51,14 +50,6 @@ def test_captions_are_the_answers_of_generate_to_the_same_rows(captioned, tmp_pa
         assert answer["answer"].startswith(caption["text"])
         assert caption["text"]
         assert all(caption[key] == answer[key] for key in ("id", "prompt", "reference"))
-
-
-def test_an_empty_or_cut_answer_is_shown_as_such():
-    caption = Caption(row=3, id="a", prompt="b", text="", is_whole=True, reference=None, preview=None)
-    assert [*answer_lines("row 3", caption.parts)] == ["row 3", "  prompt     b", "  answer     (nothing)"]
-    assert caption.record["text"] == ""
-    assert replace(caption, is_whole=False).parts["answer"] == "(nothing)"
-    assert replace(caption, text="a cat", is_whole=False).parts["answer"] == "a cat […]"
 
 
 def test_a_run_stopped_while_it_captions_resumes_to_the_same(configured_here, captioned, capsys):

@@ -13,7 +13,7 @@ from cache_store.errors import ConfigError
 from cache_store.log import utc_time
 from cache_store.storage.claim import claim_folder, is_claimed
 from tests.named import assert_names
-from trainer.insight.monitor import curve, monitor, rows
+from trainer.insight.monitor import monitor, rows
 from trainer.run.folder import CONFIG_FILE, METRICS_FILE
 
 
@@ -43,6 +43,7 @@ def test_a_run_is_shown_until_it_ends_even_while_its_folder_is_away(tmp_path):
     assert (len(seen.records), seen.state) == (8, "stopped; rerun to go on")
     assert_names(shown.getvalue(), "running folder plateau: found")
     assert "3 of 8" in shown.getvalue()
+    assert "█▁" in shown.getvalue(), "the curve of two losses"
     assert "8 of 8" in shown.getvalue()
 
 
@@ -79,9 +80,3 @@ def test_the_end_of_a_run_is_shown_and_another_folder_refused(tmp_path):
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=str(place)):
             monitor(place)
-
-
-def test_a_curve_has_a_block_for_each_value_and_few_for_many():
-    assert curve([1, 2, 3]) == "▁▅█"
-    assert curve([2, 2]) == "▁▁"
-    assert len(curve(list(range(1000)))) <= 60

@@ -15,7 +15,7 @@ from cache_store.errors import ConfigError, ModelError
 from tests.named import assert_names
 from tests.trainer.conftest import TINY, save_language_model
 from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, SCALED, drop_weights, load, save_decoder
-from trainer.model.kernels import MATH, attention_kernels, choose_attention
+from trainer.model.kernels import attention_kernels, choose_attention
 from trainer.model.language_model import LanguageModel
 from trainer.model.projector import CAUSAL
 
@@ -119,19 +119,6 @@ def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] < graphs[1] < graphs[2] < graphs[3] < graphs[4] == graphs[5] == graphs[6]
     assert 8 < graphs[4] <= 10
-
-
-def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tokens(tmp_path):
-    """512² pixels make 4,098 tokens; sliding layers have a mask, which not every kernel takes."""
-    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
-    folder = save_language_model(tmp_path, num_hidden_layers=3, layer_types=kinds, max_position_embeddings=8192)
-    model = load(folder)
-    kernels = attention_kernels(model, 4_098)
-    assert kernels.keys() == set(kinds)
-    assert set(kernels.values()) == {"flash"}
-    model.config._attn_implementation = "eager"
-    assert set(attention_kernels(model, 16).values()) == {MATH}
-    assert len(model.decoder.layers) == 3
 
 
 def profiled_attention(model: LanguageModel, tokens: int, block_1T: torch.Tensor | None) -> set[str]:

@@ -1,7 +1,6 @@
 """Text models of multimodal checkpoints load alone, and compute as the whole models do."""
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,9 @@ import transformers as hf
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file, save_file
 
-from cache_store.errors import ModelError
 from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.models import (
-    PROMPTS,
-    assert_batched_as_alone,
-    drop_weights,
-    load,
-    make_generator,
-    make_latents,
-)
+from tests.trainer.models import PROMPTS, assert_batched_as_alone, load, make_generator, make_latents
 from tests.trainer.multimodal import CHECKPOINTS, save_checkpoint
 from tests.trainer.runs import metrics, open_alone, train_alone
 from trainer import load_projector
@@ -108,46 +99,6 @@ def test_weights_of_its_vision_tower_are_never_read(saved, tmp_path, capfd):
     save_file(text, tmp_path / WEIGHTS, metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     assert load(tmp_path).identity() == model.identity()
-
-
-OLDER = {
-    "qwen2_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
-    "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
-    "llava": {"lm_head.": "language_model.lm_head.", "model.language_model.": "language_model.model."},
-    "llava_next": {
-        "lm_head.": "language_model.lm_head.",
-        "model.language_model.": "language_model.model.",
-        "model.image_newline": "image_newline",
-    },
-    "paligemma": {"model.language_model.": "language_model.model."},
-    "paligemma2": {"model.language_model.": "language_model.model."},
-}
-"""Beginnings of the weights' names now, and before transformers 4.52, as they are on the Hub."""
-
-
-@pytest.mark.parametrize("kind", OLDER)
-def test_a_checkpoint_of_older_names_is_the_same_model(tmp_path, kind):
-    whole = save_checkpoint(kind, tmp_path)
-    model = load(tmp_path)
-    now = {name: each for name, each in whole.state_dict().items() if not is_of_images(name)}
-    if whole.config.tie_word_embeddings:
-        del now["lm_head.weight"]
-    older = dict[str, torch.Tensor]()
-    for name, each in now.items():
-        begin = next((begin for begin in OLDER[kind] if name.startswith(begin)), "")
-        older[OLDER[kind].get(begin, "") + name.removeprefix(begin)] = each.clone()
-    save_file(older, tmp_path / WEIGHTS, metadata={"format": "pt"})
-    assert load(tmp_path).identity() == model.identity()
-
-
-def test_weights_that_the_file_lacks_are_named(kind, saved, tmp_path):
-    folder, whole = saved
-    lacking = ["self_attn.q_proj", "embed_tokens", *([] if whole.config.tie_word_embeddings else ["lm_head"])]
-    for part in lacking:
-        copy = shutil.copytree(folder, tmp_path / part)
-        drop_weights(copy, part)
-        with pytest.raises(ModelError, match=part.rpartition(".")[2]):
-            load(copy)
 
 
 @pytest.fixture(scope="module")

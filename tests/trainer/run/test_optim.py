@@ -11,7 +11,7 @@ from tests.trainer.runs import assert_same_run, checkpoint, make_loop, metrics, 
 from trainer.config import OptimConfig, ReconstructionConfig
 from trainer.run.checkpoint import OPTIMIZER_FILE
 from trainer.run.folder import checkpoints_of
-from trainer.run.optim import OffloadedAdamW, learning_rate, make_optimizer, parameter_groups
+from trainer.run.optim import learning_rate, make_optimizer, parameter_groups
 
 
 @pytest.mark.parametrize("bound", [0.25, None])
@@ -67,14 +67,3 @@ def test_a_run_with_its_optimizer_in_the_hosts_memory_is_the_run_without(configu
         config = train_alone(configured_here(f"after-{on}", offload=on, resume=checkpoint(before, 5), **heads))
         newest = checkpoints_of(config.run).newest() / OPTIMIZER_FILE
         assert newest.read_bytes() == moments[0]
-
-
-def test_updates_are_computed_on_copies_of_the_parameters(configured):
-    loop = make_loop(open_alone(configured(offload=True, max_steps=2, val_fraction=0.0)))
-    loop.run()
-    optimizer = loop.updater.optimizer
-    assert isinstance(optimizer, OffloadedAdamW)
-    copies = [each for group in optimizer.param_groups for each in group["params"]]
-    assert {each.device.type for each in copies} == {"cpu"}
-    assert not {id(each) for each in loop.model.parameters()} & {id(each) for each in copies}
-    assert all(torch.equal(*pair) for pair in zip(optimizer.trained, copies, strict=True))

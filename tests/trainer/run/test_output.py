@@ -26,13 +26,7 @@ from trainer.cli import main
 from trainer.config import OptimConfig, TrainConfig
 from trainer.insight.log import open_log
 from trainer.model.projector_file import PROJECTOR_FILE
-from trainer.run.checkpoint import (
-    STATE_FILE,
-    TENSOR_FILES,
-    CheckpointFolder,
-    find_checkpoint,
-    read_state,
-)
+from trainer.run.checkpoint import STATE_FILE, TENSOR_FILES, CheckpointFolder, find_checkpoint, read_state
 from trainer.run.figures import Validation
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 from trainer.run.optim import make_optimizer, parameter_groups

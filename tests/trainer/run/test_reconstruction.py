@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tests.trainer.runs import assert_same_run, checkpoint, make_loop, metrics, open_alone, train_alone
+from tests.trainer.runs import checkpoint, make_loop, metrics, open_alone, train_alone
 from trainer.config import ReconstructionConfig
-from trainer.run.checkpoint import HEADS_FILE
 from trainer.run.folder import checkpoints_of
 
 EVERY_THIRD = ReconstructionConfig(weight=1.0, every=3)
@@ -26,14 +25,6 @@ def test_the_loss_is_computed_at_every_kth_step_only_and_falls(configured, kind)
     assert calls == list(losses) == list(range(3, 61, 3))
     assert losses[60] < 0.8 * losses[3]
     assert list(metrics(config.run.folder, "grad_norm.reconstruction.matrices")) == list(losses)
-
-
-def test_a_loss_without_weight_changes_no_run(configured_here):
-    plain = train_alone(configured_here("plain"))
-    without = train_alone(configured_here("without", reconstruction=ReconstructionConfig(every=1)))
-    assert_same_run(plain, without)
-    assert not metrics(without.run.folder, "reconstruction_loss")
-    assert not list(without.run.folder.rglob(HEADS_FILE))
 
 
 def test_a_run_resumes_with_the_loss_and_without(configured_here, capfd):

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.named import assert_names
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import assert_near_run, checkpoint, fork_ranks, metrics, train_alone, train_on_two_ranks
+from tests.trainer.runs import assert_near_run, checkpoint, metrics, train_alone, train_on_two_ranks
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
-from trainer.model.language_model import LanguageModel
 from trainer.run import inputs
 
 SHARDED = {"parallel": "fsdp2", "eval_batch_size": 3, "loss_chunk": 5, "gradient_checkpointing": "selective"}
@@ -58,14 +56,3 @@ def test_one_rank_trains_as_without_fsdp(configured_here, whole, capfd):
     config = train_alone(configured_here("one-rank", parallel="fsdp2", sample_captions=0))
     assert metrics(config.run.folder) == metrics(whole.run.folder)
     assert "fsdp2: one rank, which holds the language model" in capfd.readouterr().out
-
-
-def show_no_layers() -> None:
-    LanguageModel.layers = lambda _: []
-
-
-def test_a_model_without_known_layers_is_refused_in_one_line(configured_here):
-    ended = [rank.end() for rank in fork_ranks(configured_here("none", parallel="fsdp2"), *[show_no_layers] * 2)]
-    for _, error in ended:
-        assert "Traceback" not in error
-        assert_names(error, "run.parallel: ddp")

@@ -1,23 +1,19 @@
 """Runs on images of several sizes: each step is of one size, and as exact as with one."""
 
 import json
-from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch._dynamo.utils import counters
 
 from cache_store import open_cache
 from tests.make_cache import make_cache
 from tests.named import assert_names
 from tests.trainer.answers import export_and_ask
-from tests.trainer.conftest import MakeConfig, describe, save_language_model
+from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import command, metrics, open_alone, train_alone
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.model.language_model import LanguageModel
 from trainer.run.memory import of_largest_image
 
 SHAPES, ROWS = [(4, 3, 2), (4, 2, 2), (4, 1, 5)], [21, 14, 7]
@@ -39,18 +35,6 @@ def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(configured_here: MakeConfig, sized: Path) -> TrainConfig:
     return train_alone(configured_here("sized", cache=sized, sample_captions=12, **FEW))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
-def test_a_compiled_run_compiles_each_size_and_length_once(configured, sized, tmp_path, monkeypatch):
-    """Graphs are captured as for inductor, whose own compilation would take minutes here."""
-    captured = partialmethod(LanguageModel.compile_decoder, backend="aot_eager")
-    monkeypatch.setattr(LanguageModel, "compile_decoder", captured)
-    torch._dynamo.reset()
-    counters.clear()
-    one_layer = save_language_model(tmp_path / "lm", num_hidden_layers=1, layer_types=["full_attention"])
-    config = train_alone(configured(cache=sized, compile="layers", sample_captions=0, language_model=one_layer, **FEW))
-    assert 3 <= counters["stats"]["unique_graphs"] <= len(SHAPES) * len(open_alone(config).loader.planned)
 
 
 def test_eval_captions_and_answers_take_each_image_in_its_size(trained, sized, tmp_path, capsys):

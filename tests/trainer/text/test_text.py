@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -13,13 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from cache_store import CacheError, open_cache, open_joined
 from cache_store.errors import ConfigError, ModelError, SourceError
-from cache_store.format.record import canonical_json, sign
 from demo.dataset import is_held_out
 from tests.make_cache import caption
 from tests.named import assert_names
@@ -27,7 +24,7 @@ from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, ma
 from tests.trainer.multimodal import LLAVA_TEMPLATE
 from tests.trainer.runs import damages
 from trainer.text.chat import IMAGE_MARKER, ChatTokenizer, TokenizedText, to_messages
-from trainer.text.store import TextStore, file_crc32c, read_meta, text_folder
+from trainer.text.store import TextStore, text_folder
 from trainer.text.tokenizer import load_chat_tokenizer
 from trainer.text.writer import make_text, number_chunks
 
@@ -321,23 +318,6 @@ def test_any_damaged_file_and_another_texts_folder_is_named(damaged):
         for _ in damages(path):
             refuse(damaged, re.escape(path.name))
     refuse(damaged.rename(damaged.with_name("another")), f"meta.json.*{damaged.name}")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda path: path.write_bytes(pickle.dumps([1, 2, 3])),
-        lambda path: np.save(path, np.load(path).reshape(1, -1)),
-        lambda path: np.save(path, np.load(path)[::-1].copy()),
-    ],
-    ids=["pickled", "of two dimensions", "turned around"],
-)
-def test_arrays_of_another_form_are_refused_though_their_checksum_fits(damaged, change):
-    change(damaged / "offsets.npy")
-    meta = read_meta(damaged)
-    checksums = {**meta.crc32c, "offsets": file_crc32c(damaged / "offsets.npy")}
-    (damaged / "meta.json").write_bytes(canonical_json(sign(replace(meta, crc32c=checksums))))
-    refuse(damaged, "offsets.npy")
 
 
 def test_blanks_before_an_image_marker_are_tried_once_a_run():
