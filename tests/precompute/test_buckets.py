@@ -3,7 +3,6 @@
 import io
 import os
 import re
-from collections import Counter
 from pathlib import Path
 
 import datasets
@@ -55,16 +54,10 @@ def project(project: Project) -> Project:
     return project
 
 
-def test_latents_are_those_of_the_scaled_and_cut_images_and_each_size_is_counted(project):
+def test_latents_are_those_of_the_scaled_and_cut_images(project):
     """Compared with diffusers' own encode of Pillow's pixels; the samples tables say how each image was placed."""
-    said = project.build()
-    cache, rows = open_cache(project.cache), Counter[str]()
-    for run in cache.spec.shards:
-        rows[run.array] += run.shards * run.rows
-    assert {*rows} == {*cache.spec.names}
-    most = max(rows.values())
-    assert f"{len(rows)} sizes of images: {most} of " in said
-    assert said.partition(f" images: {most} of ")[2].partition(",")[0] in rows
+    project.build()
+    cache = open_cache(project.cache)
     samples = cache.samples(
         np.arange(len(cache)), ["id", "width", "height", "resized_width", "resized_height", "crop_left", "crop_top"]
     ).to_pylist()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cache_store.errors import ConfigError
@@ -149,9 +150,29 @@ class StillConv(nn.Module):
         return (made_NCTYX, None) if self.has_cache else made_NCTYX
 
 
+class StillHalving(nn.Module):
+    """Cosmos 1.0's layer that halves sides, and time, over one frame: 3-D averages lack bfloat16 on a CPU."""
+
+    def __init__(self, down: Any) -> None:
+        super().__init__()
+        self.down = down
+
+    def forward(self, x_NCTYX: Tensor) -> Tensor:
+        down: Any = self.down
+        if down.spatial_downsample:
+            x_NCTYX = F.pad(x_NCTYX, (0, 1, 0, 1, 0, 0))
+            x_NCTYX = down.conv1(x_NCTYX) + F.avg_pool2d(x_NCTYX[:, :, 0], 2).unsqueeze(2)
+        if down.temporal_downsample:
+            x_NCTYX = down.conv2(x_NCTYX) + x_NCTYX
+        made_NCTYX: Tensor = down.conv3(x_NCTYX)
+        return made_NCTYX
+
+
 def fold_still(encoder: nn.Module, dtype: torch.dtype) -> None:
     """Replace each causal convolution in diffusers' encoder of a video VAE with a 2-D one."""
     for module in list(encoder.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__ in HAS_CACHE:
                 setattr(module, name, StillConv(child, dtype))
+            elif type(child).__name__ == "CosmosDownsample3d":
+                setattr(module, name, StillHalving(child))
