@@ -129,10 +129,13 @@ def recaption(store: Store, spec: Spec, listing: ListedParts, *, keep_missing: b
     refuse_empty_columns(extra := extra_kinds(store, written), listing.where)
     if stale:
         store.delete(SEAL_FILE)  # the samples of a sealed cache are those of its texts
-    texts, before_all = [each for _, each in sorted(written.items())], [each for _, each in sorted(held.items())]
-    dropped = [name for name in (plan.extra if before_all else ()) if name not in extra]
-    if texts != before_all:
-        put_in_force(store, texts, before_all)
+    texts = [each for _, each in sorted(written.items())]
+    earlier = (
+        [each for _, each in sorted(held.items())] if held.keys() == written.keys() else []
+    )  # of all parts or none
+    dropped = [name for name in (plan.extra if held else ()) if name not in extra]
+    if texts != earlier:
+        put_in_force(store, texts, earlier)
         store.make_durable(TEXTS_FILE)
     clear_leftovers(store, spec)
     return Recaptioned(changed=changed, extra=tuple(extra), dropped=tuple(dropped), kept=missing.total, shards=stale)

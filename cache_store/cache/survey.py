@@ -79,7 +79,7 @@ class Survey:
     stated_texts: Mapping[int, PartTexts] = field(default_factory=dict)
     """Those of all parts, whatever their files are."""
     texts_before: Sequence[PartTexts] = ()
-    """Those that were in force before."""
+    """Texts that were in force before, by part."""
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Shards that have a commit record, damaged ones included."""
     retracted: frozenset[int] = frozenset()

@@ -285,7 +285,7 @@ class PlanPart:
 
     @property
     def stated(self) -> Part:
-        """What the part is, as the footer states it; CacheError if it does not."""
+        """Rows, shards and digest of the part, as its footer states them; CacheError if it does not."""
         digest = self._stated_data[:DIGEST_BYTES].hex()
         return Part(rows=sum(self.lengths), shards=self.num_shards, digest=digest)
 

@@ -185,7 +185,7 @@ def test_what_is_refused_leaves_no_file(parts):
 
 
 def test_texts_in_force_that_are_lost_are_never_others(parts):
-    """Those of another list are not the source's; `captions` reads either again, whatever is lost."""
+    """Texts of another list are not the source's; `captions` reads either again, whatever is lost."""
     listed = write_list(parts, "better.csv", "better")
     parts.run(main, "captions", parts.cache, *listed)
     name = next(each for each in read_texts(LocalStore(parts.cache)).files if "000001" in each)
@@ -196,6 +196,7 @@ def test_texts_in_force_that_are_lost_are_never_others(parts):
             assert f"precompute captions {parts.cache}" in parts.repair(code=1)
         parts.run(main, "captions", parts.cache, *listed)
         assert open_cache(parts.cache).captions(np.array([12]))[0].startswith("better")
+        assert {*read_texts(LocalStore(parts.cache)).files} <= {*parts.files()}
         assert not verify(parts.cache, "deep").findings
         assert {*parts.files()} <= {*files}
 
