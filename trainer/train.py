@@ -62,9 +62,6 @@ MOST_SKIPPED = 10
 MOST_THREADS = 8
 """Most threads that read batches ahead; they are added while steps wait."""
 
-ANSWER_S = 10.0
-"""Seconds that a batch waits for a store after a stop; without it, the run ends before a checkpoint."""
-
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
     """Train to the last step, or raise Interrupted after a checkpoint; `source` is read in place of the cache."""
@@ -155,7 +152,7 @@ class TrainingRun:
         self.world.say(f"trained {counted(self.completed, 'step')}: {self.output / PROJECTOR_FILE}")
 
     def train_to_the_end(self, owed: bool) -> None:
-        with stop_on_signals(patience_s=ANSWER_S), ExitStack() as stack:
+        with stop_on_signals(), ExitStack() as stack:
             if self.world.is_main:
                 self.log_step = stack.enter_context(open_log(self.config, self.completed, self.total_steps))
                 self.meter = stack.enter_context(closing(GpuMeter(gpu_uuid(self.world.device))))

@@ -96,21 +96,21 @@ def listen() -> dict[int, Any]:
 
 
 @contextmanager
-def stop_on_signals(*, unwinds: bool = False, patience_s: float = 0.0) -> Iterator[Event]:
+def stop_on_signals(*, unwinds: bool = False) -> Iterator[Event]:
     """Yield the event that the first signal sets; with `unwinds`, it also raises KeyboardInterrupt in the block.
 
-    Blocks nest: the innermost decides what a signal does. After it, calls to stores get `patience_s` more.
+    Blocks nest: the innermost decides what a signal does.
     """
     is_outermost = SignalState.process != os.getpid()
     before = listen() if is_outermost else {}
-    outer = SignalState.unwinds, STOP_REQUEST.patience_s
+    outer = SignalState.unwinds
     try:
-        SignalState.unwinds, STOP_REQUEST.patience_s = unwinds, patience_s
+        SignalState.unwinds = unwinds
         if unwinds and SignalState.first_s is not None:
             raise KeyboardInterrupt
         yield STOP_REQUEST
     finally:
-        SignalState.unwinds, STOP_REQUEST.patience_s = outer
+        SignalState.unwinds = outer
         if is_outermost:
             for number, handler in before.items():
                 signal.signal(number, handler)

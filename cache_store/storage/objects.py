@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError, TooLargeError
-from cache_store.storage.daemon_threads import GRACE_S, UPLOAD_GRACE_S, map_concurrently
+from cache_store.storage.daemon_threads import map_concurrently
 from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, explain_store_errors, first_line
 from cache_store.storage.prefetch import PART_BYTES, Span, read_parts
 from cache_store.storage.protocol import (
@@ -43,9 +43,6 @@ SLOWEST_BYTES_A_S = 1 << 20
 
 PAGE = 1_000
 """Names per page of a listing, as in S3."""
-
-SMALL_BYTES = 1 << 20
-"""After a stop, larger uploads get more time than other requests."""
 
 MULTIPART_BYTES = 64 << 20
 """Files of at least this size that may replace another are uploaded in parts of COPIED_BYTES."""
@@ -155,7 +152,7 @@ class ObjectStore(UrlStore):
             after = max(after, found[-1]["path"])  # Azure ignores the offset
 
     def put_whole(self, name: str, data: Data) -> None:
-        self._request(name, lambda: self._put(name, data), grace_s(data))
+        self._request(name, lambda: self._put(name, data))
 
     def _put(self, name: str, data: Data) -> None:
         if len(data) < MULTIPART_BYTES:
@@ -167,7 +164,7 @@ class ObjectStore(UrlStore):
         if len(data) > MOST_CREATED_BYTES:
             limit = f"{len(data):,} bytes exceed an object store's limit per request; lower samples_per_shard"
             raise OSError(errno.EFBIG, limit, self.where(name))
-        return self._request(name, lambda: self._create(name, data), grace_s(data))
+        return self._request(name, lambda: self._create(name, data))
 
     def _create(self, name: str, data: Data) -> bool:
         from obstore.exceptions import AlreadyExistsError
@@ -191,14 +188,9 @@ class ObjectStore(UrlStore):
         with suppress(FileNotFoundError):  # GCS and Azure report a missing file, S3 does not
             self._request(name, lambda: client(self.url).delete(name))
 
-    def _request(self, name: str, request: Callable[[], T], grace_s: float = GRACE_S) -> T:
+    def _request(self, name: str, request: Callable[[], T]) -> T:
         """Return the result of a request about a file; obstore's errors become OSErrors that name it."""
-        return self._ask(explain_store_errors(self.where(name))(request), grace_s)
-
-
-def grace_s(data: Data) -> float:
-    """Return how long an upload may still take after a stop."""
-    return UPLOAD_GRACE_S if len(data) > SMALL_BYTES else GRACE_S
+        return self._ask(explain_store_errors(self.where(name))(request))
 
 
 def version_of_meta(meta: Mapping[str, Any]) -> Version:

@@ -9,10 +9,12 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-from cache_store.storage.daemon_threads import Call, map_concurrently, pool
+from cache_store.storage.daemon_threads import complete, map_concurrently, submit
 
 COALESCED_BYTES = 64 << 10
 """Ranges with a gap of at most this many bytes are fetched as one."""
@@ -69,36 +71,36 @@ class SharedResults(Generic[K, V]):
 
     def __init__(self, make: Callable[[K], V], held: int) -> None:
         self._make, self._held = make, held
-        self._calls, self._lock = OrderedDict[K, Call[V]](), threading.Lock()
+        self._results, self._lock = OrderedDict[K, Future[V]](), threading.Lock()
 
     def __contains__(self, key: K) -> bool:
-        return key in self._calls
+        return key in self._results
 
     def get(self, key: K) -> V:
         """Return the result; make it in this thread unless it is being made."""
-        call, is_new = self._call(key)
+        result, is_new = self._result(key)
         if is_new:
-            call.run()
-        return call.result()
+            complete(result, partial(self._make, key))
+        return result.result()
 
-    def begin(self, keys: Iterable[K], start: Callable[[Call[V]], object]) -> None:
-        """Pass the call of every new key to `start`, which runs it in another thread."""
+    def begin(self, keys: Iterable[K], start: Callable[[Callable[[], None]], object]) -> None:
+        """Pass a function that makes the result of a new key to `start`, which calls it in another thread."""
         for key in keys:
-            call, is_new = self._call(key)
+            result, is_new = self._result(key)
             if is_new:
-                start(call)
+                start(partial(complete, result, partial(self._make, key)))
 
-    def _call(self, key: K) -> tuple[Call[V], bool]:
+    def _result(self, key: K) -> tuple[Future[V], bool]:
         with self._lock:
-            call = self._calls.get(key)
-            if is_new := call is None or bool(call.done() and call.exception()):
-                call = Call(lambda: self._make(key))
-            assert call is not None
-            self._calls[key] = call
-            self._calls.move_to_end(key)
-            while len(self._calls) > self._held:
-                self._calls.popitem(last=False)
-            return call, is_new
+            result = self._results.get(key)
+            if is_new := result is None or bool(result.done() and result.exception()):
+                result = Future()
+            assert result is not None
+            self._results[key] = result
+            self._results.move_to_end(key)
+            while len(self._results) > self._held:
+                self._results.popitem(last=False)
+            return result, is_new
 
 
 class AnnouncedResults(Generic[V]):
@@ -106,7 +108,7 @@ class AnnouncedResults(Generic[V]):
 
     def __init__(self, make: Callable[[str], V]) -> None:
         self._make, self._lock = make, threading.Lock()
-        self._coming, self._begun = deque[str](), dict[str, Call[V]]()
+        self._coming, self._begun = deque[str](), dict[str, Future[V]]()
 
     def expect(self, names: Iterable[str]) -> None:
         """Announce names that `get` will be called with, roughly in this order."""
@@ -126,7 +128,7 @@ class AnnouncedResults(Generic[V]):
     def _begin(self) -> None:
         while self._coming and len(self._begun) < FILES_AHEAD:
             if (name := self._coming.popleft()) not in self._begun:  # a list may contain a name twice
-                self._begun[name] = pool().submit(self._make, name)
+                self._begun[name] = submit(self._make, name)
 
 
 @dataclass
@@ -162,7 +164,7 @@ class PartReader:
             return self._fetch(start, stop)
         first, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
         last_ahead = min(last + ahead, (self.size - 1) // BLOCK_BYTES)
-        SHARED.begin(((self, number) for number in range(first, last_ahead + 1)), pool().start)
+        SHARED.begin(((self, number) for number in range(first, last_ahead + 1)), submit)
         whole = [SHARED.get((self, number)) for number in range(first, last + 1)]
         data = whole[0] if len(whole) == 1 else b"".join(whole)
         return data[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.daemon_threads import GRACE_S, map_concurrently, pool
+from cache_store.storage.daemon_threads import map_concurrently, submit
 from cache_store.storage.files import map_file
 from cache_store.storage.local import WRITE_BYTES
 from cache_store.storage.prefetch import STREAM_BYTES, PartReader, PartStream
@@ -67,10 +67,10 @@ class UrlStore(RemoteStore):
     def _fetch_file(self, wanted: Ranges) -> Sequence[memoryview]:
         """Return whole byte ranges of one file."""
 
-    def _ask(self, request: Callable[[], T], grace_s: float = GRACE_S) -> T:
+    def _ask(self, request: Callable[[], T]) -> T:
         """Return the result of a request; it is repeated, in a thread, so that this one reacts to signals."""
         bucket = "/".join(self.url.split("/")[:3])
-        return pool().wait_for(lambda: repeat(bucket, request), grace_s)
+        return submit(lambda: repeat(bucket, request)).result()
 
 
 class FetchedFile(File):

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from cache_store.errors import Interrupted
 from cache_store.log import log_warning
+from cache_store.storage.daemon_threads import STOP_REQUEST
 
 ATTEMPTS = 4
 """Attempts of every request that fails; beyond these, only a store that is away is waited for."""
@@ -22,6 +24,8 @@ ANSWERED: set[str] = set()
 
 JITTER = random.Random()
 """Generator for pauses, separate from the one that a training run may have seeded."""
+
+GIVEN_UP = "the object store had not answered yet; run the same command again"
 
 T = TypeVar("T")
 
@@ -45,7 +49,8 @@ def transient_error(error: OSError, status: str = "", *, is_away: bool = False) 
 def repeat(bucket: str, request: Callable[[], T]) -> T:
     """Return the result of a request to a bucket, made again after a TransientError; it may then take effect twice.
 
-    Pauses are random, so that programs refused at the same time do not return at the same time.
+    Raises Interrupted if a stop was requested. Pauses are random, so that programs refused at the same time do not
+    return at the same time.
     """
     until_s, pause_s = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
     attempt = 0
@@ -54,12 +59,14 @@ def repeat(bucket: str, request: Callable[[], T]) -> T:
         try:
             answer = request()
         except TransientError as error:
+            if STOP_REQUEST.is_set():
+                raise Interrupted(GIVEN_UP) from error
             left_s = until_s - time.monotonic()
             if attempt >= ATTEMPTS:
                 if not (error.is_away and (error.status or bucket in ANSWERED) and left_s > 0):
                     raise
                 warn_of_waiting(error, left_s)
-            time.sleep(pause_s * JITTER.uniform(0.5, 1.5))
+            STOP_REQUEST.wait(pause_s * JITTER.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         else:
             ANSWERED.add(bucket)

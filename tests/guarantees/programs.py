@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
+from cache_store.program.running import SignalState, end_process
 from cache_store.storage.store import STORES
 from tests.command_runs import PROGRAMS
 from tests.faulty_store import DeadlyStore
@@ -46,7 +47,10 @@ def run(line: Sequence[str], said: Path, prepare: Prepare) -> None:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     program, *arguments = line
-    sys.exit(PROGRAMS[program](arguments))
+    exit_code = PROGRAMS[program](arguments)
+    if SignalState.first_s is not None:
+        end_process(exit_code)  # as a program does that a signal stops
+    sys.exit(exit_code)
 
 
 def die_at(sync: int) -> None:

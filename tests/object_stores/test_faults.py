@@ -1,9 +1,5 @@
 """Failing networks and servers: no wrong or half file is left or read, and a rerun completes."""
 
-import subprocess
-import sys
-import threading
-
 import numpy as np
 import pytest
 
@@ -160,27 +156,3 @@ def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind)
     for line in (f"cache-store info {url}", build(scene, url)):
         assert_one_line(said := run(line, code=1), line.split()[0], "AWS_ACCESS_KEY_ID")
         assert "waiting" not in said
-
-
-WAITING = """
-import sys
-from cache_store.program.start import start
-from cache_store.storage import objects
-from cache_store.storage.store import open_store
-from concurrent.futures import ThreadPoolExecutor
-objects.ANSWER_S = 3_600
-ThreadPoolExecutor(1).submit(open_store(sys.argv[1]).read, "file")
-sys.stdin.read()
-sys.argv[1:] = ["info", sys.argv[2]]
-sys.exit(start("cache-store", "cache_store.cli"))
-"""
-"""Code of a program that ends after its input, while a thread waits for an answer."""
-
-
-def test_a_program_that_ends_does_not_wait_for_a_store_that_is_silent(scene, url, proxy):
-    asked = threading.Event()
-    proxy.fail("hang", "GET", times=10**6, also=asked.set)
-    program = subprocess.Popen([sys.executable, "-c", WAITING, url, scene / "cache"], stdin=subprocess.PIPE)
-    assert asked.wait(60)
-    program.communicate(timeout=60)
-    assert program.returncode == 0
