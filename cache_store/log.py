@@ -124,7 +124,6 @@ def is_quiet() -> bool:
 
 
 def log_exception(kind: type[BaseException], found: BaseException | None, trace: TracebackType | None) -> None:
-    """Log an unexpected error with its traceback."""
     logger.critical("%s", "".join(traceback.format_exception(kind, found, trace)).rstrip())
 
 

@@ -146,7 +146,6 @@ class ShardFiles:
         return self._equal(other, record)
 
     def _publish(self) -> None:
-        """Publish the shard file first, then the others."""
         for draft in self._drafts:
             draft.publish()
 

@@ -114,7 +114,6 @@ def refuse_foreign_place(store: Store, option: str) -> None:
 
 
 def places_above(store: Store) -> Sequence[str | Path]:
-    """List the folders above a store, nearest first."""
     if not is_url(store):
         return Path(str(store)).resolve().parents
     scheme, _, place = str(store).partition("://")
@@ -202,7 +201,6 @@ def spec_problems(spec: Spec) -> list[str]:
 
 
 def read_commit(cache: Address, shard: int) -> CommitRecord | None:
-    """Read a shard's record; None if the shard is not committed."""
     with contextlib.suppress(FileNotFoundError):
         return read_record(CommitRecord, open_store(cache), commit_file(shard))
     return None
@@ -265,7 +263,6 @@ def metadata_of(spec: Spec) -> list[tuple[str, bytes]]:
 
 
 def open_table(store: Store, name: str, max_footer_bytes: int = MAX_FOOTER_BYTES) -> TableFile:
-    """Open a Parquet file; CacheError if it is missing or broken."""
     return TableFile(partial(store.open, name), store.where(name), max_footer_bytes)
 
 
@@ -326,7 +323,6 @@ def open_texts(store: Store, part: int, texts: PartTexts) -> TableFile:
 
 
 def read_texts(store: Store) -> Texts:
-    """Read which texts are in force; CacheError if the file is missing or damaged."""
     try:
         return read_record(Texts, store, TEXTS_FILE)
     except FileNotFoundError:
@@ -503,5 +499,4 @@ def table_record(store: Store, name: str) -> FileRecord:
 
 
 def record_bytes(name: str, data: bytes | memoryview) -> FileRecord:
-    """Make the record of a file that holds these bytes."""
     return FileRecord(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())

@@ -86,11 +86,9 @@ class SealedShards:
 
     @cached_property
     def sample_bytes(self) -> NDArray[np.int64]:
-        """Bytes of a decoded sample, for each shard."""
         return np.array([each.sample_bytes for each in self.spec.sized_arrays])[self.spec.array_indices]
 
     def shards_of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """Return the shard of each sample number."""
         return np.searchsorted(self.ends, numbers, side="right")
 
     def _map(self, shard: int) -> MappedShard:
@@ -193,7 +191,6 @@ class SealedShards:
 
     @cached_property
     def _value_columns(self) -> Sequence[str]:
-        """Columns that say what the values of a sample mean."""
         if self.spec.array.text:
             return [TOKENS]
         return SCALE_COLUMNS if self.spec.array.is_quantized else []
@@ -272,7 +269,6 @@ class SealedShards:
 
     @cached_property
     def extra(self) -> list[str]:
-        """Names of the extra columns of the texts."""
         try:
             return self._plan.extra
         except CacheError as error:
@@ -294,7 +290,6 @@ class SealedShards:
         return record.content
 
     def _sealed_file(self, content: CommitContent, file: str) -> bytes:
-        """Read a file of a shard; CacheError if it is not the sealed one."""
         sealed = next((each for each in content.files if each.path == file), None)
         if sealed is None:
             raise self.broken(f"{file} is not named by its shard's record")

@@ -228,7 +228,6 @@ def sound_texts(store: Store, parts: Mapping[int, PartTexts]) -> dict[int, PartT
 
 
 def record_numbers(names: Iterable[str]) -> list[int]:
-    """Return the shards that have a commit record, sound or damaged, by the names in its folder."""
     stems = (name.removesuffix(".json") for name in names)
     return [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
 

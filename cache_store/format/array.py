@@ -57,7 +57,6 @@ class Size(NamedTuple):
 
     @classmethod
     def of_name(cls, name: str) -> "Size":
-        """Return the size of that name; ValueError if it is none."""
         *frames, width, height = map(int, name.split("x"))
         size = cls(frames[0] if frames else 1, height, width)
         if len(frames) > 1 or min(size) < 1 or size.name != name:
@@ -368,7 +367,6 @@ class ArrayRecipe(SampleAxes, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """Dtype on disk."""
         return DTYPES[self.dtype]
 
     @property

@@ -139,7 +139,6 @@ def extra_columns(schema: pa.Schema) -> list[str]:
 
 
 def is_withdrawn(rows: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows of a plan are of withdrawn samples."""
     mask: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["state"], WITHDRAWN), False).to_numpy()
     return mask
 
@@ -233,7 +232,6 @@ class PlanPart:
     """The samples of a part, read one shard at a time."""
 
     def __init__(self, file: TableFile) -> None:
-        """Raise CacheError if the columns are not a plan's."""
         self._file, self.where = file, file.where
         if list(file.schema) != list(PLAN_SCHEMA):
             raise CacheError(f"{file.where} does not have the columns of the format")
@@ -244,7 +242,6 @@ class PlanPart:
 
     @property
     def lengths(self) -> list[int]:
-        """Rows of each shard."""
         return [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
 
     @cached_property
@@ -257,7 +254,6 @@ class PlanPart:
 
     @cached_property
     def withdrawn(self) -> tuple[int, ...]:
-        """Number of withdrawn samples of each shard."""
         has_some = [most == WITHDRAWN for _, most in self._ranges("state")]
         return tuple(
             int(is_withdrawn(self.shard(shard, ["state"])).sum()) if each else 0 for shard, each in enumerate(has_some)
@@ -330,7 +326,6 @@ class Plan:
 
     @property
     def extra(self) -> list[str]:
-        """Names of the extra columns."""
         return [*self.texts.extra]
 
     @property
@@ -363,7 +358,6 @@ class Plan:
         return list(self._texts(part).schema.names)
 
     def part_rows(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the rows of a part."""
         shards = range(self._first[part], self._first[part + 1])
         return pa.concat_tables([self.shard(shard, columns) for shard in shards])
 

@@ -29,7 +29,6 @@ class Roll:
     """What each shard is: the contents of shards.bin."""
 
     def __init__(self, data: bytes | memoryview) -> None:
-        """Raise CacheError unless the data is a whole number of entries."""
         if len(data) % ENTRY.itemsize:
             raise CacheError(f"is {len(data):,} bytes, not {ENTRY.itemsize} for each shard")
         self.data, self.entries = data, np.frombuffer(data, ENTRY)
@@ -50,14 +49,11 @@ class Roll:
 
     @cached_property
     def cached(self) -> NDArray[np.int64]:
-        """Number of cached rows of each shard."""
         return self.entries["cached"].astype(np.int64)
 
     def digest(self, shard: int) -> str:
-        """Return the digest of the content of a shard's record."""
         digest: bytes = self.entries["content"][shard].tobytes()
         return digest.hex()
 
     def holds(self, shard: int, content: CommitContent) -> bool:
-        """Return whether the shard was sealed with this content."""
         return shard < len(self) and self.digest(shard) == content.digest

@@ -95,13 +95,11 @@ class Spec(Recipe, frozen=True, kw_only=True):
 
     @cached_property
     def part_shards(self) -> tuple[range, ...]:
-        """The shards of each part."""
         ends = [*accumulate(part.shards for part in self.parts)]
         return tuple(range(end - part.shards, end) for end, part in zip(ends, self.parts, strict=True))
 
     @cached_property
     def part_of_shard(self) -> NDArray[np.int64]:
-        """Part of each shard: [shards]."""
         return np.repeat(np.arange(len(self.parts)), [part.shards for part in self.parts])
 
     @cached_property
@@ -158,18 +156,15 @@ class Spec(Recipe, frozen=True, kw_only=True):
 
 
 def shard_lengths(runs: Sequence[ShardRun]) -> NDArray[np.int64]:
-    """Return the rows of each shard: [shards]."""
     return np.repeat(np.array([run.rows for run in runs], np.int64), [run.shards for run in runs])
 
 
 def shard_runs(lengths: Iterable[int], arrays: Iterable[str]) -> Iterator[ShardRun]:
-    """Summarise shards of these lengths, in arrays of these names."""
     each = zip(lengths, arrays, strict=True)
     return joined_runs(ShardRun(shards=1, rows=rows, array=array) for rows, array in each)
 
 
 def joined_runs(runs: Iterable[ShardRun]) -> Iterator[ShardRun]:
-    """Join neighbouring runs of shards of one length and array."""
     for (rows, array), equal in groupby(runs, lambda run: (run.rows, run.array)):
         yield ShardRun(shards=sum(run.shards for run in equal), rows=rows, array=array)
 
@@ -292,7 +287,6 @@ class Texts(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def files(self) -> list[str]:
-        """Names of the files of these texts, and of those before."""
         return [each.file(part).path for parts in (self.parts, self.before) for part, each in enumerate(parts)]
 
     @cached_property

@@ -319,7 +319,6 @@ def text_bytes(array: pa.Array) -> int:
 
 
 def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa.Table:
-    """Read a Parquet table from bytes; `where` names the file in errors."""
     return TableFile(partial(pa.BufferReader, data), where).whole(columns)
 
 

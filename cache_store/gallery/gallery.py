@@ -149,7 +149,6 @@ def numbers_to_show(cache: Cache, config: GalleryConfig) -> list[int]:
 
 
 def source_reader(store: Store) -> tuple[ReadImage | None, str | None]:
-    """Return a reader of source images, or why there is none."""
     try:
         return find_source_images(store), None
     except EncodeOnceError as error:

@@ -116,7 +116,6 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def completed_shell(argv: Sequence[str]) -> str | None:
-    """Return the value of `--completion`, if it is what was typed."""
     if not argv or argv[0].partition("=")[0] != "--completion":
         return None
     return argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")

@@ -41,7 +41,6 @@ def submit(call: Callable[..., T], *values: Any) -> Future[T]:
 
 
 def complete(future: Future[T], call: Callable[[], T]) -> None:
-    """Make the call and give the future its result, or its error."""
     try:
         future.set_result(call())
     except BaseException as error:  # noqa: BLE001 (`result` raises it)

@@ -73,7 +73,6 @@ class KeptBlocks:
         ]
 
     def _blocks_of(self, wanted: Ranges) -> Iterator[int]:
-        """Yield the numbers of the blocks that hold these ranges."""
         for start, length in zip(wanted.starts, wanted.lengths, strict=True):
             yield from range(start // self.block_bytes, (start + length - 1) // self.block_bytes + 1)
 

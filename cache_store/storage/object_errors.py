@@ -73,7 +73,6 @@ def has_status(error: Exception) -> bool:
 
 
 def error_code(error: Exception) -> str | None:
-    """Return the error code in the body of an answer from S3, GCS or Azure."""
     found = CODE.search(str(error))
     return found and found[1]
 

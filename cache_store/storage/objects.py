@@ -103,7 +103,6 @@ class ObjectStore(UrlStore):
         return read_parts(spans, fetch if wanted.version is None else partial(self._spans_of, wanted))
 
     def _spans_of(self, wanted: Ranges, spans: Sequence[Span]) -> Sequence[memoryview]:
-        """Fetch spans of a version of a file."""
         parts = map_concurrently(lambda span: self._range(wanted.name, span[0], span[1] - span[0]), spans)
         if any(version != wanted.version for _, version in parts):
             raise changed_error(self.where(wanted.name))
@@ -189,12 +188,10 @@ class ObjectStore(UrlStore):
             self._request(name, lambda: client(self.url).delete(name))
 
     def _request(self, name: str, request: Callable[[], T]) -> T:
-        """Return the result of a request about a file; obstore's errors become OSErrors that name it."""
         return self._ask(explain_store_errors(self.where(name))(request))
 
 
 def version_of_meta(meta: Mapping[str, Any]) -> Version:
-    """Return a version with the ETag, or the time if the store has no ETags."""
     mark = meta["e_tag"] or meta["last_modified"].isoformat()
     return Version(meta["size"], mark.strip('"'))
 

@@ -138,7 +138,6 @@ class Store(Protocol):
 
     @property
     def is_read_only(self) -> bool:
-        """Whether every write is refused."""
         return False
 
     @property
@@ -273,12 +272,10 @@ class Store(Protocol):
 
 
 def read_only_error(where: str) -> ConfigError:
-    """Return the error for a write into a store that can only be read."""
     return ConfigError(f"{where} can only be read; name a folder, or a URL of an object store")
 
 
 def missing_error(where: str) -> FileNotFoundError:
-    """Return the error for a file that does not exist."""
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
 
 
@@ -290,7 +287,6 @@ def too_large_error(where: Path | str, size: int, at_most: int) -> TooLargeError
 
 
 def changed_error(where: Path | str) -> ChangedError:
-    """Return the error for a file that was written to while it was read."""
     return ChangedError(f"{where} was changed while it was read; restore it and run the same command again")
 
 

@@ -40,7 +40,6 @@ class TransientError(OSError):
 
 
 def transient_error(error: OSError, status: str = "", *, is_away: bool = False) -> TransientError:
-    """Return the error as a TransientError."""
     found = TransientError(error.errno, error.strerror, error.filename)
     found.is_away, found.status = is_away, status
     return found

@@ -42,7 +42,6 @@ class Finding:
 
 
 def empty_report(cache: str, level: Level, subset: str | None, error: str | None = None) -> "Report":
-    """Make the report of a verification that has read nothing."""
     return Report(
         cache=cache, level=level, subset=subset, identity=None, shards=0, samples=0, bytes=0, findings=(), error=error
     )

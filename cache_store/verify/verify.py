@@ -95,7 +95,6 @@ def clear_leftovers(store: Store, spec: Spec) -> None:
 
 
 def files_of(store: Store, spec: Spec) -> set[str]:
-    """Return the names of all files of a cache with this spec."""
     shards, layout = range(spec.num_shards), shard_format(spec)
     by_shard = (name for shard in shards for name in (*files_of_shard(spec, shard), commit_file(shard)))
     parts = map(part_file, range(len(spec.parts)))
@@ -113,7 +112,6 @@ def texts_files(store: Store) -> Iterator[str]:
 
 
 def is_leftover(name: str, known: set[str]) -> bool:
-    """Return whether `name` is the scratch file of a `known` file of the cache."""
     folder, slash, base = name.rpartition("/")
     written = scratch_target(base)
     return written is not None and folder + slash + written in known
