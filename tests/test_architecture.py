@@ -5,7 +5,6 @@ import configparser
 import re
 import subprocess
 import sys
-from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -161,10 +160,3 @@ def may_unpickle(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == "load" and isinstance(node.value, ast.Name) and node.value.id in ("torch", "joblib")
     return isinstance(node, ast.ImportFrom) and node.module == "torch" and any(a.name == "load" for a in node.names)
-
-
-def test_pytest_collects_the_tests_of_every_folder(pytestconfig):
-    """By default, pytest skips folders with names such as `build`."""
-    skipped = pytestconfig.getini("norecursedirs")
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
-    assert not [each for each in folders if any(fnmatch(part, name) for part in each.parts for name in skipped)]

@@ -89,34 +89,6 @@ def test_help_fits_the_terminal_without_python_types_or_repeats(program, command
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.parametrize(
-    ("program", "command", "shown"),
-    [
-        ("cache-store", "", ["cache-store COMMAND [options]"]),
-        ("cache-store", "copy", ["cache-store copy CACHE OUT [options]"]),
-        ("cache-store", "verify", ["--level {quick,full,deep}"]),
-        (
-            "precompute",
-            "build",
-            [
-                "precompute build [--config FILE] [options]",
-                "--source.kind {llava,folder,table,webdataset,parquet,cache}",
-                "--store.codec {none,lz4,zstd}",
-                "--encoder.fold {true,false}",
-                "(default: true)",
-                "--run.workers N|auto",
-                "--cache CACHE",
-            ],
-        ),
-        ("precompute", "repair", ["precompute repair CACHE [options]", "--shards N|[N,…]"]),
-        ("trainer", "train", ["--optim.max_grad_norm NUMBER"]),
-    ],
-)
-def test_help_shows_what_is_typed_with_choices_and_defaults(program, command, shown):
-    text = " ".join(help_of(program, command).split())
-    assert [each for each in shown if each not in text] == []
-
-
 def anchors(document: Path) -> set[str]:
     """Return the anchors of a document's headings, as web sites of repositories make them."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
@@ -194,11 +166,6 @@ def lines_in(config: Path) -> list[str]:
     return re.findall(r"^#   (?:torchrun .* -m )?((?:precompute|trainer) .+?)(?:   .*)?$", joined, re.MULTILINE)
 
 
-def variant(config: str, word: str) -> Any:
-    (line,) = (line for line in lines_in(ROOT / "configs" / config) if word in line)
-    return parsed(line)
-
-
 @pytest.mark.parametrize("config", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
 def test_a_config_and_each_command_line_in_its_comments_parse(config):
     is_build = not config.name.startswith("train_")
@@ -210,16 +177,3 @@ def test_a_config_and_each_command_line_in_its_comments_parse(config):
     for line in lines:
         assert f"configs/{config.name}" in line
         parsed(line)
-
-
-def test_the_variants_of_a_config_are_what_their_comments_say():
-    build, train = variant("llava_cc3m.yaml", "cache-512"), variant("train_llava_cc3m.yaml", "cache-512")
-    whole = parsed("trainer train --config configs/train_llava_cc3m.yaml")
-    assert (build.image.height, build.image.width) == (512, 512)
-    assert (train.cache, train.run.gradient_checkpointing) == (build.cache, "full")
-    assert train.run.output != whole.run.output
-    builds = ("configs/llava_cc3m.yaml", "configs/precompute_siglip_cc3m.yaml")
-    first, second = (parsed(f"precompute build --config {each}") for each in builds)
-    assert (second.source.kind, second.source.path) == ("cache", first.cache)
-    for config, world_size in ((variant("train_llava_cc3m.yaml", "--data.accumulate=2"), 8), (train, 1), (whole, 1)):
-        config.data.refuse_undivided(world_size=world_size)

@@ -198,14 +198,6 @@ def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
     return seal
 
 
-def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> None:
-    """Raise CacheError for a record that is not canonical JSON: its digest is then not that of its contents."""
-    for content in contents:
-        if not content.is_canonical:
-            name = store.where(commit_file(content.shard))
-            raise CacheError(f"{name} is not canonical JSON (RFC 8785): delete it and run the same command again")
-
-
 def sum_up(
     store: Store,
     spec: Spec,

@@ -21,9 +21,6 @@ from cache_store.version import __version__
 SHOWN_MAKERS = 8
 """Most lines of hardware and libraries; those that made most shards are shown."""
 
-SHOWN_SHARDS = 16
-"""Most overdue shards that are listed; JSON has all."""
-
 SHOWN_FEATURES = 64
 """Most features whose means and deviations are listed; if there are more, only minimum and maximum are shown."""
 
@@ -145,13 +142,6 @@ def pace_lines(pace: Pace | None, made_of: str) -> Iterator[tuple[str, str]]:
     for each in pace.builders[:SHOWN_MAKERS]:
         last = f"{counted(each.shards, 'shard')}, the last {shown_time(each.silent_s)} ago"
         yield "builder", f"{each.device} at {each.host}: {last}"
-    if pace.overdue:
-        shards = ", ".join(map(str, pace.overdue[:SHOWN_SHARDS]))
-        more = ", …" if len(pace.overdue) > SHOWN_SHARDS else ""
-        yield (
-            "overdue",
-            f"{counted(len(pace.overdue), 'shard')}, for more than {shown_time(pace.patience_s)}: {shards}{more}",
-        )
 
 
 def all_counts(contents: list[CommitContent], field: str) -> "Counter[str]":

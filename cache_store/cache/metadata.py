@@ -219,8 +219,9 @@ def read_checked_seal(store: Store) -> Seal:
     seal = read_record(Seal, store, SEAL_FILE)
     if problems := spec_problems(seal.spec):
         raise CacheError(f"{store.where(SEAL_FILE)} holds no valid spec: {'; '.join(problems)}")
-    if len(seal.plan_files) != len(seal.spec.parts):
-        raise CacheError(f"{store.where(SEAL_FILE)} does not name the files of its parts")
+    names = [file.path for file in (*seal.plan_files, seal.rejected_file, seal.shards_file)]
+    if names != [*map(part_file, range(len(seal.spec.parts))), REJECTED_FILE, SHARDS_FILE]:
+        raise CacheError(f"{store.where(SEAL_FILE)} does not name the cache's files")
     return seal
 
 

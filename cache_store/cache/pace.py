@@ -1,7 +1,4 @@
-"""A build's progress, from the cache's commit records alone: rate, time left, silent builders, overdue shards.
-
-Builds begin shards in ascending order, ranks too. So a shard is overdue if a later one was committed long ago.
-"""
+"""A build's progress, from the cache's commit records alone: rate, time left, and each builder's last commit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +9,8 @@ from cache_store.format.schema import CommitRecord, Spec
 LEAST_WINDOW_S = 600.0
 """The rate is that of the last ten minutes, or longer if shards take longer."""
 
-PATIENCE = 3.0
-"""A shard is overdue after so many times the seconds that the slowest shard took."""
-
-LEAST_PATIENCE_S = 60.0
+SHARDS_IN_WINDOW = 3
+"""Least time of the window, in times of the slowest shard."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +34,7 @@ class Pace:
     """Rows of the shards committed within the window, over its length; 0 if there are none."""
     seconds_left: float | None
     """Time left; None if no shard was committed within the window."""
-    patience_s: float
     builders: tuple[Builder, ...]
-    overdue: tuple[int, ...]
-    """Shards that later ones overtook more than `patience_s` ago; every missing one if all builders are silent."""
 
 
 def pace_of(spec: Spec, records: Mapping[int, CommitRecord], now: datetime | None = None) -> Pace | None:
@@ -53,8 +45,7 @@ def pace_of(spec: Spec, records: Mapping[int, CommitRecord], now: datetime | Non
         return None
     now_s = (now or datetime.now(UTC)).timestamp()
     slowest = max(records[shard].run.seconds for shard in ends)
-    patience_s = max(LEAST_PATIENCE_S, PATIENCE * slowest)
-    since = now_s - max(LEAST_WINDOW_S, PATIENCE * slowest)
+    since = now_s - max(LEAST_WINDOW_S, SHARDS_IN_WINDOW * slowest)
     recent = [shard for shard, end in ends.items() if end > since]
     begun = max(since, min((ends[shard] - records[shard].run.seconds for shard in recent), default=now_s))
     rate = sum(len(spec.shard_rows(shard)) for shard in recent) / max(now_s - begun, 1e-3)
@@ -63,9 +54,7 @@ def pace_of(spec: Spec, records: Mapping[int, CommitRecord], now: datetime | Non
         rows_left=rows_left,
         images_per_s=rate,
         seconds_left=rows_left / rate if rate else None,
-        patience_s=patience_s,
         builders=builders_of(records, ends, now_s),
-        overdue=overdue(missing, ends, now_s - patience_s),
     )
 
 
@@ -91,11 +80,3 @@ def builders_of(records: Mapping[int, CommitRecord], ends: Mapping[int, float], 
         )
         for (host, device), mine in sorted(shards.items())
     )
-
-
-def overdue(missing: list[int], ends: Mapping[int, float], before_s: float) -> tuple[int, ...]:
-    """Return the missing shards with a later shard that ended before this moment; all, if every shard did."""
-    if max(ends.values()) < before_s:
-        return tuple(missing)
-    last_in_time = max((shard for shard, end in ends.items() if end < before_s), default=-1)
-    return tuple(shard for shard in missing if shard < last_in_time)

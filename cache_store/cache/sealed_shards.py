@@ -199,10 +199,7 @@ class SealedShards:
         names = ["offset"] if self.spec.array.codec == "none" else ["offset", "length"]
         names += [] if self._indexed else ["crc32c"]
         schema = samples_schema(self.spec.array)
-        try:
-            return {name: self._unknown(schema.field(name).type) for name in [*names, *self._value_columns]}
-        except MemoryError:
-            raise self.broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
+        return {name: self._unknown(schema.field(name).type) for name in [*names, *self._value_columns]}
 
     def _unknown(self, kind: pa.DataType) -> NDArray[Any]:
         if pa.types.is_fixed_size_list(kind):

@@ -38,12 +38,9 @@ from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import (
     BUILD_FILE,
-    REJECTED_FILE,
     SEAL_FILE,
-    SHARDS_FILE,
     TEXTS_FILE,
     commit_file,
-    part_file,
 )
 from cache_store.format.record import canonical_json, sign
 from cache_store.format.schema import (
@@ -129,7 +126,7 @@ def copy(
             plan_files = repack_plan(source, target)
         else:
             texts = read_texts(from_store)
-            plan_files = named(source_seal.plan_files, map(part_file, range(len(source.spec.parts))))
+            plan_files = [*source_seal.plan_files]
             for file in (*plan_files, *(each.file(part) for part, each in enumerate(texts.parts))):
                 copy_file(from_store, to_store, listing, file)
             put_checked(to_store, TEXTS_FILE, canonical_json(texts))
@@ -144,7 +141,7 @@ def copy(
                 seal = sign(msgspec.structs.replace(seal, array=array))
         else:
             copied = copy_shards(in_order, partial(copy_shard, from_store, to_store, listing), COPIED_AT_ONCE, progress)
-            for file in named((source_seal.rejected_file, source_seal.shards_file), (REJECTED_FILE, SHARDS_FILE)):
+            for file in (source_seal.rejected_file, source_seal.shards_file):
                 copy_file(from_store, to_store, listing, file)
             seal = source_seal
         clear_leftovers(to_store, target.spec)
@@ -185,11 +182,6 @@ def packed(spec: Spec) -> Spec:
         parts.append(msgspec.structs.replace(part, shards=sum(run.shards for run in runs)))
         shards += runs
     return msgspec.structs.replace(spec, parts=tuple(parts), shards=tuple(joined_runs(shards)))
-
-
-def named(files: Iterable[FileRecord], names: Iterable[str]) -> list[FileRecord]:
-    """Return the records of files under the names that they have in a cache, whatever a seal calls them."""
-    return [msgspec.structs.replace(file, path=name) for file, name in zip(files, names, strict=True)]
 
 
 def repack_plan(source: CacheAt, target: CacheAt) -> list[FileRecord]:

@@ -8,7 +8,7 @@ record. Every step is idempotent: the same command, or a build of the cache, fin
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,27 +67,17 @@ def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:
 
 
 def read_ids(file: str) -> list[str]:
-    """Read ids, one a line, each once; ConfigError if there are none or the file cannot be read.
-
-    An id with a line break is a JSON string; any other line is an id as it stands, also one that looks like JSON.
-    """
+    """Read ids, one a line, each once; ConfigError if there are none or the file cannot be read."""
     path = local_path("--ids", file)
     try:
         text = LocalStore(path.parent).read(path.name).decode("utf-8-sig")
     except (OSError, CacheError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"--ids {path}: {reason}; expected a text file with an id a line") from None
-    ids = [*dict.fromkeys(parsed_id(line.removesuffix("\r")) for line in text.split("\n") if line.strip())]
+    ids = [*dict.fromkeys(line.removesuffix("\r") for line in text.split("\n") if line.strip())]
     if not ids:
         raise ConfigError(f"--ids {path} holds no id; expected one a line")
     return ids
-
-
-def parsed_id(line: str) -> str:
-    with suppress(msgspec.DecodeError):
-        found = msgspec.json.decode(line, type=str)
-        return found if {"\n", "\r"} & {*found} else line
-    return line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,6 @@ MISMATCH = re.compile(
 
 MISSING_FIELD = "it lacks a field"
 
-NON_CANONICAL_TEXT = re.compile(rb"\\|e[-+]?\d+[,\]}]|-0[,\]}]")
-"""Text that msgspec and RFC 8785 may write differently: escapes, numbers with exponents, and negative zero."""
-
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A record that is JSON on disk."""
@@ -43,24 +40,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical form; for a `content` read by `parse_signed`, of its bytes in the file."""
-        return self.canonical_digest()
-
-    def canonical_digest(self) -> str:
         return hashlib.sha256(canonical_json(self)).hexdigest()
-
-    @property
-    def is_canonical(self) -> bool:
-        """Whether `digest`, if it was taken from a file's bytes, is that of the canonical form.
-
-        msgspec is tried first: it takes a fifth of rfc8785's time, and gives the canonical form of almost every record
-        once floats such as 1.0 are rewritten as 1.
-        """
-        data = msgspec.json.encode(self, order="sorted")
-        for mark in (b",", b"]", b"}"):
-            data = data.replace(b".0" + mark, mark)
-        if self.digest == hashlib.sha256(data).hexdigest() and data.isascii() and not NON_CANONICAL_TEXT.search(data):
-            return True
-        return self.digest == self.canonical_digest()
 
 
 RecordT = TypeVar("RecordT", bound=Record)

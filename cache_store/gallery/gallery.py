@@ -23,8 +23,9 @@ from cache_store.format.array import ArraySpec
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
 from cache_store.gallery.rows import Decode, Exhibit, Showcase, batches, draw_rejects, numbers_to_count, random_numbers
-from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.output_file import refuse_output
 from cache_store.program.progress_bar import ProgressBar
+from cache_store.storage.local import write_file
 from cache_store.storage.store import Address, Store
 
 MOST_FEATURES = 96
@@ -123,7 +124,7 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
         ends=ends,
         source_problem=source_problem,
     )
-    write_output(config.page, render(gallery).encode())
+    write_file(config.page, render(gallery).encode())
     return gallery
 
 

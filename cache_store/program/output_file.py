@@ -1,8 +1,6 @@
 """Write files for the user, such as reports and pages, but never into a cache."""
 
-import errno
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,12 +12,9 @@ import msgspec
 from cache_store.errors import ConfigError
 from cache_store.log import utc_time
 from cache_store.storage.local import write_file
-from cache_store.storage.publish import name_in_errors, scratch_path
+from cache_store.storage.publish import scratch_path
 from cache_store.storage.store import is_url, local_path
 from cache_store.version import __version__
-
-STDOUT = 1
-"""Its file descriptor."""
 
 Fields = Mapping[str, object]
 
@@ -28,13 +23,12 @@ UNFINISHED = "did not end: it is running, or was killed"
 
 def refuse_output(option: str, path: Path, cache: Path | str) -> None:
     """Raise ConfigError, before any work is done, if `path` cannot be written or lies in the cache."""
-    if path.is_dir():
-        raise ConfigError(f"{option}: {path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{option}: the folder of {path} does not exist")
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # a device or a pipe would be replaced
+        raise ConfigError(f"{option}: {path} is a link, a folder or a device; name a file")
     refuse_inside(option, path, cache)
     try:
-        try_writing(path)
+        scratch_path(path).open("wb").close()
+        scratch_path(path).unlink()
     except OSError as error:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
 
@@ -45,46 +39,12 @@ def refuse_inside(option: str, path: Path, cache: Path | str, kind: str = "cache
         raise ConfigError(f"{option}: {path} lies in the {kind} {cache}; name another place")
 
 
-def try_writing(path: Path) -> None:
-    """Raise OSError if `write_output` would fail at once; change nothing."""
-    if path.exists() and not os.access(path, os.W_OK):  # do not open it: a pipe would wait for its reader
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    if not is_written_through(path):
-        scratch_path(path).open("wb").close()
-        scratch_path(path).unlink()
-    elif not path.exists():  # a link to a file that does not exist yet
-        real_path(path).open("xb").close()
-        real_path(path).unlink()
-
-
-def write_output(path: Path, data: bytes) -> None:
-    """Write the file whole or not at all; a pipe, a link or /dev/stdout is written through instead of replaced."""
-    if is_stdout(path):  # it may be redirected to a file that already holds printed text
-        sys.stdout.flush()
-        with name_in_errors(path), open(STDOUT, "wb", closefd=False) as stream:
-            stream.write(data)
-    elif is_written_through(path):
-        with name_in_errors(path):
-            path.write_bytes(data)
-    else:
-        write_file(path, data)
-
-
 def write_result(option: str, path: Path, data: bytes) -> None:
     """Write the file; ConfigError if it cannot be written, whose exit code tells that from damage."""
     try:
-        write_output(path, data)
+        write_file(path, data)
     except OSError as error:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
-
-
-def is_written_through(path: Path) -> bool:
-    return path.is_symlink() or (path.exists() and not path.is_file())
-
-
-def is_stdout(path: Path) -> bool:
-    is_open = sys.stdout is not None  # the parent process may have closed it
-    return is_open and path.exists() and os.path.samestat(path.stat(), os.fstat(STDOUT))
 
 
 def real_path(path: Path) -> Path:
@@ -113,8 +73,7 @@ class ReportFile:
     def __enter__(self) -> Self:
         if self.path:
             refuse_output("report", self.path, self._cache)
-            if not is_written_through(self.path):
-                self._write(self.path, self._failed(UNFINISHED))
+            self._write(self.path, self._failed(UNFINISHED))
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:

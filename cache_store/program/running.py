@@ -119,24 +119,6 @@ def stop_on_signals(*, unwinds: bool = False) -> Iterator[Event]:
 
 
 @contextmanager
-def log_unraisable_interrupts() -> Iterator[None]:
-    """Log one line in place of the traceback of a KeyboardInterrupt that Python cannot raise, as in a `__del__`."""
-    before = sys.unraisablehook
-
-    def tell(found: Any) -> None:
-        if found.exc_type is KeyboardInterrupt:
-            log_info(STOPPING)
-        else:
-            before(found)
-
-    sys.unraisablehook = tell
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-@contextmanager
 def hold_stop_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the end of the block.
 
@@ -190,7 +172,7 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
     open_closed_stderr()
-    with stop_on_signals(), log_as_typed(program, given) as words, log_unraisable_interrupts():
+    with stop_on_signals(), log_as_typed(program, given) as words:
         return exit_code_of(program, lambda: run_interruptible(run, words))
 
 

@@ -81,14 +81,6 @@ def is_running(process: int) -> bool:
     return True
 
 
-def is_stopped(process: int) -> bool:
-    """Return whether a signal has stopped a process of this machine; it then holds its claim until it goes on."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):  # gone, or no Linux
-        return False
-
-
 @contextmanager
 def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
     """Lock the claim file; try again if its last holder has deleted it in the meantime."""
@@ -100,7 +92,9 @@ def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
                     fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 stream.seek(0)
-                raise CacheError(f"{root} is being written by {holders(stream.read())}") from None
+                raise CacheError(
+                    f"{root} is being written by {holders(stream.read())}; wait for it or stop it"
+                ) from None
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise
@@ -114,18 +108,13 @@ def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
 
 
 def holders(claim: str) -> str:
-    """Name the processes in a claim file, except those of this machine that have ended, and say what to do."""
-    named, stopped, here = list[str](), list[str](), os.uname().nodename
+    """Name the processes in a claim file, except those of this machine that have ended."""
+    here, named = os.uname().nodename, list[str]()
     for name, process, host in HOLDER.findall(claim):
         if host != here or is_running(int(process)):
-            is_idle = host == here and is_stopped(int(process))
-            named.append(f"{name} (stopped by a signal)" if is_idle else name)
-            stopped += [process] if is_idle else []
-    ranks = "ranks of a build, " if "rank, " in claim else ""
+            named.append(name)
     more = f"{len(named) - SHOWN:,} more and " if len(named) > SHOWN else ""
-    told = f"{ranks}{more}{', '.join(named[-SHOWN:]) or 'another process'}"
-    remedy = f"; `kill -CONT {' '.join(stopped)}` lets it go on" if stopped else "; wait for it or stop it"
-    return told + remedy
+    return f"{more}{', '.join(named[-SHOWN:]) or 'another process'}"
 
 
 def is_same_file(stream: IO[str], path: Path) -> bool:

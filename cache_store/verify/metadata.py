@@ -13,9 +13,7 @@ from cache_store.cache.survey import Survey, held_recipe, size_problem
 from cache_store.errors import DAMAGE, CacheError, StaleError
 from cache_store.format.layout import (
     BUILD_FILE,
-    REJECTED_FILE,
     SEAL_FILE,
-    SHARDS_FILE,
     TEXTS_FILE,
     commit_file,
     part_file,
@@ -183,14 +181,9 @@ def seal_findings(
     contents, has_quick = contents_of(checked), any(each.task.level == "quick" for each in checked)
     if {samples_file(each.task.shard) for each in checked} & damaged:
         return
-    names = *map(part_file, range(len(seal.plan_files))), REJECTED_FILE, SHARDS_FILE
-    stated_files = *seal.plan_files, seal.rejected_file, seal.shards_file
-    *plan_files, rejected_file, shards_file = (
-        msgspec.structs.replace(file, path=name) for file, name in zip(stated_files, names, strict=True)
-    )
     stated = msgspec.structs.replace(seal.array, bytes=sum(each.files[0].bytes for each in contents))
     array, sums = stated if has_quick else None, [each.sums for each in checked]
-    expected = make_seal(spec, contents, sums, plan_files, rejected_file, shards_file, array)
+    expected = make_seal(spec, contents, sums, seal.plan_files, seal.rejected_file, seal.shards_file, array)
     unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
     if not nearly_equal(*unsigned):
         yield Finding(file=SEAL_FILE, problem="is not the summary of the commit records")

@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
 
-import msgspec
-
 from cache_store.cache.metadata import read_texts, refuse_no_cache
 from cache_store.cache.survey import survey_records
 from cache_store.errors import CacheError
@@ -182,7 +180,7 @@ def verify(
     plan, checked = check_all(check_plan_task, check_shard, tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
-        rejected = file_finding(store, msgspec.structs.replace(seal.rejected_file, path=REJECTED_FILE))
+        rejected = file_finding(store, seal.rejected_file)
         findings += [rejected] if rejected else []
         if roll := surveyed.roll.value:
             findings += seal_findings(spec, seal, roll, checked, {finding.file for finding in findings})

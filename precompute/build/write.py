@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from cache_store.cache.commit import refuse_non_canonical, retract, sum_up, write_seal
+from cache_store.cache.commit import retract, sum_up, write_seal
 from cache_store.cache.metadata import (
     metadata_of,
     put_in_force,
@@ -190,7 +190,6 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     clear_leftovers(store, work.spec)
     records = {**work.kept, **progress.built}
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
-    refuse_non_canonical(store, contents)
     store.make_durable(commit_file(0))  # and so all other records
     made = sum_up(store, work.spec, contents, work.plan_files, work.earlier_seal if work.is_rolled_up else None)
     seal = write_seal(store, made, work.earlier_seal)

@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.errors import StaleError
-from cache_store.messages import CELL, SHOWN_ROWS, Difference, differences_between, refuse, shorten
+from cache_store.messages import SHOWN_ROWS, Difference, differences_between, refuse
 
 
 def message_of(*differences: Difference) -> list[str]:
@@ -23,14 +23,6 @@ def test_a_refusal_is_a_summary_an_aligned_table_and_the_remedy():
     lines = message_of(*[Difference(f"field {number}", "1", "2") for number in range(SHOWN_ROWS + 30)])
     assert len(lines) == SHOWN_ROWS + 4
     assert lines[-2:] == ["  and 30 more", "  run this"]
-
-
-def test_long_values_are_cut_to_what_tells_them_apart():
-    same, other = "x" * 500, "y" * 500
-    for before, now in ((f"{same}1{other}", f"{same}2{other}"), ("x" * 80, "x" * 81), ("short", "x" * 80)):
-        shown = shorten(before, now)
-        assert shown[0] != shown[1]
-        assert max(map(len, shown)) <= CELL + 2
 
 
 def test_nested_fields_are_named_by_their_path():

@@ -1,16 +1,12 @@
 """A repair mends damage, to the same bytes; a build refuses it."""
 
-import io
 import json
 import shlex
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from precompute.cli import main
 from tests.precompute.acts import RECORD, SHARD, TABLE, Act, copied, flipped, lost, together
-from tests.precompute.conftest import Project
 
 
 @pytest.fixture
@@ -20,55 +16,8 @@ def built(built, foreign):
     return built
 
 
-def swapped_plan(project: Project) -> None:
-    """Swap the images of two samples in the plan, before any shard is built from it."""
-    project.lose("seal.json", "commits/000000.json", RECORD)
-    plan = pq.read_table(io.BytesIO(project.place.read("plan/000000.parquet")))
-    uris = plan["uri"].to_pylist()
-    uris[0], uris[1] = uris[1], uris[0]
-    pq.write_table(plan.set_column(1, "uri", pa.array(uris)), swapped := io.BytesIO(), row_group_size=8)
-    project.place.put("plan/000000.parquet", swapped.getvalue())
-
-
-AGAIN, PLAN = "shard 1: ", "plan/000000.parquet is lost or is not the planned one"
-SPEC_LOST, ROLL, OTHER_SEAL = "zarr.json is missing", "shards.bin is not as sealed", copied("recipe", "seal.json")
+OTHER_SEAL = copied("recipe", "seal.json")
 OTHER_SHARD = [SHARD.replace("/1/", "/2/"), "samples/000002.parquet", "commits/000002.json"]
-
-MENDED: dict[str, tuple[Act, list[int], list[str]]] = {
-    "a shard, no seal": (lost(SHARD, "seal.json"), [1], [AGAIN]),
-    "a foreign shard": (copied("images", *OTHER_SHARD), [2], ["is not the record that the cache was sealed with"]),
-    "a swapped plan": (swapped_plan, [0, 1], [PLAN]),
-    "a foreign seal": (copied("images", "seal.json"), [], [ROLL]),
-    "spec and samples, beside it": (together(OTHER_SEAL, lost("zarr.json", TABLE)), [1], [SPEC_LOST, ROLL, AGAIN]),
-    "all metadata but the plan": (
-        lost("zarr.json", "latents/40x32/zarr.json", "build.json"),
-        [],
-        [SPEC_LOST],
-    ),
-}
-"""Damage, the shards that are rebuilt for it, and what is said; the table in `test_decide.py` has the rest."""
-
-
-@pytest.mark.parametrize("what", MENDED)
-def test_damage_is_mended_to_the_same_bytes(built, what):
-    """A build names the first damage and the repair, which builds no other shard again."""
-    damage, rebuilt, said = MENDED[what]
-    with built.same_in_the_end():
-        damage(built)
-        before = built.place.marks()
-        assert said[0] in built.build(code=1)
-        message = built.repair(code=3 if what == "a swapped plan" else 0)
-        if what == "a swapped plan":
-            built.build()
-        after = built.place.marks()
-    shards = [f"latents/40x32/c/{shard}/0/0/0" for shard in range(3)]
-    written = {number for number, name in enumerate(shards) if after[name] != before.get(name)}
-    assert written <= {*rebuilt}, "in a bucket, a file that has the right bytes stays"
-    notes = [line for line in message.splitlines() if "damage found" in line]
-    assert len(notes) == len(said), notes
-    for note, words in zip(notes, said, strict=True):
-        assert words in note
-    assert ("the old seal did not match these shards" in message) is ("foreign seal" in what or "beside it" in what)
 
 
 RERUN, REPAIR = "rerun the", "precompute repair"

@@ -19,7 +19,8 @@ from cache_store.cache.entry_points import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
 from cache_store.messages import differences_between, printable, refuse
 from cache_store.program.config_file import suggest
-from cache_store.program.output_file import refuse_inside, refuse_output, write_output
+from cache_store.program.output_file import refuse_inside, refuse_output
+from cache_store.storage.local import write_file
 from cache_store.storage.store import local_path
 from trainer.config import views_of_run
 from trainer.data.buckets import parts_alike
@@ -81,7 +82,7 @@ def generate(run: str, config: GenerateConfig) -> None:
         records.append({**subject.record, **subject.described(answer.text), "is_whole": answer.is_whole})
     if report:
         said = {"projector": str(projector.path), "steps": projector.config.training.steps, "answers": records}
-        write_output(report, json.dumps(said, indent=1, ensure_ascii=False).encode() + b"\n")
+        write_file(report, json.dumps(said, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def generate_answers(

@@ -17,8 +17,8 @@ from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.command_line import parse_config
-from cache_store.program.output_file import write_output
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals
+from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 
 WARM_UP = 3
@@ -130,7 +130,7 @@ def compare(
     print(found, *broken, json.dumps(record, allow_nan=False), sep="\n")
     if report:
         record["every_turn"] = {side: [asdict(each) for each in turns[at]] for at, side in enumerate("ab")}
-        write_output(report, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
+        write_file(report, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
     return broken
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError
-from cache_store.program.output_file import write_output
+from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.data.buckets import parts_alike
 from trainer.data.prefetch import prefetched
@@ -221,7 +221,7 @@ def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report:
         record |= {"difference": result.difference, "verdict": result.verdict}
         print(result, json.dumps(record, allow_nan=False), sep="\n")
         if report:
-            write_output(report, json.dumps(record, indent=1).encode() + b"\n")
+            write_file(report, json.dumps(record, indent=1).encode() + b"\n")
 
 
 def announce_other_cache(session: Session, state: CheckpointState) -> None:

@@ -1,4 +1,4 @@
-"""The state of a build from its commit records alone: rate, time left, silent builders, overdue shards."""
+"""The state of a build from its commit records alone: rate, time left, last commits."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -48,20 +48,6 @@ def test_the_rate_is_that_of_the_last_minutes_and_gives_the_time_left(pace):
     assert found.rows_left == 6 * ROWS
     assert found.seconds_left == pytest.approx(6 * ROWS / found.images_per_s)
     assert [(each.host, each.shards, each.silent_s) for each in found.builders] == [("node0", 3, 20), ("node1", 3, 0)]
-    assert found.overdue == ()
-
-
-def test_shards_that_later_ones_overtook_long_ago_are_overdue(pace):
-    """Rank 1 of two hangs after shard 1; the other goes on."""
-    found = pace({0: 400, 1: 400, 2: 320, 4: 240, 6: 160, 8: 80})
-    assert found.overdue == (3, 5), "shard 7 is as late, but only shard 8, of 80 s ago, is behind it"
-    assert found.builders[1].silent_s == 400
-
-
-def test_all_missing_shards_of_a_silent_build_are_overdue_and_no_time_is_told(pace):
-    found = pace({0: 5_000, 1: 4_900})
-    assert found.overdue == (*range(2, SHARDS),)
-    assert (found.images_per_s, found.seconds_left) == (0.0, None)
 
 
 def test_a_whole_cache_and_records_without_times_have_no_pace(pace, cache):

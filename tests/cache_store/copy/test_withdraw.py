@@ -1,8 +1,6 @@
 """`cache-store withdraw`: no byte of a withdrawn sample is left in any file, also after a kill at any step."""
 
 import io
-import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ from cache_store.cache.metadata import (
 )
 from cache_store.cli import main
 from cache_store.copy.withdraw import withdraw
-from cache_store.errors import CacheError, StaleError
+from cache_store.errors import StaleError
 from cache_store.format.layout import samples_file
 from cache_store.format.plan import is_withdrawn
 from cache_store.format.sums import ShardSums
@@ -230,16 +228,6 @@ def test_what_cannot_be_withdrawn_is_refused_and_touches_nothing(make, tmp_path,
     assert named in error
 
 
-def test_each_cache_must_know_every_id_and_one_of_two_lines_is_a_json_string(make, gone, tmp_path, capsys):
-    odd, cache = make_cache(tmp_path / "odd", samples_of((4, 6, 5)), ["two\nlines", '"quoted"', *IDS[2:]]), make()
-    (tmp_path / "odd.txt").write_text('"two\\nlines"\r\n"quoted"\n')
-    with Folder(cache).untouched(), Folder(odd).untouched():
-        assert main(["withdraw", str(odd), str(cache), "--ids", str(tmp_path / "odd.txt")]) == 2
-    assert f'the plan of {cache} does not have 2 ids: two\\nlines, "quoted";' in capsys.readouterr().err
-    assert main(["withdraw", str(odd), "--ids", str(tmp_path / "odd.txt")]) == 0
-    assert open_cache(odd).seal.reasons["withdrawn"] == 2
-
-
 def test_an_unfinished_or_damaged_cache_is_refused(make, gone, tmp_path, capsys):
     unsealed, twice, damaged, sound = make("unsealed", seal=False), tmp_path / "twice", make("damaged"), make("sound")
     make_cache(twice, samples_of((4, 6, 5)), [*IDS[:-1], IDS[5]])
@@ -352,41 +340,3 @@ def test_more_ids_can_be_given_after_a_stop(make):
         assert (every.seal or more.seal).reasons["withdrawn"] == 4
         assert (more.seal.reasons["withdrawn"] == 4) is (step > 2), "once the ids are written down, they go too"
         assert verify(again, "deep").findings == ()
-
-
-def test_a_shard_damaged_after_a_stop_is_left_to_a_build(make):
-    before, ids = contents(make()), [IDS[row] for row in GONE]
-    store = stored(before, 10)
-    with pytest.raises(KilledError):
-        next(withdraw([store], ids))
-    again = stored(store.files)
-    name = shard_name(again, 2)
-    again.files[name] = again.files[name][:-1]
-    del again.files[samples_file(2)]
-    with pytest.raises(CacheError, match="delete memory://store/commits/000002.json, then run the `precompute build`"):
-        next(withdraw([again], ids))
-    again.delete("commits/000002.json")
-    with pytest.raises(CacheError, match="may still have the samples"):
-        next(withdraw([again], ids))
-
-
-def test_a_cache_that_another_process_writes_is_left_alone(make, gone, capsys):
-    cache = make()
-    with open_cache(cache).store.claim(), Folder(cache).untouched():
-        assert main(["withdraw", str(cache), "--ids", gone]) == 1
-    assert f"process {os.getpid()}" in capsys.readouterr().err
-
-
-def test_the_guide_shows_what_the_command_prints(tmp_path, monkeypatch, capsys):
-    """In a cache with the rows and shards of the demo's."""
-    section = (Path(__file__).parents[3] / "docs/guide/operating.md").read_text().partition("\n## Withdraw\n")[2]
-    shown = section.split("```\n")[1]
-    (ids,) = re.findall(r"\$ cat (\S+)\n", shown)
-    text, command, printed = re.split(r"\$ (.*)\n", shown.partition(f"{ids}\n")[2])
-    monkeypatch.chdir(tmp_path)
-    Path(ids).write_text(text)
-    scenes = [f"scene-{row:05d}" for row in range(3_009)]
-    make_cache(Path("scenes.cache"), np.ones((len(scenes), 4), np.float32), scenes, samples_per_shard=1_024)
-    program, *arguments = command.split()
-    assert (program, main(arguments)) == ("cache-store", 0)
-    assert re.fullmatch(re.escape(printed).replace("…", ".*"), capsys.readouterr().out)

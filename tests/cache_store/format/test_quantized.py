@@ -11,7 +11,7 @@ from cache_store.format.layout import samples_file
 from cache_store.format.quantized import dequantize, quantize
 from cache_store.verify.verify import verify
 from tests.cache_store.signing import edited_rows, resign
-from tests.make_cache import make_array, make_cache, make_encoder
+from tests.make_cache import make_cache
 from tests.memory_store import MemoryStore
 
 SHAPE = (3, 6, 5)
@@ -89,8 +89,3 @@ def test_samples_far_away_are_read_as_from_a_folder(tmp_path, latents):
     assert far.read(order, out) is out
     with pytest.raises(ValueError, match="float32"):
         far.read(order, np.empty((20, *SHAPE), np.uint8))
-
-
-def test_tokens_are_not_quantized():
-    with pytest.raises(ValueError, match="token, feature"):
-        make_array((7, 5), "uint8", "none", make_encoder(4, [], []))

@@ -21,12 +21,10 @@ from cache_store.cache.reader import open_cache
 from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
-from cache_store.format.layout import samples_file
 from cache_store.gallery import pictures, rows
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
 from cache_store.verify.verify import verify
-from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
 from tests.named import assert_names
 
@@ -184,23 +182,6 @@ def test_previews_and_psnr_are_what_they_say(cache):
     assert found == [math.inf, pytest.approx(20 * math.log10(255)), 0.0]
 
 
-def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
-    """Shards without a drawn sample may be missing."""
-    monkeypatch.setattr(rows, "DRAWN_SAMPLES", 12)
-    monkeypatch.setattr(rows, "DRAWN_SHARDS", 3)
-    path = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((240, 4, 6, 5), np.float32))
-    cache = open_cache(path)
-    drawn, numbers = rows.numbers_to_count(cache, seed=0), rows.random_numbers(cache, 4, seed=0)
-    assert (len(drawn), len({*cache.shards.shards_of(drawn)})) == (12, 3)
-    for ascending in (drawn, numbers, rows.draw_numbers(10**12, 50, np.random.default_rng(0))):
-        assert (np.diff(ascending) > 0).all()
-    for shard in set(range(30)) - {int(number) // 8 for number in (*drawn, *numbers)}:
-        (path / samples_file(shard)).unlink()
-        (path / f"latents/40x48/c/{shard}/0/0/0").unlink()
-    page = page_of(path, tmp_path / "page.html", num_rows=4)
-    assert "12 samples, drawn with seed 0" in text_of(page)
-
-
 @pytest.mark.parametrize("form", ["", "_tars"])
 def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
     """Also in the histograms, in which a latent's size does not matter."""
@@ -261,27 +242,6 @@ def test_a_clip_is_a_strip_of_its_frames_from_the_first_to_the_last(tmp_path):
     np.testing.assert_array_equal(shown[4].preview, pictures.side_by_side(expected))
     middle = pictures.channel_strip(latent[:, 4].astype(np.float32), cache.seal.array)
     assert shown[4].strip.tobytes() == middle.tobytes()
-
-
-def test_the_page_of_clips_says_frames_and_shows_strips(tmp_path):
-    config = GalleryConfig(output=str(tmp_path / "a.html"))
-    made = make_gallery(clips_cache(tmp_path / "cache"), config)
-    page = config.page.read_text()
-    for told in ("17x24x16: channel 4, latent_t 5, latent_y 2, latent_x 3", "33x24x16: ", "No source clips"):
-        assert told in text_of(page)
-    assert Image.open(io.BytesIO(images_of(page, "latent preview of row 5")[0])).size == (8 * 3 + 7, 2)
-    assert [each.width for each in made.shown] == [5 * 110] * 2 + [8 * 110] * 3
-
-
-@pytest.mark.parametrize("name", ["latents/40x48/c/0/0/0/0", "samples/000001.parquet", "seal.json"])
-def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path, capsys, name):
-    """Also of a shard of rejects alone, whose latents the page does not need."""
-    cache, page = make_cache(tmp_path / "cache", LATENTS, rejected=range(8, 16)), tmp_path / "page.html"
-    page.write_text("earlier")
-    flip(cache / name, 0) if "/" in name else (cache / name).unlink()
-    assert main(["gallery", str(cache), "-o", str(page)]) == 1
-    assert_names(capsys.readouterr().err, {"latents/40x48/c/0/0/0/0": f"{name} shard"}.get(name, f"{cache}"))
-    assert page.read_text() == "earlier"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from cache_store.cache import info, metadata
 from cache_store.cache.reader import open_cache
-from cache_store.cache.sealed_shards import SealedShards
 from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.array import MAX_PREVIEW_FEATURES, MAX_SIDE
 from cache_store.format.codec import crc32c
@@ -289,14 +288,6 @@ def test_an_index_that_leads_outside_its_file_is_refused_unread(root, slot, offs
     resign(root)
     with pytest.raises(CacheError, match=shard_name(root, 0)):
         open_cache(root).read(np.array([0]), check=False)
-
-
-@in_zarr_alone
-def test_a_seal_of_more_samples_than_memory_holds_is_refused(sound):
-    cache = open_cache(sound)
-    seal = msgspec.structs.replace(cache.seal, cached=20 * 10**9)
-    with pytest.raises(CacheError, match="20,000,000,000"):
-        SealedShards(cache.store, cache.spec, seal, cache.shards.roll).mapped(0)
 
 
 JUNK = st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, bytes(8), b"\x80" * 5, b"\x7f"]))

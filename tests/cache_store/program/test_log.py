@@ -107,12 +107,3 @@ def test_quiet_leaves_warnings_and_errors_and_the_result(tmp_path, capsys, monke
         monkeypatch.setenv("ENCODE_ONCE_QUIET", environment)
         assert run_program("trainer", run, words) == 0
         assert capsys.readouterr() == ("done\n", "trainer: warning: look\n")
-
-
-def test_an_error_of_our_own_is_one_record_with_its_traceback():
-    code = "from cache_store.log import set_up_log; set_up_log('precompute'); 1 / 0"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {VARIABLE: "json"}
-    )
-    record = json.loads(done.stderr)
-    assert (record["level"], record["message"].splitlines()[-1]) == ("critical", "ZeroDivisionError: division by zero")

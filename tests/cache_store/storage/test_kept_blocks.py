@@ -3,10 +3,6 @@
 import copy
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,33 +97,3 @@ def test_what_happens_to_kept_blocks_changes_nothing_read(copied, tmp_path, capl
         said = read()
     assert said.startswith("nothing more is kept, ") == (harm in ("a folder", "full disk", "no folder"))
     assert not [*tmp_path.rglob("*.partial")]
-
-
-READ_FOR_EVER = """
-import sys
-from pathlib import Path
-from cache_store import open_cache
-from cache_store.storage.kept_blocks import KeptBlocks
-from cache_store.storage.store import open_store
-from cache_store.storage.wrapped import KeptStore
-cache = open_cache(KeptStore(open_store(sys.argv[1]), KeptBlocks(Path(sys.argv[2]), 3_000)))
-while True:
-    cache.read(range(27))
-"""
-
-
-def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path):
-    """The bound is smaller than the cache, so that each deletes blocks that another needs."""
-    cache, kept = open_cache(copied[0]), tmp_path / "kept"
-    other = subprocess.Popen([sys.executable, "-c", READ_FOR_EVER, copied[1], str(kept)])
-    there, numbers = open_cache(KeptStore(open_store(copied[1]), KeptBlocks(kept, 3_000))), np.arange(27)
-    while not [*kept.rglob("*x131072")]:
-        assert other.poll() is None
-        time.sleep(0.01)
-    for _ in range(20):
-        assert np.array_equal(there.read(numbers), cache.read(numbers))
-    other.kill()
-    assert other.wait() == -signal.SIGKILL
-    for block in [*kept.rglob("*x131072")]:
-        block.with_name(f".{block.name}.7.partial").write_bytes(block.read_bytes()[:500])  # as a kill may leave
-    assert np.array_equal(there.read(numbers), cache.read(numbers))

@@ -3,15 +3,12 @@
 import errno
 import logging
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cache_store.errors import CacheError, NotAFileError
+from cache_store.errors import NotAFileError
 from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalStore
 from tests.full_disk import largest_file
@@ -74,25 +71,3 @@ def test_a_disk_without_locks_is_told_and_written_all_the_same(store, monkeypatc
         store.put_whole("a", b"b")
     assert "without locks (Function not implemented), so nothing keeps a second writer out" in caplog.messages[0]
     assert not store.has(CLAIM_FILE)
-
-
-def test_a_refusal_names_the_holders_and_how_a_stopped_one_goes_on(store):
-    """A rank of this machine, which a signal has stopped, and one of another machine."""
-    code = (
-        "import sys, time; from cache_store.storage.store import open_store\n"
-        "with open_store(sys.argv[1]).claim(shared=True): print(flush=True); time.sleep(60)"
-    )
-    rank = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE)
-    assert rank.stdout.readline() == b"\n"
-    with (store.root / CLAIM_FILE).open("a") as claim:
-        claim.write("rank, process 7 on another-host\n")
-    rank.send_signal(signal.SIGSTOP)
-    os.waitpid(rank.pid, os.WUNTRACED)
-    with pytest.raises(CacheError) as refused, store.claim():
-        pass
-    rank.kill()
-    rank.communicate()
-    assert "by ranks of a build, " in str(refused.value)
-    assert f"process {rank.pid} on {os.uname().nodename} (stopped by a signal)" in str(refused.value)
-    assert "process 7 on another-host" in str(refused.value)
-    assert str(refused.value).endswith(f"; `kill -CONT {rank.pid}` lets it go on")

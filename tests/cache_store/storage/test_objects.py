@@ -16,7 +16,6 @@ from cache_store.errors import CacheError, ConfigError
 from cache_store.storage.object_errors import explain, has_status
 from cache_store.storage.store import open_store
 from cache_store.verify.verify import clear_leftovers, verify
-from tests.full_disk import mounted_disk
 from tests.make_cache import make_cache
 from tests.named import assert_names
 from tests.object_stores.server import EVERY_STORE
@@ -44,17 +43,6 @@ def test_a_file_is_one_request_and_drafts_leave_nothing(store, proxy, monkeypatc
             assert store.read(name) == found
         assert len(proxy.requests) == 1
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_draft_is_refused_by_the_disk_of_temporary_files(bucket, monkeypatch, tmp_path):
-    """The message names that disk, not the store."""
-    store = open_store(bucket)
-    with mounted_disk(tmp_path / "scratch", "64k") as disk:
-        monkeypatch.setattr("tempfile.tempdir", str(disk))
-        with suppress(OSError), store.draft("latents/c/0") as draft:
-            with pytest.raises(OSError, match="No space left on device") as refused, draft.writing() as stream:
-                stream.write(bytes(2**23))
-            assert refused.value.filename == f"{disk} (TMPDIR names another folder)"
 
 
 @EVERY_STORE

@@ -1,18 +1,13 @@
 """Verifications of several caches, and what monitoring sees of them."""
 
 import json
-import os
-import signal
 from functools import reduce
 from pathlib import Path
-from threading import Semaphore
 
 import numpy as np
 import pytest
 
 from cache_store.cli import main
-from cache_store.verify.command import Verification
-from cache_store.verify.shard import ShardVerifier
 from tests.cache_store.conftest import flip, shard_name
 from tests.make_cache import make_cache
 
@@ -76,35 +71,3 @@ def test_metrics_tell_findings_by_kind_and_when_all_was_last_read_and_sound(cach
     assert (damaged['sound{level="full"}'], damaged['findings{kind="damaged"}']) == (0, 2)
     assert damaged["verified_time_seconds"] == whole["verified_time_seconds"], "the last time is kept"
     assert values("--subset", "1/5")["verified_time_seconds"] == whole["verified_time_seconds"]
-
-
-def test_a_stopped_verification_reports_what_it_has_read_and_found(caches, tmp_path, monkeypatch):
-    flip(caches[0] / shard_name(caches[0], 1), 5)
-    whole, show, report, told = ShardVerifier.__call__, Verification._show, tmp_path / "report.json", Semaphore(0)
-
-    def stopped(check: ShardVerifier, task: object) -> object:
-        if task.shard == 3:
-            assert all(told.acquire(timeout=30) for _ in range(3)), "the shards before were told"
-            os.kill(os.getpid(), signal.SIGTERM)
-        return whole(check, task)
-
-    def tell(*arguments: object) -> None:
-        show(*arguments)
-        told.release()
-
-    monkeypatch.setattr(ShardVerifier, "__call__", stopped)
-    monkeypatch.setattr(Verification, "_show", tell)
-    options = ["--level", "full", "--jobs", "1", "--report", str(report)]
-    assert main(["verify", str(caches[0]), *options]) == 3
-    written = json.loads(report.read_bytes())
-    assert (written["covered"], written["samples"]) == (3, 6)
-    assert written["bytes"] > 0
-    assert {each["shard"] for each in written["findings"]} == {1}
-    assert written["error"].startswith("nothing was changed")
-
-
-def test_a_metrics_file_that_cannot_be_is_one_line(caches, capsys):
-    assert main(["verify", str(caches[0]), "--metrics", "nowhere/caches.prom"]) == 2
-    said = capsys.readouterr().err
-    assert "metrics" in said
-    assert said.count("\n") == 1

@@ -1,8 +1,6 @@
 """Builds by the command line: what is cached, and what ends a build before its seal."""
 
-import importlib.metadata
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -22,7 +20,6 @@ from cache_store.cli import main as cache_store
 from cache_store.format.array import Size
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encode.pipeline import library_versions
 from precompute.images.config import ImageConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, placement_of
@@ -135,19 +132,6 @@ def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
     assert not (project.folder / "new").exists()
 
 
-@pytest.mark.parametrize("count", [SAMPLES, 2])
-@pytest.mark.parametrize(("name", "named"), [("../x.png", "source.images"), (None, "chat.json")])
-def test_records_whose_image_cannot_be_there_are_named(project, count, name, named):
-    chat = project.source / "chat.json"
-    records = json.loads(chat.read_text())
-    chat.write_text(json.dumps([{**each, "image": name} for each in records[:count]] + records[count:]))
-    message = project.build(run__max_reject_fraction=0.01, code=1)
-    assert f"{count} of 22" in message
-    assert (name or "sample-000, sample-001") in message
-    assert named in message
-    assert ("source.images" in message) is (name is not None)
-
-
 def test_a_disk_that_fails_rejects_nothing(project):
     """Reading /proc/self/mem at its start is a real input/output error."""
     project.unpack()
@@ -182,25 +166,6 @@ def test_an_error_of_a_decoder_ends_no_more_than_its_file(project, monkeypatch):
     assert SAMPLES > sum(reason.endswith("rror: an odd byte") for reason in reasons) > 0
     project.build("--retry-rejected", name="again")
     assert again.timeless() == project.files()
-
-
-def test_a_build_that_finds_no_gpu_says_so(project, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    project.has()
-    assert "no GPU" in project.build(encoder__device="auto")
-    assert "no GPU" not in project.build("--retry-rejected", encoder__device="auto"), "nothing is encoded"
-
-
-def test_a_missing_library_is_named_before_anything_is_made(project, monkeypatch):
-    def version(name: str) -> str:
-        if name == "diffusers":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "1"
-
-    library_versions.cache_clear()
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert "'encode-once[precompute]'" in project.build(code=2)
-    assert not project.cache.exists()
 
 
 def test_a_host_without_a_compiler_is_told_at_once(project):

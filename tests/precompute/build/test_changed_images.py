@@ -8,7 +8,7 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.cache.metadata import open_plan, read_build, read_seal
-from tests.precompute.acts import MISSING, NOT_ENCODED, RECORD, SHARD, TABLE, build_with_a_missing_image, image, mend
+from tests.precompute.acts import MISSING, NOT_ENCODED, RECORD, SHARD, build_with_a_missing_image, image, mend
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, flip, sample_name
 
 
@@ -105,23 +105,3 @@ def test_a_check_reads_every_image_before_other_work(folder):
     assert "16 images" in folder.build("--check-sources")
     image(folder, 7).unlink()
     assert "missing" in folder.build("--check-sources", code=1)
-
-
-@pytest.mark.parametrize("name", [TABLE, RECORD])
-@pytest.mark.parametrize("losses", [[], ["seal.json"]])
-def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, losses):
-    folder.lose(*losses)
-    (folder.cache / name).write_bytes(bytes(reversed((folder.cache / name).read_bytes())))
-    with folder.untouched():
-        message = folder.build("--check-sources", code=1)
-    assert f"precompute repair {folder.cache}" in message
-    folder.repair("--shards", "[1]")
-    assert "22 images" in folder.build("--check-sources")
-
-
-def test_a_changed_image_is_refused_in_one_line_beside_a_damaged_table(folder):
-    """A table with another column's name cannot say which image it was."""
-    (table := folder.cache / TABLE).write_bytes(table.read_bytes().replace(b"status", b"stAtus"))
-    change_in_secret(image(folder, 10))
-    with folder.untouched():
-        assert "shard 1" in folder.repair("--shards", "1", code=1)

@@ -3,21 +3,14 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 
 from cache_store.cache.metadata import read_seal
-from cache_store.format.formats import files_of_shard
-from cache_store.format.plan import PlanPart, write_part
+from cache_store.format.plan import write_part
 from cache_store.storage.local import LocalStore
-from precompute.build.request import BuildRequest
-from precompute.build.steps import open_build_inputs, plan
-from precompute.build.write import encode_job
 from precompute.cli import main
-from precompute.config import BuildConfig, RunConfig
-from tests.named import assert_names
 from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, sample_name, timeless_files
 from tests.precompute.sources.pictures import write_pictures
 
@@ -75,15 +68,6 @@ def test_the_list_is_read_for_the_plan_alone(project):
         project.step("build", *rank(index, 2))
     project.step("seal")
     assert project.files() == timeless_files(project.folder / "alone")
-
-
-def test_a_seal_does_not_hash_the_plan_again(project, monkeypatch):
-    """A folder of images too, which every plan lists."""
-    project.unpack()
-    project.step("plan")
-    project.step("build")
-    monkeypatch.setattr(PlanPart, "computed_digests", None)
-    project.step("seal")
 
 
 def test_a_damaged_plan_is_not_sealed(project):
@@ -144,19 +128,6 @@ def test_ranks_of_any_source_write_what_one_build_does(built, kind):
     built.assert_as_built()
 
 
-def test_on_ray_files_without_a_record_make_way_and_others_stay(built):
-    """Files that are replaced, as in a repair, stay until the new ones are whole."""
-    pytest.importorskip("ray")
-    built.lose("seal.json", "commits/000000.json")
-    config = replace(BuildConfig.of_cache(built.cache), run=RunConfig(engine="ray"))
-    inputs = open_build_inputs(config, BuildRequest(rebuild=[1], new_samples="leave out"))
-    work = plan(inputs)
-    job = encode_job(inputs, work, work.to_build, shared=False)
-    assert (job.shards, job.never_replace) == ([0, 1], {0})
-    there = {shard: [*map(job.store.has, files_of_shard(job.spec, shard))] for shard in range(3)}
-    assert (any(there[0]), all(there[1]), all(there[2])) == (False, True, True)
-
-
 def test_the_log_of_ranks_and_builds_says_who_does_what(built, logging_as_before):
     """As JSON: cache, host and rank of every message; progress and the build's counts as numbers."""
     built.run(main, "plan", "--config", built.config("logged"))
@@ -167,11 +138,3 @@ def test_the_log_of_ranks_and_builds_says_who_does_what(built, logging_as_before
     assert build["images"] > 0
     progress = [each["progress"] for each in records if "progress" in each]
     assert progress[-1].keys() >= {"per_s", "seconds_left", "rejected"}
-
-
-def test_a_shard_that_takes_long_is_warned_of(built, monkeypatch):
-    built.lose("commits/000000.json", "seal.json")
-    assert "samples_per_shard" not in built.build()
-    monkeypatch.setattr("precompute.build.steps.LARGE_SHARD_BYTES", 1_000)
-    built.lose("commits/000000.json", "seal.json")
-    assert_names(built.build(), "a shard takes GB store.samples_per_shard")

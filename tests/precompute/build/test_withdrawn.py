@@ -126,11 +126,3 @@ def test_a_stopped_withdrawal_is_finished_by_a_build_and_refused_by_ranks(built)
     said = built.build()
     assert "a withdrawal of 3 samples was stopped; finishing it" in said
     assert_withdrawn(built.cache)
-
-
-def test_a_page_shows_no_withdrawn_image(withdrawn, tmp_path):
-    page = tmp_path / "gallery.html"
-    withdrawn.run(cache_store, "gallery", withdrawn.cache, "-o", page)
-    rejected = page.read_text().partition("<h2>Rejected rows</h2>")[2]
-    assert rejected.count("withdrawn") >= 3
-    assert "data:image/jpeg" not in rejected
