@@ -1,26 +1,19 @@
 """`cache-store`: inspect, verify and copy caches, on any machine, without torch."""
 
-import sys
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from cache_store.copy.options import CopyConfig, WithdrawConfig
-from cache_store.errors import ConfigError
 from cache_store.gallery.command import GalleryConfig
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.scope import VerifyConfig
-
-if TYPE_CHECKING:
-    from cache_store.cache.info import Described
 
 # numpy, Arrow and codecs take half a second to import. Each command imports what it needs, so that `--help` is quick.
 
 EXAMPLES = """\
   cache-store info data/cc3m
   cache-store info data/cc3m --json             for a program
-  cache-store info data/cc3m --watch 10         while it is built
   cache-store verify data/cc3m                  records, sizes, seal: seconds
   cache-store verify data/cc3m --level full     every byte of every file
   cache-store verify data/cc3m --level deep     each sample too
@@ -37,13 +30,7 @@ VERIFIED = {"cache": "The caches: their folders, or their URLs."}
 
 INFO = {
     "--json": "Print all of it as JSON.",
-    "--watch SECONDS": "Print it again every so many seconds until all shards are committed; JSON is then a line each.",
 }
-
-CLEAR = "\x1b[H\x1b[2J"
-"""Clears a terminal."""
-
-LONGEST_WATCH_S = 10**6
 
 RESHARD = "Pack short shards, as extensions leave them, into full ones; the copy has another identity."
 
@@ -52,38 +39,14 @@ def info_command(arguments: Any) -> int:
     """Show what a cache holds and how it was made; while it is built, also how fast, and who is silent."""
     from cache_store.cache.info import describe
 
-    every_s = seconds_between(arguments.watch)
-    while True:
-        described = describe(arguments.cache)
-        if every_s is not None and sys.stdout.isatty():
-            print(CLEAR, end="")
-        print_info(described, as_json=arguments.json, on_one_line=every_s is not None)
-        if every_s is None or described.is_committed:
-            return 0
-        time.sleep(every_s)
-
-
-def seconds_between(watch: str | None) -> float | None:
-    """Read the value of `--watch`; ConfigError unless it is a time of a second or more."""
-    if watch is None:
-        return None
-    try:
-        seconds = float(watch)
-    except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds < LONGEST_WATCH_S:
-        raise ConfigError(f"--watch must be a number of seconds in [1, {LONGEST_WATCH_S:,}), got {watch!r}")
-    return seconds
-
-
-def print_info(described: "Described", *, as_json: bool, on_one_line: bool) -> None:
-    if as_json:
-        data = msgspec.json.encode(described.as_dict())
-        print((data if on_one_line else msgspec.json.format(data, indent=1)).decode(), flush=True)
-        return
+    described = describe(arguments.cache)
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(described.as_dict()), indent=1).decode())
+        return 0
     lines = described.as_lines()
     width = max(len(field) for field, _ in lines)
-    print(*(f"{field:<{width}}  {value}" for field, value in lines), sep="\n", flush=True)
+    print(*(f"{field:<{width}}  {value}" for field, value in lines), sep="\n")
+    return 0
 
 
 def verify_command(arguments: Any) -> int:

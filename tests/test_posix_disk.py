@@ -35,18 +35,8 @@ def durable(folder: Path) -> None:
     sync(folder)
 
 
-def only_named(folder: Path) -> None:
-    written(folder)
-    sync(folder)
-
-
 def replaced(folder: Path) -> None:
     synced(folder)
-    (folder / "c").replace(folder / "a")
-
-
-def replaced_unsynced(folder: Path) -> None:
-    written(folder)
     (folder / "c").replace(folder / "a")
 
 
@@ -60,11 +50,6 @@ def linked(folder: Path) -> None:
     (folder / "a").unlink()
 
 
-def emptied(folder: Path) -> None:
-    (folder / "in" / "b").unlink()
-    (folder / "in").rmdir()
-
-
 def without(name: str) -> dict[str, bytes | None]:
     return {path: data for path, data in OLD.items() if path != name}
 
@@ -73,15 +58,9 @@ LEFT: dict[Callable[[Path], None], list[dict[str, bytes | None]]] = {
     written: [OLD, *({**OLD, "c": data} for data in UNSYNCED)],
     synced: [OLD, {**OLD, "c": b"text"}],
     durable: [{**OLD, "c": b"text"}],
-    only_named: [{**OLD, "c": data} for data in UNSYNCED],
     replaced: [OLD, {**OLD, "c": b"text"}, {**OLD, "a": b"text"}],
-    replaced_unsynced: [
-        OLD,
-        *({**OLD, name: data} for name in ("a", "c") for data in UNSYNCED),
-    ],
     in_a_new_folder: [OLD, {**OLD, "new": None, "new/c": b"text"}],
     linked: [OLD, {**OLD, "c": b"old"}, {**without("a"), "c": b"old"}, without("a")],
-    emptied: [OLD, {"a": b"old", "in": None}, {"a": b"old"}],
 }
 """A program's steps, and every state that a power cut after them may leave."""
 

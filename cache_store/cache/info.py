@@ -38,10 +38,6 @@ class Described:
     problem: str | None
     """Why there is no seal."""
 
-    @property
-    def is_committed(self) -> bool:
-        return len(self.records) == self.spec.num_shards
-
     def as_lines(self) -> list[tuple[str, str]]:
         """List fields and values, in reading order."""
         lines = [("cache", self.cache), *spec_lines(self.spec), *array_lines(self.spec.array)]

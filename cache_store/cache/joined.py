@@ -175,6 +175,7 @@ class JoinedCache:
 
     @property
     def columns(self) -> list[str]:
+        """Columns that `samples` can return."""
         return [*dict.fromkeys(column for each in self.caches.values() for column in each.columns)]
 
     def where(self, expression: str) -> NDArray[np.int64]:

@@ -11,8 +11,8 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.command_runs import BEFORE, COMMANDS, PLAIN, Run, sealed_files
 
-KILLED = [("folder", "zarr", 1), ("folder", "webdataset", 1), ("bucket", "zarr", 3)]
-"""Place, form, and every how-many-th step is tried: a step in a bucket takes a hundred requests."""
+KILLED = [("folder", "zarr", 5), ("bucket", "webdataset", 7)]
+"""Place, form, and every how-many-th step is tried: `test_power_cuts.py` tries every step in a folder."""
 
 BEFORE_THE_SPEC = {"build.json", "latents/16x16/zarr.json", "seal.json", "texts.json"}
 """Files that an extension replaces or deletes before the spec, with which it begins."""

@@ -59,7 +59,7 @@ def test_a_whole_cache_and_records_without_times_have_no_pace(pace, cache):
     assert pace_of(described.spec, {0: undated}, NOW) is None
 
 
-def test_info_tells_it_of_an_unfinished_cache_again_and_again(cache, tmp_path, capsys):
+def test_info_tells_it_of_an_unfinished_cache(tmp_path, capsys):
     unfinished = make_cache(tmp_path / "cache", np.ones((12, 2, 3, 4), np.float32), samples_per_shard=4, seal=False)
     (unfinished / "commits/000001.json").unlink()
     assert main(["info", str(unfinished)]) == 0
@@ -69,7 +69,3 @@ def test_info_tells_it_of_an_unfinished_cache_again_and_again(cache, tmp_path, c
     assert "builder         cpu at " in said
     assert main(["info", str(unfinished), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pace"]["rows_left"] == 4
-    assert main(["info", str(cache), "--watch", "5", "--json"]) == 0, "a whole cache is shown once"
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["pace"] is None
-    assert main(["info", str(cache), "--watch", "soon"]) == 2
