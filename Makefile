@@ -10,13 +10,19 @@ define CHECK_PYTHON
 import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=python3.11")
 endef
 
-.PHONY: demo test lint docs dist clean
+.PHONY: demo test test-all lint docs dist clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m demo
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q
+	$(PYTEST) -m "not slow"
+
+# Also what takes long: every family of models, the guides and examples, programs killed again and again.
+test-all: test
+	$(PYTEST) -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -16,6 +16,8 @@ import pytest
 
 from cache_store import __version__
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("cache_store", "encode_once", "precompute", "trainer")
 FOLDERS = (*PACKAGES, ".github", "benchmarks", "configs", "demo", "deploy", "docs", "examples", "tests")

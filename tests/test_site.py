@@ -10,6 +10,8 @@ import pytest
 import encode_once
 from cache_store import __version__
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 HOME = "https://github.com/encode-once/encode-once"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -21,6 +22,8 @@ from tests.command_runs import PROGRAMS, quick_parsing, values_of
 from tests.places import Folder
 from tests.posix_disk import Disk, disk_of, lay_out, recorded, tree_of, without_scratch
 from tests.precompute.conftest import config_values, image_bytes, write_config, write_source
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["quick_parsing"]  # a fixture
 

@@ -11,6 +11,8 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.command_runs import BEFORE, COMMANDS, PLAIN, Run, sealed_files
 
+pytestmark = pytest.mark.slow
+
 KILLED = [("folder", "zarr", 5), ("bucket", "webdataset", 7)]
 """Place, form, and every how-many-th step is tried: `test_power_cuts.py` tries every step in a folder."""
 

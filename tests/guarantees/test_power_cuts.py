@@ -73,9 +73,14 @@ def no_link(path: Path, target: Path) -> None:
 
 
 CASES = [*((name, "zarr", True) for name in LINES), ("copy as it is", "webdataset", True), ("extend", "zarr", False)]
+FIRST = ("build", "extend", "repair")
+"""Commands that `make test` tries too."""
 
 
-@pytest.mark.parametrize(("name", "form", "has_links"), CASES)
+@pytest.mark.parametrize(
+    ("name", "form", "has_links"),
+    [pytest.param(*case, marks=[] if case[0] in FIRST else pytest.mark.slow) for case in CASES],
+)
 def test_a_power_cut_at_any_step_leaves_whole_files_and_a_rerun_ends(
     scenes, tmp_path, monkeypatch, name, form, has_links
 ):

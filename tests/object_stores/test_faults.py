@@ -35,7 +35,11 @@ def assert_one_line(said, program, *parts):
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("scheme", "kind", "method", "part", "times"), [*(("s3", *each) for each in FAILS), *ELSEWHERE]
+    ("scheme", "kind", "method", "part", "times"),
+    [
+        pytest.param(*case, marks=[] if case[1] in ("503", "lost") else pytest.mark.slow)
+        for case in [*(("s3", *each) for each in FAILS), *ELSEWHERE]
+    ],
 )
 def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, proxy, kind, method, part, times):
     """The first request to each address fails, in a build and when its cache is read."""
@@ -53,6 +57,7 @@ def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, prox
     run(f"cache-store verify {url} --level full")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "part", ["/zarr.json", "/plan/000000.parquet", "/latents/16x16/c/1/", "/samples/", "/commits/", "/seal.json"]
@@ -137,6 +142,7 @@ WRONG = [
 """Scheme, variables and their value, or without variables an address, exit code, and what is named."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("scheme", "variables", "value", "code", "named"), WRONG)
 def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables, value, code, named):

@@ -11,6 +11,8 @@ from tests.object_stores.server import OTHERS, environment
 from tests.places import Folder, Objects
 from trainer import LatentStream
 
+pytestmark = pytest.mark.slow
+
 IN_OTHER_STORES = pytest.mark.parametrize("scheme", OTHERS)
 
 SHARD = "latents/16x16/c/1/0/0/0"

@@ -3,6 +3,7 @@
 import signal
 
 import numpy as np
+import pytest
 
 from cache_store.cli import main as cache_store
 from tests.object_stores.server import environment
@@ -10,6 +11,8 @@ from tests.trainer.conftest import described_cache, save_language_model
 from tests.trainer.runs import ForkedTrainer, assert_same_run, command, make_config
 from trainer.cli import main
 from trainer.run.folder import checkpoints_of
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_killed_run_on_joined_urls_is_the_run_on_folders(bucket, proxy, tmp_path, capsys):
