@@ -35,6 +35,9 @@ from precompute.sources.videos import DIGESTS_HELD, Videos, hash_in_place
 VIDEOS_PROBED = 2**20
 """Videos whose lengths and sizes are kept while planning, 250 bytes each: each is then looked at once."""
 
+TEXT_ONLY = "text only"
+"""Kind of reject for a record that names no file, such as some of LLaVA's instructions; none is missing."""
+
 BROKEN_EXIF = "broken EXIF, not turned"
 INTERLACED = "interlaced frames, encoded as progressive"
 STANDING = "repeated frames, more than three quarters"
@@ -61,7 +64,7 @@ class FrameReader(ABC):
     def size(self, sample: Sample) -> Size | None: ...
 
     def expect(self, samples: Iterable[Sample]) -> None:
-        self._source.expect(sample["uri"] for sample in samples)
+        self._source.expect(sample["uri"] for sample in samples if sample["uri"])
 
     def read(self, samples: Sequence[Sample], array: ArraySpec, out: Sequence[Inputs]) -> list[Outcome]:
         return [self._read_one(sample, array.size, place) for sample, place in zip(samples, out, strict=True)]
@@ -80,6 +83,8 @@ class FrameReader(ABC):
     def _read_one(self, sample: Sample, size: Size, place: Inputs) -> Outcome:
         facts = dict[str, Any](content_sha256=None)
         try:
+            if not sample["uri"]:
+                raise Rejected(TEXT_ONLY, f"the record names no {'video' if self._recipe.clip else 'image'}")
             self._fill(sample, size, place, facts)
         except Rejected as rejected:
             facts["reason"] = rejected.reason

@@ -23,12 +23,11 @@ from precompute.sources.folder import FolderSource
 from precompute.sources.image_store import ImageFolder, holds_files, open_images
 from precompute.sources.images import Source
 from precompute.sources.listing import suffix_of
-from precompute.sources.llava import LlavaSource
+from precompute.sources.lists import LlavaSource, TableSource
 from precompute.sources.media import IMAGES, VIDEOS, Media
 from precompute.sources.parquet import SUFFIX as PARQUET
 from precompute.sources.parquet import ParquetSource
 from precompute.sources.source_files import find_files
-from precompute.sources.table import TableSource
 from precompute.sources.webdataset import SUFFIX as TAR
 from precompute.sources.webdataset import WebDatasetSource
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -26,10 +26,8 @@ from precompute.sources.fields import (
     Turn,
     captions_of,
     conversation_of,
-    extra_of,
     read_caption,
     read_text,
-    with_extra,
 )
 from precompute.sources.image_store import open_archive
 from precompute.sources.images import ALL, Names, Source
@@ -75,8 +73,6 @@ class WebDatasetSource(Source):
         self._files, self._names, self._media = files, frozenset(files.names), media
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._captions, self._extra = fields.captions or [], fields.extra or []
-        self._named = [*dict.fromkeys([*self._captions, *self._extra])]
-        self._kind = with_extra(TextRecord, self._named)
         self._tar = lru_cache(TARS_HELD)(self._open_tar)
         self._tar(files.names[0])  # report a file that is no tar before a model is loaded
 
@@ -113,14 +109,13 @@ class WebDatasetSource(Source):
                 unused = (members[each] for each in {*members} - {image, text, record})
                 others.update(counted_suffix(each) for each in unused if not self._media.includes(each))
                 with bad.collecting():
-                    values = read_record(name, tar, record and members[record], self._kind)
-                    found = extra_of(values, self._named)
-                    captions = captions_of(f"{name}/{key}.json", {each: found[each] for each in self._captions})
+                    values, fields = read_record(name, tar, record and members[record])
+                    captions = captions_of(f"{name}/{key}.json", {each: fields.get(each) for each in self._captions})
                     yield {
                         "id": key,
                         "uri": f"{name}/{members[image]}",
                         "conversations": read_conversation(name, tar, text and members[text], values, captions),
-                        "extra": {each: found[each] for each in self._extra},
+                        "extra": {each: fields.get(each) for each in self._extra},
                         **tar.locate(members[image]).columns(),
                     }
         bad.refuse()
@@ -210,13 +205,14 @@ def beside(image: str, extension: str, members: Collection[str]) -> str | None:
     return next((each for each in names if each in members), None)
 
 
-def read_record(tar_name: str, tar: ImageTar, member: str | None, kind: type[TextRecord]) -> TextRecord:
-    """Read the `.json`; a record without values if there is none."""
+def read_record(tar_name: str, tar: ImageTar, member: str | None) -> tuple[TextRecord, Mapping[str, object]]:
+    """Read the `.json`, and all its fields; a record without values if there is none."""
     if member is None:
-        return kind()
+        return TextRecord(), {}
     data = read_text(*text_member(tar_name, tar, member))
     try:
-        return msgspec.json.decode(data, type=kind)
+        fields = msgspec.json.decode(data, type=dict[str, Any])
+        return msgspec.convert(fields, TextRecord), fields
     except (msgspec.DecodeError, RecursionError) as error:
         problem = "is nested too deeply" if isinstance(error, RecursionError) else describe_mismatch(error)
         expected = "expected an object with `caption` or `conversations`"
