@@ -9,7 +9,7 @@ from itertools import islice
 from cache_store.storage.daemon_threads import map_concurrently
 from precompute.sources.fields import Conversation, conversation_of, read_caption
 from precompute.sources.images import ALL, ImagesOf, ImageStore, Names, Source
-from precompute.sources.listing import BadFiles, Listing, Samples, counted_suffix, is_mask, suffix_of
+from precompute.sources.listing import MASK, BadFiles, Listing, Samples, counted_suffix, is_mask, suffix_of
 from precompute.sources.media import IMAGES, Media
 
 CAPTION = ".txt"
@@ -46,11 +46,12 @@ class FolderSource(ImagesOf, Source):
         names, includes = self._listing.names, self._media.includes
         first, stop = part or ("", "")
         own = [name for name in names if first <= name and (not stop or name < stop)]
-        masks = [name for name in own if is_mask(name) and includes(name)]
         captions = {text for name in names if includes(name) and (text := caption_of(name)) in names}
-        others = Counter(counted_suffix(name) for name in own if not includes(name) and name not in captions)
-        each = self._samples([*filter(self._is_sample, own)])
-        return Samples(each, self._listing, others, masks=masks, media=self._media.name)
+        skipped = Counter(self._listing.skipped if not first else ())  # once, not for each part
+        skipped.update(counted_suffix(name) for name in own if not includes(name) and name not in captions)
+        if masks := sum(includes(name) and is_mask(name) for name in own):
+            skipped[MASK] = masks
+        return Samples(self._samples([*filter(self._is_sample, own)]), skipped, media=self._media.name)
 
     def _is_sample(self, name: str) -> bool:
         return self._media.includes(name) and not is_mask(name)

@@ -5,8 +5,8 @@ Each reading thread has at most one file in memory, of at most MAX_FILE_BYTES, b
 
 import errno
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
@@ -23,7 +23,7 @@ from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
 from precompute.sources.file_part import PartStream
 from precompute.sources.images import ImageStore
-from precompute.sources.listing import Listing, as_posix, is_mac_metadata, is_utf8
+from precompute.sources.listing import CACHE, LINKED, NOT_UTF8, Listing, as_posix, is_mac_metadata, is_utf8
 from precompute.sources.place import (
     HEADER_BYTES,
     MAX_FILE_BYTES,
@@ -40,7 +40,7 @@ HEAD_BYTES = 512
 MAX_NAME_BYTES, MAX_PATH = 255, 4_000
 """Linux's bounds on a name and, nearly, on a path."""
 
-CACHE_FILES = frozenset({SPEC_FILE, TEXTS_FILE})
+CACHE_FILES = (SPEC_FILE, TEXTS_FILE)
 """A folder that has both files is a cache."""
 
 MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
@@ -78,32 +78,24 @@ class ImageFolder(ImageStore):
 
     def listing(self) -> Listing:
         """List all files except those of caches, which may lie in the folder of their images."""
-        found = Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
-        marks = defaultdict[str, set[str]](set)
+        names, skipped = list[str](), Counter[str]()
         try:
-            names = dict.fromkeys(sorted(self._walked(found, marks)))
+            for name, _ in self._known.walk():
+                if name.endswith("/"):
+                    skipped[LINKED] += 1
+                elif not is_utf8(name):
+                    skipped[NOT_UTF8] += 1
+                elif not is_mac_metadata(name) and not name.endswith(CLAIM_FILE):
+                    names.append(name)
         except OSError as error:
             if self._store.is_remote:  # its own message says what to check
                 raise
             raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from None
-        caches = sorted(folder for folder, each in marks.items() if each == CACHE_FILES)
-        return without_caches(found._replace(names=names), caches) if caches else found._replace(names=names)
-
-    def _walked(self, found: Listing, marks: dict[str, set[str]]) -> Iterator[str]:
-        """Yield names; put other entries into `found`, and a cache's own files into `marks`."""
-        for name, _ in self._known.walk():
-            if name.endswith("/"):
-                found.linked_folders.append(name[:-1])
-                continue
-            folder, _, last = name.rpartition("/")
-            if last in CACHE_FILES:
-                marks[folder].add(last)
-            if is_mac_metadata(name) or last == CLAIM_FILE:
-                continue
-            if is_utf8(name):
-                yield name
-            else:
-                found.not_utf8.append(name)
+        marked = ({name.removesuffix(mark) for name in names if name.endswith(mark)} for mark in CACHE_FILES)
+        if caches := {each for each in set.intersection(*marked) if each.endswith("/") or not each}:
+            skipped[CACHE] = len(caches)
+            names = [name for name in names if not name.startswith(tuple(caches))]
+        return Listing(dict.fromkeys(sorted(names)), skipped)
 
     def version(self) -> None:
         """Return None: only a look at each file shows changes."""
@@ -141,18 +133,6 @@ class ImageFolder(ImageStore):
     def _is_missing(self, error: OSError) -> bool:
         """Return whether the error means a missing file; a remote store's refused credentials do not."""
         return isinstance(error, FileNotFoundError) or (not self._store.is_remote and error.errno in MISSING_ERRORS)
-
-
-def without_caches(found: Listing, caches: list[str]) -> Listing:
-    """Leave out the files in these folders, and list the folders as caches; "" is the top folder."""
-    outer = [each for each in caches if not any(each != o and each.startswith(o and f"{o}/") for o in caches)]
-    tops = tuple(each and f"{each}/" for each in outer)
-    return Listing(
-        names=dict.fromkeys(each for each in found.names if not each.startswith(tops)),
-        not_utf8=[each for each in found.not_utf8 if not each.startswith(tops)],
-        linked_folders=[each for each in found.linked_folders if not each.startswith(tops)],
-        caches=[each or "." for each in outer],
-    )
 
 
 def is_unsafe(name: str) -> bool:

@@ -219,7 +219,7 @@ class ParquetSource(Source):
 
     def samples(self, part: Names = ALL) -> Samples:
         """List the samples in row order; without an id column, the uris are the ids."""
-        return Samples(self._samples(part or self._files.names), self._files.listing, extra=self._extra)
+        return Samples(self._samples(part or self._files.names), self._files.skipped_in(part), extra=self._extra)
 
     def _samples(self, names: Sequence[str]) -> Iterator[dict[str, object]]:
         bad = BadFiles()

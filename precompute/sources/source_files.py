@@ -1,6 +1,7 @@
 """Find the files that `source.path` names: one, a folder's, or a pattern's, such as `shards/{00000..00099}.tar`."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from cache_store.storage.protocol import File, Version, changed_error
 from cache_store.storage.store import Store, is_url, map_calls, open_store, split_url, with_listing
 from precompute.sources.image_store import ImageFolder, find_file, holds_files
 from precompute.sources.images import ALL, Names
-from precompute.sources.listing import MOST_NAMED, Listing, is_mac_metadata, no_listing
+from precompute.sources.listing import MOST_NAMED, is_mac_metadata
 
 MAX_FILES = 1_000_000
 
@@ -34,9 +35,13 @@ class SourceFiles:
     """The folder, or the file's folder, or the part of the path before the first pattern."""
     names: list[str]
     """File names, sorted and relative to the store, so that they stay the same when other files are added."""
-    listing: Listing = field(default_factory=no_listing)
-    """The listing of a folder; empty for a file or a pattern."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """What else a listed folder holds, by kind."""
     _versions: dict[str, Version] = field(default_factory=dict, repr=False)
+
+    def skipped_in(self, part: Names) -> Counter[str]:
+        """Return a new count of what is skipped besides the files, once: for the first part, or for all."""
+        return Counter(self.skipped if part == ALL or part[0] == self.names[0] else ())
 
     def where(self, name: str) -> str:
         return self.store.where(name)
@@ -114,7 +119,7 @@ def url_files(url: str, suffix: str) -> SourceFiles:
 
 def all_files(store: Store, suffix: str) -> SourceFiles:
     listing = ImageFolder(store).listing()
-    return SourceFiles(store, sorted(name for name in listing.names if name.lower().endswith(suffix)), listing)
+    return SourceFiles(store, [name for name in listing.names if name.lower().endswith(suffix)], listing.skipped)
 
 
 def find_names(store: Store, listed: Store, name: str) -> list[str]:

@@ -31,7 +31,7 @@ from precompute.sources.fields import (
 )
 from precompute.sources.image_store import open_archive
 from precompute.sources.images import ALL, Names, Source
-from precompute.sources.listing import HIDDEN, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
+from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
@@ -85,29 +85,26 @@ class WebDatasetSource(Source):
 
     def samples(self, part: Names = ALL) -> Samples:
         """List the samples in the order of the tars."""
-        others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
-        masks, listing = list[str](), self._files.listing._replace(not_utf8=not_utf8)
-        each = self._samples(part or self._files.names, others, not_utf8, masks)
-        return Samples(each, listing, others, masks, extra=self._extra, media=self._media.name)
+        skipped = self._files.skipped_in(part)
+        each = self._samples(part or self._files.names, skipped)
+        return Samples(each, skipped, extra=self._extra, media=self._media.name)
 
-    def _samples(
-        self, names: Sequence[str], others: Counter[str], not_utf8: list[str], masks: list[str]
-    ) -> Iterator[dict[str, object]]:
+    def _samples(self, names: Sequence[str], skipped: Counter[str]) -> Iterator[dict[str, object]]:
         bad = BadFiles()
         for name, tar, index in self._indexed(names, bad):
-            not_utf8 += [f"{name}/{member}" for member in index.not_utf8]
-            groups = groups_of(index.places, others)
+            skipped.update({NOT_UTF8: index.not_utf8})
+            groups = groups_of(index.places, skipped)
             for key, members in groups.items():
                 image = self._image(name, key, groups)
                 if image is None:
-                    others.update(map(self._unused, members.values()))
+                    skipped.update(map(self._unused, members.values()))
                     continue
                 if is_mask(members[image]):
-                    masks.append(f"{name}/{members[image]}")
+                    skipped[MASK] += 1
                     continue
                 text, record = (beside(image, each, members) for each in (CAPTION_EXTENSION, RECORD_EXTENSION))
                 unused = (members[each] for each in {*members} - {image, text, record})
-                others.update(counted_suffix(each) for each in unused if not self._media.includes(each))
+                skipped.update(counted_suffix(each) for each in unused if not self._media.includes(each))
                 with bad.collecting():
                     values, fields = read_record(name, tar, record and members[record])
                     captions = captions_of(f"{name}/{key}.json", {each: fields.get(each) for each in self._captions})
@@ -187,14 +184,14 @@ class WebDatasetSource(Source):
         return tar
 
 
-def groups_of(members: Iterable[str], others: Counter[str]) -> Mapping[str, dict[str, str]]:
+def groups_of(members: Iterable[str], skipped: Counter[str]) -> Mapping[str, dict[str, str]]:
     """Return each key's members by extension, in the order of first members; count the rest, such as `.a.jpg`."""
     groups = dict[str, dict[str, str]]()
     for member in members:
         if found := KEY.fullmatch(member):
             groups.setdefault(found[1], {})[found[2].lower()] = member
         else:
-            others[HIDDEN if member.rpartition("/")[2].startswith(".") else counted_suffix(member)] += 1
+            skipped[HIDDEN if member.rpartition("/")[2].startswith(".") else counted_suffix(member)] += 1
     return groups
 
 

@@ -16,7 +16,7 @@ from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.images import ImageStore
-from precompute.sources.listing import Listing, is_mac_metadata, is_utf8
+from precompute.sources.listing import NOT_UTF8, Listing, is_mac_metadata, is_utf8
 from precompute.sources.place import DAMAGED, MISSING, NOWHERE, Located, Place
 
 
@@ -25,8 +25,8 @@ class Index(NamedTuple):
 
     places: dict[str, Place]
     """By name, in the archive's own order."""
-    not_utf8: list[str]
-    """Names that are not UTF-8, with surrogates for the invalid bytes."""
+    not_utf8: int
+    """Number of members whose names are not UTF-8."""
     prefix: str
     """The top folder of all members, which names may omit."""
 
@@ -47,12 +47,12 @@ class Archive(ImageStore):
             return self._index
 
     def _indexed(self) -> Index:
-        places, again, not_utf8 = dict[str, Place](), Counter[str](), list[str]()
+        places, again, not_utf8 = dict[str, Place](), Counter[str](), 0
         for name, place in self._members():
             if is_mac_metadata(name):
                 continue
             if not is_utf8(name):
-                not_utf8.append(name)
+                not_utf8 += 1
             elif name in places:
                 again[name] += 1
             else:
@@ -75,8 +75,7 @@ class Archive(ImageStore):
         """Read a member; raise Rejected DAMAGED unless it is the planned one."""
 
     def listing(self) -> Listing:
-        names, not_utf8 = sorted(self.index.places), sorted(self.index.not_utf8)
-        return Listing(names=dict.fromkeys(names), not_utf8=not_utf8, linked_folders=[], caches=[])
+        return Listing(dict.fromkeys(sorted(self.index.places)), +Counter({NOT_UTF8: self.index.not_utf8}))
 
     def version(self) -> str:
         return self._file.version.stamp

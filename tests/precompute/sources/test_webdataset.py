@@ -10,6 +10,7 @@ from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from cache_store.format.plan import caption_of
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import conversation_of
+from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, OTHER_IMAGE
 from precompute.sources.place import MISSING
 from tests.precompute.conftest import image_bytes, plan_table
 from tests.precompute.sources.pictures import numbered, opened, read_planned, rows_of, write_tar
@@ -39,9 +40,7 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     assert [row["id"] for row in rows] == ["9", "in/3", "5", "2", "1"]
     assert [row["uri"] for row in rows][::3] == ["00000.tar/9.jpg", "00001.tar/2.png"]
     assert [row["conversations"] for row in rows] == [TURNS, *map(conversation_of, ("C", None, " B ", ""))]
-    assert samples.note == (
-        "skipped: 2 files without an image suffix (.cls 1, .txt 1); 1 hidden file (names that begin with a dot)"
-    )
+    assert samples.skipped == {".cls": 1, ".txt": 1, HIDDEN: 1, NOT_UTF8: 0}
     assert all(fetch(source, row["uri"]) == image and source.locate(row["uri"]).fingerprint != MISSING for row in rows)
 
 
@@ -83,7 +82,7 @@ def test_the_image_of_several_is_named_by_its_extension(tmp_path):
     (row,) = samples
     assert fetch(source, str(row["uri"])) == b"mask"
     assert row["conversations"] == conversation_of("A")
-    assert samples.note == "skipped: 1 image with another extension than source.fields.image"
+    assert +samples.skipped == {OTHER_IMAGE: 1}
     write_tar(tmp_path / "a.tar", {"1": several, "2": several})
     with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image jpg$"):
         rows_of(opened("webdataset", tmp_path))
@@ -97,7 +96,7 @@ def test_a_text_belongs_to_the_image_of_the_same_name(tmp_path):
     samples = opened("webdataset", tmp_path).samples()
     captions = {row["id"]: caption_of(row["conversations"]) for row in plan_table(samples).to_pylist()}
     assert captions == {"a photo v1": "a photo v1.5", "b": "b.c.d", "e": "e", "g": "G"}
-    assert (samples.note, samples.masks) == ("", ["a.tar/f-masklabel.jpg"])
+    assert +samples.skipped == {MASK: 1}
     write_tar(tmp_path / "b.tar", {"IMG.2024.01": members["e"], "IMG.2024.02": members["e"]})
     with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\); a key ends at the first"):
         rows_of(opened("webdataset", tmp_path / "b.tar"))
