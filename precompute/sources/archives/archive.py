@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.images import ImageStore
@@ -117,13 +116,6 @@ class Archive(ImageStore):
 
 def damaged(name: str, problem: str) -> Rejected:
     return Rejected(DAMAGED, f"{name}: {problem}")
-
-
-def unreadable(file: File, kind: str, error: Exception) -> Exception:
-    """Return the error of an archive that cannot be read; a network's error stays itself."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return error
-    return SourceError(f"{file} is not a {kind} that can be read: {error}")
 
 
 def common_top(names: Iterable[str]) -> str:
