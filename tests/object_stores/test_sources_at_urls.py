@@ -235,10 +235,10 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
 
 
 def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):
-    """A name may contain `#` or `%20`; a folder that has a pattern's exact name is used."""
+    """A name may contain `#` or `%20`; a folder or a file that has a pattern's exact name is used."""
     folder = "my #1 photos 100%20 é [x]{a,b}*?"
     Objects(bucket, server.endpoint).put(f"{folder}/00000.tar", (pictures / "tars/00000.tar").read_bytes())
-    for path in (folder, f"{folder}/00000.tar", f"{folder}/0000?.tar"):
+    for path in (folder, f"{folder}/00000.tar"):
         source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/{path}"))
         assert len([*source.samples()]) == 3
     assert [*open_images(f"{bucket}/{folder}", "images").listing().names] == ["00000.tar"]

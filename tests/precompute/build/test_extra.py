@@ -115,7 +115,7 @@ def test_names_that_no_extra_column_can_have_are_refused(names, named):
 
 def test_an_unknown_column_and_a_source_without_fields_are_refused_by_name(tmp_path):
     pq.write_table(pa.table({"image": [image_bytes(0)]}), tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match="no columns score"):
+    with pytest.raises(SourceError, match="no column score"):
         open_source(SourceConfig(kind="parquet", path=str(tmp_path / "a.parquet"), fields=FieldNames(extra=["score"])))
     for kind in ("folder", "cache"):
         with pytest.raises(ConfigError, match=r"source\.fields\.extra"):

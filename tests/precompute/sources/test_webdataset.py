@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
+from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError, SourceError
 from cache_store.format.plan import caption_of
 from precompute.images.rejected import Rejected
 from precompute.sources.fields import conversation_of
@@ -115,10 +115,9 @@ PATTERNS = {
     "a/{0..2}.tar": "a/2.tar does not exist",
     "a/none*": "does not exist",
     "d[1]{2}": ["3.tar"],
-    "d[1]{2}/{0..3}.tar": "0.tar, .*2.tar do not exist",
+    "**/*.tar": "name the folder",
     "nowhere": "nowhere does not exist",
     "c": "c holds no .tar file",
-    "{0..999999}{0..9}": "09 and 246 more do not exist",
 }
 """A path, and the tars that it matches, or the error."""
 
@@ -132,7 +131,7 @@ def test_a_path_is_a_tar_a_folder_or_a_pattern(tmp_path, monkeypatch, pattern):
         write_tar(tmp_path / name, numbered(number))
     expected = PATTERNS[pattern]
     if isinstance(expected, str):
-        with pytest.raises(MissingPathError, match=rf"^source.path: .*{expected}$"):
+        with pytest.raises((MissingPathError, ConfigError), match=rf"^source.path: .*{expected}"):
             opened("webdataset", Path(pattern))
     else:
         assert [row["uri"].rpartition("/")[0] for row in rows_of(opened("webdataset", Path(pattern)))] == expected
