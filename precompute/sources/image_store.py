@@ -4,10 +4,9 @@ Each reading thread has at most one file in memory, of at most MAX_FILE_BYTES, b
 """
 
 import errno
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
@@ -37,13 +36,15 @@ from precompute.sources.place import (
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
 
-MAX_NAME_BYTES, MAX_PATH = 255, 4_000
-"""Linux's bounds on a name and, nearly, on a path."""
+MAX_PATH = 4_000
+"""Nearly Linux's bound on a path; stores refuse longer names in their own ways."""
 
 CACHE_FILES = (SPEC_FILE, TEXTS_FILE)
 """A folder that has both files is a cache."""
 
-MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
+MISSING_ERRORS = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
+)
 """A local disk's errors that mean a missing file. Other errors, of a failing disk or mount, are not the sample's fault:
 they stop the build, and a rerun resumes it.
 """
@@ -136,20 +137,7 @@ class ImageFolder(ImageStore):
 
 
 def is_unsafe(name: str) -> bool:
-    if is_plainly_safe(name):
-        return False
-    parts = PurePosixPath(name).parts
-    try:
-        too_long = len(name) > MAX_PATH or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts)
-    except UnicodeEncodeError:
-        return True  # no file has such a name
-    return not parts or name.startswith("/") or ".." in parts or "\0" in name or too_long
-
-
-def is_plainly_safe(name: str) -> bool:
-    """Return whether a name is obviously safe, as nearly all are; takes a microsecond."""
-    is_short = name.isascii() and len(name) <= MAX_NAME_BYTES
-    return is_short and name[:1] not in ("", ".", "/") and ".." not in name and "\0" not in name
+    return not name or name[0] == "/" or ".." in name.split("/") or "\0" in name or len(name) > MAX_PATH
 
 
 def open_images(address: str, field: str) -> ImageStore:
@@ -161,15 +149,14 @@ def open_images(address: str, field: str) -> ImageStore:
 
 
 def find_images(address: str, field: str) -> ImageStore:
-    if not is_url(address):
-        if not (path := Path(address).expanduser()).exists():
-            raise MissingPathError(f"source.{field}: {path} does not exist")
+    if is_url(address):
+        if file := find_file(address):
+            return open_archive(file)
+        if holds_files(store := open_store(address)):
+            return ImageFolder(store)
+    elif (path := Path(address).expanduser()).exists():
         return open_image_store(path)
-    if file := find_file(address):
-        return open_archive(file)
-    if not holds_files(store := open_store(address)):
-        raise MissingPathError(f"source.{field}: {address} does not exist")
-    return ImageFolder(store)
+    raise MissingPathError(f"source.{field}: {address} does not exist")
 
 
 def find_file(url: str) -> File | None:
@@ -203,8 +190,3 @@ def open_archive(file: File) -> ImageTar | ImageZip:
     if compressed := name_by_magic(head, COMPRESSED):
         raise SourceError(f"{file} {compressed}, so it cannot be read in place; unpack it")
     return (ImageTar if is_tar(str(file), head) else ImageZip)(file)
-
-
-def folder_below(folder: Path, name: str) -> Path | None:
-    """Find the subfolder that holds this file, as after unpacking an archive with one top folder."""
-    return next((each for each in sorted(folder.expanduser().glob("*/")) if (each / name).is_file()), None)

@@ -27,9 +27,9 @@ from cache_store.format.plan import caption_of
 from cache_store.format.tables import CLIP_START
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from precompute.inputs import frames
 from precompute.inputs.frames import ClipReader
 from precompute.sources import image_store, place
-from precompute.sources import videos as video_files
 from tests.command_runs import quick_loading
 from tests.guarantees.kinds import is_near
 from tests.guarantees.kinds import samples_of as latents_of
@@ -258,7 +258,7 @@ def test_a_video_too_large_for_memory_is_read_in_place_and_hashed_once(built, bu
     videos.mirror(Folder(built.source))
     monkeypatch.setattr(image_store, "MAX_FILE_BYTES", 1_000)
     monkeypatch.setattr(place.refuse_large, "__defaults__", (1_000,))
-    hashed = noted(monkeypatch, video_files.hashlib, "file_digest")
+    hashed = noted(monkeypatch, frames.hashlib, "file_digest")
     tar = shutil.make_archive(str(built.folder / "videos"), "tar", built.source)
     for number, path in enumerate([built.source, videos.address, tar]):
         hashed.clear()

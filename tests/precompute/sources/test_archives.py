@@ -291,7 +291,7 @@ def test_only_files_are_read_from_a_folder_and_without_waiting(tmp_path):
     for name in ("nowhere.jpg", "itself.jpg", "../elsewhere/a.jpg", str(elsewhere / "a.jpg"), "", "nul\0.jpg"):
         assert store.locate(name).fingerprint == MISSING
         assert rejection(store, name).startswith("missing: ")
-    for name in ("pipe.jpg", "folder.jpg", "zero.jpg", "x" * 256, "a/" * 3_000 + "b.jpg", "\ud800.jpg"):
+    for name in ("pipe.jpg", "folder.jpg", "zero.jpg", "x" * 256, "a/" * 3_000 + "b.jpg"):
         assert rejection(store, name).startswith("missing: ")
     assert rejection(store, "huge.jpg").startswith("too large: ")
 
