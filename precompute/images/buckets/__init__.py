@@ -13,29 +13,36 @@ from typing import Any
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import MAX_SIDE, Size, SizeRule
-from precompute.images.buckets.aspects import (
-    diffusion_pipe_sizes,
-    nemo_sizes,
-    one_trainer_sizes,
-    place_diffusion_pipe,
-    place_nemo,
-    place_one_trainer,
+from precompute.images.buckets.ours import place_ours, sizes_within, with_bounds
+from precompute.images.buckets.placement import (
+    Aspects,
+    Placement,
+    Sides,
+    area_of,
+    place_crop,
+    place_edge,
+    place_pad,
+    place_squash,
 )
-from precompute.images.buckets.fixed import place_crop, place_edge, place_pad, place_squash
-from precompute.images.buckets.grids import (
+from precompute.images.buckets.projects import (
+    diffusion_pipe_sizes,
     musubi_sizes,
+    nemo_sizes,
     novelai_sizes,
+    one_trainer_sizes,
+    place_ai_toolkit,
+    place_diffusers,
+    place_diffusion_pipe,
     place_musubi,
+    place_nemo,
     place_novelai,
+    place_one_trainer,
     place_sd_scripts,
     sd_scripts_sizes,
     with_budget,
 )
-from precompute.images.buckets.ours import place_ours, sizes_within, with_bounds
-from precompute.images.buckets.per_image import place_ai_toolkit, place_diffusers
-from precompute.images.buckets.placement import Aspects, Box, Placement, Sides, area_of
 
-__all__ = ["Box", "BucketsConfig", "Placement", "Sides", "place"]
+__all__ = ["BucketsConfig", "Placement", "Sides", "place"]
 
 SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 """Width x height."""
@@ -179,12 +186,6 @@ class BucketsConfig:
         for name in ("min", "max"):
             if (side := getattr(rule, name)) % rule.step:
                 raise ConfigError(f"image.buckets.{name} must be a multiple of step, {rule.step}; got {side}")
-        if rule.min > rule.max:
-            raise ConfigError(f"image.buckets.min, {rule.min}, is more than max, {rule.max}")
-        if rule.min_aspect and rule.max_aspect and rule.min_aspect > rule.max_aspect:
-            raise ConfigError(
-                f"image.buckets.min_aspect, {rule.min_aspect:g}, is more than max_aspect, {rule.max_aspect:g}"
-            )
         square = isqrt(area_of(rule))
         if square < 2 * rule.step:  # the tables of smaller squares cannot be computed
             raise ConfigError(
