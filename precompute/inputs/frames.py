@@ -27,7 +27,7 @@ from precompute.images.decode import content_sha256, decode_image, size_from_hea
 from precompute.images.fit import fit_image, placement_of
 from precompute.images.rejected import Rejected
 from precompute.inputs.busy import BusyTimes
-from precompute.inputs.clip_list import ClipLister, clips_in_plan, with_checked_starts
+from precompute.inputs.clip_list import clips_in_plan, list_clips, with_checked_starts
 from precompute.inputs.reader import Inputs, Sample
 from precompute.sources.file_part import PartStream
 from precompute.sources.images import Images
@@ -161,8 +161,7 @@ class ClipReader(FrameReader):
         if CLIP_START in listed.extra:
             return replace(listed, each=with_checked_starts(listed), captioned=Counter())
         assert self._clips, "for reading alone"
-        known = clips_in_plan(planned, self._clips)
-        clips = ClipLister(self.probe, self._clips, known).clips(listed)
+        clips = list_clips(listed, self._clips, self.probe, clips_in_plan(planned, self._clips))
         return replace(listed, each=clips, captioned=Counter(), extra=(*listed.extra, CLIP_START))
 
     def probe(self, sample: Sample) -> Video | None:

@@ -54,8 +54,6 @@ MAX_TEXT_BYTES = 16 * 2**20
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 """A member's key, up to the first dot of its last part, and its extension; this is WebDataset's own rule."""
 
-DOTS = "a key ends at the first dot of a name: rename the members, or read the tar as a tree, by --source.kind folder"
-
 CAPTION_EXTENSION, RECORD_EXTENSION = "txt", "json"
 
 
@@ -95,7 +93,7 @@ class WebDatasetSource(Source):
             skipped.update({NOT_UTF8: index.not_utf8})
             groups = groups_of(index.places, skipped)
             for key, members in groups.items():
-                image = self._image(name, key, groups)
+                image = self._image(name, key, members)
                 if image is None:
                     skipped.update(map(self._unused, members.values()))
                     continue
@@ -126,20 +124,18 @@ class WebDatasetSource(Source):
             with bad.collecting():
                 yield name, *tars.get(name)
 
-    def _images(self, extensions: Iterable[str]) -> list[str]:
-        return [each for each in extensions if self._media.includes(f"name.{each}")]
-
-    def _image(self, tar: str, key: str, groups: Mapping[str, dict[str, str]]) -> str | None:
+    def _image(self, tar: str, key: str, members: Collection[str]) -> str | None:
         """Return the extension of the sample's image, None if it has none; raise SourceError if it has several."""
         if self._extension is not None:
-            return self._extension if self._extension in groups[key] else None
-        images = self._images(groups[key])
+            return self._extension if self._extension in members else None
+        images = [each for each in members if self._media.includes(f"name.{each}")]
         if len(images) > 1:
-            others = [found for each, members in groups.items() if each != key and (found := self._images(members))]
-            is_usual = others and all({*each} == {*images} for each in others)
-            remedy = f"name the one to encode, as with --source.fields.image {images[0]}" if is_usual else DOTS
             several = f"{counted(len(images), self._media.name)} ({', '.join(images)})"
-            raise SourceError(f"{self._files.where(f'{tar}/{key}')} has {several}; {remedy}")
+            raise SourceError(
+                f"{self._files.where(f'{tar}/{key}')} has {several}; name the extension to encode by "
+                "--source.fields.image; or, since a key ends at the first dot of a name, rename the members, or read "
+                "the tar as a tree, by --source.kind folder"
+            )
         return images[0] if images else None
 
     def _unused(self, member: str) -> str:

@@ -84,7 +84,7 @@ def test_the_image_of_several_is_named_by_its_extension(tmp_path):
     assert row["conversations"] == conversation_of("A")
     assert +samples.skipped == {OTHER_IMAGE: 1}
     write_tar(tmp_path / "a.tar", {"1": several, "2": several})
-    with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image jpg$"):
+    with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image"):
         rows_of(opened("webdataset", tmp_path))
 
 
@@ -98,7 +98,7 @@ def test_a_text_belongs_to_the_image_of_the_same_name(tmp_path):
     assert captions == {"a photo v1": "a photo v1.5", "b": "b.c.d", "e": "e", "g": "G"}
     assert +samples.skipped == {MASK: 1}
     write_tar(tmp_path / "b.tar", {"IMG.2024.01": members["e"], "IMG.2024.02": members["e"]})
-    with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\); a key ends at the first"):
+    with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\).*--source.kind folder"):
         rows_of(opened("webdataset", tmp_path / "b.tar"))
     rows = rows_of(opened("folder", tmp_path / "b.tar"))
     captions = {row["id"]: caption_of(row["conversations"]) for row in rows}
