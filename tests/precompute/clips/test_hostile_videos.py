@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cache_store.format.array import ClipRecipe, Size
-from precompute.clips.sample_tables import MAX_SAMPLES, MAX_TABLES
+from precompute.clips.sample_tables import MAX_TABLES
 from precompute.clips.video import decode_clip, probe_video
 from precompute.images.config import ImageConfig
 from precompute.images.rejected import Rejected
@@ -56,28 +56,23 @@ TEXT = "cannot decode: is text, not a video"
 NO_VIDEO = "cannot decode: is in no video format that is read here: MP4, QuickTime, Matroska, WebM, AVI"
 
 
-@pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize(
     "script",
     [
         "ffconcat version 1.0\nfile {secret}\n",
         "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1.0,\nfile://{secret}\n#EXT-X-ENDLIST\n",
-        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>{secret}</BaseURL></MPD>\n',
-        "v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\nc=IN IP4 127.0.0.1\n",
     ],
-    ids=["concat", "hls", "dash", "sdp"],
+    ids=["concat", "hls"],
 )
-def test_a_script_opens_no_other_file(made, tmp_path, script, is_named):
+def test_a_script_opens_no_other_file(made, tmp_path, script):
     (tmp_path / "secret.mp4").write_bytes(made["h264.mp4"])
     path = tmp_path / "a.mp4"
     path.write_text(script.format(secret=tmp_path / "secret.mp4"))
     if script.startswith("ffconcat"):
         with av.open(str(path), options={"safe": "0"}) as opened:  # which FFmpeg would
             assert len(list(opened.decode(video=0))) == FRAMES
-    with path.open("rb") if is_named else io.BytesIO(path.read_bytes()) as file:
-        with pytest.raises(Rejected) as caught:
-            probe_video(file, MAX_PIXELS)
-        assert caught.value.reason == TEXT
+    with path.open("rb") as file, pytest.raises(Rejected, match=TEXT):
+        probe_video(file, MAX_PIXELS)
 
 
 def alias(target: Path) -> bytes:
@@ -119,11 +114,8 @@ def rebuilt(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
 CLAIMED = 80_000_000
 CLAIMS = {
     "samples of one size": ("h264.mp4", {b"stsz": (0, 1, CLAIMED), b"stsc": (0, 1, 1, CLAIMED, 1)}),
-    "sizes that are absent": ("h264.mp4", {b"stsz": (0, 0, CLAIMED)}),
     "a run in a fragment": ("fragments", {b"trun": (1, CLAIMED, 100)}),
-    "some, just allowed": ("h264.mp4", {b"stsz": (0, 1, MAX_SAMPLES), b"stsc": (0, 1, 1, MAX_SAMPLES, 1)}),
     "durations": ("h264.mp4", {b"stts": (0, 1, CLAIMED, 512)}),
-    "offsets of time": ("h264.mp4", {b"ctts": (0, 1, CLAIMED, 0)}),
 }
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -183,18 +182,11 @@ def test_one_value_in_many_rows_is_refused_once_it_takes_too_much(tmp_path, colu
     assert growth < 256
 
 
-def test_files_that_are_cut_or_claim_too_much_are_refused(tmp_path, monkeypatch):
-    path = write_table(tmp_path / "a.parquet", image=[b"a" * 5_000])
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(SourceError, match=r"a.parquet is damaged: it is not a complete Parquet file$"):
-        opened("parquet", path)
+def test_a_row_group_that_claims_too_much_is_refused_unread(tmp_path, monkeypatch):
     monkeypatch.setattr("precompute.sources.parquet.MAX_GROUP_BYTES", {"images": 1_000, "texts": 1_000})
-    columns = {"id": ["x" * 600, "y" * 600], "image": [b"a" * 600, b"b" * 600]}
-    source = opened("parquet", write_table(path, **columns))
-    with pytest.raises(SourceError, match=r"row group 0 is too large, with more than 1,000 bytes of images; write the"):
+    source = opened("parquet", write_table(tmp_path / "a.parquet", image=[b"a" * 600, b"b" * 600]))
+    with pytest.raises(SourceError, match="row group 0 is too large, with more than 1,000 bytes of images"):
         source.read("a.parquet/0")
-    with pytest.raises(SourceError, match=r"row group 0 is too large, with more than 1,000 bytes of texts; write the"):
-        rows_of(source)
 
 
 # On the Hub.
@@ -239,18 +231,3 @@ def test_tables_on_the_hub_are_those_on_disk(hub, path):
     assert [tuple(line.split()[:2]) for line in done.stdout.splitlines()] == here, done.stderr
     sha1 = hashlib.sha1((root / "data/train-0.parquet").read_bytes()).hexdigest()
     assert done.stdout.splitlines()[0].endswith(f":{sha1}")
-
-
-def test_what_the_hub_refuses_is_one_line(hub):
-    endpoint, _ = hub
-    online = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
-    for url, environment, code, said in (
-        ("hf://datasets/me/others/a.parquet", online, 1, "no such data set .* check its name and HF_TOKEN"),
-        (f"{DATA_SET}/data/9.parquet", online, 2, "9.parquet holds no .parquet file"),
-        ("hf://models/me/pictures/a.parquet", online, 2, "only data sets .* hf://datasets/OWNER/NAME/"),
-        (f"{DATA_SET}/a.parquet", {"HF_HUB_OFFLINE": "1"}, 1, "the Hub cannot be read: check"),
-    ):
-        done = read_from_the_hub(url, **environment)
-        assert done.returncode == code, done.stderr
-        assert re.search(f"^precompute: error: .*{said}", done.stderr)
-        assert done.stderr.count("\n") == 1
