@@ -131,7 +131,7 @@ def decode_image(data: bytes, recipe: ImageRecipe, planned: Size) -> Decoded:
             turn = orientation_of(image)
             return unreduced(to_rgb(turn_upright(with_true_levels(image), turn)), turn.is_readable)
     except UnidentifiedImageError:
-        raise Rejected("cannot decode", describe_file(data)) from None
+        raise Rejected("cannot decode", describe_file(data, "image")) from None
 
 
 def size_from_head(head: bytes) -> Sides | None:

@@ -16,7 +16,7 @@ from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.prefetch import AnnouncedResults
 from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
-from precompute.images.not_images import COMPRESSED, name_by_magic
+from precompute.images.not_images import PACKED, name_by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
@@ -187,6 +187,6 @@ def open_image_store(path: Path) -> ImageStore:
 def open_archive(file: File) -> ImageTar | ImageZip:
     """Open a zip or a tar; its first bytes decide which, not its name."""
     head = file.part(0, HEAD_BYTES)
-    if compressed := name_by_magic(head, COMPRESSED):
-        raise SourceError(f"{file} {compressed}, so it cannot be read in place; unpack it")
+    if packed := name_by_magic(head, PACKED):
+        raise SourceError(f"{file} is packed by {packed}, so it cannot be read in place; unpack it")
     return (ImageTar if is_tar(str(file), head) else ImageZip)(file)

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from cache_store.format.array import ClipRecipe, Size
-from precompute.clips.sample_tables import MAX_TABLES
 from precompute.clips.video import decode_clip, probe_video
 from precompute.images.config import ImageConfig
 from precompute.images.rejected import Rejected
@@ -52,8 +51,7 @@ def reasons(data: bytes) -> tuple[str, str]:
     return by_probe.value.reason, by_clip.value.reason
 
 
-TEXT = "cannot decode: is text, not a video"
-NO_VIDEO = "cannot decode: is in no video format that is read here: MP4, QuickTime, Matroska, WebM, AVI"
+TEXT = "cannot decode: is text"
 
 
 @pytest.mark.parametrize(
@@ -197,16 +195,15 @@ def test_files_without_video_say_what_they_are(made, tmp_path):
     codec = "cannot decode: the codec is none of H.264, HEVC, VP8, VP9, AV1, MPEG-4"
     assert set(reasons((tmp_path / "a.avi").read_bytes())) == {codec}
     for data, text in {
-        make_video(tmp_path / "a.ts", frames=3).read_bytes(): NO_VIDEO.partition(": ")[2],
+        make_video(tmp_path / "a.ts", frames=3).read_bytes(): "is in no format of videos that is read here",
         b"": "is empty",
-        b"version https://git-lfs": "is a Git LFS pointer; fetch the file itself with git lfs pull",
-        made["h264.mp4"][:2_000]: "begins as MP4 or QuickTime, but is damaged or cut short",
-        made["mpeg4.avi"][:100]: "begins as AVI, but is damaged or cut short",
-        bytes(5_000): (zeros := "begins with zero bytes, as an unfinished download may"),
-        bytes(MAX_TABLES + 1): zeros,
-        b"<!DOCTYPE html><title>404</title>\n": "is text, not a video",
+        b"version https://git-lfs": "begins as a Git LFS pointer, but has no video",
+        made["h264.mp4"][:2_000]: "begins as MP4 or QuickTime, but has no video that can be read",
+        made["mpeg4.avi"][:100]: "begins as AVI, but has no video that can be read",
+        bytes(5_000): "holds only zero bytes",
+        b"<!DOCTYPE html><title>404</title>\n": "is text (HTML page), no video",
     }.items():
-        assert set(reasons(data)) == {f"cannot decode: {text}"}
+        assert all(each.startswith(f"cannot decode: {text}") for each in reasons(data))
 
 
 def frames_until_reject(data: bytes) -> list[bytes]:

@@ -217,8 +217,8 @@ EXPECTED = "; expected a folder, a zip or a tar of images"
 REFUSED = [
     *(pytest.param("images.zip", data, "its index cannot be read", id=f"zip {lie}") for lie, data in ZIPS.items()),
     *(pytest.param("images.tar", data, "images.tar", id=f"tar {lie}") for lie, data in TARS.items()),
-    ("a file", gzip.compress(A, mtime=0), f"is compressed by gzip{IN_PLACE}"),
-    ("a file", b"Rar!\x1a\x07\x01\0", f"is a RAR archive{IN_PLACE}"),
+    ("a file", gzip.compress(A, mtime=0), f"is packed by gzip{IN_PLACE}"),
+    ("a file", b"Rar!\x1a\x07\x01\0", f"is packed by RAR{IN_PLACE}"),
     ("a file", b"", f"is empty{EXPECTED}"),
     ("a file", b"a list\n", f"is neither a zip nor a tar{EXPECTED}"),
 ]
