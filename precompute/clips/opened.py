@@ -111,8 +111,6 @@ class UnnamedFile:
 
 
 class Opened(NamedTuple):
-    """A file that FFmpeg has opened, at its beginning."""
-
     source: UnnamedFile
     container: "InputContainer"
     stream: "VideoStream"

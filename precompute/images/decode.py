@@ -106,7 +106,6 @@ AVIF_EXIF_ITEM = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))Exif", re.DOTALL)
 
 
 def content_sha256(data: bytes | memoryview) -> str:
-    """Compute the SHA-256 of an image file's bytes, as caches record it."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -74,7 +74,6 @@ def describe_file(data: bytes, media: str) -> str:
 
 
 def name_by_magic(data: bytes, names: Mapping[bytes, str]) -> str | None:
-    """Look up what a file is by its first bytes; None if no entry fits."""
     return next((name for magic, name in names.items() if data.startswith(magic)), None)
 
 

@@ -160,7 +160,6 @@ def find_images(address: str, field: str) -> ImageStore:
 
 
 def find_file(url: str) -> File | None:
-    """Open the file at this URL; None if there is none."""
     folder, name = split_url(url)
     try:
         return open_store(folder).open(name) if name else None
@@ -176,7 +175,6 @@ def holds_files(store: Store) -> bool:
 
 
 def open_image_store(path: Path) -> ImageStore:
-    """Open a folder, a zip or a tar on this machine."""
     if path.is_dir():
         return ImageFolder(LocalStore(path))
     if not path.is_file():

@@ -156,7 +156,6 @@ class BadFiles:
             self._problems.append(str(error))
 
     def refuse(self) -> None:
-        """Raise SourceError if there were any."""
         if (total := len(self._problems)) > 1:
             more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
             raise SourceError("\n  ".join([f"{total:,} files cannot be used:", *self._problems[:MOST_NAMED], *more]))

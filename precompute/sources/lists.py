@@ -117,7 +117,6 @@ class TableSource(ListSource):
             yield self._sample(row, uri, id=uri if name is None else name, conversations=turns)
 
     def _text(self, where: str, row: Row, field: str) -> str | None:
-        """Return the first of a field's columns that has a value; a number counts as a text."""
         value = next((row[name] for name in self._usual[field] if row.get(name) not in (None, "")), None)
         if value is None or isinstance(value, str):
             return value

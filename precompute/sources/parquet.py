@@ -9,6 +9,7 @@ the plan lie in one row group.
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 
@@ -58,7 +59,8 @@ class ImageTable:
 
     def __init__(self, file: File, fields: FieldNames, media: Media = IMAGES) -> None:
         self._where, usual = str(file), {"image": media.columns, **USUAL_NAMES}
-        self._file = as_source_error(lambda: TableFile(file.reopen, str(file)))
+        with source_errors():
+            self._file = TableFile(file.reopen, str(file))
         self._columns = {name: self._column(name, getattr(fields, name), usual[name]) for name in usual}
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(media.columns)} of {TYPES['image'][1]}")
@@ -109,7 +111,6 @@ class ImageTable:
             yield (None if id_ is None else str(id_)), conversation, {name: texts[name] for name in self._extra}
 
     def _texts(self) -> Iterator[dict[str | None, object]]:
-        """Yield each row's columns, except the image."""
         columns = [name for field, name in self._columns.items() if field != "image" and name is not None]
         names = sorted({*columns, *self._captions, *self._extra})
         for number in range(len(self._ends)):
@@ -128,7 +129,6 @@ class ImageTable:
         return conversation
 
     def place(self, row: int) -> tuple[int, int]:
-        """Return the row group of a row, and the row's place in it."""
         group = bisect_right(self._ends, row)
         return group, row - (self._ends[group - 1] if group else 0)
 
@@ -142,13 +142,11 @@ class ImageTable:
         claimed, decoded = self._file.claimed_bytes(group, columns), 0
         self._refuse_large(what, group, claimed)
         rows = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(claimed, 1)))
-        try:
+        with source_errors():
             for batch in self._file.batches(group, columns, rows):
                 decoded += batch.nbytes
                 self._refuse_large(what, group, decoded)
                 yield batch
-        except CacheError as error:
-            raise SourceError(str(error)) from None
 
     def _refuse_large(self, what: str, group: int, size: int) -> None:
         if size > (most := MAX_GROUP_BYTES[what]):
@@ -245,9 +243,10 @@ class ParquetSource(Source):
         return ImageTable(self._files.open(name), self._fields, self._media)
 
 
-def as_source_error(read: Callable[[], pa.Table]) -> pa.Table:
-    """Call `read`; turn a CacheError into a SourceError."""
+@contextmanager
+def source_errors() -> Iterator[None]:
+    """Turn a CacheError, of a table in general, into a SourceError."""
     try:
-        return read()
+        yield
     except CacheError as error:
         raise SourceError(str(error)) from None

@@ -90,7 +90,6 @@ def find_files(pattern: str, suffix: str) -> SourceFiles:
 
 
 def named_files(path: str, suffix: str) -> SourceFiles | None:
-    """Return the file, or the files of the folder, of exactly this name."""
     if is_url(path):
         if find_file(path):
             folder, name = split_url(path)

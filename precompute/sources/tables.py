@@ -51,7 +51,6 @@ def make_table(samples: Iterable[Mapping[str, Any]], extra: Sequence[str], where
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Set the values of a column, or append it."""
     if name not in table.column_names:
         return table.append_column(name, values)
     place = table.column_names.index(name)

@@ -58,8 +58,6 @@ CAPTION_EXTENSION, RECORD_EXTENSION = "txt", "json"
 
 
 class TextRecord(msgspec.Struct):
-    """The fields used of a `.json`."""
-
     conversations: list[Turn] | None = None
     caption: str | None = None
 

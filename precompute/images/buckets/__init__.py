@@ -195,15 +195,11 @@ class BucketsConfig:
         if (table := PRESETS[rule.preset].table) is None:
             return
         sizes = [size for _, size in table(rule)]
-        if min((min(size) for size in sizes), default=0) < 1:
+        if min((min(size) for size in sizes), default=0) < 1 or (len(sizes) == 1 and not rule.no_upscale):
             raise ConfigError(
-                f"image.buckets: {rule.preset} has no buckets of about {square} x {square} pixels with these fields; "
-                "set a larger resolution, or a smaller min or step"
-            )
-        if len(sizes) == 1 and not rule.no_upscale:
-            raise ConfigError(
-                f"image.buckets: {rule.preset} gives all images {sizes[0][0]}x{sizes[0][1]} with min {rule.min}, max "
-                f"{rule.max} and step {rule.step}; set a smaller min, or image.height and image.width without buckets"
+                f"image.buckets: {rule.preset} has {len(sizes)} buckets of about {square} x {square} pixels with min "
+                f"{rule.min}, max {rule.max} and step {rule.step}, or some without pixels; set a larger resolution, or "
+                "a smaller min or step, or image.height and image.width without buckets"
             )
 
     @property

@@ -43,7 +43,6 @@ def keep_middle(bucket: Sides, resized: Sides) -> Placement:
 
 
 def covering_scale(size: Sides, bucket: Sides) -> float:
-    """Return the smallest scale at which the image covers the bucket."""
     return max(bucket[0] / size[0], bucket[1] / size[1])
 
 

@@ -132,8 +132,6 @@ def why_no_file(kind: bytes, fields: dict[str, str]) -> str | None:
 
 
 class ImageTar(Archive):
-    """Images in a tar."""
-
     def __init__(self, file: File) -> None:
         super().__init__(file)
         self._texts: dict[int, bytes] = {}

@@ -54,8 +54,6 @@ class ZipIndexStream:
 
 
 class ImageZip(Archive):
-    """Images in a zip."""
-
     def _members(self) -> Iterable[tuple[str, Place]]:
         with self._file.reopen() as opened:
             stream = ZipIndexStream(opened, str(self._file))
@@ -78,7 +76,6 @@ class ImageZip(Archive):
             raise damaged(name, str(error)) from None
 
     def _packed(self, name: str, place: Place) -> bytes:
-        """Read the member's bytes, still compressed."""
         data = self._file.part(place.offset, HEADER.size + len(name) + EXTRA_BYTES + place.length)
         if not data.startswith(MEMBER_MAGIC) or len(data) < HEADER.size:
             raise damaged(name, f"no member begins at byte {place.offset:,}")
@@ -101,7 +98,6 @@ def place_of(member: zipfile.ZipInfo) -> Place:
 
 
 def why_unreadable(member: zipfile.ZipInfo) -> str | None:
-    """Return why a member cannot be read, judged by its entry in the index; None if it can."""
     if stat.S_ISLNK(member.external_attr >> 16):
         return "is a link"
     if member.compress_type not in METHODS:

@@ -3,7 +3,6 @@
 # Axes: T frames, Y X pixels, 3 RGB.
 
 import csv
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -180,15 +179,13 @@ def test_a_folder_of_videos_becomes_a_cache_of_clips(built):
     assert not verify(built.cache, "deep").findings
 
 
-@pytest.mark.parametrize("frames", [FRAMES, [FRAMES, 9]], ids=str)
-def test_latents_are_diffusers_own_of_pyavs_frames(project, frames):
+def test_latents_are_diffusers_own_of_pyavs_frames(project):
     """Of one video at half its rate, of another where each frame is shown once or twice, and is scaled up.
 
     A clip has the largest of several lengths that its video has.
     """
-    lengths = [frames] if isinstance(frames, int) else frames
-    project.settings |= {"image": {"buckets": BUCKETS}} if len(lengths) > 1 else {}
-    project.build(clip={**CHUNK, "frames": frames})
+    lengths = [FRAMES, 9]
+    project.build(clip={**CHUNK, "frames": lengths}, image={"buckets": BUCKETS})
     model, cache = AutoencoderKLWan.from_pretrained(project.vae, subfolder="vae"), open_cache(project.cache)
     found = {}
     for number, sample in enumerate(samples_of(project.cache, "id", "uri", CLIP_START)):
@@ -232,14 +229,6 @@ def test_without_a_rate_a_clip_has_consecutive_frames(project):
     }
     assert starts == pytest.approx(expected)
     assert "5 frames" in project.run(cache_store, "info", project.cache)
-
-
-@pytest.mark.parametrize("pick", ["head", "middle"])
-def test_one_clip_of_a_video_has_the_videos_id(project, pick):
-    project.build(clip={**CHUNK, "pick": pick})
-    starts = {each["id"]: each[CLIP_START] for each in samples_of(project.cache, "id", CLIP_START)}
-    spare = {name: video.frames * FPS // video.rate - FRAMES for name, video in GOOD.items()}
-    assert starts == pytest.approx({name: each // 2 / FPS * (pick == "middle") for name, each in spare.items()})
 
 
 # Which parts of a video are read.
@@ -317,15 +306,6 @@ def test_a_start_that_is_no_time_is_refused_before_planning(project, start, buck
     assert_names(said, f"source.fields.extra {CLIP_START} two seconds 360,000")
     assert len(said.splitlines()) == 1
     assert not project.cache.exists()
-
-
-def test_a_table_of_videos_is_cut_into_clips(built):
-    path = built.folder / "list.jsonl"
-    path.write_text("\n".join(json.dumps({"path": name}) for name in [*GOOD, *BROKEN]))
-    built.build(name="table", source={"kind": "table", "path": str(path), "images": str(built.source)})
-    starts = {each["id"]: each[CLIP_START] for each in samples_of(built.folder / "table", "id", CLIP_START)}
-    assert starts == CLIPS
-    assert rejects_of(built.folder / "table") == rejects_of(built.cache)
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet"])

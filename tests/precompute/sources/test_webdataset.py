@@ -8,7 +8,6 @@ import pytest
 
 from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError, SourceError
 from cache_store.format.plan import caption_of
-from precompute.images.rejected import Rejected
 from precompute.sources.fields import conversation_of
 from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, OTHER_IMAGE
 from precompute.sources.place import MISSING
@@ -42,20 +41,6 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     assert [row["conversations"] for row in rows] == [TURNS, *map(conversation_of, ("C", None, " B ", ""))]
     assert samples.skipped == {".cls": 1, ".txt": 1, HIDDEN: 1, NOT_UTF8: 0}
     assert all(fetch(source, row["uri"]) == image and source.locate(row["uri"]).fingerprint != MISSING for row in rows)
-
-
-def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
-    write_tar(tmp_path / "a.tar", numbered(1))
-    write_tar(tmp_path / "b.tar", numbered(2))
-    row = rows_of(opened("webdataset", tmp_path))[1]
-    source = opened("webdataset", tmp_path)
-    (tmp_path / "b.tar").rename(tmp_path / "c.tar")
-    with pytest.raises(SourceError, match=r"b.tar is gone; restore it"):
-        read_planned(source, row)
-    source = opened("webdataset", tmp_path)
-    assert source.locate(row["uri"]).fingerprint == MISSING
-    with pytest.raises(Rejected, match=r"missing: b.tar/000000002.png is in no tar of the source"):
-        read_planned(source, row)
 
 
 def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path, monkeypatch):
