@@ -20,9 +20,6 @@ LISTED = pa.schema([*(each for each in PLAN_SCHEMA if each.name != "size"), *TEX
 CHUNK = 8_192
 """Samples held as Python objects at a time."""
 
-MAX_ID_BYTES = 2**14
-"""An id stands in the plan, in a samples table and in messages; the longest path of a file has 4 KB."""
-
 MOST_TEXT = 2**31 - 1
 """Most characters of a part's texts: those of one column of a table. A caption takes some hundred bytes."""
 
@@ -45,9 +42,7 @@ def make_table(samples: Iterable[Mapping[str, Any]], extra: Sequence[str], where
             )
         tables.append(table)
     table = joined(tables)
-    table = with_column(table, "state", pc.fill_null(table["state"], PLANNED))
-    refuse_long_ids(table, where)
-    return table
+    return with_column(table, "state", pc.fill_null(table["state"], PLANNED))
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -95,15 +90,6 @@ def extra_values(samples: Sequence[Mapping[str, Any]], name: str, where: str) ->
     found = " and ".join(f"{kind} (sample {abridge([firsts[kind]])})" for kind in sorted(firsts))
     kinds = ", ".join(kind for kind in EXTRA_TYPES if kind != NO_VALUES)
     raise SourceError(f"{where}: source.fields.extra: {name} is {found}; its values must be of one kind: {kinds}")
-
-
-def refuse_long_ids(part: pa.Table, where: str) -> None:
-    lengths = pc.binary_length(part["id"])
-    if (longest := pc.max(lengths).as_py() or 0) > MAX_ID_BYTES:
-        begins = part["id"][pc.index(lengths, longest).as_py()].as_py()[:20]
-        raise SourceError(
-            f"{where}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridge([begins])}"
-        )
 
 
 def refuse_duplicates(tables: Callable[[], Iterable[pa.Table]], where: str) -> None:

@@ -85,7 +85,6 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "a million brackets": (b'[{"id": 1, "x": ' + b"[" * 10**6, "chat.json: .*recursion"),
     "two ids twice": (json.dumps([record(name) for name in "abcab"]).encode(), r"chat.json: 2 sample ids .*: a, b "),
     "an id that a terminal would obey": (json.dumps([record("a\nb\x1b[2J")] * 2).encode(), r": 'a\\nb\\x1b\[2J' "),
-    "an id that is a text": (json.dumps([record("x" * 20_000)]).encode(), "sample id of 20,000 bytes, .*begins x{20}"),
     "a pickle": (pickle.dumps([{"id": "a"}]), "line 1: .*malformed"),
     "a line without a field": (f'{A}\n\n{{"id": "b"}}'.encode(), "chat.json: line 3: .*conversations"),
     "a pipe": (os.mkfifo, "is not a file"),
@@ -100,7 +99,7 @@ def test_a_list_that_is_no_list_is_refused_in_one_line(project, name):
     path = project.source / "chat.json"
     path.unlink()
     path.write_bytes(data) if isinstance(data, bytes) else data(path)
-    (line,) = project.build(code=1).splitlines()
+    (line,) = project.build(code=1 if isinstance(data, bytes) else 2).splitlines()
     assert re.search(rf"^precompute: error: .*{message}", line)
     assert not (project.cache / "zarr.json").exists()
 
