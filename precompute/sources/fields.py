@@ -27,9 +27,9 @@ def read_text(where: str, read: Callable[[], bytes]) -> str:
         raise SourceError(f"{where} is not UTF-8 text: {at}; mend or remove it") from None
 
 
-def read_caption(where: str, read: Callable[[], bytes]) -> str:
-    """Read the text file of a caption, without the line break at its end."""
-    return read_text(where, read).removesuffix("\n").removesuffix("\r")
+def as_caption(text: str) -> str:
+    """Return the text of a caption's file without the line break at its end."""
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def conversation_of(*captions: str | None) -> Conversation:

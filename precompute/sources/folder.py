@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from itertools import islice
 
 from cache_store.storage.daemon_threads import map_concurrently
-from precompute.sources.fields import Conversation, conversation_of, read_caption
+from precompute.sources.fields import Conversation, as_caption, conversation_of, read_text
 from precompute.sources.images import ALL, ImagesOf, ImageStore, Names, Source
 from precompute.sources.listing import MASK, BadFiles, Listing, Samples, counted_suffix, is_mask, suffix_of
 from precompute.sources.media import IMAGES, Media
@@ -74,9 +74,8 @@ class FolderSource(ImagesOf, Source):
     def _conversation(self, bad: BadFiles, text: str | None) -> Conversation:
         if text is not None:
             with bad.collecting():
-                return conversation_of(
-                    read_caption(f"caption {text}", partial(self.read, text, self.locate(text).place))
-                )
+                read = partial(self.read, text, self.locate(text).place)
+                return conversation_of(as_caption(read_text(f"caption {text}", read)))
         return []
 
 

@@ -24,9 +24,9 @@ from precompute.sources.config import FieldNames
 from precompute.sources.fields import (
     Conversation,
     Turn,
+    as_caption,
     captions_of,
     conversation_of,
-    read_caption,
     read_text,
 )
 from precompute.sources.image_store import open_archive
@@ -200,7 +200,7 @@ def read_record(tar_name: str, tar: ImageTar, member: str | None) -> tuple[TextR
     """Read the `.json`, and all its fields; a record without values if there is none."""
     if member is None:
         return TextRecord(), {}
-    data = read_text(*text_member(tar_name, tar, member))
+    data = read_member(tar_name, tar, member)
     try:
         fields = msgspec.json.decode(data, type=dict[str, Any])
         return msgspec.convert(fields, TextRecord), fields
@@ -223,16 +223,15 @@ def read_conversation(
     if captions:
         return conversation_of(*captions)
     if text is not None:
-        return conversation_of(read_caption(*text_member(tar_name, tar, text)))
+        return conversation_of(as_caption(read_member(tar_name, tar, text)))
     return conversation_of(record.caption)
 
 
-def text_member(tar_name: str, tar: ImageTar, member: str) -> tuple[str, Callable[[], bytes]]:
-    """Return a member's name for errors, and a function that reads it."""
+def read_member(tar_name: str, tar: ImageTar, member: str) -> str:
     place = tar.locate(member).place
 
     def read() -> bytes:
         refuse_large(member, place.size if place else 0, MAX_TEXT_BYTES)
         return tar.read(member, place)
 
-    return f"{tar_name}/{member}", read
+    return read_text(f"{tar_name}/{member}", read)

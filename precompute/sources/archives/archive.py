@@ -46,19 +46,17 @@ class Archive(ImageStore):
             return self._index
 
     def _indexed(self) -> Index:
-        places, again, not_utf8 = dict[str, Place](), Counter[str](), 0
+        places, not_utf8 = dict[str, Place](), 0
         for name, place in self._members():
             if is_mac_metadata(name):
                 continue
             if not is_utf8(name):
                 not_utf8 += 1
             elif name in places:
-                again[name] += 1
+                problem = f"ambiguous archive member: {name} occurs more than once in {self._last_name}"
+                places[name] = Place(problem=problem)
             else:
                 places[name] = place
-        for name, more in again.items():
-            problem = f"ambiguous archive member: {name} occurs {more + 1} times in {self._last_name}"
-            places[name] = Place(problem=problem)
         return Index(places, not_utf8, common_top(places))
 
     @property

@@ -94,7 +94,9 @@ def test_a_members_name_is_only_a_name_and_never_two_files(make, tmp_path):
     images = make([*((name, b"pixels") for name in names), ("twice.jpg", b"first"), ("twice.jpg", b"second")])
     assert [*images.listing().names] == sorted([*names, "twice.jpg"])
     assert {fetch(images, name) for name in names} == {b"pixels"}
-    assert rejection(images, "twice.jpg").startswith("ambiguous archive member: twice.jpg occurs 2 times in images.")
+    assert rejection(images, "twice.jpg").startswith(
+        "ambiguous archive member: twice.jpg occurs more than once in images."
+    )
     assert images.locate("twice.jpg").fingerprint == MISSING
     assert rejection(images, "/etc/hostname").startswith("missing: ")
     assert len([*tmp_path.iterdir()]) == 2

@@ -127,7 +127,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "cut in a file": (member("a.jpg", bytes(5_000))[:1_024], "a.tar is damaged"),
     "a caption that is a link": (A + member("a.txt", kind=b"2", linked_to="/etc") + NOTHING, "a.tar/a.txt .*is a link"),
     "a caption of 17 MB": (A + member("a.txt", b"x" * 17 * 2**20) + NOTHING, "be read: a.txt is 17,825,792 bytes"),
-    "a caption that comes twice": (A + member("a.txt", b"x") * 2 + NOTHING, "be read: a.txt occurs 2 times in .*a.tar"),
+    "a caption that comes twice": (
+        A + member("a.txt", b"x") * 2 + NOTHING,
+        "be read: a.txt occurs more .*a.tar",
+    ),
     "a caption that is a number": (A + member("a.json", b'{"caption": 7}') + NOTHING, "a.json: caption: expected `str"),
     "objects in objects": (A + member("a.json", LONG) + NOTHING, "a.json: is nested too deeply"),
     "turns without a speaker": (A + member("a.json", b'{"conversations": [{}]}') + NOTHING, "conversations.*from;"),
