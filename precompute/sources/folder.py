@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import islice
 
 from cache_store.storage.daemon_threads import map_concurrently
 from precompute.sources.fields import Conversation, as_caption, conversation_of, read_text
@@ -15,15 +14,15 @@ from precompute.sources.media import IMAGES, Media
 CAPTION = ".txt"
 
 CAPTIONS_AT_ONCE = 1_024
-"""Captions in memory at a time if the tree is at a URL; many of them are requested at the same time."""
+"""Captions in memory at a time; many of them are read at the same time."""
 
 
 class FolderSource(ImagesOf, Source):
     """The files found of one kind of media are the samples; a sample's id is its name in the tree."""
 
-    def __init__(self, images: ImageStore, *, is_remote: bool = False, media: Media = IMAGES) -> None:
+    def __init__(self, images: ImageStore, media: Media = IMAGES) -> None:
         super().__init__(images)
-        self._tree, self._is_remote, self._media = images, is_remote, media
+        self._tree, self._media = images, media
 
     def version(self, part: Names = ALL) -> str | None:
         return self._tree.version()
@@ -58,18 +57,13 @@ class FolderSource(ImagesOf, Source):
 
     def _samples(self, samples: Sequence[str]) -> Iterator[dict[str, object]]:
         bad, names = BadFiles(), self._listing.names
-        texts = (text if (text := caption_of(name)) in names else None for name in samples)
-        for name, turns in zip(samples, self._conversations(texts, bad), strict=True):
-            yield {"id": name, "uri": name, "conversations": turns, **self.locate(name).columns()}
+        for first in range(0, len(samples), CAPTIONS_AT_ONCE):
+            block = samples[first : first + CAPTIONS_AT_ONCE]
+            texts = [text if (text := caption_of(name)) in names else None for name in block]
+            conversations = map_concurrently(partial(self._conversation, bad), texts)
+            for name, turns in zip(block, conversations, strict=True):
+                yield {"id": name, "uri": name, "conversations": turns, **self.locate(name).columns()}
         bad.refuse()
-
-    def _conversations(self, texts: Iterator[str | None], bad: BadFiles) -> Iterator[Conversation]:
-        conversation = partial(self._conversation, bad)
-        if not self._is_remote:
-            yield from map(conversation, texts)
-            return
-        for block in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
-            yield from map_concurrently(conversation, block)
 
     def _conversation(self, bad: BadFiles, text: str | None) -> Conversation:
         if text is not None:

@@ -156,8 +156,9 @@ class BadFiles:
             self._problems.append(str(error))
 
     def refuse(self) -> None:
-        if (total := len(self._problems)) > 1:
+        problems, total = sorted(self._problems), len(self._problems)
+        if total > 1:
             more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
-            raise SourceError("\n  ".join([f"{total:,} files cannot be used:", *self._problems[:MOST_NAMED], *more]))
-        if self._problems:
-            raise SourceError(self._problems[0])
+            raise SourceError("\n  ".join([f"{total:,} files cannot be used:", *problems[:MOST_NAMED], *more]))
+        if problems:
+            raise SourceError(problems[0])

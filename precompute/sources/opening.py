@@ -104,7 +104,7 @@ def open_list(store: Store, name: str) -> File:
 
 
 def open_tree(config: SourceConfig, media: Media) -> Source:
-    return FolderSource(open_images(config.path, "path"), is_remote=is_url(config.path), media=media)
+    return FolderSource(open_images(config.path, "path"), media)
 
 
 def open_webdataset(config: SourceConfig, media: Media) -> Source:
