@@ -32,8 +32,8 @@ from precompute.inputs import make_reader
 from precompute.sources.config import SourceConfig
 from precompute.sources.images import Names
 from precompute.sources.listing import Samples
+from precompute.sources.lists import TableSource
 from precompute.sources.opening import open_source, recognised
-from precompute.sources.table import TableSource
 from precompute.sources.tables import joined
 
 

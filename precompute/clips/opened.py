@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from cache_store.errors import ConfigError, install
-from precompute.images.not_images import COMPRESSED, TEXT_BYTES, name_by_magic, name_by_text
+from precompute.images.not_images import TEXT_BYTES, describe_file
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
 if TYPE_CHECKING:
@@ -38,15 +38,6 @@ DECODERS = {
 FORGIVING = frozenset({"h264"})
 """Decoders that mark damaged frames without being strict. When strict, H.264's refuses sound files that were cut
 without encoding them again, because those begin with references to absent frames."""
-
-CUT = "but is damaged or cut short"
-BY_MAGIC = {
-    **COMPRESSED,
-    b"version https://git-lfs": "is a Git LFS pointer; fetch the file itself with git lfs pull",
-    b"\x1a\x45\xdf\xa3": f"begins as Matroska or WebM, {CUT}",
-    b"RIFF": f"begins as AVI, {CUT}",
-}
-"""Files that FFmpeg does not open, by first bytes."""
 
 DAMAGED = "damaged video"
 """Kind of reject for a video that cannot be read or decoded to its end."""
@@ -91,21 +82,6 @@ def name_unknown_side_data(kinds: type[Enum], number: int) -> Enum:
     return kind
 
 
-def describe(file: BinaryIO) -> str:
-    """Complete the sentence "the file …", for one that FFmpeg does not open."""
-    file.seek(0)
-    head = file.read(TEXT_BYTES)
-    if not head:
-        return "is empty"
-    if head[4:8] == b"ftyp":
-        return f"begins as MP4 or QuickTime, {CUT}"
-    if found := name_by_magic(head, BY_MAGIC):
-        return found
-    if name_by_text(head):
-        return "is text, not a video"
-    return "is in no video format that is read here: MP4, QuickTime, Matroska, WebM, AVI"
-
-
 class UnnamedFile:
     """A file as FFmpeg sees it: without a name to guess by; where the real one fails, it ends, and keeps the error."""
 
@@ -135,8 +111,6 @@ class UnnamedFile:
 
 
 class Opened(NamedTuple):
-    """A file that FFmpeg has opened, at its beginning."""
-
     source: UnnamedFile
     container: "InputContainer"
     stream: "VideoStream"
@@ -155,7 +129,8 @@ def open_video(file: BinaryIO, max_pixels: int) -> Opened:
         container = av.open(source, "r", options=options, buffer_size=READ_BYTES, metadata_errors="replace")
     except av.FFmpegError:
         source.raise_error()
-        raise Rejected("cannot decode", describe(file)) from None
+        file.seek(0)
+        raise Rejected("cannot decode", describe_file(file.read(TEXT_BYTES), "video")) from None
     try:
         source.raise_error()
         stream = choose_stream(container, max_pixels)

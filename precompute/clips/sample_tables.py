@@ -38,8 +38,6 @@ def refuse_claims(file: BinaryIO) -> None:
     """Raise Rejected for a file that FFmpeg would index at a high cost."""
     num_bytes = num_samples = 0
     for num_boxes, (size, name) in enumerate(boxes(file)):
-        if num_boxes == 0 and name == bytes(4):
-            raise Rejected("cannot decode", "begins with zero bytes, as an unfinished download may")
         if num_boxes == MAX_BOXES:
             raise Rejected(KIND, f"the file has more than {MAX_BOXES:,} boxes")
         if name in PASSED_OVER:

@@ -48,8 +48,6 @@ class Shown(NamedTuple):
 
 
 class VideoFile:
-    """The frames of an open file's first video stream."""
-
     def __init__(self, file: BinaryIO, max_pixels: int) -> None:
         self._file, self._max_pixels, self._pixels_left = file, max_pixels, MAX_DECODED
         refuse_claims(file)

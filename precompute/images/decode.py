@@ -24,7 +24,7 @@ from precompute.images.buckets import Sides
 from precompute.images.config import ImageConfig
 from precompute.images.fit import Decoded, reduction, unreduced
 from precompute.images.not_images import describe_file
-from precompute.images.parts import GIF, JPEG_MAGIC, MAX_EXIF_BYTES, CountedFile, is_dct_jpeg, refuse_costly
+from precompute.images.parts import GIF, JPEG_MAGIC, MAX_EXIF_BYTES, CountedFile, refuse_costly
 from precompute.images.pixels import to_rgb, with_true_levels
 from precompute.images.rejected import ANY_ERROR, Rejected, refuse_many_pixels, rejecting
 
@@ -106,7 +106,6 @@ AVIF_EXIF_ITEM = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))Exif", re.DOTALL)
 
 
 def content_sha256(data: bytes | memoryview) -> str:
-    """Compute the SHA-256 of an image file's bytes, as caches record it."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -121,7 +120,7 @@ def decode_image(data: bytes, recipe: ImageRecipe, planned: Size) -> Decoded:
     try:
         with Image.open(CountedFile(without_exif(data)), formats=FORMATS) as image:
             refuse_many_pixels(*image.size, max_pixels)
-            if recipe.decode == "reduced" and isinstance(image, JpegImageFile) and is_dct_jpeg(data):
+            if recipe.decode == "reduced" and isinstance(image, JpegImageFile):
                 return decode_reduced(image, recipe, planned)
             if isinstance(image, TiffImageFile):
                 image.is_animated = True  # else Pillow reads directories of EXIF, which say nothing of the pixels
@@ -129,9 +128,9 @@ def decode_image(data: bytes, recipe: ImageRecipe, planned: Size) -> Decoded:
             if is_plain(image):
                 return unreduced(image)
             turn = orientation_of(image)
-            return unreduced(to_rgb(turn_upright(with_true_levels(image, data), turn)), turn.is_readable)
+            return unreduced(to_rgb(turn_upright(with_true_levels(image), turn)), turn.is_readable)
     except UnidentifiedImageError:
-        raise Rejected("cannot decode", describe_file(data)) from None
+        raise Rejected("cannot decode", describe_file(data, "image")) from None
 
 
 def size_from_head(head: bytes) -> Sides | None:

@@ -45,8 +45,6 @@ JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 SOI, EOI, SOS, APP1, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0x01
 
 JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-DCT_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
-"""Sequential and progressive frames, with either entropy code."""
 SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1, 0xC9})
 FRAME_COMPONENTS, SCAN_COMPONENTS = 7, 2
 """Offsets of the component count in a segment, from its length field on."""
@@ -137,12 +135,6 @@ def refuse_many_scans(data: bytes) -> None:
             raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
         if number > MAX_PARTS:
             raise too_many_parts()
-
-
-def is_dct_jpeg(data: bytes) -> bool:
-    """Return whether libjpeg can reduce a JPEG: it cannot reduce a lossless one."""
-    frames = (marker for marker, _ in jpeg_segments(data) if marker in JPEG_FRAMES)
-    return next(frames, None) in DCT_FRAMES
 
 
 def refuse_incomplete_png(data: bytes) -> None:

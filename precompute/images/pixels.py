@@ -1,9 +1,8 @@
 """Convert any of Pillow's modes to RGB; its own conversion is wrong for some."""
 
 import numpy as np
-from PIL import Image, PngImagePlugin, TiffImagePlugin
+from PIL import Image, TiffImagePlugin
 
-from precompute.images.parts import png_chunks
 from precompute.images.rejected import Rejected
 
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
@@ -15,38 +14,18 @@ WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
 STRIP_PIXELS = 2**20
 """Images are converted in strips of about this many pixels, so that intermediate steps need little memory."""
 
-PNG_BITS = 24
-"""Place of the bit depth in a PNG whose first chunk is its header; Pillow does not report it."""
-
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 TIFF_WHITE_IS_ZERO = 0
 
 
-def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
-    """Correct an image's levels, so that black and white mean the same as in other images of its mode.
-
-    For PNG, Pillow scales pixels of 2, 4 and 16 bits to 8, but not the transparent level; at 1 bit it takes every
-    transparent level except 0 as white, although only the lowest bits of that level count. For a grey TIFF of more than
-    8 bits, it returns the numbers in the file, even if they have 12 bits or are inverted.
-    """
-    if isinstance(image, PngImagePlugin.PngImageFile) and "transparency" in image.info:
-        bits = data[PNG_BITS]
-        if image.mode == "RGB" and bits == 16:
-            raise Rejected("unsupported pixels", "a transparent colour of 16 bits, of which 8 are read")
-        if image.mode in ("1", "L"):
-            image.info["transparency"] = png_transparent_level(data) % 2**bits * (255 // (2**bits - 1))
-    elif isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode == "I;16":
+def with_true_levels(image: Image.Image) -> Image.Image:
+    """Correct the levels of a grey TIFF of more than 8 bits, which Pillow leaves as 12 bits, or inverted."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode == "I;16":
         if image.tag_v2.get(TIFF_BITS) == (12,):
             return image.point(lambda level: level * 16.0 + 0.0)
         if image.tag_v2.get(TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO) == TIFF_WHITE_IS_ZERO:  # Pillow's default too
             return image.point(lambda level: level * -1.0 + 65_535.0)
     return image
-
-
-def png_transparent_level(data: bytes) -> int:
-    """Read the transparent level, up to 16 bits, from the last tRNS chunk, as Pillow does."""
-    *_, begin = (begin for kind, begin in png_chunks(data) if kind == b"tRNS")
-    return int.from_bytes(data[begin : begin + 2], "big")
 
 
 def to_rgb(image: Image.Image, strip_pixels: int = STRIP_PIXELS) -> Image.Image:

@@ -52,33 +52,29 @@ def with_checked_starts(samples: Samples) -> Iterator[dict[str, object]]:
         yield {**sample, "extra": {**extra, CLIP_START: start}}
 
 
-class ClipLister:
-    """Lists the clips of a source's videos."""
+def list_clips(
+    samples: Samples, config: ClipConfig, probe: Probe, known: Mapping[str, PlannedClips]
+) -> Iterator[dict[str, object]]:
+    """Yield a sample for each clip of the source's videos, those of a video together and in order."""
 
-    def __init__(self, probe: Probe, config: ClipConfig, known: Mapping[str, PlannedClips]) -> None:
-        self._probe, self._config, self._known = probe, config, known
-
-    def clips(self, samples: Samples) -> Iterator[dict[str, object]]:
-        """Yield a sample for each clip, those of a video together and in order."""
-        videos = iter(samples)
-        with ProgressBar("videos", None, "video") as bar:
-            while block := [*islice(videos, VIDEOS_AT_ONCE)]:
-                for video, rows in zip(block, map_concurrently(self._rows, block), strict=True):
-                    extra: Any = video.get("extra") or {}
-                    for name, start in rows:
-                        yield {**video, "id": name, "extra": {**extra, CLIP_START: start}}
-                bar.update(len(block))
-
-    def _rows(self, video: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
+    def rows_of(video: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
         """Return id and start of each clip of a video; a video that cannot be read has one, and is rejected later."""
-        name, held = video["id"], self._known.get(video["id"])
+        name, held = video["id"], known.get(video["id"])
         if held and (held.uri, held.fingerprint) == (video["uri"], video["fingerprint"]):
             return held.rows
-        if (facts := self._probe(video)) is None:
-            return [(clip_id(name, self._config, 0), 0.0)]
-        rate = self._config.rate or facts.rate
-        firsts = self._config.first_frames(facts.num_frames(self._config.rate))
-        return [(clip_id(name, self._config, first), first / rate if first else 0.0) for first in firsts]
+        if (facts := probe(video)) is None:
+            return [(clip_id(name, config, 0), 0.0)]
+        firsts, rate = config.first_frames(facts.num_frames(config.rate)), config.rate or facts.rate
+        return [(clip_id(name, config, first), first / rate if first else 0.0) for first in firsts]
+
+    videos = iter(samples)
+    with ProgressBar("videos", None, "video") as bar:
+        while block := [*islice(videos, VIDEOS_AT_ONCE)]:
+            for video, rows in zip(block, map_concurrently(rows_of, block), strict=True):
+                extra: Any = video.get("extra") or {}
+                for name, start in rows:
+                    yield {**video, "id": name, "extra": {**extra, CLIP_START: start}}
+            bar.update(len(block))
 
 
 def clip_id(video: str, config: ClipConfig, first: int) -> str:

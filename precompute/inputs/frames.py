@@ -2,14 +2,16 @@
 
 # Axes: T frames, Y X pixels, 3 RGB.
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from io import BytesIO
 from threading import Semaphore
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +27,27 @@ from precompute.images.decode import content_sha256, decode_image, size_from_hea
 from precompute.images.fit import fit_image, placement_of
 from precompute.images.rejected import Rejected
 from precompute.inputs.busy import BusyTimes
-from precompute.inputs.clip_list import ClipLister, clips_in_plan, with_checked_starts
+from precompute.inputs.clip_list import clips_in_plan, list_clips, with_checked_starts
 from precompute.inputs.reader import Inputs, Sample
+from precompute.sources.file_part import PartStream
 from precompute.sources.images import Images
 from precompute.sources.listing import Samples
 from precompute.sources.place import MISSING, TOO_LARGE, Place, planned_place
-from precompute.sources.videos import DIGESTS_HELD, Videos, hash_in_place
+
+Where = tuple[str, Place | None]
+"""The uri and place of a file."""
+
+DIGESTS_HELD = 1_024
+"""Videos whose digests are in memory; the clips of a video are neighbours in the plan."""
+
+VIDEOS_HELD = 16
+"""Most whole videos in memory: about one a thread, because clips of a video are neighbours in the plan."""
 
 VIDEOS_PROBED = 2**20
 """Videos whose lengths and sizes are kept while planning, 250 bytes each: each is then looked at once."""
+
+TEXT_ONLY = "text only"
+"""Kind of reject for a record that names no file, such as some of LLaVA's instructions; none is missing."""
 
 BROKEN_EXIF = "broken EXIF, not turned"
 INTERLACED = "interlaced frames, encoded as progressive"
@@ -52,7 +66,6 @@ class FrameReader(ABC):
 
     def __init__(self, source: Images, recipe: ImageRecipe, busy: BusyTimes | None = None) -> None:
         self._source, self._recipe, self._busy = source, recipe, busy or BusyTimes()
-        self._digests = SharedResults[tuple[str, Place | None], str](self._hash, DIGESTS_HELD)
 
     def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
         return listed
@@ -61,25 +74,19 @@ class FrameReader(ABC):
     def size(self, sample: Sample) -> Size | None: ...
 
     def expect(self, samples: Iterable[Sample]) -> None:
-        self._source.expect(sample["uri"] for sample in samples)
+        self._source.expect(sample["uri"] for sample in samples if sample["uri"])
 
     def read(self, samples: Sequence[Sample], array: ArraySpec, out: Sequence[Inputs]) -> list[Outcome]:
         return [self._read_one(sample, array.size, place) for sample, place in zip(samples, out, strict=True)]
 
-    def digest(self, sample: Sample) -> str:
-        return self._digests.get(where_of(sample))
-
-    def _hash(self, where: tuple[str, Place | None]) -> str:
-        try:
-            return content_sha256(self._source.read(*where))
-        except Rejected as rejected:
-            if rejected.kind != TOO_LARGE:
-                raise
-        return hash_in_place(self._source, *where)
+    @abstractmethod
+    def digest(self, sample: Sample) -> str: ...
 
     def _read_one(self, sample: Sample, size: Size, place: Inputs) -> Outcome:
         facts = dict[str, Any](content_sha256=None)
         try:
+            if not sample["uri"]:
+                raise Rejected(TEXT_ONLY, f"the record names no {'video' if self._recipe.clip else 'image'}")
             self._fill(sample, size, place, facts)
         except Rejected as rejected:
             facts["reason"] = rejected.reason
@@ -115,6 +122,9 @@ class ImageReader(FrameReader):
             return None if sides is None else Size(1, sides[1], sides[0])
         return None
 
+    def digest(self, sample: Sample) -> str:
+        return content_sha256(self._source.read(*where_of(sample)))
+
     def _fill(self, sample: Sample, size: Size, place_TYX3: Inputs, facts: dict[str, Any]) -> None:
         with self._busy.measured("source"):
             data = self._source.read(*where_of(sample))
@@ -141,7 +151,9 @@ class ClipReader(FrameReader):
         """`clips` says which clips a video has; only `samples` needs it."""
         super().__init__(source, recipe, busy)
         assert recipe.clip, "a recipe of images"
-        self._clip, self._clips, self._videos = recipe.clip, clips, Videos()
+        self._clip, self._clips = recipe.clip, clips
+        self._whole = SharedResults[Where, bytes](lambda where: self._source.read(*where), VIDEOS_HELD)
+        self._digests = SharedResults[tuple[Where, str], str](lambda key: self._hash(*key[0]), DIGESTS_HELD)
         self._probed = lru_cache(VIDEOS_PROBED)(self._probe)
 
     def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
@@ -149,8 +161,7 @@ class ClipReader(FrameReader):
         if CLIP_START in listed.extra:
             return replace(listed, each=with_checked_starts(listed), captioned=Counter())
         assert self._clips, "for reading alone"
-        known = clips_in_plan(planned, self._clips)
-        clips = ClipLister(self.probe, self._clips, known).clips(listed)
+        clips = list_clips(listed, self._clips, self.probe, clips_in_plan(planned, self._clips))
         return replace(listed, each=clips, captioned=Counter(), extra=(*listed.extra, CLIP_START))
 
     def probe(self, sample: Sample) -> Video | None:
@@ -178,16 +189,41 @@ class ClipReader(FrameReader):
     def _fill(self, sample: Sample, size: Size, place_TYX3: Inputs, facts: dict[str, Any]) -> None:
         where = where_of(sample)
         with self._busy.measured("source"):
-            stream = self._videos.open(self._source, *where)
+            stream = self._open(where)
         with stream:
             with self._busy.measured("source"):
-                facts["content_sha256"] = self._videos.sha256(self._source, *where, stream)
+                facts["content_sha256"] = self._sha256(where, stream)
             clip = decode_clip(stream, sample[CLIP_START], self._recipe, size)
             facts |= placed(clip.size, clip.placement)
             for number, image in enumerate(clip.images):
                 place_TYX3[number] = np.asarray(image)
             odd = {INTERLACED: clip.is_interlaced, STANDING: 4 * count_different(place_TYX3) < len(place_TYX3)}
             facts["remarks"] = [name for name, is_so in odd.items() if is_so]
+
+    def _open(self, where: Where) -> BinaryIO:
+        """Open a video as a stream: in place, or in memory if it comes from a network and is not too large."""
+        if self._source.fetches_ahead:
+            try:
+                return BytesIO(self._whole.get(where))
+            except Rejected as rejected:
+                if rejected.kind != TOO_LARGE:
+                    raise
+        return self._source.open(*where)
+
+    def digest(self, sample: Sample) -> str:
+        with self._open(where := where_of(sample)) as stream:
+            return self._sha256(where, stream)
+
+    def _sha256(self, where: Where, stream: BinaryIO) -> str:
+        """Return the SHA-256 of a whole video that is open as `stream`; the stream stays where it is."""
+        if isinstance(stream, BytesIO):
+            return content_sha256(stream.getbuffer())
+        assert isinstance(stream, PartStream)
+        return self._digests.get((where, stream.version))
+
+    def _hash(self, uri: str, place: Place | None) -> str:
+        with self._source.open(uri, place) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
 
 
 def count_different(frames_TYX3: Inputs) -> int:
@@ -196,7 +232,7 @@ def count_different(frames_TYX3: Inputs) -> int:
     return 1 + int((np.abs(np.diff(few_Tyx3, axis=0)).mean((1, 2, 3)) > STILL).sum())
 
 
-def where_of(sample: Sample) -> tuple[str, Place | None]:
+def where_of(sample: Sample) -> Where:
     return sample["uri"], planned_place(sample["place"])
 
 

@@ -13,8 +13,6 @@ Kind = Literal["llava", "folder", "table", "webdataset", "parquet", "cache"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
-    """Facts of a kind of source."""
-
     images_are: str = ""
     """Where its images are; empty if `source.images` says it."""
     add_texts: str

@@ -1,8 +1,7 @@
 """A sample's fields: their names in the source, and its text as turns of a conversation."""
 
 import codecs
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -10,22 +9,6 @@ from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
 
 Conversation = list[dict[str, str]]
-
-RecordT = TypeVar("RecordT", bound=msgspec.Struct)
-
-
-def with_extra(kind: type[RecordT], names: Sequence[str]) -> type[RecordT]:
-    """Return a type of record that has extra fields too, of any type; `extra_of` returns their values."""
-    fields = [(f"extra_{place}", Any, msgspec.field(default=None, name=name)) for place, name in enumerate(names)]
-    own = kind.__struct_encode_fields__
-    fields = [each for each, name in zip(fields, names, strict=True) if name not in own]
-    return cast(type[RecordT], msgspec.defstruct(kind.__name__, fields, bases=(kind,)))
-
-
-def extra_of(record: msgspec.Struct, names: Sequence[str]) -> dict[str, object]:
-    """Return the extra fields of a record by name; null if it lacks one."""
-    held = [f"extra_{place}" if hasattr(record, f"extra_{place}") else name for place, name in enumerate(names)]
-    return {name: getattr(record, attribute) for name, attribute in zip(names, held, strict=True)}
 
 
 class Turn(msgspec.Struct):
@@ -44,9 +27,9 @@ def read_text(where: str, read: Callable[[], bytes]) -> str:
         raise SourceError(f"{where} is not UTF-8 text: {at}; mend or remove it") from None
 
 
-def read_caption(where: str, read: Callable[[], bytes]) -> str:
-    """Read the text file of a caption, without the line break at its end."""
-    return read_text(where, read).removesuffix("\n").removesuffix("\r")
+def as_caption(text: str) -> str:
+    """Return the text of a caption's file without the line break at its end."""
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def conversation_of(*captions: str | None) -> Conversation:

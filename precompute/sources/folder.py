@@ -4,26 +4,25 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import islice
 
 from cache_store.storage.daemon_threads import map_concurrently
-from precompute.sources.fields import Conversation, conversation_of, read_caption
+from precompute.sources.fields import Conversation, as_caption, conversation_of, read_text
 from precompute.sources.images import ALL, ImagesOf, ImageStore, Names, Source
-from precompute.sources.listing import BadFiles, Listing, Samples, counted_suffix, is_mask, suffix_of
+from precompute.sources.listing import MASK, BadFiles, Listing, Samples, counted_suffix, is_mask, suffix_of
 from precompute.sources.media import IMAGES, Media
 
 CAPTION = ".txt"
 
 CAPTIONS_AT_ONCE = 1_024
-"""Captions in memory at a time if the tree is at a URL; many of them are requested at the same time."""
+"""Captions in memory at a time; many of them are read at the same time."""
 
 
 class FolderSource(ImagesOf, Source):
     """The files found of one kind of media are the samples; a sample's id is its name in the tree."""
 
-    def __init__(self, images: ImageStore, *, is_remote: bool = False, media: Media = IMAGES) -> None:
+    def __init__(self, images: ImageStore, media: Media = IMAGES) -> None:
         super().__init__(images)
-        self._tree, self._is_remote, self._media = images, is_remote, media
+        self._tree, self._media = images, media
 
     def version(self, part: Names = ALL) -> str | None:
         return self._tree.version()
@@ -46,36 +45,31 @@ class FolderSource(ImagesOf, Source):
         names, includes = self._listing.names, self._media.includes
         first, stop = part or ("", "")
         own = [name for name in names if first <= name and (not stop or name < stop)]
-        masks = [name for name in own if is_mask(name) and includes(name)]
         captions = {text for name in names if includes(name) and (text := caption_of(name)) in names}
-        others = Counter(counted_suffix(name) for name in own if not includes(name) and name not in captions)
-        each = self._samples([*filter(self._is_sample, own)])
-        return Samples(each, self._listing, others, masks=masks, media=self._media.name)
+        skipped = Counter(self._listing.skipped if not first else ())  # once, not for each part
+        skipped.update(counted_suffix(name) for name in own if not includes(name) and name not in captions)
+        if masks := sum(includes(name) and is_mask(name) for name in own):
+            skipped[MASK] = masks
+        return Samples(self._samples([*filter(self._is_sample, own)]), skipped, media=self._media.name)
 
     def _is_sample(self, name: str) -> bool:
         return self._media.includes(name) and not is_mask(name)
 
     def _samples(self, samples: Sequence[str]) -> Iterator[dict[str, object]]:
         bad, names = BadFiles(), self._listing.names
-        texts = (text if (text := caption_of(name)) in names else None for name in samples)
-        for name, turns in zip(samples, self._conversations(texts, bad), strict=True):
-            yield {"id": name, "uri": name, "conversations": turns, **self.locate(name).columns()}
+        for first in range(0, len(samples), CAPTIONS_AT_ONCE):
+            block = samples[first : first + CAPTIONS_AT_ONCE]
+            texts = [text if (text := caption_of(name)) in names else None for name in block]
+            conversations = map_concurrently(partial(self._conversation, bad), texts)
+            for name, turns in zip(block, conversations, strict=True):
+                yield {"id": name, "uri": name, "conversations": turns, **self.locate(name).columns()}
         bad.refuse()
-
-    def _conversations(self, texts: Iterator[str | None], bad: BadFiles) -> Iterator[Conversation]:
-        conversation = partial(self._conversation, bad)
-        if not self._is_remote:
-            yield from map(conversation, texts)
-            return
-        for block in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
-            yield from map_concurrently(conversation, block)
 
     def _conversation(self, bad: BadFiles, text: str | None) -> Conversation:
         if text is not None:
             with bad.collecting():
-                return conversation_of(
-                    read_caption(f"caption {text}", partial(self.read, text, self.locate(text).place))
-                )
+                read = partial(self.read, text, self.locate(text).place)
+                return conversation_of(as_caption(read_text(f"caption {text}", read)))
         return []
 
 

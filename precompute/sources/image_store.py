@@ -4,10 +4,9 @@ Each reading thread has at most one file in memory, of at most MAX_FILE_BYTES, b
 """
 
 import errno
-import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
@@ -17,13 +16,13 @@ from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.prefetch import AnnouncedResults
 from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
-from precompute.images.not_images import COMPRESSED, name_by_magic
+from precompute.images.not_images import PACKED, name_by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
 from precompute.sources.file_part import PartStream
 from precompute.sources.images import ImageStore
-from precompute.sources.listing import Listing, as_posix, is_mac_metadata, is_utf8
+from precompute.sources.listing import CACHE, LINKED, NOT_UTF8, Listing, as_posix, is_mac_metadata, is_utf8
 from precompute.sources.place import (
     HEADER_BYTES,
     MAX_FILE_BYTES,
@@ -37,13 +36,15 @@ from precompute.sources.place import (
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
 
-MAX_NAME_BYTES, MAX_PATH = 255, 4_000
-"""Linux's bounds on a name and, nearly, on a path."""
+MAX_PATH = 4_000
+"""Nearly Linux's bound on a path; stores refuse longer names in their own ways."""
 
-CACHE_FILES = frozenset({SPEC_FILE, TEXTS_FILE})
+CACHE_FILES = (SPEC_FILE, TEXTS_FILE)
 """A folder that has both files is a cache."""
 
-MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
+MISSING_ERRORS = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
+)
 """A local disk's errors that mean a missing file. Other errors, of a failing disk or mount, are not the sample's fault:
 they stop the build, and a rerun resumes it.
 """
@@ -78,32 +79,24 @@ class ImageFolder(ImageStore):
 
     def listing(self) -> Listing:
         """List all files except those of caches, which may lie in the folder of their images."""
-        found = Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
-        marks = defaultdict[str, set[str]](set)
+        names, skipped = list[str](), Counter[str]()
         try:
-            names = dict.fromkeys(sorted(self._walked(found, marks)))
+            for name, _ in self._known.walk():
+                if name.endswith("/"):
+                    skipped[LINKED] += 1
+                elif not is_utf8(name):
+                    skipped[NOT_UTF8] += 1
+                elif not is_mac_metadata(name) and not name.endswith(CLAIM_FILE):
+                    names.append(name)
         except OSError as error:
             if self._store.is_remote:  # its own message says what to check
                 raise
             raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from None
-        caches = sorted(folder for folder, each in marks.items() if each == CACHE_FILES)
-        return without_caches(found._replace(names=names), caches) if caches else found._replace(names=names)
-
-    def _walked(self, found: Listing, marks: dict[str, set[str]]) -> Iterator[str]:
-        """Yield names; put other entries into `found`, and a cache's own files into `marks`."""
-        for name, _ in self._known.walk():
-            if name.endswith("/"):
-                found.linked_folders.append(name[:-1])
-                continue
-            folder, _, last = name.rpartition("/")
-            if last in CACHE_FILES:
-                marks[folder].add(last)
-            if is_mac_metadata(name) or last == CLAIM_FILE:
-                continue
-            if is_utf8(name):
-                yield name
-            else:
-                found.not_utf8.append(name)
+        marked = ({name.removesuffix(mark) for name in names if name.endswith(mark)} for mark in CACHE_FILES)
+        if caches := {each for each in set.intersection(*marked) if each.endswith("/") or not each}:
+            skipped[CACHE] = len(caches)
+            names = [name for name in names if not name.startswith(tuple(caches))]
+        return Listing(dict.fromkeys(sorted(names)), skipped)
 
     def version(self) -> None:
         """Return None: only a look at each file shows changes."""
@@ -143,33 +136,8 @@ class ImageFolder(ImageStore):
         return isinstance(error, FileNotFoundError) or (not self._store.is_remote and error.errno in MISSING_ERRORS)
 
 
-def without_caches(found: Listing, caches: list[str]) -> Listing:
-    """Leave out the files in these folders, and list the folders as caches; "" is the top folder."""
-    outer = [each for each in caches if not any(each != o and each.startswith(o and f"{o}/") for o in caches)]
-    tops = tuple(each and f"{each}/" for each in outer)
-    return Listing(
-        names=dict.fromkeys(each for each in found.names if not each.startswith(tops)),
-        not_utf8=[each for each in found.not_utf8 if not each.startswith(tops)],
-        linked_folders=[each for each in found.linked_folders if not each.startswith(tops)],
-        caches=[each or "." for each in outer],
-    )
-
-
 def is_unsafe(name: str) -> bool:
-    if is_plainly_safe(name):
-        return False
-    parts = PurePosixPath(name).parts
-    try:
-        too_long = len(name) > MAX_PATH or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts)
-    except UnicodeEncodeError:
-        return True  # no file has such a name
-    return not parts or name.startswith("/") or ".." in parts or "\0" in name or too_long
-
-
-def is_plainly_safe(name: str) -> bool:
-    """Return whether a name is obviously safe, as nearly all are; takes a microsecond."""
-    is_short = name.isascii() and len(name) <= MAX_NAME_BYTES
-    return is_short and name[:1] not in ("", ".", "/") and ".." not in name and "\0" not in name
+    return not name or name[0] == "/" or ".." in name.split("/") or "\0" in name or len(name) > MAX_PATH
 
 
 def open_images(address: str, field: str) -> ImageStore:
@@ -181,19 +149,17 @@ def open_images(address: str, field: str) -> ImageStore:
 
 
 def find_images(address: str, field: str) -> ImageStore:
-    if not is_url(address):
-        if not (path := Path(address).expanduser()).exists():
-            raise MissingPathError(f"source.{field}: {path} does not exist")
+    if is_url(address):
+        if file := find_file(address):
+            return open_archive(file)
+        if holds_files(store := open_store(address)):
+            return ImageFolder(store)
+    elif (path := Path(address).expanduser()).exists():
         return open_image_store(path)
-    if file := find_file(address):
-        return open_archive(file)
-    if not holds_files(store := open_store(address)):
-        raise MissingPathError(f"source.{field}: {address} does not exist")
-    return ImageFolder(store)
+    raise MissingPathError(f"source.{field}: {address} does not exist")
 
 
 def find_file(url: str) -> File | None:
-    """Open the file at this URL; None if there is none."""
     folder, name = split_url(url)
     try:
         return open_store(folder).open(name) if name else None
@@ -209,7 +175,6 @@ def holds_files(store: Store) -> bool:
 
 
 def open_image_store(path: Path) -> ImageStore:
-    """Open a folder, a zip or a tar on this machine."""
     if path.is_dir():
         return ImageFolder(LocalStore(path))
     if not path.is_file():
@@ -220,11 +185,6 @@ def open_image_store(path: Path) -> ImageStore:
 def open_archive(file: File) -> ImageTar | ImageZip:
     """Open a zip or a tar; its first bytes decide which, not its name."""
     head = file.part(0, HEAD_BYTES)
-    if compressed := name_by_magic(head, COMPRESSED):
-        raise SourceError(f"{file} {compressed}, so it cannot be read in place; unpack it")
+    if packed := name_by_magic(head, PACKED):
+        raise SourceError(f"{file} is packed by {packed}, so it cannot be read in place; unpack it")
     return (ImageTar if is_tar(str(file), head) else ImageZip)(file)
-
-
-def folder_below(folder: Path, name: str) -> Path | None:
-    """Find the subfolder that holds this file, as after unpacking an archive with one top folder."""
-    return next((each for each in sorted(folder.expanduser().glob("*/")) if (each / name).is_file()), None)

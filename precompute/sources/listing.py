@@ -1,18 +1,37 @@
-"""The files that a source lists: their names, and what it says of those that are no samples."""
+"""The files that a source lists: their names, and counts of those that are no samples."""
 
-import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from cache_store.errors import ChangedError, SourceError
-from cache_store.messages import abridge, counted, printable
+from cache_store.messages import counted
 from precompute.clips.opened import SUFFIXES as VIDEO_SUFFIXES
+
+COMMONEST = 5
+"""Most suffixes that are shown with their number of files."""
+
+NO_SUFFIX, HIDDEN, NOT_UTF8 = "without a suffix", "hidden, by a dot", "with a name that is not UTF-8"
+LINKED, CACHE = "linked folder", "folder that is a cache"
+OTHER_IMAGE = "another extension than source.fields.image"
+MASK = "OneTrainer's mask or condition"
+"""Kinds of skipped files that are not counted by suffix."""
+
+MASKS = ("-masklabel", "-condlabel")
+"""Ends of the names of OneTrainer's masks and condition images, which lie beside their images."""
+
+TEXT_SUFFIXES = frozenset({".txt", ".caption", ".json", ".jsonl", ".csv"})
+"""Suffixes of files that may hold captions, of other trainers too."""
+
+HEIC = frozenset({".heic", ".heif", ".hif"})
+
+MOST_NAMED = 10
+"""Files that a message names before it says how many more there are."""
+
 
 NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
 """Matches a name that is not in normal form; this test takes a fifth of the time of parsing the name."""
@@ -34,61 +53,47 @@ def is_mac_metadata(name: str) -> bool:
     return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders
 
 
-COMMONEST = 5
-"""Most suffixes that are shown with their number of files."""
+def is_utf8(name: str) -> bool:
+    """Return whether a name is valid UTF-8, so that a table can hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
-MAX_SUFFIX = 12
-"""Longest suffix, in characters, that is counted by itself."""
 
-NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "with other suffixes"
+def suffix_of(name: str) -> str:
+    """Return `PurePosixPath(name).suffix`, five times as fast."""
+    stem, dot, suffix = name.rpartition("/")[2].rpartition(".")
+    return dot + suffix if stem and suffix else ""
 
-HIDDEN, OTHER_IMAGE = "hidden", "other image"
-"""Kinds of skipped files that are not counted by suffix."""
 
-TEXT_SUFFIXES = frozenset({".txt", ".caption", ".json", ".jsonl", ".csv"})
-"""Suffixes of files that may hold captions, of other trainers too."""
+def counted_suffix(name: str) -> str:
+    return suffix_of(name).lower() or NO_SUFFIX
 
-MASKS = ("-masklabel", "-condlabel")
-"""Ends of the names of OneTrainer's masks and condition images, which lie beside their images."""
 
-MOST_NAMED = 10
-"""Files that a message names before it says how many more there are."""
-
-HEIC = (".heic", ".heif", ".hif")
-
-SHOWN_CHARACTERS = 100
+def is_mask(name: str) -> bool:
+    return name.removesuffix(suffix_of(name)).endswith(MASKS)
 
 
 class Listing(NamedTuple):
-    """The names in a folder or an archive, each sorted; macOS metadata is ignored."""
+    """What lies in a folder or an archive, without macOS metadata."""
 
-    names: Collection[str]
-    """Files whose names are UTF-8; a membership test is fast."""
-    not_utf8: list[str]
-    """Files whose names are not UTF-8, with surrogates for the invalid bytes."""
-    linked_folders: list[str]
-    """Links to folders, which are not followed: they may lead in circles."""
-    caches: list[str]
-    """Folders that are caches."""
-
-
-def no_listing() -> Listing:
-    return Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
+    names: Mapping[str, None]
+    """Files whose names are UTF-8, sorted."""
+    skipped: Counter[str]
+    """Number of other entries, by kind."""
 
 
 @dataclass(frozen=True)
 class Samples:
     """A source's samples (id, uri, conversations, fingerprint, place, extra fields), in an order that stays the same;
-    and a count of its other files.
+    and counts of its other files, some of which are known only after all samples are listed.
     """
 
     each: Iterable[dict[str, object]]
-    listing: Listing = field(default_factory=no_listing)
-    """The listing that the samples come from."""
-    others: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
     """Number of files that are not samples, by suffix or kind."""
-    masks: list[str] = field(default_factory=list)
-    """Images that are left out as masks or conditions of others."""
     captioned: Counter[bool] = field(default_factory=Counter)
     """Number of samples with a caption, and without one, among those that were listed so far."""
     extra: Sequence[str] = ()
@@ -104,43 +109,42 @@ class Samples:
 
     def behind(self, before: "Samples | None") -> "Samples":
         """Return these samples, with the files of those listed before counted, too."""
-        if before is None:
-            return self
-        self.others.update(before.others)
-        self.captioned.update(before.captioned)
-        self.masks[:0] = before.masks
+        if before is not None:
+            self.skipped.update(before.skipped)
+            self.captioned.update(before.captioned)
         return self
 
     @property
     def note(self) -> str:
-        """One line on files and folders that are not samples; empty if there are none.
-
-        Some sources know them only after all samples are listed.
-        """
-        return format_skipped(self.listing, self.others, self.media)
+        """One line on files and folders that are not samples; empty if there are none."""
+        ordered = sorted(self.skipped.items(), key=lambda each: (-each[1], each[0]))
+        suffixes = [each for each in ordered if each[0].startswith(".")]
+        kinds = [each for each in ordered if each not in suffixes]
+        rest = [("with other suffixes", sum(number for _, number in suffixes[COMMONEST:]))]
+        shown = [f"{kind} {number:,}" for kind, number in (*suffixes[:COMMONEST], *rest, *kinds) if number]
+        found = {*self.skipped} if self.media == "image" else set()
+        advice = ["; convert HEIC to JPEG or PNG, for example with the package pillow-heif"] * bool(HEIC & found)
+        advice += ["; to encode videos, set clip.frames"] * bool(VIDEO_SUFFIXES & found)
+        return f"skipped, as no {self.media}s: {', '.join(shown)}{''.join(advice)}" if shown else ""
 
     def warnings(self, add_texts: str) -> Iterator[str]:
-        """Yield a line on masks that are left out, and one on missing captions, after all samples are listed.
+        """Yield a line on missing captions, if others have one or files that are not read may hold them.
 
         `add_texts` tells how the source gives samples their texts.
         """
-        if self.masks:
-            named = f"{counted(len(self.masks), self.media)}: {abridge(self.masks, most=MOST_NAMED)}"
-            yield f"left out as masks or conditions of OneTrainer ({' or '.join(MASKS)}), {named}"
-        unread = {name: number for name, number in sorted(self.others.items()) if name in TEXT_SUFFIXES}
-        files = ", ".join(f"{name} {number:,}" for name, number in unread.items())
+        files = ", ".join(f"{name} {self.skipped[name]:,}" for name in sorted(TEXT_SUFFIXES & {*self.skipped}))
         why = ["others have one"] * bool(self.captioned[True])
-        why += [f"files that are not read may hold captions ({files})"] * bool(unread)
+        why += [f"files that are not read may hold captions ({files})"] * bool(files)
         if why and (bare := self.captioned[False]):
-            remedy = f". {add_texts}" if unread else ""
+            remedy = f". {add_texts}" if files else ""
             yield f"planned without a caption, though {' and '.join(why)}: {counted(bare, 'sample')}{remedy}"
 
 
 class BadFiles:
-    """Collects what is wrong with a source's files, so that one message names all of them."""
+    """Collects what is wrong with a source's files, for several threads, so that one message names all of them."""
 
     def __init__(self) -> None:
-        self._problems, self._numbers = list[str](), count(1)  # threads may share it
+        self._problems = list[str]()
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -149,85 +153,12 @@ class BadFiles:
         except ChangedError:
             raise
         except SourceError as error:
-            if next(self._numbers) <= MOST_NAMED:
-                self._problems.append(str(error))
+            self._problems.append(str(error))
 
     def refuse(self) -> None:
-        """Raise SourceError if there were any."""
-        total = next(self._numbers) - 1
+        problems, total = sorted(self._problems), len(self._problems)
         if total > 1:
             more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
-            raise SourceError("\n  ".join([f"{total:,} files cannot be used:", *self._problems, *more]))
-        if total:
-            raise SourceError(self._problems[0])
-
-
-def is_mask(name: str) -> bool:
-    return name.removesuffix(suffix_of(name)).endswith(MASKS)
-
-
-def format_skipped(listing: Listing, suffixes: Counter[str], media: str = "image") -> str:
-    hidden, images = suffixes[HIDDEN], suffixes[OTHER_IMAGE]
-    has_heic = media == "image" and {*HEIC} & {*suffixes}
-    has_videos = media == "image" and VIDEO_SUFFIXES & {*suffixes}
-    parts = [
-        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images}), media),
-        f"{counted(hidden, 'hidden file')} (names that begin with a dot)" if hidden else "",
-        f"{counted(images, media)} with another extension than source.fields.image" if images else "",
-        names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
-        names_line(listing.linked_folders, "linked folder", "linked folders"),
-        names_line(listing.caches, "folder that is a cache", "folders that are caches"),
-        "convert HEIC to JPEG or PNG, for example with the package pillow-heif" if has_heic else "",
-        "to encode videos, set clip.frames" if has_videos else "",
-    ]
-    return f"skipped: {line}" if (line := "; ".join(filter(None, parts))) else ""
-
-
-def suffix_of(name: str) -> str:
-    """Return `PurePosixPath(name).suffix`, five times as fast."""
-    stem, dot, suffix = name.rpartition("/")[2].rpartition(".")
-    return dot + suffix if stem and suffix else ""
-
-
-def counted_suffix(name: str) -> str:
-    """Return the suffix in lower case, or the kind under which to count an unusual one."""
-    suffix = suffix_of(name).lower()
-    if not suffix:
-        return NO_SUFFIX
-    return suffix if suffix[1:].isalnum() and suffix.isprintable() and len(suffix) <= MAX_SUFFIX else OTHER_SUFFIX
-
-
-def suffixes_line(suffixes: Counter[str], media: str = "image") -> str:
-    """Format as `3 files without an image suffix (.txt 2, .eps 1)`."""
-    if not (total := suffixes.total()):
-        return ""
-    named = sorted((-count, suffix) for suffix, count in suffixes.items() if suffix.startswith("."))[:COMMONEST]
-    shown = [f"{suffix} {-count:,}" for count, suffix in named]
-    without = suffixes[NO_SUFFIX]
-    others = total - without + sum(count for count, _ in named)
-    shown += [f"{count:,} {kind}" for count, kind in ((without, NO_SUFFIX), (others, OTHER_SUFFIX)) if count]
-    article = "an" if media == "image" else "a"
-    return f"{counted(total, 'file')} without {article} {media} suffix ({', '.join(shown)})"
-
-
-def names_line(names: list[str], one: str, several: str) -> str:
-    if not names:
-        return ""
-    first = shown_name(names[0])
-    return f"1 {one} ({first})" if len(names) == 1 else f"{len(names):,} {several} (first: {first})"
-
-
-def shown_name(name: str) -> str:
-    """Shorten a name to one line; show it as bytes if it is not UTF-8."""
-    if not is_utf8(name):
-        return repr(os.fsencode(name)[:SHOWN_CHARACTERS])
-    return printable(name)[:SHOWN_CHARACTERS]
-
-
-def is_utf8(name: str) -> bool:
-    """Return whether a name is valid UTF-8, so that a table can hold it."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+            raise SourceError("\n  ".join([f"{total:,} files cannot be used:", *problems[:MOST_NAMED], *more]))
+        if problems:
+            raise SourceError(problems[0])

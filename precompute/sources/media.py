@@ -12,8 +12,6 @@ from precompute.sources.listing import suffix_of
 
 @dataclass(frozen=True, kw_only=True)
 class Media:
-    """A kind of file."""
-
     name: str
     """In messages: image or video."""
     suffixes: frozenset[str]

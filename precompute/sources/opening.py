@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from cache_store.cache.metadata import has_cache, read_build, refuse_no_cache
-from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
+from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.record import describe_mismatch
 from cache_store.log import log_info
@@ -23,12 +23,11 @@ from precompute.sources.folder import FolderSource
 from precompute.sources.image_store import ImageFolder, holds_files, open_images
 from precompute.sources.images import Source
 from precompute.sources.listing import suffix_of
-from precompute.sources.llava import LlavaSource
+from precompute.sources.lists import LlavaSource, TableSource
 from precompute.sources.media import IMAGES, VIDEOS, Media
 from precompute.sources.parquet import SUFFIX as PARQUET
 from precompute.sources.parquet import ParquetSource
 from precompute.sources.source_files import find_files
-from precompute.sources.table import TableSource
 from precompute.sources.webdataset import SUFFIX as TAR
 from precompute.sources.webdataset import WebDatasetSource
 
@@ -61,8 +60,7 @@ def recognised(config: SourceConfig) -> SourceConfig:
 def kind_of_content(path: str) -> Kind:
     """Return the kind of a list by its first record, that of a folder by its first files."""
     if suffix_of(path).lower() == ".jsonl":
-        folder, name = split_url(path) if is_url(path) else (require_path(path).parent, Path(path).name)
-        return "llava" if b'"conversations"' in open_list(open_store(folder), name).readline(MAX_LINE) else "table"
+        return "llava" if b'"conversations"' in open_list(*store_of(path)).readline(MAX_LINE) else "table"
     if not is_url(path) and not require_path(path).is_dir():
         raise ConfigError(f"source.path: {path} is of no known kind by its name; name it with source.kind")
     store = open_store(path)
@@ -82,17 +80,17 @@ def open_source(config: SourceConfig, media: Media = IMAGES) -> Source:
 
 def open_listed(kind: type[LlavaSource | TableSource], config: SourceConfig, media: Media) -> Source:
     images = open_images(config.images, "images") if config.images else None
-    if is_url(config.path):
-        folder, name = split_url(config.path)
-        store = open_store(folder)
-    else:
-        if (path := require_path(config.path)).is_dir():
-            raise ConfigError(
-                f"source.path: {path} is a folder; kind {config.kind} reads a list, kind folder a tree of {media.name}s"
-            )
-        store, name = LocalStore(path.parent), path.name
+    store, name = store_of(config.path)
     open_list(store, name)  # report a missing list before a model is loaded
     return kind(partial(open_list, store, name), images or ImageFolder(store), config.fields, media)
+
+
+def store_of(path: str) -> tuple[Store, str]:
+    """Return the folder of a file, and the file's name in it."""
+    if is_url(path):
+        folder, name = split_url(path)
+        return open_store(folder), name
+    return LocalStore((file := require_path(path)).parent), file.name
 
 
 def open_list(store: Store, name: str) -> File:
@@ -102,13 +100,11 @@ def open_list(store: Store, name: str) -> File:
         holds_files(store)  # a listing reports a missing bucket; a file request does not
         raise MissingPathError(f"source.path: {store.where(name)} does not exist") from None
     except NotAFileError as error:
-        raise SourceError(f"source.path: {error}") from None
-    except OSError as error:
-        raise SourceError(f"source.path: {store.where(name)}: {error.strerror}") from None
+        raise ConfigError(f"source.path: {error}; kind folder reads a tree") from None
 
 
 def open_tree(config: SourceConfig, media: Media) -> Source:
-    return FolderSource(open_images(config.path, "path"), is_remote=is_url(config.path), media=media)
+    return FolderSource(open_images(config.path, "path"), media)
 
 
 def open_webdataset(config: SourceConfig, media: Media) -> Source:

@@ -9,6 +9,7 @@ the plan lie in one row group.
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 
@@ -58,7 +59,8 @@ class ImageTable:
 
     def __init__(self, file: File, fields: FieldNames, media: Media = IMAGES) -> None:
         self._where, usual = str(file), {"image": media.columns, **USUAL_NAMES}
-        self._file = as_source_error(lambda: TableFile(file.reopen, str(file)))
+        with source_errors():
+            self._file = TableFile(file.reopen, str(file))
         self._columns = {name: self._column(name, getattr(fields, name), usual[name]) for name in usual}
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(media.columns)} of {TYPES['image'][1]}")
@@ -66,10 +68,7 @@ class ImageTable:
         self._captions, self._extra = fields.captions or [], fields.extra or []
         for field, names in (("captions", self._captions), ("extra", self._extra)):
             for name in names:
-                if (count := self._file.schema.names.count(name)) != 1:
-                    raise SourceError(
-                        f"{self._where} has {count or 'no'} columns {name}, which source.fields.{field} names"
-                    )
+                self._column(field, name)
         self._refuse_other_types()
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
@@ -77,7 +76,7 @@ class ImageTable:
         self.located = Located(str(file.version))
         """The version of the whole file, because rows have no checksums of their own."""
 
-    def _column(self, field: str, configured: str | None, usual: Sequence[str]) -> str | None:
+    def _column(self, field: str, configured: str | None, usual: Sequence[str] = ()) -> str | None:
         """Return the column's name; None if the file has none of the usual names."""
         names = self._file.schema.names
         name = configured or next((name for name in usual if name in names), None)
@@ -87,8 +86,9 @@ class ImageTable:
 
     def _refuse(self, field: str, problem: str) -> None:
         names, columns = self._file.schema.names, list(self._file.schema)
-        fitting = [each.name for each in columns if TYPES[field][0](each.type) and names.count(each.name) == 1]
-        remedy = f"set source.fields.{field} to one of its columns: {', '.join(fitting)}"
+        fits = TYPES[field][0] if field in TYPES else bool
+        fitting = [each.name for each in columns if fits(each.type) and names.count(each.name) == 1]
+        remedy = f"source.fields.{field} may name: {', '.join(fitting)}"
         others = abridge([f"{each.name} ({each.type})" for each in columns], most=MOST_NAMED)
         raise SourceError(f"{self._where} {problem}; {remedy if fitting else f'its columns are {others}'}")
 
@@ -111,7 +111,6 @@ class ImageTable:
             yield (None if id_ is None else str(id_)), conversation, {name: texts[name] for name in self._extra}
 
     def _texts(self) -> Iterator[dict[str | None, object]]:
-        """Yield each row's columns, except the image."""
         columns = [name for field, name in self._columns.items() if field != "image" and name is not None]
         names = sorted({*columns, *self._captions, *self._extra})
         for number in range(len(self._ends)):
@@ -130,18 +129,8 @@ class ImageTable:
         return conversation
 
     def place(self, row: int) -> tuple[int, int]:
-        """Return the row group of a row, and the row's place in it."""
         group = bisect_right(self._ends, row)
         return group, row - (self._ends[group - 1] if group else 0)
-
-    def num_rows_of(self, group: int) -> int:
-        rows: int = self._file.metadata.row_group(group).num_rows
-        return rows
-
-    def image_bytes(self, group: int) -> int:
-        """Return the bytes that a row group claims for its images."""
-        size: int = self._file.claimed_bytes(group, [self._image])
-        return size
 
     def images(self, group: int) -> Iterator[bytes | None]:
         for batch in self._batches("images", group, [self._image]):
@@ -153,13 +142,11 @@ class ImageTable:
         claimed, decoded = self._file.claimed_bytes(group, columns), 0
         self._refuse_large(what, group, claimed)
         rows = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(claimed, 1)))
-        try:
+        with source_errors():
             for batch in self._file.batches(group, columns, rows):
                 decoded += batch.nbytes
                 self._refuse_large(what, group, decoded)
                 yield batch
-        except CacheError as error:
-            raise SourceError(str(error)) from None
 
     def _refuse_large(self, what: str, group: int, size: int) -> None:
         if size > (most := MAX_GROUP_BYTES[what]):
@@ -205,10 +192,7 @@ class ParquetSource(Source):
         self._lock = threading.Lock()
         """Makes threads that need the same row group wait for one read."""
         self._table = lru_cache(FILES_HELD)(self._open_table)
-        self._held: dict[tuple[str, int], list[bytes | None]] = {}
-        """Images by file and row group, the last used at the end."""
-        self._refused: dict[tuple[str, int], str] = {}
-        """Why a row group cannot be read, so that no other thread fills memory with it again."""
+        self._images = lru_cache(GROUPS_HELD)(lambda name, group: [*self._table(name).images(group)])
         self._table(files.names[0])  # report an unusable file before a model is loaded
 
     def version(self, part: Names = ALL) -> str | None:
@@ -219,7 +203,7 @@ class ParquetSource(Source):
 
     def samples(self, part: Names = ALL) -> Samples:
         """List the samples in row order; without an id column, the uris are the ids."""
-        return Samples(self._samples(part or self._files.names), self._files.listing, extra=self._extra)
+        return Samples(self._samples(part or self._files.names), self._files.skipped_in(part), extra=self._extra)
 
     def _samples(self, names: Sequence[str]) -> Iterator[dict[str, object]]:
         bad = BadFiles()
@@ -242,9 +226,7 @@ class ParquetSource(Source):
             file, row = self._find(name)
             if not file or row >= self._table(file).num_rows:
                 raise Rejected(MISSING, f"{name} is no row of the source")
-            group, number = (table := self._table(file)).place(row)
-            if table.num_rows_of(group) == 1:
-                refuse_large(name, table.image_bytes(group))  # before it is read
+            group, number = self._table(file).place(row)
             image = self._images(file, group)[number]
         if image is None:
             raise Rejected("no image", f"{name} holds no bytes")
@@ -260,37 +242,11 @@ class ParquetSource(Source):
     def _open_table(self, name: str) -> ImageTable:
         return ImageTable(self._files.open(name), self._fields, self._media)
 
-    def _images(self, name: str, group: int) -> list[bytes | None]:
-        if problem := self._refused.get((name, group)):
-            raise SourceError(problem)
-        images = self._held.pop((name, group), None)
-        if images is None:
-            images, size = [], 0
-            try:
-                for image in self._table(name).images(group):
-                    images.append(image)
-                    size += len(image or b"")
-                    self._make_room(size)
-            except SourceError as error:
-                images.clear()  # the error holds this frame for as long as somebody waits for it
-                self._refused[name, group] = str(error)
-                raise
-        self._held[name, group] = images
-        return images
 
-    def _make_room(self, size: int) -> None:
-        """Evict the least recently used images, until there is room for `size` bytes of others."""
-        while self._held and (len(self._held) >= GROUPS_HELD or size + self._held_bytes > MAX_GROUP_BYTES["images"]):
-            del self._held[next(iter(self._held))]
-
-    @property
-    def _held_bytes(self) -> int:
-        return sum(len(image or b"") for images in self._held.values() for image in images)
-
-
-def as_source_error(read: Callable[[], pa.Table]) -> pa.Table:
-    """Call `read`; turn a CacheError into a SourceError."""
+@contextmanager
+def source_errors() -> Iterator[None]:
+    """Turn a CacheError, of a table in general, into a SourceError."""
     try:
-        return read()
+        yield
     except CacheError as error:
         raise SourceError(str(error)) from None

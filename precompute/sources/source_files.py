@@ -1,7 +1,8 @@
 """Find the files that `source.path` names: one, a folder's, or a pattern's, such as `shards/{00000..00099}.tar`."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,9 +19,7 @@ from cache_store.storage.protocol import File, Version, changed_error
 from cache_store.storage.store import Store, is_url, map_calls, open_store, split_url, with_listing
 from precompute.sources.image_store import ImageFolder, find_file, holds_files
 from precompute.sources.images import ALL, Names
-from precompute.sources.listing import MOST_NAMED, Listing, is_mac_metadata, no_listing
-
-MAX_FILES = 1_000_000
+from precompute.sources.listing import MOST_NAMED, is_mac_metadata
 
 ASKED_AT_ONCE = 256
 """Names looked up at the same time."""
@@ -34,9 +33,13 @@ class SourceFiles:
     """The folder, or the file's folder, or the part of the path before the first pattern."""
     names: list[str]
     """File names, sorted and relative to the store, so that they stay the same when other files are added."""
-    listing: Listing = field(default_factory=no_listing)
-    """The listing of a folder; empty for a file or a pattern."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """What else a listed folder holds, by kind."""
     _versions: dict[str, Version] = field(default_factory=dict, repr=False)
+
+    def skipped_in(self, part: Names) -> Counter[str]:
+        """Return a new count of what is skipped besides the files, once: for the first part, or for all."""
+        return Counter(self.skipped if part == ALL or part[0] == self.names[0] else ())
 
     def where(self, name: str) -> str:
         return self.store.where(name)
@@ -79,75 +82,59 @@ class SourceFiles:
 
 def find_files(pattern: str, suffix: str) -> SourceFiles:
     """Find the files; raise MissingPathError if there are none, or if a named one is not there."""
-    files = url_files(pattern, suffix) if is_url(pattern) else local_files(Path(pattern).expanduser(), suffix)
+    path = pattern.rstrip("/") if is_url(pattern) else str(Path(pattern).expanduser())
+    files = named_files(path, suffix) or matching_files(path)
     if not files.names:
         raise MissingPathError(f"source.path: {pattern} holds no {suffix} file")
     return files
 
 
-def local_files(path: Path, suffix: str) -> SourceFiles:
-    if path.is_dir():
-        return all_files(LocalStore(path), suffix)
-    if path.exists():
-        return SourceFiles(LocalStore(path.parent), [path.name])
-    first, rest = split_pattern(path.parts, lambda parts: Path(*parts).exists())
-    store = LocalStore(Path(*first))
-    return SourceFiles(store, expand_pattern(store, "/".join(rest), str(path)))
-
-
-def url_files(url: str, suffix: str) -> SourceFiles:
-    scheme, _, place = url.partition("://")
-
-    def is_there(parts: list[str]) -> bool:
-        return holds_files(open_store(f"{scheme}://{'/'.join(parts)}"))
-
-    parts = place.rstrip("/").split("/")
-    if find_file(url):
-        folder, name = split_url(url)
-        return SourceFiles(open_store(folder), [name])
-    if not any(map(is_pattern, parts)) or is_there(parts):
-        return all_files(open_store(url), suffix)
-    first, rest = split_pattern(parts, is_there)
-    store = open_store(f"{scheme}://{'/'.join(first)}")
-    return SourceFiles(store, expand_pattern(store, "/".join(rest), url))
-
-
-def all_files(store: Store, suffix: str) -> SourceFiles:
+def named_files(path: str, suffix: str) -> SourceFiles | None:
+    if is_url(path):
+        if find_file(path):
+            folder, name = split_url(path)
+            return SourceFiles(open_store(folder), [name])
+        store, is_folder = open_store(path), holds_files(open_store(path))
+    else:
+        if Path(path).is_file():
+            return SourceFiles(LocalStore(Path(path).parent), [Path(path).name])
+        store, is_folder = LocalStore(Path(path)), Path(path).is_dir()
+    if not is_folder:
+        return None
     listing = ImageFolder(store).listing()
-    return SourceFiles(store, sorted(name for name in listing.names if name.lower().endswith(suffix)), listing)
+    return SourceFiles(store, [name for name in listing.names if name.lower().endswith(suffix)], listing.skipped)
+
+
+def matching_files(path: str) -> SourceFiles:
+    """Return the files that match a pattern, each once; raise MissingPathError if one that it spells out is gone."""
+    parts = path.split("/")
+    first = next((place for place, part in enumerate(parts) if has_magic(part) or "{" in part), len(parts) - 1)
+    if "**" in parts:
+        raise ConfigError(f"source.path: {path}: name the folder instead of **; all that is in it is found")
+    folder, pattern = "/".join(parts[:first]), "/".join(parts[first:])
+    store = open_store(folder) if is_url(path) else LocalStore(Path(folder or ("/" if first else ".")))
+    names, wanted, find = set[str](), expand_braces(pattern), partial(find_names, store, with_listing(store))
+    for block in iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], []):
+        matches = map_calls(store, find, block)
+        if missing := [name for name, found in zip(block, matches, strict=True) if not found]:
+            named = abridge([f"{path.removesuffix(pattern)}{name}" for name in missing], most=MOST_NAMED)
+            raise MissingPathError(f"source.path: {named} {'does' if len(missing) == 1 else 'do'} not exist")
+        for found in matches:
+            names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))
+    return SourceFiles(store, sorted(names))
 
 
 def find_names(store: Store, listed: Store, name: str) -> list[str]:
     """Return the files of a name, or of a pattern without braces; `listed` is the same store with a kept listing."""
-    if has_magic(name):
-        return [*dict.fromkeys(find_matches(listed, "", name.split("/")))]
-    return [name] if is_file(store, name) else []
-
-
-def find_matches(store: Store, folder: str, wanted: list[str]) -> Iterator[str]:
-    """Yield the files below a folder that match a pattern's parts; `**` matches any folders, `*` one part."""
-    part, rest = wanted[0], wanted[1:]
-    if part == "**":
-        if rest:
-            yield from find_matches(store, folder, rest)
-        for entry in entries_of(store, folder):
-            if entry.endswith("/"):
-                yield from find_matches(store, f"{folder}{entry}", wanted)
-        return
-    found = [entry.rstrip("/") for entry in entries_of(store, folder)] if has_magic(part) else [part]
-    for name in found:
-        if fnmatchcase(name, part) or not has_magic(part):
-            if rest:
-                yield from find_matches(store, f"{folder}{name}/", rest)
-            elif is_file(store, f"{folder}{name}"):
-                yield f"{folder}{name}"
-
-
-def entries_of(store: Store, folder: str) -> list[str]:
-    try:
-        return store.list(folder.rstrip("/"))
-    except (NotADirectoryError, PermissionError):
-        return []
+    if not has_magic(name):
+        return [name] if is_file(store, name) else []
+    *folders, last = name.split("/")
+    found = [""]
+    for part in folders:
+        inner = ((folder, entry) for folder in found for entry in listed.list(folder.rstrip("/")))
+        found = [f"{folder}{entry}" for folder, entry in inner if entry[-1] == "/" and fnmatchcase(entry[:-1], part)]
+    entries = ((folder, entry) for folder in found for entry in listed.list(folder.rstrip("/")))
+    return [f"{folder}{entry}" for folder, entry in entries if fnmatchcase(entry, last)]
 
 
 def is_file(store: Store, name: str) -> bool:
@@ -156,35 +143,6 @@ def is_file(store: Store, name: str) -> bool:
     except (FileNotFoundError, NotADirectoryError, NotAFileError):
         return False
     return True
-
-
-def is_pattern(part: str) -> bool:
-    return has_magic(part) or "{" in part
-
-
-def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -> tuple[list[str], list[str]]:
-    """Split before the first pattern, or before the last part; if a folder has a pattern's exact name, it is used."""
-    each = [*parts]
-    for place, part in enumerate(each[:-1]):
-        if is_pattern(part) and not is_there(each[: place + 1]):
-            return each[:place], each[place:]
-    return each[:-1], each[-1:]
-
-
-def expand_pattern(store: Store, pattern: str, shown: str) -> list[str]:
-    """Return the files that a pattern matches, each once; raise MissingPathError if one that it spells out is gone."""
-    names, wanted = set[str](), islice(expand_braces(pattern), MAX_FILES + 1)
-    find = partial(find_names, store, with_listing(store))
-    for number, block in enumerate(iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], [])):
-        if number * ASKED_AT_ONCE + len(block) > MAX_FILES:
-            raise ConfigError(f"source.path: {shown} names more than {MAX_FILES:,} files")
-        matches = map_calls(store, find, block)
-        if missing := [name for name, found in zip(block, matches, strict=True) if not found]:
-            named = abridge([f"{shown.removesuffix(pattern)}{name}" for name in missing], most=MOST_NAMED)
-            raise MissingPathError(f"source.path: {named} {'does' if len(missing) == 1 else 'do'} not exist")
-        for found in matches:
-            names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))
-    return sorted(names)
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

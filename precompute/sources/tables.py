@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cache_store.cache.metadata import shared_kind
 from cache_store.errors import SourceError
 from cache_store.format.tables import EXTRA_TYPES, NO_VALUES, PLAN_SCHEMA, PLANNED, TEXTS_SCHEMA
 from cache_store.messages import abridge, counted
@@ -21,9 +20,6 @@ LISTED = pa.schema([*(each for each in PLAN_SCHEMA if each.name != "size"), *TEX
 CHUNK = 8_192
 """Samples held as Python objects at a time."""
 
-MAX_ID_BYTES = 2**14
-"""An id stands in the plan, in a samples table and in messages; the longest path of a file has 4 KB."""
-
 MOST_TEXT = 2**31 - 1
 """Most characters of a part's texts: those of one column of a table. A caption takes some hundred bytes."""
 
@@ -33,27 +29,23 @@ def make_table(samples: Iterable[Mapping[str, Any]], extra: Sequence[str], where
 
     Raises SourceError for a value that no plan can hold, and if texts would fill the memory.
     """
-    batches, columns, held, rest = list[pa.RecordBatch](), dict[str, list[pa.Array]](), 0, iter(samples)
-    for chunk in iter(lambda: [*islice(rest, CHUNK)], []):
-        batches.append(pa.RecordBatch.from_pylist(chunk, schema=LISTED))
+    tables, held, rest = list[pa.Table](), 0, iter(samples)
+    while (chunk := [*islice(rest, CHUNK)]) or not tables:
+        table = pa.Table.from_pylist(chunk, LISTED)
         for name in extra:
-            columns.setdefault(name, []).append(extra_values(chunk, name, where))
-        held += batches[-1]["conversations"].nbytes
+            table = with_column(table, name, extra_values(chunk, name, where))
+        held += table["conversations"].nbytes
         if held > MOST_TEXT:
             raise SourceError(
                 f"{where}: the texts of a part of the plan take more than {MOST_TEXT:,} bytes, up to sample "
                 f"{abridge([chunk[-1]['id']])}; cut the texts, or set a smaller store.rows_per_part"
             )
-    table = pa.Table.from_batches(batches, LISTED)
-    table = with_column(table, "state", pc.fill_null(table["state"], PLANNED))
-    for name in extra:
-        table = with_column(table, name, joined_values(columns.get(name, []), name))
-    refuse_long_ids(table, where)
-    return table
+        tables.append(table)
+    table = joined(tables)
+    return with_column(table, "state", pc.fill_null(table["state"], PLANNED))
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Set the values of a column, or append it."""
     if name not in table.column_names:
         return table.append_column(name, values)
     place = table.column_names.index(name)
@@ -91,40 +83,13 @@ def extra_values(samples: Sequence[Mapping[str, Any]], name: str, where: str) ->
             array = array.cast(pa.list_(pa.string()))
         if array.type in EXTRA_TYPES.values():
             return array
-    firsts = dict[str, str]()
-    for sample, value in zip(samples, values, strict=True):
-        firsts.setdefault(kind_of(value), sample["id"])
-    found = " and ".join(f"{kind} (sample {abridge([sample])})" for kind, sample in firsts.items() if kind != NO_VALUES)
+    pairs = [
+        (type(value).__name__, sample["id"]) for sample, value in zip(samples, values, strict=True) if value is not None
+    ]
+    firsts = dict(reversed(pairs))
+    found = " and ".join(f"{kind} (sample {abridge([firsts[kind]])})" for kind in sorted(firsts))
     kinds = ", ".join(kind for kind in EXTRA_TYPES if kind != NO_VALUES)
     raise SourceError(f"{where}: source.fields.extra: {name} is {found}; its values must be of one kind: {kinds}")
-
-
-def kind_of(value: object) -> str:
-    """Return the key in EXTRA_TYPES of a value, or one that no column can hold."""
-    with suppress(pa.ArrowException, OverflowError):
-        found = pa.array([value]).type
-        if kinds := [kind for kind, each in EXTRA_TYPES.items() if each == found]:
-            return kinds[0]
-    return f"{type(value).__name__} {abridge([repr(value)[:40]])}"
-
-
-def joined_values(arrays: Sequence[pa.Array], name: str) -> pa.ChunkedArray:
-    """Join the chunks of a column in the type that they share; raise CacheError if they share none."""
-    kinds = dict[str, str]()
-    for number, each in enumerate(arrays):
-        kind = next(kind for kind, type_ in EXTRA_TYPES.items() if type_ == each.type)
-        kinds.setdefault(kind, f"from sample {number * CHUNK:,} on")
-    shared = EXTRA_TYPES[shared_kind(name, kinds)]
-    return pa.chunked_array([each.cast(shared, safe=False) for each in arrays], shared)
-
-
-def refuse_long_ids(part: pa.Table, where: str) -> None:
-    lengths = pc.binary_length(part["id"])
-    if (longest := pc.max(lengths).as_py() or 0) > MAX_ID_BYTES:
-        begins = part["id"][pc.index(lengths, longest).as_py()].as_py()[:20]
-        raise SourceError(
-            f"{where}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridge([begins])}"
-        )
 
 
 def refuse_duplicates(tables: Callable[[], Iterable[pa.Table]], where: str) -> None:

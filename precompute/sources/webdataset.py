@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -24,16 +24,14 @@ from precompute.sources.config import FieldNames
 from precompute.sources.fields import (
     Conversation,
     Turn,
+    as_caption,
     captions_of,
     conversation_of,
-    extra_of,
-    read_caption,
     read_text,
-    with_extra,
 )
 from precompute.sources.image_store import open_archive
 from precompute.sources.images import ALL, Names, Source
-from precompute.sources.listing import HIDDEN, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
+from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
 from precompute.sources.media import IMAGES, Media
 from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
 from precompute.sources.source_files import SourceFiles
@@ -56,14 +54,10 @@ MAX_TEXT_BYTES = 16 * 2**20
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 """A member's key, up to the first dot of its last part, and its extension; this is WebDataset's own rule."""
 
-DOTS = "a key ends at the first dot of a name: rename the members, or read the tar as a tree, by --source.kind folder"
-
 CAPTION_EXTENSION, RECORD_EXTENSION = "txt", "json"
 
 
 class TextRecord(msgspec.Struct):
-    """The fields used of a `.json`."""
-
     conversations: list[Turn] | None = None
     caption: str | None = None
 
@@ -75,8 +69,6 @@ class WebDatasetSource(Source):
         self._files, self._names, self._media = files, frozenset(files.names), media
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._captions, self._extra = fields.captions or [], fields.extra or []
-        self._named = [*dict.fromkeys([*self._captions, *self._extra])]
-        self._kind = with_extra(TextRecord, self._named)
         self._tar = lru_cache(TARS_HELD)(self._open_tar)
         self._tar(files.names[0])  # report a file that is no tar before a model is loaded
 
@@ -89,38 +81,34 @@ class WebDatasetSource(Source):
 
     def samples(self, part: Names = ALL) -> Samples:
         """List the samples in the order of the tars."""
-        others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
-        masks, listing = list[str](), self._files.listing._replace(not_utf8=not_utf8)
-        each = self._samples(part or self._files.names, others, not_utf8, masks)
-        return Samples(each, listing, others, masks, extra=self._extra, media=self._media.name)
+        skipped = self._files.skipped_in(part)
+        each = self._samples(part or self._files.names, skipped)
+        return Samples(each, skipped, extra=self._extra, media=self._media.name)
 
-    def _samples(
-        self, names: Sequence[str], others: Counter[str], not_utf8: list[str], masks: list[str]
-    ) -> Iterator[dict[str, object]]:
+    def _samples(self, names: Sequence[str], skipped: Counter[str]) -> Iterator[dict[str, object]]:
         bad = BadFiles()
         for name, tar, index in self._indexed(names, bad):
-            not_utf8 += [f"{name}/{member}" for member in index.not_utf8]
-            groups = groups_of(index.places, others)
+            skipped.update({NOT_UTF8: index.not_utf8})
+            groups = groups_of(index.places, skipped)
             for key, members in groups.items():
-                image = self._image(name, key, groups)
+                image = self._image(name, key, members)
                 if image is None:
-                    others.update(map(self._unused, members.values()))
+                    skipped.update(map(self._unused, members.values()))
                     continue
                 if is_mask(members[image]):
-                    masks.append(f"{name}/{members[image]}")
+                    skipped[MASK] += 1
                     continue
                 text, record = (beside(image, each, members) for each in (CAPTION_EXTENSION, RECORD_EXTENSION))
                 unused = (members[each] for each in {*members} - {image, text, record})
-                others.update(counted_suffix(each) for each in unused if not self._media.includes(each))
+                skipped.update(counted_suffix(each) for each in unused if not self._media.includes(each))
                 with bad.collecting():
-                    values = read_record(name, tar, record and members[record], self._kind)
-                    found = extra_of(values, self._named)
-                    captions = captions_of(f"{name}/{key}.json", {each: found[each] for each in self._captions})
+                    values, fields = read_record(name, tar, record and members[record])
+                    captions = captions_of(f"{name}/{key}.json", {each: fields.get(each) for each in self._captions})
                     yield {
                         "id": key,
                         "uri": f"{name}/{members[image]}",
                         "conversations": read_conversation(name, tar, text and members[text], values, captions),
-                        "extra": {each: found[each] for each in self._extra},
+                        "extra": {each: fields.get(each) for each in self._extra},
                         **tar.locate(members[image]).columns(),
                     }
         bad.refuse()
@@ -134,20 +122,18 @@ class WebDatasetSource(Source):
             with bad.collecting():
                 yield name, *tars.get(name)
 
-    def _images(self, extensions: Iterable[str]) -> list[str]:
-        return [each for each in extensions if self._media.includes(f"name.{each}")]
-
-    def _image(self, tar: str, key: str, groups: Mapping[str, dict[str, str]]) -> str | None:
+    def _image(self, tar: str, key: str, members: Collection[str]) -> str | None:
         """Return the extension of the sample's image, None if it has none; raise SourceError if it has several."""
         if self._extension is not None:
-            return self._extension if self._extension in groups[key] else None
-        images = self._images(groups[key])
+            return self._extension if self._extension in members else None
+        images = [each for each in members if self._media.includes(f"name.{each}")]
         if len(images) > 1:
-            others = [found for each, members in groups.items() if each != key and (found := self._images(members))]
-            is_usual = others and all({*each} == {*images} for each in others)
-            remedy = f"name the one to encode, as with --source.fields.image {images[0]}" if is_usual else DOTS
             several = f"{counted(len(images), self._media.name)} ({', '.join(images)})"
-            raise SourceError(f"{self._files.where(f'{tar}/{key}')} has {several}; {remedy}")
+            raise SourceError(
+                f"{self._files.where(f'{tar}/{key}')} has {several}; name the extension to encode by "
+                "--source.fields.image; or, since a key ends at the first dot of a name, rename the members, or read "
+                "the tar as a tree, by --source.kind folder"
+            )
         return images[0] if images else None
 
     def _unused(self, member: str) -> str:
@@ -192,14 +178,14 @@ class WebDatasetSource(Source):
         return tar
 
 
-def groups_of(members: Iterable[str], others: Counter[str]) -> Mapping[str, dict[str, str]]:
+def groups_of(members: Iterable[str], skipped: Counter[str]) -> Mapping[str, dict[str, str]]:
     """Return each key's members by extension, in the order of first members; count the rest, such as `.a.jpg`."""
     groups = dict[str, dict[str, str]]()
     for member in members:
         if found := KEY.fullmatch(member):
             groups.setdefault(found[1], {})[found[2].lower()] = member
         else:
-            others[HIDDEN if member.rpartition("/")[2].startswith(".") else counted_suffix(member)] += 1
+            skipped[HIDDEN if member.rpartition("/")[2].startswith(".") else counted_suffix(member)] += 1
     return groups
 
 
@@ -210,13 +196,14 @@ def beside(image: str, extension: str, members: Collection[str]) -> str | None:
     return next((each for each in names if each in members), None)
 
 
-def read_record(tar_name: str, tar: ImageTar, member: str | None, kind: type[TextRecord]) -> TextRecord:
-    """Read the `.json`; a record without values if there is none."""
+def read_record(tar_name: str, tar: ImageTar, member: str | None) -> tuple[TextRecord, Mapping[str, object]]:
+    """Read the `.json`, and all its fields; a record without values if there is none."""
     if member is None:
-        return kind()
-    data = read_text(*text_member(tar_name, tar, member))
+        return TextRecord(), {}
+    data = read_member(tar_name, tar, member)
     try:
-        return msgspec.json.decode(data, type=kind)
+        fields = msgspec.json.decode(data, type=dict[str, Any])
+        return msgspec.convert(fields, TextRecord), fields
     except (msgspec.DecodeError, RecursionError) as error:
         problem = "is nested too deeply" if isinstance(error, RecursionError) else describe_mismatch(error)
         expected = "expected an object with `caption` or `conversations`"
@@ -236,16 +223,15 @@ def read_conversation(
     if captions:
         return conversation_of(*captions)
     if text is not None:
-        return conversation_of(read_caption(*text_member(tar_name, tar, text)))
+        return conversation_of(as_caption(read_member(tar_name, tar, text)))
     return conversation_of(record.caption)
 
 
-def text_member(tar_name: str, tar: ImageTar, member: str) -> tuple[str, Callable[[], bytes]]:
-    """Return a member's name for errors, and a function that reads it."""
+def read_member(tar_name: str, tar: ImageTar, member: str) -> str:
     place = tar.locate(member).place
 
     def read() -> bytes:
         refuse_large(member, place.size if place else 0, MAX_TEXT_BYTES)
         return tar.read(member, place)
 
-    return f"{tar_name}/{member}", read
+    return read_text(f"{tar_name}/{member}", read)

@@ -6,16 +6,13 @@ import re
 import signal
 import threading
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from cache_store import open_cache
 from cache_store.cache.metadata import open_plan, read_build, read_seal
-from cache_store.errors import SourceError
 from cache_store.storage import objects
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import open_store
@@ -25,12 +22,12 @@ from precompute.source_images import open_source_images
 from precompute.sources.config import SourceConfig
 from precompute.sources.image_store import open_images
 from precompute.sources.opening import open_source
-from precompute.sources.place import MISSING, planned_place
+from precompute.sources.place import MISSING
 from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS
 from tests.places import Objects
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
-from tests.precompute.sources.pictures import numbered, rows_of, write_dataset, write_tar
+from tests.precompute.sources.pictures import numbered, write_dataset, write_tar
 from tests.precompute.sources.test_archives import make_tar
 
 
@@ -235,30 +232,13 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
 
 
 def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):
-    """A name may contain `#` or `%20`; a folder that has a pattern's exact name is used."""
+    """A name may contain `#` or `%20`; a folder or a file that has a pattern's exact name is used."""
     folder = "my #1 photos 100%20 é [x]{a,b}*?"
     Objects(bucket, server.endpoint).put(f"{folder}/00000.tar", (pictures / "tars/00000.tar").read_bytes())
-    for path in (folder, f"{folder}/00000.tar", f"{folder}/0000?.tar"):
+    for path in (folder, f"{folder}/00000.tar"):
         source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/{path}"))
         assert len([*source.samples()]) == 3
     assert [*open_images(f"{bucket}/{folder}", "images").listing().names] == ["00000.tar"]
-
-
-def test_empty_and_large_images_are_read_whole(bucket, monkeypatch):
-    monkeypatch.setattr("cache_store.storage.objects.PART_BYTES", 1_000)
-    store = open_store(bucket)
-    files = {"empty.jpg": b"", "exact.jpg": bytes(range(250)) * 4, "large.jpg": bytes(range(251)) * 11}
-    for name, data in files.items():
-        store.put_whole(f"a/{name}", data)
-    images = open_images(f"{bucket}/a", "images")
-    assert [*images.listing().names] == sorted(files)
-    for name, data in files.items():
-        assert images.read(name) == data
-        assert images.locate(name).fingerprint.startswith(f"{len(data)}:")
-    for name in ("none.jpg", "../b.jpg", ""):
-        assert images.locate(name).fingerprint == MISSING
-        with pytest.raises(Rejected, match=MISSING):
-            images.read(name)
 
 
 def test_a_plan_of_tars_costs_a_few_requests_and_no_images(bucket, proxy, tmp_path):
@@ -269,32 +249,6 @@ def test_a_plan_of_tars_costs_a_few_requests_and_no_images(bucket, proxy, tmp_pa
     assert len([*source.samples()]) == len(samples)
     assert sum(request.sent for request in proxy.requests if request.method == "GET") < 20 * 400_000
     assert sum(request.method == "GET" for request in proxy.requests) < 50
-
-
-def test_neighbours_in_a_tar_come_together(bucket, proxy, tmp_path):
-    """By threads, roughly in order."""
-    samples = {f"{number:03d}": {"jpg": bytes([number]) * 50_000, "txt": "A picture."} for number in range(100)}
-    upload(write_tar(tmp_path / "tars/a.tar", samples).parent, bucket)
-    source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/a.tar"))
-    rows = rows_of(source)
-    proxy.mend()
-
-    def read(row: dict[str, Any]) -> bytes:
-        return source.read(row["uri"], planned_place(row["place"]))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(read, rows)] == [parts["jpg"] for parts in samples.values()]
-    assert sum(request.method == "GET" for request in proxy.requests) < 20
-
-
-def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
-    upload(pictures / "tars", f"{bucket}/tars")
-    source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/tars"))
-    *_, row = rows_of(source)
-    store = open_store(f"{bucket}/tars")
-    store.put_whole("00001.tar", store.read("00000.tar"))
-    with pytest.raises(SourceError, match="00001.tar"):
-        source.read(row["uri"], planned_place(row["place"]))
 
 
 def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):

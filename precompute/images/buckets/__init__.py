@@ -13,29 +13,36 @@ from typing import Any
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import MAX_SIDE, Size, SizeRule
-from precompute.images.buckets.aspects import (
-    diffusion_pipe_sizes,
-    nemo_sizes,
-    one_trainer_sizes,
-    place_diffusion_pipe,
-    place_nemo,
-    place_one_trainer,
+from precompute.images.buckets.ours import place_ours, sizes_within, with_bounds
+from precompute.images.buckets.placement import (
+    Aspects,
+    Placement,
+    Sides,
+    area_of,
+    place_crop,
+    place_edge,
+    place_pad,
+    place_squash,
 )
-from precompute.images.buckets.fixed import place_crop, place_edge, place_pad, place_squash
-from precompute.images.buckets.grids import (
+from precompute.images.buckets.projects import (
+    diffusion_pipe_sizes,
     musubi_sizes,
+    nemo_sizes,
     novelai_sizes,
+    one_trainer_sizes,
+    place_ai_toolkit,
+    place_diffusers,
+    place_diffusion_pipe,
     place_musubi,
+    place_nemo,
     place_novelai,
+    place_one_trainer,
     place_sd_scripts,
     sd_scripts_sizes,
     with_budget,
 )
-from precompute.images.buckets.ours import place_ours, sizes_within, with_bounds
-from precompute.images.buckets.per_image import place_ai_toolkit, place_diffusers
-from precompute.images.buckets.placement import Aspects, Box, Placement, Sides, area_of
 
-__all__ = ["Box", "BucketsConfig", "Placement", "Sides", "place"]
+__all__ = ["BucketsConfig", "Placement", "Sides", "place"]
 
 SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 """Width x height."""
@@ -179,12 +186,6 @@ class BucketsConfig:
         for name in ("min", "max"):
             if (side := getattr(rule, name)) % rule.step:
                 raise ConfigError(f"image.buckets.{name} must be a multiple of step, {rule.step}; got {side}")
-        if rule.min > rule.max:
-            raise ConfigError(f"image.buckets.min, {rule.min}, is more than max, {rule.max}")
-        if rule.min_aspect and rule.max_aspect and rule.min_aspect > rule.max_aspect:
-            raise ConfigError(
-                f"image.buckets.min_aspect, {rule.min_aspect:g}, is more than max_aspect, {rule.max_aspect:g}"
-            )
         square = isqrt(area_of(rule))
         if square < 2 * rule.step:  # the tables of smaller squares cannot be computed
             raise ConfigError(
@@ -194,15 +195,11 @@ class BucketsConfig:
         if (table := PRESETS[rule.preset].table) is None:
             return
         sizes = [size for _, size in table(rule)]
-        if min((min(size) for size in sizes), default=0) < 1:
+        if min((min(size) for size in sizes), default=0) < 1 or (len(sizes) == 1 and not rule.no_upscale):
             raise ConfigError(
-                f"image.buckets: {rule.preset} has no buckets of about {square} x {square} pixels with these fields; "
-                "set a larger resolution, or a smaller min or step"
-            )
-        if len(sizes) == 1 and not rule.no_upscale:
-            raise ConfigError(
-                f"image.buckets: {rule.preset} gives all images {sizes[0][0]}x{sizes[0][1]} with min {rule.min}, max "
-                f"{rule.max} and step {rule.step}; set a smaller min, or image.height and image.width without buckets"
+                f"image.buckets: {rule.preset} has {len(sizes)} buckets of about {square} x {square} pixels with min "
+                f"{rule.min}, max {rule.max} and step {rule.step}, or some without pixels; set a larger resolution, or "
+                "a smaller min or step, or image.height and image.width without buckets"
             )
 
     @property

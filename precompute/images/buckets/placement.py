@@ -43,7 +43,6 @@ def keep_middle(bucket: Sides, resized: Sides) -> Placement:
 
 
 def covering_scale(size: Sides, bucket: Sides) -> float:
-    """Return the smallest scale at which the image covers the bucket."""
     return max(bucket[0] / size[0], bucket[1] / size[1])
 
 
@@ -81,3 +80,34 @@ def box_of_aspect(size: Sides, aspect: float) -> Box:
     seen_height = width / aspect if width / height < aspect else height
     left, top = (width - seen_width) * 0.5, (height - seen_height) * 0.5
     return left, top, left + seen_width, top + seen_height
+
+
+# Rules that give all images the one size that is listed.
+
+
+def place_squash(rule: SizeRule, size: Sides) -> Placement:
+    """Scale both sides, whatever the aspect."""
+    ((width, height),) = rule.sizes
+    return Placement(Size(1, height, width), (width, height), (0, 0))
+
+
+def place_crop(rule: SizeRule, size: Sides) -> Placement:
+    """Keep the middle, with the target's aspect, as Pillow's `ImageOps.fit` does."""
+    (target,) = rule.sizes
+    return cut_first(size, target)
+
+
+def place_pad(rule: SizeRule, size: Sides) -> Placement:
+    """Scale the whole image to fit inside, as Pillow's `ImageOps.contain`, between the borders of `ImageOps.pad`."""
+    ((across, down),), (width, height) = rule.sizes, size
+    columns = round(width / height * down) if width / height < across / down else across
+    rows = round(height / width * across) if width / height > across / down else down
+    crop = -round((across - columns) * 0.5), -round((down - rows) * 0.5)
+    return Placement(Size(1, down, across), (columns, rows), crop)
+
+
+def place_edge(rule: SizeRule, size: Sides) -> Placement:
+    """Scale the shorter side to the rule's resolution, as transformers' image processors do, and keep the middle."""
+    (target,), side = rule.sizes, rule.resolution
+    longer = int(side * max(size) / min(size))
+    return keep_middle(target, (side, longer) if size[0] <= size[1] else (longer, side))

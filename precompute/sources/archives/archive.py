@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 from precompute.sources.images import ImageStore
-from precompute.sources.listing import Listing, is_mac_metadata, is_utf8
+from precompute.sources.listing import NOT_UTF8, Listing, is_mac_metadata, is_utf8
 from precompute.sources.place import DAMAGED, MISSING, NOWHERE, Located, Place
 
 
@@ -25,8 +24,8 @@ class Index(NamedTuple):
 
     places: dict[str, Place]
     """By name, in the archive's own order."""
-    not_utf8: list[str]
-    """Names that are not UTF-8, with surrogates for the invalid bytes."""
+    not_utf8: int
+    """Number of members whose names are not UTF-8."""
     prefix: str
     """The top folder of all members, which names may omit."""
 
@@ -47,19 +46,17 @@ class Archive(ImageStore):
             return self._index
 
     def _indexed(self) -> Index:
-        places, again, not_utf8 = dict[str, Place](), Counter[str](), list[str]()
+        places, not_utf8 = dict[str, Place](), 0
         for name, place in self._members():
             if is_mac_metadata(name):
                 continue
             if not is_utf8(name):
-                not_utf8.append(name)
+                not_utf8 += 1
             elif name in places:
-                again[name] += 1
+                problem = f"ambiguous archive member: {name} occurs more than once in {self._last_name}"
+                places[name] = Place(problem=problem)
             else:
                 places[name] = place
-        for name, more in again.items():
-            problem = f"ambiguous archive member: {name} occurs {more + 1} times in {self._last_name}"
-            places[name] = Place(problem=problem)
         return Index(places, not_utf8, common_top(places))
 
     @property
@@ -75,8 +72,7 @@ class Archive(ImageStore):
         """Read a member; raise Rejected DAMAGED unless it is the planned one."""
 
     def listing(self) -> Listing:
-        names, not_utf8 = sorted(self.index.places), sorted(self.index.not_utf8)
-        return Listing(names=dict.fromkeys(names), not_utf8=not_utf8, linked_folders=[], caches=[])
+        return Listing(dict.fromkeys(sorted(self.index.places)), +Counter({NOT_UTF8: self.index.not_utf8}))
 
     def version(self) -> str:
         return self._file.version.stamp
@@ -118,13 +114,6 @@ class Archive(ImageStore):
 
 def damaged(name: str, problem: str) -> Rejected:
     return Rejected(DAMAGED, f"{name}: {problem}")
-
-
-def unreadable(file: File, kind: str, error: Exception) -> Exception:
-    """Return the error of an archive that cannot be read; a network's error stays itself."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return error
-    return SourceError(f"{file} is not a {kind} that can be read: {error}")
 
 
 def common_top(names: Iterable[str]) -> str:

@@ -103,7 +103,7 @@ def test_a_cache_in_its_sources_folder_is_said_and_is_no_part_of_the_source(proj
     project.settings = {"source": {"kind": "folder", "path": str(project.images)}}
     project.cache = project.images / "inside"
     for is_new in (True, False):
-        assert ("(inside)" in project.build("--cache", project.cache)) is not is_new
+        assert ("folder that is a cache 1" in project.build("--cache", project.cache)) is not is_new
 
 
 def test_a_build_that_caches_nothing_gives_an_example(project):
@@ -127,7 +127,7 @@ def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
     project.unpack()
     monkeypatch.chdir(project.source)
     message = project.build(source__images=None, source__path="chat.json", code=1)
-    assert f"source.images to {project.images.name}" in message
+    assert "source.images" in message
     assert not list(project.cache.iterdir())
     assert not (project.folder / "new").exists()
 

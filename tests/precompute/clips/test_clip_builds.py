@@ -3,7 +3,6 @@
 # Axes: T frames, Y X pixels, 3 RGB.
 
 import csv
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,9 @@ from cache_store.format.plan import caption_of
 from cache_store.format.tables import CLIP_START
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from precompute.inputs import frames
 from precompute.inputs.frames import ClipReader
 from precompute.sources import image_store, place
-from precompute.sources import videos as video_files
 from tests.command_runs import quick_loading
 from tests.guarantees.kinds import is_near
 from tests.guarantees.kinds import samples_of as latents_of
@@ -77,8 +76,8 @@ GOOD = {
 BROKEN = {
     "short.mp4": "too short: has 4 of 5 frames at 12 fps from 0 s",
     "sound.mp4": "no video stream: the file has none, or only pictures as its cover",
-    "cut.mp4": "cannot decode: begins as MP4 or QuickTime, but is damaged or cut short",
-    "text.mp4": "cannot decode: is text, not a video",
+    "cut.mp4": "cannot decode: begins as MP4 or QuickTime, but has no video that can be read",
+    "text.mp4": "cannot decode: is text (plain), no video",
 }
 CLIPS = {f"{name}@{first}": first / FPS for name, video in sorted(GOOD.items()) for first in video.firsts}
 """Id and start of each clip that is cached."""
@@ -180,15 +179,13 @@ def test_a_folder_of_videos_becomes_a_cache_of_clips(built):
     assert not verify(built.cache, "deep").findings
 
 
-@pytest.mark.parametrize("frames", [FRAMES, [FRAMES, 9]], ids=str)
-def test_latents_are_diffusers_own_of_pyavs_frames(project, frames):
+def test_latents_are_diffusers_own_of_pyavs_frames(project):
     """Of one video at half its rate, of another where each frame is shown once or twice, and is scaled up.
 
     A clip has the largest of several lengths that its video has.
     """
-    lengths = [frames] if isinstance(frames, int) else frames
-    project.settings |= {"image": {"buckets": BUCKETS}} if len(lengths) > 1 else {}
-    project.build(clip={**CHUNK, "frames": frames})
+    lengths = [FRAMES, 9]
+    project.build(clip={**CHUNK, "frames": lengths}, image={"buckets": BUCKETS})
     model, cache = AutoencoderKLWan.from_pretrained(project.vae, subfolder="vae"), open_cache(project.cache)
     found = {}
     for number, sample in enumerate(samples_of(project.cache, "id", "uri", CLIP_START)):
@@ -234,14 +231,6 @@ def test_without_a_rate_a_clip_has_consecutive_frames(project):
     assert "5 frames" in project.run(cache_store, "info", project.cache)
 
 
-@pytest.mark.parametrize("pick", ["head", "middle"])
-def test_one_clip_of_a_video_has_the_videos_id(project, pick):
-    project.build(clip={**CHUNK, "pick": pick})
-    starts = {each["id"]: each[CLIP_START] for each in samples_of(project.cache, "id", CLIP_START)}
-    spare = {name: video.frames * FPS // video.rate - FRAMES for name, video in GOOD.items()}
-    assert starts == pytest.approx({name: each // 2 / FPS * (pick == "middle") for name, each in spare.items()})
-
-
 # Which parts of a video are read.
 
 
@@ -258,7 +247,7 @@ def test_a_video_too_large_for_memory_is_read_in_place_and_hashed_once(built, bu
     videos.mirror(Folder(built.source))
     monkeypatch.setattr(image_store, "MAX_FILE_BYTES", 1_000)
     monkeypatch.setattr(place.refuse_large, "__defaults__", (1_000,))
-    hashed = noted(monkeypatch, video_files.hashlib, "file_digest")
+    hashed = noted(monkeypatch, frames.hashlib, "file_digest")
     tar = shutil.make_archive(str(built.folder / "videos"), "tar", built.source)
     for number, path in enumerate([built.source, videos.address, tar]):
         hashed.clear()
@@ -317,15 +306,6 @@ def test_a_start_that_is_no_time_is_refused_before_planning(project, start, buck
     assert_names(said, f"source.fields.extra {CLIP_START} two seconds 360,000")
     assert len(said.splitlines()) == 1
     assert not project.cache.exists()
-
-
-def test_a_table_of_videos_is_cut_into_clips(built):
-    path = built.folder / "list.jsonl"
-    path.write_text("\n".join(json.dumps({"path": name}) for name in [*GOOD, *BROKEN]))
-    built.build(name="table", source={"kind": "table", "path": str(path), "images": str(built.source)})
-    starts = {each["id"]: each[CLIP_START] for each in samples_of(built.folder / "table", "id", CLIP_START)}
-    assert starts == CLIPS
-    assert rejects_of(built.folder / "table") == rejects_of(built.cache)
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet"])

@@ -185,13 +185,6 @@ def test_pixels_become_square(tmp_path, rotation):
     assert (clip.size, probe(path.read_bytes())[:2], [*map(number_of, clip.images)]) == (square, square, [0, 1])
 
 
-@pytest.mark.parametrize("codec", ["vp9", "av1"])
-def test_odd_sides_are_kept(tmp_path, codec):
-    path = make_video(tmp_path / "a.webm", codec=codec, frames=2, size=(65, 49))
-    image = first_image(path, size=(65, 49))
-    assert np.abs(np.asarray(image, int) - scene(0, (65, 49)))[:20].mean() < 12
-
-
 GREYS = [(level, level, level) for level in (255, 0, 128)]
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), *GREYS, (200, 60, 30), (30, 90, 200)]
 
@@ -287,17 +280,16 @@ def test_the_error_of_a_store_is_no_reject(made, name):
             probe_video(file, 10**8)
 
 
-@pytest.mark.parametrize("error", [ValueError, RuntimeError, IndexError, MemoryError])
 @pytest.mark.parametrize(("place", "name"), [(video_file.VideoFile, "end"), (Upright, "image"), (video, "fit_image")])
-def test_an_error_of_a_library_rejects_the_video(made, monkeypatch, place, name, error):
+def test_an_error_of_a_library_rejects_the_video(made, monkeypatch, place, name):
     def fail(*_: object) -> None:
-        raise error("an odd\nbyte")
+        raise MemoryError("an odd\nbyte")
 
     monkeypatch.setattr(place, name, fail)
     with pytest.raises(Rejected) as caught:
         probe(made["h264.mp4"])
         list(clip_of(made["h264.mp4"], 0.0, 2).images)
-    assert caught.value.reason == f"cannot decode: {error.__name__}: an odd byte"
+    assert caught.value.reason == "cannot decode: MemoryError: an odd byte"
 
 
 def test_side_data_that_pyav_does_not_name_hides_no_display_matrix(tmp_path, monkeypatch):

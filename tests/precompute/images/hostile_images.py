@@ -133,7 +133,6 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "a JPEG of ten thousand scans": lambda: jpeg_scans(10_000),
     "a JPEG of a million segments": lambda: jpeg_with(b"\xff\xee\0\2" * 1_000_000),
     "a JPEG of much junk": lambda: jpeg_with(jpeg_segment(0xEE, b"") + bytes(50_000_000)),
-    "a JPEG of much filling": lambda: jpeg_with(b"\xff" * 50_000_000),
     "a JPEG of endless EXIF": lambda: jpeg_with(jpeg_segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 800),
     "a TIFF that claims 2^31 x 2^31 pixels": lambda: grey_tiff(2**31, 2**31, {273: (4, 1, 8)}),
     "a TIFF of a million strips": lambda: grey_tiff(1, 10**6, {273: (4, 10**6, b"\x08\0\0\0" * 10**6), 278: (3, 1, 1)}),
@@ -143,13 +142,8 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "a GIF that claims 65,535 x 65,535 pixels": lambda: gif_with(screen=(65_535, 65_535)),
     "a GIF with a frame beyond its screen": lambda: gif_with(frame=(65_535, 65_535)),
     "a GIF that disposes of a huge frame": lambda: gif_with(b"!\xf9\4\x08\0\0\0\0", frame=(65_535, 65_535)),
-    "a GIF that disposes of a huge transparent frame": lambda: gif_with(
-        b"!\xf9\4\x0d\0\0\0\0", (65_535, 65_535), (65_535, 65_535)
-    ),
     "a GIF of a million comments": lambda: gif_with(b"!\xfe\x01a\0" * 1_000_000),
-    "a GIF of one endless comment": lambda: gif_with(b"!\xfe" + (b"\xff" + bytes(255)) * 200_000 + b"\0"),
     "a WebP of a huge canvas": lambda: patched(TWO_FRAMES, b"VP8X", 12, b"\xff\x3f\0" * 2),
-    "a WebP of the largest canvas": lambda: patched(TWO_FRAMES, b"VP8X", 12, b"\xfe\xff\0" * 2),
     "a lossless WebP of 16,384 x 16,384 pixels": lambda: patched(
         save(small(), "WEBP", lossless=True), b"VP8L", 9, b"\xff\xff\xff\x0f"
     ),

@@ -143,9 +143,8 @@ def test_a_record_has_only_the_numbers_that_the_rule_uses():
         ({"preset": "ours", "resolution": 512, "pixels": 512 * 512}, "pixels"),
         ({"preset": "ours", "min": 100}, "min"),
         ({"preset": "sd-scripts", "min": 512, "max": 256}, "min"),
-        ({"preset": "sd-scripts", "resolution": 128}, "128x128 with min 256"),
-        ({"preset": "diffusion-pipe", "min_aspect": 3.0}, "min_aspect"),
-        ({"preset": "diffusion-pipe", "max_aspect": 5000.0}, "no buckets"),
+        ({"preset": "sd-scripts", "resolution": 128}, "1 buckets .* min 256"),
+        ({"preset": "diffusion-pipe", "max_aspect": 5000.0}, "without pixels"),
     ],
     ids=str,
 )

@@ -1,7 +1,6 @@
 """Files made to break a decoder: each ends as an image or a rejection, in bounded memory and steps."""
 
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 from PIL import Image
 
 from precompute.images.decode import (
-    AVIF_EXIF_ITEM,
     MEMORY_AT_LEAST,
     MEMORY_PER_BYTE,
     MEMORY_PER_PIXEL,
@@ -24,9 +22,8 @@ from precompute.images.decode import (
     silence_decoders,
 )
 from precompute.images.fit import unreduced
-from precompute.images.parts import AVIF_FRAME_COUNT, JPEG_MARKER, refuse_costly
+from precompute.images.parts import refuse_costly
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.tar import LONG_NUMBER
 from tests.precompute.images import hostile_images as hostile
 from tests.precompute.images.fitting import FITS, fitted, recipe_of
 from tests.precompute.images.fitting import decoded as decode
@@ -170,32 +167,15 @@ def calls(function: Callable[..., object], *arguments: object) -> int:
     return events["call"] + events["c_call"]
 
 
-FEW_PARTS, RUN = 500, 20_000
-"""With this few parts allowed, a run of this many bytes shows whether the steps depend on the limit or on the file."""
+FEW_PARTS = 500
+"""With this few parts allowed, a long run of bytes shows whether the steps depend on the limit or on the file."""
 
-RUNS = [bytes([byte]) for byte in range(256)] + [b"\xff\0", b"\xff\xd0", b"\xff\xfe", b"\0\2", b"\0\0\0\1"]
-RUNS += [b"\0\0\0\x08iprp", b"\0\0\0\x08meta", b"\xff\x64\0\2", b"\xff\1"]
-MAGICS = [b"\xff\xd8", hostile.PNG_MAGIC, b"\0\0\0\x18ftypavif", b"II*\0", b"MM\0*", b"II+\0"]
-"""First bytes of files whose parts are counted before Pillow reads them."""
+RUNS = (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"\xff\x64\0\2", b"#\n", b"1 ", b"<", b"\0\0\0\x08")
 
 
 @pytest.fixture
 def few_parts(monkeypatch):
     monkeypatch.setattr("precompute.images.parts.MAX_PARTS", FEW_PARTS)
-
-
-@pytest.mark.parametrize("magic", MAGICS, ids=bytes.hex)
-def test_parts_of_any_run_are_counted_in_bounded_steps(few_parts, magic):
-    for run in RUNS:
-        assert calls(refuse_costly, magic + run * (RUN // len(run)), MAX_PIXELS) <= 10 * FEW_PARTS, run
-
-
-@pytest.mark.parametrize(
-    "pattern", [JPEG_MARKER, LONG_NUMBER, AVIF_FRAME_COUNT, AVIF_EXIF_ITEM], ids=lambda each: each.pattern
-)
-def test_a_pattern_searched_in_files_has_a_bounded_width(pattern):
-    """A search then takes at most 100 steps per byte; an unbounded repeat can restart at every byte."""
-    assert re._parser.parse(pattern.pattern, pattern.flags).getwidth()[1] <= 100
 
 
 PHOTO = hostile.save(hostile.small().resize((64, 64)), "JPEG")
@@ -212,7 +192,7 @@ LONG_RUNS: list[tuple[Callable[[bytes], bytes], int]] = [
 def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around, size):
     """The run replaces a file's second half; in a JPEG also before the first segment, in the data and after the end."""
     silence_decoders()
-    for run in (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"#", b" ", b"9", b"\n", b"#\n", b"1 ", b"<", b"\0\0\0\x08"):
+    for run in RUNS:
         assert calls(decode, around(run * (size // len(run))), RECIPE) <= 100 * FEW_PARTS, run
 
 

@@ -20,6 +20,7 @@ from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import open_image_store
 from precompute.sources.images import Images, ImageStore
+from precompute.sources.listing import NOT_UTF8
 from precompute.sources.place import MAX_FILE_BYTES, MISSING
 from tests.precompute.images.hostile_images import mutated
 
@@ -93,7 +94,9 @@ def test_a_members_name_is_only_a_name_and_never_two_files(make, tmp_path):
     images = make([*((name, b"pixels") for name in names), ("twice.jpg", b"first"), ("twice.jpg", b"second")])
     assert [*images.listing().names] == sorted([*names, "twice.jpg"])
     assert {fetch(images, name) for name in names} == {b"pixels"}
-    assert rejection(images, "twice.jpg").startswith("ambiguous archive member: twice.jpg occurs 2 times in images.")
+    assert rejection(images, "twice.jpg").startswith(
+        "ambiguous archive member: twice.jpg occurs more than once in images."
+    )
     assert images.locate("twice.jpg").fingerprint == MISSING
     assert rejection(images, "/etc/hostname").startswith("missing: ")
     assert len([*tmp_path.iterdir()]) == 2
@@ -123,11 +126,8 @@ def test_a_zip_bomb_stops_at_the_size_it_claims(tmp_path):
 
 ZIP_LIES: dict[str, tuple[Patch, str]] = {
     "encrypted": ((CENTRAL, 8, "<H", 1), "encrypted"),
-    "patched": ((CENTRAL, 8, "<H", 0x20), "patched"),
     "a method without a bound, bzip2": ((CENTRAL, 10, "<H", zipfile.ZIP_BZIP2), "is compressed by method 12"),
-    "a method that nobody knows": ((CENTRAL, 10, "<H", 77), "is compressed by method 77"),
-    "more bytes than there are": ((CENTRAL, 20, "<I", 10**6), "outside the archive"),
-    "a place beyond the archive": ((CENTRAL, 42, "<I", 2**31), "outside the archive"),
+    "a place beyond the archive": ((CENTRAL, 42, "<I", 2**31), "no member begins at byte"),
     "a longer file": ((CENTRAL, 24, "<I", 4_000), "claims 4,000"),
     "a file of 256 MB": ((CENTRAL, 24, "<I", MAX_FILE_BYTES + 1), "too large: a.jpg is 268,435,457 bytes"),
     "another checksum": ((CENTRAL, 16, "<I", 7), "CRC-32"),
@@ -147,15 +147,6 @@ def test_a_member_that_lies_is_rejected_by_itself(tmp_path, lie):
     assert fetch(images, "b.jpg") == b"bbb"
 
 
-def test_members_that_share_their_bytes_are_all_rejected(tmp_path):
-    """In this way a small zip could unpack to petabytes: every member is the same large one."""
-    path = make_zip(tmp_path / "images.zip", [(f"{number}.jpg", bytes(1_000)) for number in range(3)])
-    images = patch(path, (CENTRAL, 42, "<I", 1_035))
-    for name in ("0.jpg", "1.jpg"):
-        assert "shares bytes with other members" in rejection(images, name)
-    assert fetch(images, "2.jpg") == bytes(1_000)
-
-
 def pax_header(records: bytes, kind: bytes = tarfile.XHDTYPE, size: int | None = None) -> bytes:
     return member("pax", records, kind, size=size)
 
@@ -166,17 +157,9 @@ def pax_records(**records: str) -> bytes:
     return b"".join(f"{len(body) + len(str(len(body) + 3))}{body}".encode() for body in bodies)
 
 
-BEFORE = [
-    *map(member, ("first.jpg", "twice.jpg", "twice.jpg")),
-    member("soft.jpg", kind=tarfile.SYMTYPE, linked_to="first.jpg"),
-]
-
 NO_FILES = {
     "a symbolic link": (tarfile.SYMTYPE, "/etc/passwd", "is a link"),
-    "a hard link to a later member": (tarfile.LNKTYPE, "b.jpg", "is a link"),
-    "a hard link to itself": (tarfile.LNKTYPE, "a.jpg", "is a link"),
-    "a hard link to a symbolic link": (tarfile.LNKTYPE, "soft.jpg", "is a link"),
-    "a hard link to a name that comes twice": (tarfile.LNKTYPE, "twice.jpg", "is a link"),
+    "a hard link": (tarfile.LNKTYPE, "b.jpg", "is a link"),
     "a device": (tarfile.CHRTYPE, "", "is not a file"),
     "a pipe": (tarfile.FIFOTYPE, "", "is not a file"),
     "a sparse file": (tarfile.GNUTYPE_SPARSE, "", "is a sparse file"),
@@ -187,7 +170,7 @@ NO_FILES = {
 def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path, what):
     kind, linked_to, message = NO_FILES[what]
     hostile = member("a.jpg", kind=kind, linked_to=linked_to)
-    (tmp_path / "images.tar").write_bytes(b"".join([*BEFORE, hostile, member("b.jpg"), NOTHING]))
+    (tmp_path / "images.tar").write_bytes(b"".join([hostile, member("b.jpg"), NOTHING]))
     images = open_image_store(tmp_path / "images.tar")
     assert message in rejection(images, "a.jpg")
     assert fetch(images, "b.jpg") == b""
@@ -195,36 +178,27 @@ def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path, what):
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tars_of_every_form_are_read_in_place(tmp_path, form):
-    """A hard link gives the file that it names, also through another link; names that are not UTF-8 are skipped."""
+    """Names that are not UTF-8 are skipped."""
     long, latin = "/".join(["folder" * (4 if form == tarfile.USTAR_FORMAT else 9)] * 5) + "/a.jpg", b"caf\xe9.jpg"
     entries = {f"./{long}": b"first", "./b.jpg": b"second" * 1_000, os.fsdecode(latin): b""}
     data = b"".join(member(name, data, form=form) for name, data in entries.items())
-    linked = member("./linked.jpg", kind=tarfile.LNKTYPE, linked_to="./b.jpg")
-    linked += member("./again.jpg", kind=tarfile.LNKTYPE, linked_to="linked.jpg")
-    (tmp_path / "images").write_bytes(data + linked + NOTHING)
+    (tmp_path / "images").write_bytes(pax_header(pax_records(comment="x"), tarfile.XGLTYPE) + data + NOTHING)
     images = open_image_store(tmp_path / "images")
-    assert [*images.listing().names] == ["again.jpg", "b.jpg", long, "linked.jpg"]
-    assert images.listing().not_utf8 == [os.fsdecode(latin)]
+    assert [*images.listing().names] == ["b.jpg", long]
+    assert images.listing().skipped == {NOT_UTF8: 1}
     assert fetch(images, long) == b"first"
-    for name in ("b.jpg", "linked.jpg", "again.jpg"):
-        assert fetch(images, name) == b"second" * 1_000
-        assert images.locate(name).fingerprint == images.locate("b.jpg").fingerprint != MISSING
+    assert fetch(images, "b.jpg") == b"second" * 1_000
 
 
 A = member("a.jpg", b"pixels")
 ZIP = make_zip(io.BytesIO(), [("a.jpg", b"pixels")]).getvalue()
-EMPTY_ZIP = make_zip(io.BytesIO(), []).getvalue()
-
-
-def global_headers(number: int) -> bytes:
-    records = pax_records(**{f"key{number}_{more}": "x" for more in range(20)})
-    return pax_header(records, tarfile.XGLTYPE) + member(f"{number}.jpg")
 
 
 ZIPS = {
     "with a table of 4 GB": ZIP[:-10] + b"\xff\xff\xff\xfe" + ZIP[-6:],
     "whose table is none": ZIP.replace(CENTRAL, b"XXXX"),
-    "of a version to come": ZIP.replace(CENTRAL + b"\x14\x03\x14", CENTRAL + b"\x14\x03\xff"),
+    "cut in a member": ZIP[:40],
+    "cut in its last record": ZIP[:-10],
 }
 TARS = {
     "empty": b"",
@@ -236,31 +210,19 @@ TARS = {
     "a file of negative size": A + pax_header(pax_records(size="-1024")) + member("b.jpg") + NOTHING,
     "a header of negative size": member("a.jpg") + pax_header(b"", size=-512) + NOTHING,
     "a header of a gigabyte": pax_header(b"x" * 100, size=2**30) + NOTHING,
-    "headers of headers": pax_header(pax_records(comment="x")) * 3_000 + A + NOTHING,
     "a header of nothing": pax_header(b"0 a=b\n") + A + NOTHING,
-    "headers for all that never end": b"".join(map(global_headers, range(10))) + NOTHING,
     "a long name of a gigabyte": pax_header(b"x" * 100, tarfile.GNUTYPE_LONGNAME, size=2**30) + NOTHING,
     "sparse beyond its end": pax_header(pax_records(GNU_sparse_major="1", GNU_sparse_minor="0")) + member("a.jpg"),
 }
-ZIPS_IN_ZIP = make_zip(io.BytesIO(), [("inner.zip", ZIP), ("empty.zip", EMPTY_ZIP), ("b.jpg", b"more")]).getvalue()
-CUT_ZIPS = {
-    "cut in a member": ZIP[:40],
-    "cut in its last record": ZIP[:-10],
-    "cut behind a zip in it": ZIPS_IN_ZIP[: ZIPS_IN_ZIP.index(ZIP) + len(ZIP)],
-    "cut behind an empty zip in it": ZIPS_IN_ZIP[: ZIPS_IN_ZIP.index(EMPTY_ZIP) + len(EMPTY_ZIP) + 9],
-}
-INDEX_IS_CUT = r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"
 IN_PLACE = ", so it cannot be read in place; unpack it"
 EXPECTED = "; expected a folder, a zip or a tar of images"
 REFUSED = [
-    *(pytest.param("images.zip", data, "is not a zip that can be read", id=f"zip {lie}") for lie, data in ZIPS.items()),
+    *(pytest.param("images.zip", data, "its index cannot be read", id=f"zip {lie}") for lie, data in ZIPS.items()),
     *(pytest.param("images.tar", data, "images.tar", id=f"tar {lie}") for lie, data in TARS.items()),
-    ("images.tar", pax_header(b"1" * 10_000) + A + NOTHING, "an extended header that is not text"),
-    ("a file", gzip.compress(A, mtime=0), f"is compressed by gzip{IN_PLACE}"),
-    ("a file", b"Rar!\x1a\x07\x01\0", f"is a RAR archive{IN_PLACE}"),
+    ("a file", gzip.compress(A, mtime=0), f"is packed by gzip{IN_PLACE}"),
+    ("a file", b"Rar!\x1a\x07\x01\0", f"is packed by RAR{IN_PLACE}"),
     ("a file", b"", f"is empty{EXPECTED}"),
     ("a file", b"a list\n", f"is neither a zip nor a tar{EXPECTED}"),
-    *(pytest.param("a file", data, INDEX_IS_CUT, id=f"zip {cut}") for cut, data in CUT_ZIPS.items()),
 ]
 
 
@@ -331,7 +293,7 @@ def test_only_files_are_read_from_a_folder_and_without_waiting(tmp_path):
     for name in ("nowhere.jpg", "itself.jpg", "../elsewhere/a.jpg", str(elsewhere / "a.jpg"), "", "nul\0.jpg"):
         assert store.locate(name).fingerprint == MISSING
         assert rejection(store, name).startswith("missing: ")
-    for name in ("pipe.jpg", "folder.jpg", "zero.jpg", "x" * 256, "a/" * 3_000 + "b.jpg", "\ud800.jpg"):
+    for name in ("pipe.jpg", "folder.jpg", "zero.jpg", "x" * 256, "a/" * 3_000 + "b.jpg"):
         assert rejection(store, name).startswith("missing: ")
     assert rejection(store, "huge.jpg").startswith("too large: ")
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from precompute.images.rejected import Rejected
 from precompute.sources.config import SourceConfig
 from precompute.sources.fields import conversation_of
 from precompute.sources.opening import open_source
-from precompute.sources.parquet import ImageTable
 from precompute.sources.place import MISSING
 from tests.hub import DATA_SET, running_hub
 from tests.precompute.sources.pictures import opened, rows_of, write_dataset
@@ -94,11 +92,11 @@ def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path, change):
 TURN = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 LATIN_1 = pa.StringArray.from_buffers(1, *pa.array([b"\xe9"]).buffers()[1:])
 HOSTILE: dict[str, tuple[Any, ...]] = {
-    "no image": ({"photo": [b"a"]}, "has no column image or img .*set source.fields.image .*columns: photo$"),
+    "no image": ({"photo": [b"a"]}, "has no column image or img .*source.fields.image may name: photo$"),
     "images as text": ({"image": ["a.jpg"]}, "a column image of type string, expected a struct of bytes and path"),
-    "images as numbers": ({"image": [1], "photo": [b"a"]}, "a column image of type int64, .*columns: photo$"),
+    "images as numbers": ({"image": [1], "photo": [b"a"]}, "a column image of type int64, .*: photo$"),
     "no column of that name": (
-        *({"image": [b"a"], "title": ["A"]}, "no column tilte; set source.fields.caption .*columns: title$"),
+        *({"image": [b"a"], "title": ["A"]}, "no column tilte; source.fields.caption may name: title$"),
         {"caption": "tilte"},
     ),
     "images in lists": ({"image": [[b"a"]], "n": [1]}, r"of type list<.*>, expected a struct .* n \(int64\)$"),
@@ -143,7 +141,7 @@ def size(uri):
     except SourceError as error:
         return error  # and what its frames hold
 try:
-    uris = [row["uri"] for row in source.samples()][:40]
+    uris = [row["uri"] for row in source.samples()][:8]
     with ThreadPoolExecutor(4) as pool:
         ends = [*pool.map(size, uris)]
     end = ends[0] if len({*map(str, ends)}) == 1 else ends
@@ -160,17 +158,13 @@ def read_apart(path: Path, most_image_bytes: int) -> tuple[int, str]:
     return int(growth), end
 
 
-def test_images_take_the_memory_of_a_row_group_and_of_a_page(tmp_path, monkeypatch):
-    """One page is in memory too while images become bytes; a row group of one image that is too large is not read."""
-    many, large = [bytes([number]) * 2**24 for number in range(8)], [bytes(2**28 + 1)]
+def test_images_take_the_memory_of_a_row_group_and_of_a_page(tmp_path):
+    """One page is in memory too while images become bytes."""
+    many = [bytes([number]) * 2**24 for number in range(8)]
     path = write_table(tmp_path / "a.parquet", image=many, id=[*range(8)])
     growth, end = read_apart(path, 2**27 + 2**12)
     assert end == str(2**24)
     assert growth < 2.6 * 128
-    source = opened("parquet", write_table(tmp_path / "b.parquet", image=large))
-    monkeypatch.setattr(ImageTable, "images", None)
-    with pytest.raises(Rejected, match="too large: b.parquet/0 is 268,435,"):
-        source.read("b.parquet/0")
 
 
 @pytest.mark.parametrize("column", ["image", "caption"])
@@ -188,18 +182,11 @@ def test_one_value_in_many_rows_is_refused_once_it_takes_too_much(tmp_path, colu
     assert growth < 256
 
 
-def test_files_that_are_cut_or_claim_too_much_are_refused(tmp_path, monkeypatch):
-    path = write_table(tmp_path / "a.parquet", image=[b"a" * 5_000])
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(SourceError, match=r"a.parquet is damaged: it is not a complete Parquet file$"):
-        opened("parquet", path)
+def test_a_row_group_that_claims_too_much_is_refused_unread(tmp_path, monkeypatch):
     monkeypatch.setattr("precompute.sources.parquet.MAX_GROUP_BYTES", {"images": 1_000, "texts": 1_000})
-    columns = {"id": ["x" * 600, "y" * 600], "image": [b"a" * 600, b"b" * 600]}
-    source = opened("parquet", write_table(path, **columns))
-    with pytest.raises(SourceError, match=r"row group 0 is too large, with more than 1,000 bytes of images; write the"):
+    source = opened("parquet", write_table(tmp_path / "a.parquet", image=[b"a" * 600, b"b" * 600]))
+    with pytest.raises(SourceError, match="row group 0 is too large, with more than 1,000 bytes of images"):
         source.read("a.parquet/0")
-    with pytest.raises(SourceError, match=r"row group 0 is too large, with more than 1,000 bytes of texts; write the"):
-        rows_of(source)
 
 
 # On the Hub.
@@ -244,18 +231,3 @@ def test_tables_on_the_hub_are_those_on_disk(hub, path):
     assert [tuple(line.split()[:2]) for line in done.stdout.splitlines()] == here, done.stderr
     sha1 = hashlib.sha1((root / "data/train-0.parquet").read_bytes()).hexdigest()
     assert done.stdout.splitlines()[0].endswith(f":{sha1}")
-
-
-def test_what_the_hub_refuses_is_one_line(hub):
-    endpoint, _ = hub
-    online = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
-    for url, environment, code, said in (
-        ("hf://datasets/me/others/a.parquet", online, 1, "no such data set .* check its name and HF_TOKEN"),
-        (f"{DATA_SET}/data/9.parquet", online, 2, "9.parquet holds no .parquet file"),
-        ("hf://models/me/pictures/a.parquet", online, 2, "only data sets .* hf://datasets/OWNER/NAME/"),
-        (f"{DATA_SET}/a.parquet", {"HF_HUB_OFFLINE": "1"}, 1, "the Hub cannot be read: check"),
-    ):
-        done = read_from_the_hub(url, **environment)
-        assert done.returncode == code, done.stderr
-        assert re.search(f"^precompute: error: .*{said}", done.stderr)
-        assert done.stderr.count("\n") == 1

@@ -2,10 +2,7 @@
 
 import json
 import os
-import pickle
-import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,30 +11,15 @@ import pytest
 
 from cache_store import open_cache, open_joined
 from cache_store.errors import SourceError
-from cache_store.storage.local import LocalFile
-from precompute.images.rejected import Rejected
 from precompute.sources.config import SOURCES, SourceConfig
 from precompute.sources.images import Source
-from precompute.sources.llava import record_texts
+from precompute.sources.media import IMAGES, VIDEOS
 from precompute.sources.opening import open_source, recognised
-from precompute.sources.place import MISSING
 from tests.make_cache import make_cache
 from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, plan_table
 from tests.precompute.sources.pictures import opened, rows_of, write_pictures
 from tests.precompute.sources.test_archives import fetch
-
-
-def record(name: str, **more: object) -> dict[str, object]:
-    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": f"A {name}."}]
-    return {"id": name, "image": f"{name}.jpg", "conversations": turns, **more}
-
-
-def chat(folder: Path, records: object) -> Source:
-    """Write and open a list of records, or a file of these bytes."""
-    path = folder / "chat.json"
-    path.write_bytes(records if isinstance(records, bytes) else json.dumps(records).encode())
-    return open_source(SourceConfig(kind="llava", path=str(path)))
 
 
 def tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> Source:
@@ -51,100 +33,6 @@ def tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> Source:
 
 def plan_of(source: Source) -> pa.Table:
     return plan_table(source.samples())
-
-
-LISTS = {
-    " [ ] ": [],
-    '[{"a": "]},\\"{"}, {}\n,{"b": "ü€😀"}]\n': ['{"a": "]},\\"{"}', "{}", '{"b": "ü€😀"}'],
-    '[{"a": 1}, {"a": 2}': None,
-    '[{"a": 1}, {"a": 2}]]': None,
-    '[{"a": 1}, 2]': None,
-    '[{"a": 1} {"a": 2}]': None,
-}
-"""A file's text, and its records; None if it is not a list of objects."""
-
-
-@pytest.mark.parametrize("text", LISTS)
-def test_a_list_cut_into_blocks_anywhere_has_its_records(tmp_path, text):
-    (path := tmp_path / "chat.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    for size in range(1, 9):
-        if (expected := LISTS[text]) is not None:
-            assert list(record_texts(LocalFile(path), size)) == expected
-            continue
-        with pytest.raises(ValueError, match="the list's end is missing"):
-            list(record_texts(LocalFile(path), size))
-
-
-@pytest.mark.parametrize(("mark", "step"), [(b"", 1), (b"\xef\xbb\xbf", -1)])
-def test_records_of_any_lawful_list_become_rows_in_its_order(tmp_path, mark, step):
-    """It has unknown fields, impossible names, a megabyte of text, a field that occurs twice, and a byte order mark."""
-    records = [
-        {**record("long"), "conversations": [{"from": "gpt", "value": "x" * 10**6}]},
-        {**record("nul\0"), "image": "nul\0.jpg", "more": {"deep": [1, None, {}]}},
-        {**record("path"), "image": "../" * 5 + "etc/passwd"},
-        {**record("name"), "image": "x" * 10**5},
-        {**record("a"), "id": 7},
-    ]
-    text = json.dumps(records[::step])[:-1] + ', {"id": "first", "id": "last", "conversations": []}]'
-    source = chat(tmp_path, mark + text.encode())
-    plan = plan_of(source)
-    assert plan["id"].to_pylist() == [*["long", "nul\0", "path", "name", "7"][::step], "last"]
-    plan = plan.sort_by("id")
-    assert plan["uri"].to_pylist()[:2] == ["a.jpg", ""]
-    assert plan["conversations"][0].as_py() == record("a")["conversations"]
-    assert set(plan["fingerprint"].to_pylist()) == {MISSING}
-    with pytest.raises(Rejected, match="text only: the record names no image"):
-        fetch(source, "")
-
-
-def test_json_lines_are_the_plan_as_a_list_is(tmp_path):
-    """A byte order mark, blank lines and both kinds of line ends are accepted."""
-    records = [record(name) for name in "cab"]
-    lines = b"\xef\xbb\xbf\n" + b"\r\n\n".join(json.dumps(each).encode() for each in records)
-    plan = plan_of(chat(tmp_path, lines))
-    assert plan["id"].to_pylist() == [*"cab"]
-    assert plan_of(chat(tmp_path, records)) == plan
-
-
-A = json.dumps(record("a"))
-
-REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
-    "an empty list": (b"[]", "source.path: .*/chat.json holds no samples"),
-    "an empty file": (b"\n", "source.path: .*/chat.json: is empty; expected"),
-    "a missing field": (f'[{A}, {{"id": "b"}}]'.encode(), "record 1 .counted from 0.: .*conversations"),
-    "a number without a value": (b'[{"id": NaN, "conversations": []}]', "malformed"),
-    "a number of 5,000 digits": (b'[{"id": %s, "conversations": []}]' % (b"9" * 5_000), "record 0 .*out of range"),
-    "half a character": (b'[{"id": "\\ud800", "conversations": []}]', "malformed.*surrogate"),
-    "bytes that are no text": (f"[{A}, ".encode() + b'{"id": "\xff\xfe"}]', r"byte \d+ is not UTF-8"),
-    "a list that is cut": (f"[{A}, {A[:30]}".encode(), "truncated"),
-    "a million brackets": (b'[{"id": 1, "x": ' + b"[" * 10**6, "nested too deeply"),
-    "two ids twice": (
-        json.dumps([record(name) for name in "abcab"]).encode(),
-        r"chat.json: 2 sample ids came .*: a, b \(first with the images a.jpg, a.jpg\); give each",
-    ),
-    "an id that a terminal would obey": (json.dumps([record("a\nb\x1b[2J")] * 2).encode(), r": 'a\\nb\\x1b\[2J' "),
-    "an id that is a text": (json.dumps([record("x" * 20_000)]).encode(), "sample id of 20,000 bytes, .*begins x{20}"),
-    "a pickle": (pickle.dumps([{"id": "a"}]), "malformed"),
-    "a line that is cut": (f"{A}\n{A[:30]}\n".encode(), "chat.json: line 2: .*truncated; .* per line"),
-    "a line without a field": (f'{A}\n\n{{"id": "b"}}'.encode(), "chat.json: line 3: it lacks a field, conversations;"),
-    "a line that is no text": (A.encode() + b'\n{"id": "\xff"}', "chat.json: line 2: byte 8 is not UTF-8"),
-    "an object over several lines": (json.dumps(record("a"), indent=1).encode(), "chat.json: line 1: .*truncated"),
-    "a line of 64 MB": (A.encode() + b" " * 2**26, "chat.json: line 1 has more than 67,108,864 bytes"),
-    "a pipe": (os.mkfifo, "is not a file"),
-    "a device without an end": (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
-}
-"""A chat.json, and the error."""
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_list_that_is_no_list_is_refused_in_one_line(project, name):
-    data, message = REFUSED[name]
-    path = project.source / "chat.json"
-    path.unlink()
-    path.write_bytes(data) if isinstance(data, bytes) else data(path)
-    (line,) = project.build(code=1).splitlines()
-    assert re.search(rf"^precompute: error: .*{message}", line)
-    assert not (project.cache / "zarr.json").exists()
 
 
 KINDS: dict[str, tuple[str, dict[str, bytes]]] = {
@@ -192,10 +80,7 @@ TREE = {
 }
 """Three images, one with a caption and one with an empty one; macOS metadata; and 13 other files."""
 
-OTHERS = (
-    "skipped: 13 files without an image suffix (.eps 2, .ico 2, .psd 2, .svg 2, .heic 1, "
-    "1 without a suffix, 3 with other suffixes); convert HEIC to JPEG or PNG, for example with the package pillow-heif"
-)
+OTHERS = ".eps 2, .ico 2, .psd 2, .svg 2, .abcdefghijklmnop 1, other suffixes 3, without a suffix 1; HEIC"
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar"])
@@ -210,7 +95,7 @@ def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
     empty = [caption[0], {"from": "gpt", "value": ""}]
     expected = {"photos/a.jpg": caption, "photos/b.PNG": empty, "photos/deep/c.jpg": []}
     assert {row["id"]: row["conversations"] for row in rows} == expected
-    assert source.samples().note == OTHERS
+    assert_names(source.samples().note, OTHERS)
     assert fetch(source, "photos/a.jpg") == b"pixels"
     if form != "folder":
         assert fetch(source, "deep/c.jpg") == b"pixels"
@@ -219,22 +104,32 @@ def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
 
 def test_links_caches_and_bad_names_in_a_folder_are_skipped_and_counted(tmp_path):
     odd = [os.fsdecode(name) for name in (b"caf\xe9.jpg", b"caf\xe9/a.jpg")]
-    source = tree(tmp_path / "images", {"a.jpg": b"x", "elsewhere/b.jpg": b"x", odd[0]: b"x"})
+    source = tree(tmp_path / "images", {"a.jpg": b"x", "elsewhere/b.jpg": b"x", **dict.fromkeys(odd, b"x")})
     (tmp_path / "images" / "deep\n").symlink_to("elsewhere")
     make_cache(tmp_path / "images" / "cache", np.zeros((2, 1, 2, 2), np.float32))
     tree(tmp_path / "images", {"cache/sheets/unusual.png": b"x"})
     assert plan_of(source)["id"].to_pylist() == ["a.jpg", "elsewhere/b.jpg"]
-    one = r"1 file whose name is not UTF-8 (b'caf\xe9.jpg'); 1 linked folder (deep\n); 1 folder that is a cache (cache)"
-    assert source.samples().note == f"skipped: {one}"
-    (tmp_path / "images" / "again").symlink_to("elsewhere")
-    source = tree(tmp_path / "images", {odd[1]: b"x", "c.HEIC": b""})
-    two = r"2 files whose names are not UTF-8 (first: b'caf\xe9.jpg'); 2 linked folders (first: again); 1 folder that"
-    assert two in source.samples().note
+    assert_names(source.samples().note, "cache 1, linked folder 1, not UTF-8 2")
+
+
+def test_a_folder_lists_videos_or_images_and_counts_the_others(tmp_path):
+    """The suffix decides, in upper or lower case; the content does not matter yet."""
+    names = ["a.mp4", "B.MOV", "c.webm", "in/d.mkv", "e.avi", "f.m4v", "g.jpg", "h.png", "i.gif", "notes.pdf", "a.txt"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    config = SourceConfig(kind="folder", path=str(tmp_path))
+    videos, images = (open_source(config, media).samples() for media in (VIDEOS, IMAGES))
+    assert [each["uri"] for each in videos] == ["B.MOV", "a.mp4", "c.webm", "e.avi", "f.m4v", "in/d.mkv"]
+    assert [each["uri"] for each in images] == ["g.jpg", "h.png", "i.gif"]
+    assert_names(videos.note, "no videos .pdf 1")
+    assert [*videos.warnings("")] == ["planned without a caption, though others have one: 5 samples"]
+    assert images.note.endswith("to encode videos, set clip.frames")
+    assert "set clip.frames" not in videos.note
 
 
 def test_a_source_without_images_says_what_it_holds_instead(tmp_path):
-    said = "the source holds no samples; skipped: 1 file without an image suffix (.heic 1); convert HEIC"
-    with pytest.raises(SourceError, match=re.escape(said)):
+    with pytest.raises(SourceError, match="the source holds no samples; skipped.*heic 1; convert HEIC"):
         plan_of(tree(tmp_path, {"a.heic": b"x"}))
 
 
@@ -265,14 +160,14 @@ CAPTIONED: dict[str, tuple[dict[str, str], str]] = {
     "of another tool": ({"a.caption": "A", "b.caption": "B", "b.json": "{}"}, ".caption 2, .json 1 2 samples name.txt"),
     "masks": (
         {"a.txt": "A", "b.txt": "B", "a-masklabel.png": "x", "a-masklabel.txt": "", "b-condlabel.PNG": "x"},
-        "2 images: a-masklabel.png, b-condlabel.PNG OneTrainer",
+        "",
     ),
 }
 """Files beside two images, and what the one warning names, if any."""
 
 
 @pytest.mark.parametrize("name", CAPTIONED)
-def test_missing_captions_and_masks_are_warned_of_before_the_encoding(tmp_path, name):
+def test_missing_captions_are_warned_of_before_the_encoding_and_masks_are_skipped(tmp_path, name):
     files, names = CAPTIONED[name]
     images = {"a.jpg": "x", "b.png": "x"}
     samples = tree(tmp_path, {each: text.encode() for each, text in (images | files).items()}).samples()
@@ -280,6 +175,7 @@ def test_missing_captions_and_masks_are_warned_of_before_the_encoding(tmp_path, 
     warnings = [*samples.warnings(SOURCES["folder"].add_texts)]
     assert len(warnings) == bool(names)
     assert_names(warnings, names)
+    assert ("mask or condition 2" in samples.note) == (name == "masks")
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet"])
@@ -300,7 +196,7 @@ def test_tars_and_tables_give_the_latents_of_a_folder_and_grow(project, forked_w
     files |= {f"{row:02d}.txt": f"Picture {number}.".encode() for row, number in enumerate(order)}
     tree(project.folder / "images", files | {"notes.md": b""})
     said = project.build(name="other", source={"kind": "folder", "path": str(project.folder / "images")})
-    assert "skipped: 1 file without an image suffix (.md 1)\n" in said
+    assert "skipped, as no images: .md 1\n" in said
     ours, theirs = open_cache(project.cache), open_cache(project.folder / "other")
     rows, columns = np.arange(len(order)), ["content_sha256", "conversations"]
     assert ours.samples(rows, columns) == theirs.samples(rows, columns)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
+from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError, SourceError
 from cache_store.format.plan import caption_of
-from precompute.images.rejected import Rejected
 from precompute.sources.fields import conversation_of
+from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, OTHER_IMAGE
 from precompute.sources.place import MISSING
 from tests.precompute.conftest import image_bytes, plan_table
 from tests.precompute.sources.pictures import numbered, opened, read_planned, rows_of, write_tar
@@ -39,24 +39,8 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     assert [row["id"] for row in rows] == ["9", "in/3", "5", "2", "1"]
     assert [row["uri"] for row in rows][::3] == ["00000.tar/9.jpg", "00001.tar/2.png"]
     assert [row["conversations"] for row in rows] == [TURNS, *map(conversation_of, ("C", None, " B ", ""))]
-    assert samples.note == (
-        "skipped: 2 files without an image suffix (.cls 1, .txt 1); 1 hidden file (names that begin with a dot)"
-    )
+    assert samples.skipped == {".cls": 1, ".txt": 1, HIDDEN: 1, NOT_UTF8: 0}
     assert all(fetch(source, row["uri"]) == image and source.locate(row["uri"]).fingerprint != MISSING for row in rows)
-
-
-def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
-    write_tar(tmp_path / "a.tar", numbered(1))
-    write_tar(tmp_path / "b.tar", numbered(2))
-    row = rows_of(opened("webdataset", tmp_path))[1]
-    source = opened("webdataset", tmp_path)
-    (tmp_path / "b.tar").rename(tmp_path / "c.tar")
-    with pytest.raises(SourceError, match=r"b.tar is gone; restore it"):
-        read_planned(source, row)
-    source = opened("webdataset", tmp_path)
-    assert source.locate(row["uri"]).fingerprint == MISSING
-    with pytest.raises(Rejected, match=r"missing: b.tar/000000002.png is in no tar of the source"):
-        read_planned(source, row)
 
 
 def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path, monkeypatch):
@@ -83,9 +67,9 @@ def test_the_image_of_several_is_named_by_its_extension(tmp_path):
     (row,) = samples
     assert fetch(source, str(row["uri"])) == b"mask"
     assert row["conversations"] == conversation_of("A")
-    assert samples.note == "skipped: 1 image with another extension than source.fields.image"
+    assert +samples.skipped == {OTHER_IMAGE: 1}
     write_tar(tmp_path / "a.tar", {"1": several, "2": several})
-    with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image jpg$"):
+    with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image"):
         rows_of(opened("webdataset", tmp_path))
 
 
@@ -97,9 +81,9 @@ def test_a_text_belongs_to_the_image_of_the_same_name(tmp_path):
     samples = opened("webdataset", tmp_path).samples()
     captions = {row["id"]: caption_of(row["conversations"]) for row in plan_table(samples).to_pylist()}
     assert captions == {"a photo v1": "a photo v1.5", "b": "b.c.d", "e": "e", "g": "G"}
-    assert (samples.note, samples.masks) == ("", ["a.tar/f-masklabel.jpg"])
+    assert +samples.skipped == {MASK: 1}
     write_tar(tmp_path / "b.tar", {"IMG.2024.01": members["e"], "IMG.2024.02": members["e"]})
-    with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\); a key ends at the first"):
+    with pytest.raises(SourceError, match=r"2 images \(2024.01.jpg, 2024.02.jpg\).*--source.kind folder"):
         rows_of(opened("webdataset", tmp_path / "b.tar"))
     rows = rows_of(opened("folder", tmp_path / "b.tar"))
     captions = {row["id"]: caption_of(row["conversations"]) for row in rows}
@@ -116,10 +100,9 @@ PATTERNS = {
     "a/{0..2}.tar": "a/2.tar does not exist",
     "a/none*": "does not exist",
     "d[1]{2}": ["3.tar"],
-    "d[1]{2}/{0..3}.tar": "0.tar, .*2.tar do not exist",
+    "**/*.tar": "name the folder",
     "nowhere": "nowhere does not exist",
     "c": "c holds no .tar file",
-    "{0..999999}{0..9}": "09 and 246 more do not exist",
 }
 """A path, and the tars that it matches, or the error."""
 
@@ -133,7 +116,7 @@ def test_a_path_is_a_tar_a_folder_or_a_pattern(tmp_path, monkeypatch, pattern):
         write_tar(tmp_path / name, numbered(number))
     expected = PATTERNS[pattern]
     if isinstance(expected, str):
-        with pytest.raises(MissingPathError, match=rf"^source.path: .*{expected}$"):
+        with pytest.raises((MissingPathError, ConfigError), match=rf"^source.path: .*{expected}"):
             opened("webdataset", Path(pattern))
     else:
         assert [row["uri"].rpartition("/")[0] for row in rows_of(opened("webdataset", Path(pattern)))] == expected
@@ -141,10 +124,13 @@ def test_a_path_is_a_tar_a_folder_or_a_pattern(tmp_path, monkeypatch, pattern):
 
 LONG = b'{"a": ' * 100_000
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "cut in a file": (member("a.jpg", bytes(5_000))[:1_024], "a.tar is not a tar"),
+    "cut in a file": (member("a.jpg", bytes(5_000))[:1_024], "a.tar is damaged"),
     "a caption that is a link": (A + member("a.txt", kind=b"2", linked_to="/etc") + NOTHING, "a.tar/a.txt .*is a link"),
     "a caption of 17 MB": (A + member("a.txt", b"x" * 17 * 2**20) + NOTHING, "be read: a.txt is 17,825,792 bytes"),
-    "a caption that comes twice": (A + member("a.txt", b"x") * 2 + NOTHING, "be read: a.txt occurs 2 times in .*a.tar"),
+    "a caption that comes twice": (
+        A + member("a.txt", b"x") * 2 + NOTHING,
+        "be read: a.txt occurs more .*a.tar",
+    ),
     "a caption that is a number": (A + member("a.json", b'{"caption": 7}') + NOTHING, "a.json: caption: expected `str"),
     "objects in objects": (A + member("a.json", LONG) + NOTHING, "a.json: is nested too deeply"),
     "turns without a speaker": (A + member("a.json", b'{"conversations": [{}]}') + NOTHING, "conversations.*from;"),
