@@ -6,9 +6,9 @@ loads its models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import EncoderIdentity, ImageRecipe, SampleLayout, Size, TextRecipe
@@ -149,7 +149,7 @@ class Family:
 
     load: Callable[[ModelFiles, EncoderConfig, ImageRecipe | None], Encoder]
     """Loads a model for images or clips of a recipe, or for texts."""
-    refuse_size: Callable[[Mapping[str, Any], int, int], None]
+    refuse_size: Callable[[ModelFiles, int, int], None]
     """Raises ConfigError if the model, by its config.json, cannot take images of this height and width."""
     takes: tuple[str, ...] = ()
     """Fields in `FAMILY_FIELDS` that this family uses."""
@@ -158,7 +158,7 @@ class Family:
     """Whether it can load models for clips."""
 
 
-def accept_any_size(config: Mapping[str, Any], height: int, width: int) -> None:
+def accept_any_size(files: ModelFiles, height: int, width: int) -> None:
     """Refuse no size: the family reads no images, or its `array` refuses sizes."""
 
 
@@ -180,6 +180,12 @@ def images_alone(class_name: str) -> ConfigError:
     return ConfigError(
         f"encoder.model: {class_name} encodes images alone{why}; leave clip out, or take a video model's VAE"
     )
+
+
+def layout_of_tokens(tokens: int, features: int) -> SampleLayout:
+    """Describe a sample [T, F] with statistics per feature."""
+    shape = tokens, features
+    return SampleLayout(axes=("token", "feature"), shape=shape, feature_axis="feature", has_preview=False)
 
 
 def range_of_images(image: ImageRecipe | None) -> PixelRange:

@@ -69,7 +69,7 @@ class EncoderConfig:
     it; zero does not attend to it and stores zeros; seen-zero attends to it and stores zeros; left is masked, with the
     padding before the text. auto: seen for T5 and CLIP, zero for UMT5, Qwen, Gemma and Llama, left for Mistral."""
     compute_dtype: ComputeDtype = "bfloat16"
-    """Dtype of weights and activations while encoding; normalisation is float32 in either."""
+    """Dtype of weights and activations while encoding."""
     batch_size: int = 32
     """Images, or texts, per planned batch; part of the cache's identity, since batch composition can change bits. Clips
     are encoded one at a time."""

@@ -1,4 +1,4 @@
-"""The table of encoders. A family is a module with a `FAMILY` and a line here; it is imported when it is used.
+"""The table of encoders. A family is a module with a `family_of` and a line here; it is imported when it is used.
 
 A family's module imports torch and the libraries of models only inside its functions.
 """
@@ -30,32 +30,30 @@ class Entry:
     """A family's line in the table."""
 
     module: str
-    """Module in `precompute.encoders`; after a colon, the family's name if it is not `FAMILY`."""
+    """Module in `precompute.encoders`, which has a `family_of`."""
     models: str
     """Models that it serves, for the help."""
     classes: tuple[str, ...]
     """Classes of diffusers or transformers, as named in a model's config.json."""
 
-    @property
-    def family(self) -> Family:
-        module, _, name = self.module.partition(":")
-        family: Family = getattr(importlib.import_module(f"precompute.encoders.{module}"), name or "FAMILY")
+    def family_of(self, class_name: str) -> Family:
+        family: Family = importlib.import_module(f"precompute.encoders.{self.module}").family_of(class_name)
         return family
 
 
 FAMILIES = (
     Entry(
-        "vaes.wan",
+        "vaes.families",
         "Wan 2.1, 2.2, Cosmos-Predict 2 to 3, Qwen-Image",
         ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"),
     ),
-    Entry("vaes.cosmos", "Cosmos 1.0", ("AutoencoderKLCosmos",)),
-    Entry("vaes.image_vaes:KL", "SD, SDXL, SD3, FLUX.1", ("AutoencoderKL",)),
-    Entry("vaes.image_vaes:FLUX2", "FLUX.2", ("AutoencoderKLFlux2",)),
-    Entry("vaes.image_vaes:DC", "SANA", ("AutoencoderDC",)),
-    Entry("vaes.image_vaes:TINY", "TAESD, TAEF1", ("AutoencoderTiny",)),
+    Entry("vaes.families", "Cosmos 1.0", ("AutoencoderKLCosmos",)),
+    Entry("vaes.families", "SD, SDXL, SD3, FLUX.1", ("AutoencoderKL",)),
+    Entry("vaes.families", "FLUX.2", ("AutoencoderKLFlux2",)),
+    Entry("vaes.families", "SANA", ("AutoencoderDC",)),
+    Entry("vaes.families", "TAESD, TAEF1", ("AutoencoderTiny",)),
     Entry(
-        "vaes.video",
+        "vaes.families",
         "HunyuanVideo, LTX, Mochi, CogVideoX",
         (
             "AutoencoderKLHunyuanVideo",
@@ -76,7 +74,7 @@ FAMILIES = (
         ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
     ),
     Entry(
-        "qwen_vl",
+        "tower_families",
         "Qwen2-VL to Qwen3-VL, at a fixed size",
         (
             "Qwen2VLForConditionalGeneration",
@@ -160,12 +158,12 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
 
     model = config.model
     if IMPORT_PATH.fullmatch(model):
-        return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})
+        return OWN.family_of(model), ModelFiles(model=model, subfolder="", class_name=model, config={})
     files = find_encoder_files(config)
     refuse_wrong_use(files, config)
     refuse_quantised(files, config.reads_text)
     if config.reads_text:
-        return TEXT_ENTRIES[files.class_name].family, files
+        return TEXT_ENTRIES[files.class_name].family_of(files.class_name), files
     if reason := REFUSED.get(files.class_name):
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
     if files.class_name == "AutoencoderKLFlux2" and pipeline_class(files.model) == OTHER_ORDER:
@@ -175,7 +173,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
         )
     if (entry := entry_of(files)) is None:
         raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {KNOWN}")
-    return entry.family, files
+    return entry.family_of(files.class_name), files
 
 
 def find_encoder_files(config: EncoderConfig) -> ModelFiles:
@@ -224,7 +222,7 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
         return
     try:
         if entry := entry_of(files):
-            entry.family.refuse_size(files.config, height, width)
+            entry.family_of(files.class_name).refuse_size(files, height, width)
     except (AttributeError, LookupError, TypeError, ValueError):
         return  # loading the model reports the problem
 

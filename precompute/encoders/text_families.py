@@ -62,9 +62,10 @@ LOCATIONS = {
 
 
 def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
-    from precompute.encoders.transformers_text import load_text_encoder
+    from precompute.encoders.text_encoder import TransformersTextEncoder
 
-    return load_text_encoder(files, LOCATIONS[files.class_name], config)
+    return TransformersTextEncoder(files, LOCATIONS[files.class_name], config)
 
 
-FAMILY = Family(load=load, refuse_size=accept_any_size, takes=("layer", *TEXT_FIELDS))
+def family_of(class_name: str) -> Family:
+    return Family(load=load, refuse_size=accept_any_size, takes=("layer", *TEXT_FIELDS))

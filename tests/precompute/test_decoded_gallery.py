@@ -125,9 +125,7 @@ def test_source_images_are_upright_and_fitted(tmp_path):
 
 OTHER_VERSIONS = {
     r"/nowhere": recorded("/nowhere"),
-    r"build\.json .*source": {},
     r"build\.json .*image: .*resample": recorded("/tmp", resample="nearest"),
-    r"build\.json .*image: .*height": recorded("/tmp", height="8"),
     r"build\.json .*image: .*heigth": recorded("/tmp", heigth=8),
 }
 

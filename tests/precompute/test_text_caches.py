@@ -77,7 +77,7 @@ def test_a_cache_of_texts_holds_the_encoders_samples_their_tokens_and_the_null_p
     expected = encoded(encoder, captions).numpy()
     order = np.random.default_rng(0).permutation(len(SPEAKING))
     np.testing.assert_allclose(cache.read(order), expected[order], rtol=0, atol=2e-3)
-    counts, mask = [len(each.ids) for each in encoder.tokens(captions)], cache.mask(order)
+    counts, mask = [len(each.ids) for each in encoder.texts.tokens(captions)], cache.mask(order)
     assert mask.sum(1).tolist() == [min(counts[each], TOKENS) for each in order]
     assert mask[:, 0].all()
     assert not (np.diff(mask.astype(int)) > 0).any()
