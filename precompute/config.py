@@ -72,7 +72,7 @@ class RunConfig:
 
     engine: Literal["local", "ray"] = "local"
     """local: worker processes on this machine. ray: workers on every node of the Ray cluster at RAY_ADDRESS (HOST:PORT,
-    or auto for one that runs here); if that is not set, Ray is started on this machine only."""
+    or auto for one that runs here)."""
     workers: int | Literal["auto"] = "auto"
     """Processes, each with its own encoder. auto: up to four per GPU, by its cores and memory, or one for every two CPU
     cores. With Ray, a number is the maximum, and auto uses all nodes that the cluster has or gains."""

@@ -85,7 +85,7 @@ def measure(config: EstimateConfig) -> Measured:
     arrays, tables = [*map(inputs.array_of, by_size)], [*map(pa.concat_tables, by_size.values())]
     spec = spec_of(recipe, arrays, [max(1, each.num_rows * count // len(drawn)) for each in tables])
     refuse_impossible(spec)
-    threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
+    threads = config.run.threads(crew_of(config, spec.num_shards)[1])
     one_shard = msgspec.structs.replace(recipe, samples_per_shard=len(drawn))  # holds all drawn rows of a size
     probe = Probe(spec_of(one_shard, arrays, [each.num_rows for each in tables]), tables, source, encoder, threads)
     with encoder_threads():
@@ -192,7 +192,7 @@ class Probe:
             yield self._writer.submit(self._write, batch, encode_batch(self._feed, batch))
 
     def _write(self, batch: Batch, encoding: Encoding) -> int:
-        samples, seconds = encoding.samples()
+        samples, seconds = encoding()
         self._busy.add("encoding", seconds)
         with self._busy.measured("writing"):
             _, raw = written_bytes(self._spec, batch, samples)

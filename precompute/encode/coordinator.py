@@ -3,7 +3,7 @@
 Each shard has one writer, and its bytes do not depend on which worker that is.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from typing import Any, Protocol
 
@@ -28,15 +28,15 @@ class Launcher(Protocol):
     def give(self, worker: Any, shard: int) -> None: ...
 
     def end(self) -> None:
-        """Let workers drop their unfinished shards and end; kill those that are not ready, or outlast GRACE_S."""
+        """Let workers drop their unfinished shards and end; kill those that outlast GRACE_S."""
 
 
 def coordinate(job: EncodeJob, launcher: Launcher, report: Report) -> None:
     """Have the job's shards built; raise Interrupted once a stop is requested, or a worker's error.
 
-    A worker gets another shard as soon as it has begun the last one: it goes on while a shard is committed.
+    A worker first has one shard in hand and then two, so that it goes on while a shard is committed.
     """
-    left, unfinished, not_begun = deque(job.shards), set[int | None](job.shards), dict[Hashable, int | None]()
+    left, unfinished, in_hand = deque(job.shards), set[int | None](job.shards), Counter[Hashable]()
     try:
         while unfinished:
             if STOP_REQUEST.is_set():
@@ -46,9 +46,9 @@ def coordinate(job: EncodeJob, launcher: Launcher, report: Report) -> None:
                     report(event)
                     if event.ends_shard:
                         unfinished.remove(event.shard)
-                if event is None or event.shard == not_begun[worker]:
-                    not_begun[worker] = left.popleft() if left else None
-                    if (shard := not_begun[worker]) is not None:
-                        launcher.give(worker, shard)
+                        in_hand[worker] -= 1
+                while left and in_hand[worker] < (1 if event is None else 2):
+                    in_hand[worker] += 1
+                    launcher.give(worker, left.popleft())
     finally:
         launcher.end()
