@@ -6,13 +6,13 @@ loads its models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import EncoderIdentity, ImageRecipe, SampleLayout, Size, TextRecipe
-from precompute.encoders.encoder_config import EncoderConfig
+from precompute.encoders.encoder_config import VISION_CONFIG, Clean, EncoderConfig, Padding
 
 if TYPE_CHECKING:
     import torch
@@ -156,6 +156,48 @@ class Family:
     load_decoder: Callable[[ModelFiles, torch.device], Decoder] | None = None
     takes_clips: bool = False
     """Whether it can load models for clips."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerLocation:
+    """Where checkpoints of a class keep the vision tower."""
+
+    kinds: tuple[str, ...] = ()
+    """Model types that the tower may have, the first if its config names none; if empty, any type."""
+    prefixes: tuple[str, ...] | None = None
+    """Prefixes of its weights' names, longest first; None for those of its class in transformers."""
+    is_part: bool = False
+    """Whether the checkpoint has other parts, so that the tower's config is a section."""
+
+    def tower_values(self, config: Mapping[str, Any]) -> Any:
+        return config.get(VISION_CONFIG) if self.is_part else config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLocation:
+    """Where checkpoints of a class keep the text encoder."""
+
+    runs: str
+    """The class of transformers that runs."""
+    names: Mapping[str, str | None]
+    """Prefixes of weights' names in the checkpoint, and in the class that runs, or None for another part's weights; the
+    first that fits counts.
+    """
+    padding: Padding
+    """Padding as in the pipelines of diffusers, but zeros if their transformers ignore it."""
+    clean: Clean = "none"
+    """How a caption is cleaned in the pipelines of diffusers, or in most of them if they differ."""
+    null_is_bare: bool = False
+    """Whether the pipelines of diffusers encode the null prompt without a template."""
+    config_keys: tuple[str, ...] = ()
+    """Config values that its output depends on; if empty, all values of its config."""
+
+    def name_within(self, name: str) -> str | None:
+        """Map a weight's name in the checkpoint to its name in the encoder; None if it is not the encoder's."""
+        found = next((each for each in self.names.items() if name.startswith(each[0])), None)
+        if found is None or found[1] is None:
+            return None
+        return found[1] + name.removeprefix(found[0])
 
 
 def accept_any_size(files: ModelFiles, height: int, width: int) -> None:

@@ -25,6 +25,9 @@ TEXT_FIELDS = ("max_tokens", "output", "clean", "template", "drop", "padding")
 FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
 """Fields that only some families use."""
 
+VISION_CONFIG = "vision_config"
+"""The section of config.json for the vision tower of a model with several parts."""
+
 STILL_FIELDS = ("fold", "compile")
 """Fields without effect on clips, which diffusers' own encoder of a model encodes."""
 

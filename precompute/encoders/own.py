@@ -152,5 +152,4 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
     return own.decode, digest_of(own)
 
 
-def family_of(class_name: str) -> Family:
-    return Family(load=load, refuse_size=accept_any_size, load_decoder=load_decoder, takes_clips=True)
+FAMILY = Family(load=load, refuse_size=accept_any_size, load_decoder=load_decoder, takes_clips=True)

@@ -16,12 +16,13 @@ from precompute.encoders.encoder import (
     PIXEL_RANGES,
     Encoder,
     PixelRange,
+    TowerLocation,
     layout_of_tokens,
     refuse_cropping,
     still_in_range,
 )
-from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation
+from precompute.encoders.encoder_config import VISION_CONFIG, EncoderConfig
+from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.tower import (
     one_layer,
     read_whole_tower,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout, Size
-from precompute.encoders.encoder import NO_TOKEN, Encoder, layout_of_tokens
+from precompute.encoders.encoder import NO_TOKEN, Encoder, TextLocation, layout_of_tokens
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, TextLocation, refuse_incomplete
+from precompute.encoders.model_files import ModelFiles, refuse_incomplete
 from precompute.encoders.text_tokenizer import SEEN, ZEROS, TemplateTokenizer
 from precompute.encoders.weights import (
     TRANSFORMERS_FILES,
@@ -108,7 +108,6 @@ class TransformersTextEncoder(Encoder):
         return hidden_NTF.where(is_token_NT[:, :, None], 0.0) if padding in ZEROS else hidden_NTF
 
     def _without_dropped(self, values_NT: Tensor) -> Tensor:
-        """Leave out the dropped tokens of [N, T, …]."""
         drop = self.texts.recipe.drop
         if self.texts.recipe.keeps_first:
             return torch.cat([values_NT[:, :1], values_NT[:, drop + 1 :]], 1)
@@ -128,7 +127,6 @@ def config_of(files: ModelFiles, held: TextLocation) -> Any:
 
 
 def encoder_weights(files: ModelFiles, held: TextLocation) -> dict[str, Tensor]:
-    """Read each weight of the encoder in the checkpoint, by its name in the encoder."""
     named = read_weights(files, TRANSFORMERS_FILES, held.name_within)
     weights = {name: weight for name, weight in named if not name.endswith("position_ids")}  # saved by older versions
     if TIED in weights:
@@ -157,7 +155,6 @@ def read_model(
 
 
 def refuse_too_many_tokens(model_config: Any, tokenizer: TemplateTokenizer) -> None:
-    """Raise ConfigError if the model has too few positions for so many tokens."""
     most, drop = getattr(model_config, "max_position_embeddings", None), tokenizer.recipe.drop
     if most is not None and tokenizer.most > most:
         raise ConfigError(

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import PLAIN_TEMPLATE, TextRecipe
-from precompute.encoders.encoder import TextInputs, Tokens
+from precompute.encoders.encoder import TextInputs, TextLocation, Tokens
 from precompute.encoders.encoder_config import Clean, EncoderConfig, Padding
-from precompute.encoders.model_files import ModelFiles, TextLocation, model_file
+from precompute.encoders.model_files import ModelFiles, model_file
 from precompute.encoders.weights import json_line, model_errors, silence_transformers
 
 FILES = (

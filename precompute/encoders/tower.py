@@ -19,12 +19,13 @@ from precompute.encoders.encoder import (
     PIXEL_RANGES,
     Encoder,
     PixelRange,
+    TowerLocation,
     layout_of_tokens,
     refuse_other_size,
     still_in_range,
 )
-from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation, refuse_incomplete
+from precompute.encoders.encoder_config import VISION_CONFIG, EncoderConfig
+from precompute.encoders.model_files import ModelFiles, refuse_incomplete
 from precompute.encoders.weights import (
     TRANSFORMERS_FILES,
     model_errors,
@@ -217,7 +218,6 @@ def shape_of_output(files: ModelFiles, tower_class: Any, config: Any, side: int)
 
 
 def weights_of_output(tower: Any) -> str:
-    """Hash the weights and config values that the tower's output depends on."""
     kind, values = tower.config.model_type, tower.config.to_dict()
     of_kind = sorted(tower.config.to_diff_dict().keys() - NOT_OF_OUTPUT)
     weights = ((name, each) for name, each in tower.state_dict().items() if is_used(name))

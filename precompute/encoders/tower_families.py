@@ -1,11 +1,24 @@
 """Vision towers that transformers runs, at a fixed size: SigLIP, CLIP, DINO, Qwen-VL and others. Imports no torch."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from cache_store.errors import ConfigError
 from cache_store.format.array import ImageRecipe
-from precompute.encoders.encoder import Encoder, Family, range_of_images, refuse_cropping, refuse_other_size
+from precompute.encoders.encoder import (
+    Encoder,
+    Family,
+    TowerLocation,
+    range_of_images,
+    refuse_cropping,
+    refuse_other_size,
+)
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, TowerLocation
-from precompute.encoders.preprocessing import refuse_other_range
+
+if TYPE_CHECKING:
+    from precompute.encoders.model_files import ModelFiles
+
 
 WITHIN = ("model.vision_tower.vision_model.", "vision_tower.vision_model.", "model.vision_tower.", "vision_tower.")
 """Prefixes of a tower's weights in a multimodal model; they depend on the transformers version that saved it."""
@@ -54,6 +67,8 @@ def location_of(class_name: str) -> TowerLocation:
 
 def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
     pixel_range, location = range_of_images(image), location_of(files.class_name)
+    from precompute.encoders.preprocessing import refuse_other_range
+
     refuse_other_range(files.model, pixel_range)
     if pixel_range == "theworld":
         raise ConfigError(f"image.range: theworld is for VAEs; a {files.class_name} needs clip or signed")

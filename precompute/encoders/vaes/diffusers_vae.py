@@ -78,7 +78,6 @@ def free_weights(vae: Any, weights: tuple[str, ...]) -> None:
 def encode_path_sha256(
     files: ModelFiles, kind: VaeKind, config: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> str:
-    """Hash the encode path; other weights in `weights` are ignored."""
     chosen = ((name, weight) for name, weight in weights.items() if name.startswith(kind.encode_weights))
     return weights_sha256(files.class_name, config, kind.encode_config, chosen)
 

@@ -15,7 +15,6 @@ from cache_store.errors import ConfigError
 from cache_store.format.array import ImageRecipe, Normalization
 from precompute.encoders.encoder import Encoder, Family, refuse_cropping
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import (
     MEANS,
     ClipRule,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from precompute.encoders.encoder import Decoder
+    from precompute.encoders.model_files import ModelFiles
 
 SIGMA_DATA = 0.5
 """The scheduler's value in Cosmos 1.0, whose pipelines multiply standardised latents by it."""

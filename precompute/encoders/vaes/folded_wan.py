@@ -184,7 +184,6 @@ FOLDED: dict[str, Callable[[Weights, torch.dtype], nn.Module]] = {
 
 
 def fold_wan_block(weights: Weights, dtype: torch.dtype) -> nn.Module:
-    """Make the 2-D counterpart of one of diffusers' encoder blocks."""
     return next(fold for name, fold in FOLDED.items() if name in weights)(weights, dtype)
 
 

@@ -1,12 +1,16 @@
-"""What a class of diffusers' VAEs needs to be described by. Imports no torch."""
+"""The facts about a class of diffusers' VAEs, and how it encodes clips. Imports no torch."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import Normalization
-from precompute.encoders.model_files import ModelFiles
+
+if TYPE_CHECKING:
+    from precompute.encoders.model_files import ModelFiles
 
 Config = Mapping[str, Any]
 """The values of a model's config.json, perhaps with diffusers' defaults for missing ones."""
@@ -103,7 +107,6 @@ class VaeKind:
 
 
 def stated_factor(config: Config) -> int:
-    """Return the spatial factor that a config states."""
     factor: int = config.get("spatial_compression_ratio", 8)
     return factor
 
