@@ -173,7 +173,6 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
 
 
 def request_of(arguments: Any) -> BuildRequest:
-    """Make the request for a `build` or a `plan`."""
     return BuildRequest(
         new_samples="append" if arguments.extend else "refuse",
         retry_rejected=arguments.retry_rejected,
@@ -197,9 +196,8 @@ def captions_command(arguments: Any) -> int:
     print(f"other texts for {counted(done.changed.total, 'sample')}{names}; every latent stays")
     if done.kept:
         print(f"{counted(done.kept, 'sample')} that the source lacks kept their texts")
-    for what, columns in (("columns", done.extra), ("columns that are no more", done.dropped)):
-        if columns:
-            print(f"{what}: {', '.join(columns)}")
+    if done.extra:
+        print(f"columns: {', '.join(done.extra)}")
     log_result(f"read the texts of {arguments.cache}", captions={"changed": done.changed.total, "shards": done.shards})
     if done.shards:
         print(f"next: the `precompute build` of this cache, which encodes {counted(done.shards, 'shard')} again")
@@ -218,11 +216,10 @@ def estimate_command(arguments: Any) -> int:
 
 
 def repair_command(arguments: Any) -> int:
-    """Rebuild damaged shards to the same bytes, and reseal; exit 1 while a stray file of the report is there."""
-    from precompute.repair import refuse_strays, repair
+    """Rebuild damaged shards to the same bytes, and reseal."""
+    from precompute.repair import repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
-    refuse_strays(arguments.cache, arguments.config)
     return 0
 
 
