@@ -101,7 +101,6 @@ class AuditReport:
         return found
 
     def as_dict(self) -> dict[str, object]:
-        """Return the fields of a report file."""
         fields = {**asdict(self), "statement": self.statement, "next": self.next_steps}
         return {"sound": not self.findings, "error": None, **fields}
 

@@ -17,11 +17,10 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals
 from cache_store.storage.daemon_threads import POLL_S
-from precompute.encode.coordinator import GRACE_S, Event, coordinate
 from precompute.encode.crew import crew_of
 from precompute.encode.job import EncodeJob
 from precompute.encode.ray_actors import run_on_ray
-from precompute.encode.worker import Inbox, Report, run_worker, start_worker
+from precompute.encode.worker import GRACE_S, Event, Inbox, Report, coordinate, run_worker, start_worker
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.sources.images import Source
@@ -105,7 +104,6 @@ def receivable(pipes: list[Connection], timeout_s: float) -> list[Connection]:
 
 
 def death_of(process: BaseProcess) -> EncodeOnceError:
-    """Return the error of a worker that ended without being told."""
     process.join()
     why = " (killed, often because memory ran out)" if process.exitcode == -signal.SIGKILL else ""
     return EncodeOnceError(

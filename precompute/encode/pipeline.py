@@ -114,7 +114,6 @@ class ShardSink:
         self._on_progress(done)
 
     def _wait_for_commit(self) -> None:
-        """Wait for the running commit, if any, and raise its error."""
         if commit := self._commit:
             self._commit = None
             if self._canary:
@@ -124,7 +123,6 @@ class ShardSink:
                 commit.result()
 
     def finish(self) -> None:
-        """Wait until every shard is committed."""
         self._wait_for_commit()
 
     def close(self) -> None:

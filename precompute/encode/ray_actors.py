@@ -23,9 +23,8 @@ from cache_store.format.layout import PLAN, SPEC_FILE, part_file
 from cache_store.log import log_info
 from cache_store.messages import printable
 from precompute.config import BuildConfig
-from precompute.encode.coordinator import GRACE_S, Event, coordinate
 from precompute.encode.job import EncodeJob, Progress
-from precompute.encode.worker import ENCODER_THREADS, Inbox, Report, start_worker
+from precompute.encode.worker import ENCODER_THREADS, GRACE_S, Event, Inbox, Report, coordinate, start_worker
 
 TOKEN_HINT = "; if the cluster asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
 """Added to the error if something answers but refuses us: Ray gives no reason then."""
@@ -252,5 +251,4 @@ def resources_of_worker(device: str, ray: Any) -> dict[str, int]:
 
 
 def brief(error: BaseException) -> str:
-    """Return Ray's message, which may have many lines, as one line."""
     return printable(" ".join(str(error).split())).rstrip(".")

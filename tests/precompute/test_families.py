@@ -12,8 +12,6 @@ from PIL import Image
 from transformers import CLIPImageProcessorPil, Gemma3ImageProcessorPil, SiglipImageProcessorPil
 
 from cache_store import normalize, open_cache, open_joined
-from cache_store.cache.metadata import read_commit, read_spec, read_sums
-from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode_images import encode_images
@@ -69,24 +67,6 @@ def test_a_towers_cache_holds_transformers_tokens_of_the_files(
     np.testing.assert_allclose(cache.read(order), expected, rtol=0, atol=1e-5)
     (tmp_path / "image.png").write_bytes(image_bytes(GOOD[7]))
     np.testing.assert_allclose(encode_images(cache, [tmp_path / "image.png"]), cache.read(np.array([7])), atol=1e-5)
-
-
-def test_a_towers_cache_has_sums_of_features_and_is_shown_without_pictures_of_samples(project, tmp_path):
-    project.vae, project.settings = save_model("Gemma3ForConditionalGeneration", tmp_path / "gemma"), SQUARE
-    project.build()
-    content, summary = read_commit(project.cache, 0).content, open_cache(project.cache).seal.array
-    sums = read_sums(LocalStore(project.cache), read_spec(project.cache), content)
-    assert (sums.totals.shape, sums.num_values, sums.preview) == ((4, FEATURES), content.cached * TOKENS, None)
-    assert (len(summary.mean), summary.preview) == (FEATURES, None)
-    with project.untouched():
-        assert "array.encoder.pool" in project.build(encoder__pool=4, code=1)
-    page = project.folder / "page.html"
-    project.run(main, "gallery", project.cache, "-o", page)
-    shown = [f"[token, feature {FEATURES}]", "source image of row 0", "<h2>Features</h2>"]
-    assert [each in page.read_text() for each in shown] == [True] * 3
-    assert [each in page.read_text() for each in ("means of feature", "latent preview", "channel")] == [False] * 3
-    said = project.run(main, "gallery", project.cache, "-o", page, "--decode", code=2)
-    assert "Gemma3ForConditionalGeneration" in said
 
 
 def test_a_clip_prepares_images_by_its_own_processor(project):

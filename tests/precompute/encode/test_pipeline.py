@@ -29,7 +29,6 @@ from precompute.encode.batches import Batch, Decoders, decoded_batches, make_buf
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, encode_shards
 from precompute.encode.progress import ADVISED_S, BuildProgress
-from precompute.encoders.encoder_config import EncoderConfig
 from precompute.inputs import make_reader
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
@@ -147,11 +146,6 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
             assert len(started) == taken + ahead
 
 
-def test_images_are_handed_over_in_pieces_that_leave_no_thread_idle():
-    for batch_size, threads, piece in ((32, 2, 4), (8, 2, 4), (8, 4, 3), (8, 16, 1), (32, 16, 3), (1, 2, 1)):
-        assert Decoders(threads).piece_samples(batch_size) == piece
-
-
 class LazyDisk:
     """A writer that writes only when it is waited for, as the slowest disk."""
 
@@ -236,15 +230,6 @@ def test_a_shard_is_committed_while_the_next_one_is_encoded(planned, monkeypatch
     monkeypatch.setattr(ShardBuilder, "commit", slow)
     planned.encode(work, lambda progress: done.extend([progress.committed.content.shard] if progress.committed else []))
     assert done == [0, 1, 2]
-
-
-@pytest.mark.parametrize("compiles", [True, False])
-def test_a_record_says_whether_auto_compiled_the_encoder(planned, monkeypatch, compiles):
-    monkeypatch.setattr(EncoderConfig, "compiles", compiles)
-    done = list[Progress]()
-    planned.encode(lambda: None, done.append)
-    records = [each.committed for each in done if each.committed]
-    assert {record.run.hardware.get("encoder") for record in records} == {"compiled" if compiles else None}
 
 
 def test_a_build_uses_a_few_buffers_again_and_again(planned, monkeypatch):

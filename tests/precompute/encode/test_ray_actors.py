@@ -4,10 +4,7 @@ import importlib
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +24,7 @@ from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encode.ray_actors import RayWorker, run_on_ray
 from tests.named import assert_names
 from tests.precompute.conftest import SAMPLES, timeless_files
-from tests.precompute.encode.builds import processes_of, start_build, wait_for
-from tests.slurm import free_port
+from tests.precompute.encode.builds import start_build, wait_for
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -191,77 +187,6 @@ def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
     message = rf"node {os.uname().nodename} does not see the plan at {built.folder}/elsewhere/plan; on Ray"
     with built.untouched(), pytest.raises(CacheError, match=message):
         run_on_ray(job, lambda _: None)
-
-
-def autoscaling_config(address):
-    """Describe a cluster of a head without cores and up to two nodes of two cores, all processes of this machine."""
-    head, node = "ray.head.default", {"CPU": 2, "object_store_memory": STORE_BYTES}
-    types = {
-        head: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-        "cpu": {"resources": node, "node_config": {}, "min_workers": 0, "max_workers": 2},
-    }
-    lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-    return {
-        "cluster_name": "grows",
-        "max_workers": 2,
-        "idle_timeout_minutes": 1,
-        "upscaling_speed": 100.0,
-        "provider": {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True},
-        "available_node_types": types,
-        "head_node_type": head,
-        "cluster_synced_files": [],
-        "file_mounts_sync_continuously": False,
-        **{name: {} for name in ("auth", "docker", "file_mounts")},
-        **{name: [] for name in ("rsync_exclude", "rsync_filter", *(f"{each}_commands" for each in lists))},
-    }
-
-
-@pytest.fixture
-def growing_cluster():
-    """The head of an autoscaling cluster without a worker, and its address."""
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:  # names of sockets are short
-        path = Path(folder, "cluster.json")
-        path.write_text(json.dumps(autoscaling_config(address)))
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=0"]
-        command += [f"--port={port}", f"--autoscaling-config={path}", f"--temp-dir={folder}"]
-        command += [f"--object-store-memory={STORE_BYTES}", "--include-dashboard=false"]
-        settings = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_AUTH_MODE": "disabled"}
-        head = subprocess.Popen(
-            command,
-            env={**os.environ, **LOOPBACK, **settings},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            yield head, address
-        finally:
-            for process in processes_of(head.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            head.wait()
-
-
-def test_an_autoscaling_cluster_starts_the_nodes_that_a_build_wants(project, growing_cluster, monkeypatch):
-    head, address = growing_cluster
-
-    def is_up():
-        assert head.poll() is None, "the head has ended"
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) == 0
-
-    wait_for(is_up)
-    for name, value in (LOOPBACK | {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}).items():
-        monkeypatch.setenv(name, value)
-    build = start_build(project.config(**RAY))
-    _, error = build.communicate(timeout=300)
-    assert build.returncode == 0, error
-    nodes = [line for line in processes_of(head.pid).values() if "raylet/raylet\0" in line]
-    assert len(nodes) > 1, "no node beside the head's"
-    project.build(name="local", **SLOW)
-    assert project.files() == timeless_files(project.folder / "local")
 
 
 @pytest.mark.parametrize(
