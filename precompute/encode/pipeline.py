@@ -49,8 +49,8 @@ class ShardSink:
         on_progress: Callable[[Progress], None],
         buffers: InputBuffers,
     ) -> None:
-        self._buffers = buffers
-        self._job, self._device, self._busy, self._canary, self._on_progress = job, device, busy, canary, on_progress
+        self._job, self._device, self._busy, self._canary = job, device, busy, canary
+        self._on_progress, self._buffers = on_progress, buffers
         self._is_compiled = job.spec.array.encoder.path == "folded" and job.config.encoder.compiles
         """Recorded, because bits may depend on it, and `encoder.compile: auto` depends on the machine."""
         self._shard = ExitStack()
@@ -71,11 +71,11 @@ class ShardSink:
         if before:
             before.result()  # if a write before failed, the shard is incomplete
         if self._commit and self._commit.done():
-            self._wait_for_commit()
+            self.finish()
         with self._busy.measured("writing"):
             self._append(batch, samples, None if null_NF is None else null_NF[0])
         if batch.stop == batch.planned.num_rows:
-            self._wait_for_commit()
+            self.finish()
             seconds = time.monotonic() - self._started
             self._commit = self._committer.submit(self._commit_shard, self._builder, self._shard.pop_all(), seconds)
         self._buffers.give_back(batch.buffer)
@@ -113,7 +113,8 @@ class ShardSink:
                 done = Progress(error.shard, mismatched=mismatched)
         self._on_progress(done)
 
-    def _wait_for_commit(self) -> None:
+    def finish(self) -> None:
+        """Wait for the running commit, if any, and raise its error."""
         if commit := self._commit:
             self._commit = None
             if self._canary:
@@ -121,9 +122,6 @@ class ShardSink:
                     self._canary.wait()
             with self._busy.measured("writing"):
                 commit.result()
-
-    def finish(self) -> None:
-        self._wait_for_commit()
 
     def close(self) -> None:
         """Finish a commit that has begun, and drop an incomplete shard."""

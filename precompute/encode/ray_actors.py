@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -149,8 +148,7 @@ class RayWorker:
     """The actor of a worker, which starts with it; Ray runs each call in a thread of its own."""
 
     def __init__(self, job: EncodeJob) -> None:
-        self._inbox, self._reports = Inbox(), dict[int, list[Progress]]()
-        self._ended = defaultdict[int, Future[None]](Future)
+        self._inbox, self._reports, self._ended = Inbox(), dict[int, list[Progress]](), dict[int, Future[None]]()
         self._running = ThreadPoolExecutor(1).submit(self._run, job)
 
     def _run(self, job: EncodeJob) -> None:
@@ -167,7 +165,7 @@ class RayWorker:
     def build(self, shard: int) -> list[Progress]:
         """Build a shard and return its reports, or raise the worker's error; Ray may repeat the call."""
         if shard not in self._reports:
-            self._reports[shard] = []
+            self._reports[shard], self._ended[shard] = [], Future()
             self._inbox.put(shard)
         wait([self._running, self._ended[shard]], return_when=FIRST_COMPLETED)
         if not self._ended[shard].done():

@@ -138,22 +138,6 @@ def test_decode_measures_speed_over_pillow_and_differences(measure, tmp_path):
     assert np.array_equal(decode.by_pillow(files, recipe), decode.by_build(files, recipe)), "the same work"
 
 
-def test_photographs_are_the_jpegs_of_a_folder_and_its_subfolders(capsys, tmp_path):
-    (tmp_path / "one").mkdir()
-    for name in ("b.jpg", "b.txt", "one/a.JPEG", "._b.jpg"):
-        (tmp_path / name).write_bytes(name.encode())
-    options = decode.option_parser().parse_args([f"--images={tmp_path}"])
-    assert photographs.jpegs_of(options) == [b"b.jpg", b"one/a.JPEG"]
-    (tmp_path / "empty").mkdir()
-    for more, named in (
-        ([f"--images={tmp_path}/empty"], f"{tmp_path}/empty"),
-        ([f"--images={tmp_path}", "--mosaic=2"], "2 images"),
-        (["--count=0"], "--count"),
-    ):
-        assert decode.main(more) == 2
-        assert named in capsys.readouterr().err
-
-
 # webdataset leaves its tars open for the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_every_rival_of_the_loader_delivers_each_latent_once(measure, folder, tmp_path_factory):
