@@ -150,10 +150,18 @@ OTHER_FIELDS = {
     "samples_per_shard": "--store.samples_per_shard 4",
     "store_format": "--store.format webdataset",
     "array.codec": "--store.codec zstd",
+    "array.dtype": "--store.dtype float32",
     "array.image.rule.sizes": "--image.height 40",
+    "array.image.rule.preset": "--image.fit crop",
     "array.image.resample": "--image.resample lanczos",
+    "array.image.range": "--image.range theworld",
+    "array.image.decode": "--image.decode reduced",
+    "array.image.flip": "--image.flip true",
+    "array.image.max_pixels": "--image.max_pixels 9999",
     "array.encoder.path": "--encoder.fold false",
+    "array.encoder.posterior": "--encoder.posterior moments",
     "array.encoder.compute_dtype": "--encoder.compute_dtype bfloat16",
+    "array.encoder.batch_size": "--encoder.batch_size 4",
 }
 
 
@@ -173,7 +181,7 @@ def test_a_refusal_is_one_line_that_names_what_is_wrong_and_makes_nothing(projec
 
 
 @pytest.mark.parametrize("field", OTHER_FIELDS)
-def test_another_field_of_the_recipe_is_refused_by_name(project, field):
+def test_every_field_of_the_recipe_is_refused_by_name(project, field):
     with project.untouched():
         said = project.do(f"build {OTHER_FIELDS[field]}", code=1)
     assert re.search(rf"^  {re.escape(field)}  ", said, re.MULTILINE)
