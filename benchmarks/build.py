@@ -216,14 +216,14 @@ def encoder_alone(feed: DeviceFeed, array: ArraySpec, batches: int = 60) -> floa
     """Return images per second through a build's feed to the device, with nothing else running."""
     buffer, ahead, batch_size = feed.buffers.take(array), deque[Encoding](), array.encoder.batch_size
     buffer[:] = np.random.default_rng(0).integers(0, 256, buffer.shape, np.uint8)
-    feed.encode(array, buffer, batch_size).samples()
+    feed.encode(array, buffer, batch_size)()
     started = time.monotonic()
     for _ in range(batches):
         ahead.append(feed.encode(array, buffer, batch_size))
         if len(ahead) == SLOTS:
-            ahead.popleft().samples()
+            ahead.popleft()()
     for each in ahead:
-        each.samples()
+        each()
     return batches * batch_size / (time.monotonic() - started)
 
 

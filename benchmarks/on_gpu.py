@@ -37,9 +37,9 @@ from precompute.encode.device_feed import feed_of
 from precompute.encode.tolerance import Difference
 from precompute.encoders.encoder_config import ComputeDtype
 from precompute.encoders.registry import load_encoder, load_reference
+from precompute.estimate import measure
 from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, placement_of
-from precompute.probe import measure
 
 PACKAGES = ("torch", "diffusers", "numpy", "pillow", "encode-once")
 DTYPES: tuple[ComputeDtype, ...] = ("float32", "bfloat16")

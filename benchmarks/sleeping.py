@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cache_store.format.array import ArraySpec, Size
 from precompute.encode import pipeline
-from precompute.encode.device_feed import StreamedFeed
+from precompute.encode.device_feed import CudaRuntime, StreamedFeed
 from precompute.encoders import own
 from precompute.encoders.encoder import Encoder
 from precompute.images.fit import unreduced
@@ -75,7 +75,7 @@ class SleepingFeed(StreamedFeed):
     def _prepare(self, array: ArraySpec) -> None:
         self._sleeping.samples = noise(array.encoder.batch_size, *array.shape)
         super()._prepare(array)
-        self._run, self._output = self._capture()  # of clips too, which a GPU would not capture
+        self._graph = self._capture()  # of clips too, which a GPU would not capture
 
 
 def feed_of(encoder: Encoder) -> StreamedFeed:
@@ -170,15 +170,20 @@ class Event:
         return (later.at - self.at) * 1e3
 
 
-class SleepingRuntime:
-    """A `Runtime` with the device that sleeps, which encodes while the process does other work."""
+class SleepingRuntime(CudaRuntime):
+    """A runtime with the device that sleeps, which encodes while the process does other work."""
 
     samples: Tensor
     """The noise that every batch gives."""
 
     def __init__(self) -> None:
-        self._device, self.current = Device(), Stream()
-        self.stream, self.event = Stream, partial(Event, self)
+        self._sleeper, self.current = Device(), Stream()
+
+    def stream(self) -> Stream:
+        return Stream()
+
+    def event(self) -> Event:
+        return Event(self)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -194,7 +199,7 @@ class SleepingRuntime:
 
     def capture(self, work: Callable[[], Tensor], stream: Stream) -> tuple[Callable[[], object], Tensor]:
         def replay() -> None:
-            stream.done_at = self._device.run(stream.done_at)
+            stream.done_at = self._sleeper.run(stream.done_at)
 
         return replay, self.samples
 

@@ -7,11 +7,8 @@ last line's share, because errors within one batch are not independent.
 
 import secrets
 import shlex
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from math import inf
 from typing import Any
 
 import msgspec
@@ -29,12 +26,11 @@ from cache_store.format.quantized import as_read, steps
 from cache_store.format.tables import CACHED
 from cache_store.messages import align_rows, counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Address
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
 from precompute.encode.batches import Batch, Decoders, decoded_batches
-from precompute.encode.tolerance import LIMITS, Difference, Limits, device_class, sample_units
-from precompute.encode.worker import ENCODER_THREADS
+from precompute.encode.tolerance import LIMITS, Difference, device_class, sample_units
+from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
 from precompute.inputs import Reader, make_reader
@@ -42,8 +38,6 @@ from precompute.recipe import recipe_of
 from precompute.sources.opening import open_source
 
 SEEDS = 2**32
-MOST_DRAWN = 2**17
-"""Most samples that are drawn if only time limits the draw; each is encoded with its batch."""
 CONFIDENCE = 0.95
 SHOWN_FINDINGS = 50
 
@@ -69,11 +63,9 @@ class AuditReport:
     device: str
     samples: int
     """Cached samples in the whole cache."""
-    asked: int
-    """Number of samples to draw."""
+    drawn: int
     limits: str = ""
     """The differences allowed beyond rounding, for the devices of the last batch."""
-    drawn: int = 0
     compared: int = 0
     """Samples compared: the whole batches of the drawn samples."""
     equal_bits: int = 0
@@ -108,10 +100,9 @@ class AuditReport:
             found.append("restore the original images, or build a new cache; changed images cannot go into this one")
         return found
 
-    def as_dict(self, error: str | None = None) -> dict[str, object]:
-        """Return the fields of a report file; `error` says why not all samples asked for were drawn."""
-        sound = error is None and not self.findings
-        return {"sound": sound, "error": error, **asdict(self), "statement": self.statement, "next": self.next_steps}
+    def as_dict(self) -> dict[str, object]:
+        fields = {**asdict(self), "statement": self.statement, "next": self.next_steps}
+        return {"sound": not self.findings, "error": None, **fields}
 
     def lines(self) -> list[str]:
         """Format the conditions, the findings, the statement, the next steps."""
@@ -130,7 +121,7 @@ class AuditReport:
 
 
 def audit(address: Address, config: AuditConfig) -> AuditReport:
-    """Compare a random draw of samples; after a signal, or when time is up, report the comparisons made so far.
+    """Compare a random draw of samples.
 
     Raises StaleError if the encoder is not the one that made the cache, CacheError if the cache is damaged or not
     sealed.
@@ -139,7 +130,7 @@ def audit(address: Address, config: AuditConfig) -> AuditReport:
     cache = open_cache(address)
     if not len(cache):
         raise CacheError(f"{cache.store} holds no cached sample; there is nothing to audit")
-    built, started = BuildConfig.of_cache(cache.store), time.monotonic()
+    built = BuildConfig.of_cache(cache.store)
     with advising_on_moved_paths(cache.store):
         source = open_source(built.source, built.media)
         wanted = replace(built.encoder, device=config.device or built.encoder.device)
@@ -151,97 +142,70 @@ def audit(address: Address, config: AuditConfig) -> AuditReport:
             f"{cache.store}: {changed}", differences, ["restore the encoder as it was and run the same command again"]
         )
     seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
-    order = draw(len(cache), config.num_samples or MOST_DRAWN, seed)
+    drawn = draw(len(cache), config.samples, seed)
     report = AuditReport(
         cache=str(cache.store),
         identity=cache.seal.identity,
         seed=seed,
         device=str(encoder.device),
         samples=len(cache),
-        asked=len(order),
+        drawn=len(drawn),
     )
-    planned = PlannedBatches(cache, make_reader(source, cache.spec.array, encoder.texts), report)
-    torch.set_num_threads(ENCODER_THREADS)
-    total = None if config.num_samples is None else len(order)
-    with (
-        Decoders(built.run.threads(1)) as pool,
-        stop_on_signals() as stop,
-        ProgressBar("audit", total, "sample") as bar,
-    ):
-        for batch in decoded_batches(planned.of(order), pool):
+    reader = make_reader(source, cache.spec.array, encoder.texts)
+    with Decoders(built.run.threads(1)) as pool, encoder_threads(), ProgressBar("audit", None, "sample") as bar:
+        for batch in decoded_batches(planned_batches(cache, reader, drawn), pool):
             batch.wait()
-            planned.compare(batch, encoder.encode(torch.from_numpy(batch.inputs)).cpu().numpy())
-            while report.drawn < report.asked and order[report.drawn] in planned.compared:
-                report.drawn += 1  # in draw order: the other samples of a batch do not count as drawn
-            bar.reach(report.drawn)
-            if stop.is_set() or time.monotonic() - started > (config.seconds or inf):
-                pool.shutdown(cancel_futures=True)
-                break
-    report.findings.sort(key=lambda each: each.row)
+            compare(cache, batch, encoder.encode(torch.from_numpy(batch.inputs)).cpu().numpy(), report)
+            bar.reach(report.compared)
     return report
 
 
-def draw(total: int, samples: int, seed: int) -> list[int]:
-    """Draw sample numbers in random order, each once."""
-    numbers: list[int] = np.random.default_rng(seed).choice(total, min(total, samples), replace=False).tolist()
-    return numbers
+def draw(total: int, samples: int, seed: int) -> np.ndarray:
+    """Draw sample numbers at random, each once, in order."""
+    return np.sort(np.random.default_rng(seed).choice(total, min(total, samples), replace=False))
 
 
-class PlannedBatches:
-    """The batches of a sealed cache's samples, and what became of them."""
+def planned_batches(cache: Cache, reader: Reader, drawn: np.ndarray) -> Iterator[Batch]:
+    """Yield the planned batches of the drawn samples, each once."""
+    size, shards = cache.spec.array.encoder.batch_size, cache.shards.shards_of(drawn)
+    columns = dict.fromkeys(["row", "id", "state", "conversations", "content_sha256", "status", *reader.columns])
+    for shard in np.unique(shards).tolist():
+        table = cache.shards.table(shard, [*columns])
+        numbers = numbers_of(cache, shard, table)
+        for start in np.unique(np.flatnonzero(np.isin(numbers, drawn)) // size * size).tolist():
+            yield Batch(reader, cache.spec, table, shard, start)
 
-    def __init__(self, cache: Cache, reader: Reader, report: AuditReport) -> None:
-        self._cache, self._reader, self._report = cache, reader, report
-        self._units = sample_units(cache.spec.array, cache.seal.array)
-        self._planned = lru_cache(maxsize=16)(self._read_planned)
-        self.compared = set[int]()
-        """Numbers of the samples that were compared."""
 
-    def of(self, drawn: Sequence[int]) -> Iterator[Batch]:
-        """Yield the batches of the drawn samples, each once, in the order of the draw."""
-        size, batched = self._cache.spec.array.encoder.batch_size, set[int]()
-        for number in drawn:
-            if number not in batched:
-                shard = int(self._cache.shards.shards_of(number))
-                table, numbers, _ = self._planned(shard)
-                start = int(np.flatnonzero(numbers == number)[0]) // size * size
-                batched.update(numbers[start : start + size].tolist())
-                yield Batch(self._reader, self._cache.spec, table, shard, start)
+def numbers_of(cache: Cache, shard: int, table: pa.Table) -> np.ndarray:
+    """Return the sample number of each planned row of a shard, -1 for rejected ones; CacheError for a damaged table."""
+    cached = np.array(table["status"].to_pylist()) == CACHED
+    is_whole = table["row"].to_pylist() == list(cache.spec.shard_rows(shard))
+    if not is_whole or cached.sum() != cache.shards.roll.cached[shard]:
+        raise CacheError(f"{samples_file(shard)} is damaged; run `cache-store verify {shlex.quote(str(cache.store))}`")
+    return np.where(cached, cache.shards.starts[shard] + np.cumsum(cached) - 1, -1)
 
-    def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray, Limits]:
-        """Read a shard's planned samples, their sample numbers, -1 for rejected ones, and its limits."""
-        shards, count, store = self._cache.shards, self._cache.shards.roll.cached[shard], self._cache.store
-        names = ["row", "id", "state", "conversations", "content_sha256", "status", *self._reader.columns]
-        table, record = shards.table(shard, [*dict.fromkeys(names)]), read_commit(store, shard)
-        cached = np.array(table["status"].to_pylist()) == CACHED
-        is_whole = table["row"].to_pylist() == list(self._cache.spec.shard_rows(shard)) and cached.sum() == count
-        if record is None or not is_whole:
-            broken = f"{samples_file(shard)} is damaged" if record else f"{commit_file(shard)} is missing"
-            raise CacheError(f"{broken}; run `cache-store verify {shlex.quote(str(store))}`")
-        numbers = np.full(table.num_rows, -1, np.int64)
-        numbers[cached] = np.arange(shards.starts[shard], shards.ends[shard])
-        kind = self._cache.spec.array.encoder.compute_dtype, device_class(record.run.device, self._report.device)
-        return table, numbers, LIMITS[kind]
 
-    def compare(self, batch: Batch, encoded: np.ndarray) -> None:
-        """Compare every cached sample of the batch with its new latent, float32."""
-        report, samples, outcomes = self._report, batch.samples.to_pylist(), batch.wait()
-        _, numbers, limits = self._planned(batch.shard)
-        numbers = numbers[batch.start : batch.stop]
-        places = np.flatnonzero(numbers >= 0)
-        pairs = zip(self._cache.read(numbers[places]), as_read(encoded[places], batch.array.dtype), strict=True)
-        for place, (stored, rounded) in zip(places.tolist(), pairs, strict=True):
-            sample, kind, problem = samples[place], "image", source_problem(samples[place], outcomes[place])
-            if problem is None:
-                largest, beyond = difference_of(stored, rounded, batch.array.dtype, self._units)
-                report.worst = max(report.worst, largest)
-                report.equal_bits += stored.tobytes() == rounded.tobytes()
-                if not limits.admit(beyond):
-                    kind, problem = "latent", f"its latent differs by {beyond}; the limit is {limits}"
-            if problem is not None:
-                report.findings.append(Finding(batch.shard, sample["row"], sample["id"], kind, problem))
-        report.compared, report.limits = report.compared + len(places), str(limits)
-        self.compared.update(numbers[places].tolist())
+def compare(cache: Cache, batch: Batch, encoded: np.ndarray, report: AuditReport) -> None:
+    """Compare every cached sample of the batch with its new latent, float32."""
+    numbers = numbers_of(cache, batch.shard, batch.planned)[batch.start : batch.stop]
+    if (record := read_commit(cache.store, batch.shard)) is None:
+        missing = f"{commit_file(batch.shard)} is missing"
+        raise CacheError(f"{missing}; run `cache-store verify {shlex.quote(str(cache.store))}`")
+    kind = cache.spec.array.encoder.compute_dtype, device_class(record.run.device, report.device)
+    limits, units = LIMITS[kind], sample_units(cache.spec.array, cache.seal.array)
+    samples, outcomes, places = batch.samples.to_pylist(), batch.wait(), np.flatnonzero(numbers >= 0)
+    pairs = zip(cache.read(numbers[places]), as_read(encoded[places], batch.array.dtype), strict=True)
+    for place, (stored, rounded) in zip(places.tolist(), pairs, strict=True):
+        sample, kind_of, problem = samples[place], "image", source_problem(samples[place], outcomes[place])
+        if problem is None:
+            largest, beyond = difference_of(stored, rounded, batch.array.dtype, units)
+            report.worst = max(report.worst, largest)
+            report.equal_bits += stored.tobytes() == rounded.tobytes()
+            if not limits.admit(beyond):
+                kind_of, problem = "latent", f"its latent differs by {beyond}; the limit is {limits}"
+        if problem is not None:
+            report.findings.append(Finding(batch.shard, sample["row"], sample["id"], kind_of, problem))
+    report.compared, report.limits = report.compared + len(places), str(limits)
 
 
 def source_problem(sample: dict[str, Any], outcome: Outcome) -> str | None:

@@ -45,8 +45,6 @@ class Recaptioned:
     """Samples with other texts or extra columns than before."""
     extra: tuple[str, ...]
     """Names of the extra columns now."""
-    dropped: tuple[str, ...]
-    """Names of those that there were before alone."""
     kept: int
     """Samples that the source lacks, which keep their texts."""
     shards: int
@@ -130,15 +128,13 @@ def recaption(store: Store, spec: Spec, listing: ListedParts, *, keep_missing: b
     if stale:
         store.delete(SEAL_FILE)  # the samples of a sealed cache are those of its texts
     texts = [each for _, each in sorted(written.items())]
-    earlier = (
-        [each for _, each in sorted(held.items())] if held.keys() == written.keys() else []
-    )  # of all parts or none
-    dropped = [name for name in (plan.extra if held else ()) if name not in extra]
+    is_whole = held.keys() == written.keys()
+    earlier = [each for _, each in sorted(held.items())] if is_whole else []
     if texts != earlier:
         put_in_force(store, texts, earlier)
         store.make_durable(TEXTS_FILE)
     clear_leftovers(store, spec)
-    return Recaptioned(changed=changed, extra=tuple(extra), dropped=tuple(dropped), kept=missing.total, shards=stale)
+    return Recaptioned(changed=changed, extra=tuple(extra), kept=missing.total, shards=stale)
 
 
 def has_texts(plan: Plan) -> bool:
@@ -159,7 +155,6 @@ def texts_of(found: Found, before: pa.Table) -> pa.Table:
 
 
 def changed_ids(before: pa.Table, now: pa.Table) -> pa.ChunkedArray:
-    """Return the ids of rows that differ."""
     if before.equals(now):
         return before["id"].slice(0, 0)
     pairs = zip(before.to_pylist(), now.to_pylist(), strict=True)

@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from cache_store.errors import ConfigError, Interrupted
+from cache_store.errors import ConfigError
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program, drop_options
 from cache_store.program.output_file import ReportFile
-from cache_store.storage.daemon_threads import STOP_REQUEST
 from precompute.build.request import BuildRequest
 from precompute.config import (
     AuditConfig,
@@ -39,7 +38,7 @@ EXAMPLES = """\
   precompute texts --source data/cc3m --cache data/text --of SDXL --model M
   precompute captions data/cc3m                       the captions have changed
   precompute repair data/cc3m --report report.json    rebuild damaged shards
-  precompute audit data/cc3m --seconds 600            encode some again, compare
+  precompute audit data/cc3m --samples 1000           encode some again, compare
   precompute gallery data/cc3m --decode               look at it
 """
 
@@ -174,7 +173,6 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
 
 
 def request_of(arguments: Any) -> BuildRequest:
-    """Make the request for a `build` or a `plan`."""
     return BuildRequest(
         new_samples="append" if arguments.extend else "refuse",
         retry_rejected=arguments.retry_rejected,
@@ -198,9 +196,8 @@ def captions_command(arguments: Any) -> int:
     print(f"other texts for {counted(done.changed.total, 'sample')}{names}; every latent stays")
     if done.kept:
         print(f"{counted(done.kept, 'sample')} that the source lacks kept their texts")
-    for what, columns in (("columns", done.extra), ("columns that are no more", done.dropped)):
-        if columns:
-            print(f"{what}: {', '.join(columns)}")
+    if done.extra:
+        print(f"columns: {', '.join(done.extra)}")
     log_result(f"read the texts of {arguments.cache}", captions={"changed": done.changed.total, "shards": done.shards})
     if done.shards:
         print(f"next: the `precompute build` of this cache, which encodes {counted(done.shards, 'shard')} again")
@@ -211,22 +208,18 @@ def estimate_command(arguments: Any) -> int:
     """Measure how long a build would take here and when its cache pays off; exit 1 if it would not fit."""
     config = arguments.config.prepared()
     refuse_unfit_size(config)
-    from precompute.estimate import estimate_lines, training_speed
-    from precompute.probe import measure
-
-    speed = training_speed(config)
+    from precompute.estimate import estimate_lines, measure
 
     found = measure(config)
-    print(*estimate_lines(config, found, speed), sep="\n")
+    print(*estimate_lines(config, found), sep="\n")
     return 0 if found.fits else 1
 
 
 def repair_command(arguments: Any) -> int:
-    """Rebuild damaged shards to the same bytes, and reseal; exit 1 while a stray file of the report is there."""
-    from precompute.repair import refuse_strays, repair
+    """Rebuild damaged shards to the same bytes, and reseal."""
+    from precompute.repair import repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
-    refuse_strays(arguments.cache, arguments.config)
     return 0
 
 
@@ -241,13 +234,8 @@ def audit_command(arguments: Any) -> int:
 
     with ReportFile("precompute audit", config.report, arguments.cache, failed) as out:
         report = audit(arguments.cache, config)
-        left = None
-        if STOP_REQUEST.is_set() and report.drawn < report.asked:
-            left = f"{report.drawn} of {report.asked} samples compared; --seed repeats the same draw"
-        out.result = report.as_dict(left)
+        out.result = report.as_dict()
         print(*report.lines(), sep="\n")
-    if left is not None:
-        raise Interrupted(left)
     return 1 if report.findings else 0
 
 

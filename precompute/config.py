@@ -72,7 +72,7 @@ class RunConfig:
 
     engine: Literal["local", "ray"] = "local"
     """local: worker processes on this machine. ray: workers on every node of the Ray cluster at RAY_ADDRESS (HOST:PORT,
-    or auto for one that runs here); if that is not set, Ray is started on this machine only."""
+    or auto for one that runs here)."""
     workers: int | Literal["auto"] = "auto"
     """Processes, each with its own encoder. auto: up to four per GPU, by its cores and memory, or one for every two CPU
     cores. With Ray, a number is the maximum, and auto uses all nodes that the cluster has or gains."""
@@ -309,9 +309,7 @@ class EstimateConfig(BuildConfig):
     seconds: float = 60.0
     """Seconds to measure, without the time to list the samples and load the encoder."""
     samples_per_s: float | None = option("--samples-per-s NUMBER")
-    """Samples per second of a training that need not encode; default: as in --run, else three speeds are shown."""
-    training_run: str | None = option("--run RUN")
-    """Output folder of a `trainer train` run from a cache; its metrics give the samples per second."""
+    """Samples per second of a training that need not encode, as `trainer train` prints; default: three speeds."""
     gpus: int = 1
     """GPUs that share the training; each encodes its share of a batch."""
     epochs: float | None = None
@@ -320,34 +318,21 @@ class EstimateConfig(BuildConfig):
     """Read speed of the cache in MB/s; 200 is a slow network disk."""
     dollars_per_gpu_hour: float | None = option("--dollars-per-gpu-hour NUMBER")
     """Price of a GPU-hour."""
-    dollars_per_gb_month: float | None = option("--dollars-per-gb-month NUMBER")
-    """Price of storing one GB for a month."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("seconds", "samples_per_s", "gpus", "epochs", "read_mb_per_s"):
+        for name in ("seconds", "samples_per_s", "gpus", "epochs", "read_mb_per_s", "dollars_per_gpu_hour"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ConfigError(f"{name} must be more than 0, got {value}")
-        for name in ("dollars_per_gpu_hour", "dollars_per_gb_month"):
-            if (value := getattr(self, name)) is not None and not value >= 0:
-                raise ConfigError(f"{name} must be at least 0, got {value}")
-        if self.training_run is not None and self.samples_per_s is not None:
-            raise ConfigError("--run and --samples-per-s both set the speed of training; leave one out")
-
-
-SAMPLES_DRAWN = 300
-"""Samples that an audit draws by default; 299 samples without a fault bound the faulty share below 1 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
     """Encode a random draw of a cache's samples again and compare; exit 1 if any differs or its image changed."""
 
-    samples: int | None = None
-    """Samples to draw; each is encoded with its whole planned batch. Default: 300, unless a time is given; if none of
-    300 differs, fewer than 1 % of all samples do (95 % confidence)."""
-    seconds: float | None = None
-    """Stop after this many seconds, or when all samples are drawn; with --samples too, whichever comes first."""
+    samples: int = 300
+    """Samples to draw; each is encoded with its whole planned batch. If none of 300 differs, fewer than 1 % of all
+    samples do (95 % confidence)."""
     seed: int | None = None
     """Seed of the draw, to repeat it; chosen at random and printed if not given."""
     device: str | None = None
@@ -359,13 +344,6 @@ class AuditConfig:
         for name, smallest in (("samples", 1), ("seed", 0)):
             if (value := getattr(self, name)) is not None and value < smallest:
                 raise ConfigError(f"{name} must be at least {smallest}, got {value}")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
-
-    @property
-    def num_samples(self) -> int | None:
-        """Number of samples to draw; None if only time limits the draw."""
-        return SAMPLES_DRAWN if self.samples is None and self.seconds is None else self.samples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,6 @@ class LocalFiles(Images):
 
 
 def refuse_unknown_recipe(image: ImageRecipe) -> None:
-    """Raise ConfigError if this version does not know a cache's image recipe."""
     known = ImageRecipe(rule=image.rule, **{name: getattr(image, name) for name in (*RECIPE_FIELDS, "clip")})
     is_known = image.rule.preset in PLACES and image.resample in RESAMPLING and image.range in PIXEL_RANGES
     if known != image or not is_known or image.decode not in ("full", "reduced"):
@@ -96,7 +95,6 @@ def refuse_unknown_recipe(image: ImageRecipe) -> None:
 
 
 def refuse_wrong_model(array: ArrayRecipe, encoder: Encoder, model: str) -> None:
-    """Raise StaleError, with a table, if the model is not the one that made the array."""
     if differences := differences_between(msgspec.to_builtins(array.encoder), msgspec.to_builtins(encoder.identity)):
         refuse(f"{model} is not the encoder that made the cache", differences, ["give the model that made it"])
 
@@ -130,7 +128,6 @@ def encode_same_size(encoder: Encoder, array: ArraySpec, frames: Sequence[Frames
 
 @contextmanager
 def encoder_threads() -> Iterator[None]:
-    """Give torch the number of threads that a build gives its encoder."""
     before = torch.get_num_threads()
     torch.set_num_threads(ENCODER_THREADS)
     try:

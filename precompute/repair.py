@@ -5,16 +5,16 @@ from pathlib import Path
 
 import msgspec
 
-from cache_store.cache.metadata import read_seal, read_spec, refuse_no_cache
+from cache_store.cache.metadata import refuse_no_cache
 from cache_store.errors import CacheError, ConfigError
 from cache_store.log import log_info
-from cache_store.messages import abridge, counted, shell_word
+from cache_store.messages import abridge, counted
 from cache_store.program.running import usable_cores
 from cache_store.storage.local import LocalStore
-from cache_store.storage.store import Address, is_url, open_store, with_listing
-from cache_store.verify.findings import SHOWN, Report, as_text
+from cache_store.storage.store import Address, open_store
+from cache_store.verify.findings import Report
 from cache_store.verify.scope import Level
-from cache_store.verify.verify import stray_findings, verify
+from cache_store.verify.verify import verify
 from precompute.build.request import BuildRequest
 from precompute.build.steps import build
 from precompute.build.write import Summary
@@ -28,8 +28,7 @@ def repair(cache: Address, config: RepairConfig) -> Summary:
     """Rebuild damaged shards with the source and encoder recorded in the cache, and reseal.
 
     Raises StaleError, and touches nothing, if source or encoder changed, or keeps the old shards if rebuilt ones
-    differ; Interrupted after a signal (run the same repair again to resume); CacheError if stray files that the report
-    names are still there at the end, because no repair deletes them.
+    differ; Interrupted after a signal (run the same repair again to resume). No stray file is deleted.
     """
     refuse_no_cache(open_store(cache))
     report = read_report(Path(config.report).expanduser()) if config.report else None
@@ -68,19 +67,3 @@ def still_damaged(cache: Address, report: Report) -> set[int]:
 def damaged_shards(report: Report) -> set[int]:
     """Return the damaged shards that a report names; uncommitted ones are found without it."""
     return {each.shard for each in report.findings if each.kind != "uncommitted" and each.shard is not None}
-
-
-def refuse_strays(cache: Address, config: RepairConfig) -> None:
-    """Raise CacheError if stray files that the report names are still there: no repair deletes them."""
-    report, store = read_report(Path(config.report).expanduser()) if config.report else None, open_store(cache)
-    if not report or not (reported := {each.file for each in report.findings if each.kind == "stray"}):
-        return
-    strays = stray_findings(with_listing(store), read_spec(store), read_seal(store))
-    if left := [each.file for each in strays if as_text(each.file) in reported]:
-        named = " ".join(shell_word(store.where(name)) for name in left[:SHOWN])
-        more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
-        command = "delete:\n  " if is_url(cache) else "run:\n  rm -r -- "
-        raise CacheError(
-            f"all is mended but for {counted(len(left), 'stray')} of the report, which no command deletes; unless a "
-            f"build is running, {command}{named}{more}"
-        )

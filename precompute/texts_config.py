@@ -120,5 +120,4 @@ def write_configs(builds: Mapping[str, BuildConfig], folder: Path) -> list[Path]
 
 
 def preset_lines() -> list[str]:
-    """List each model of `of` with the names of its encoders, for the help."""
     return [f"  {model:<14}  {', '.join(encoders)}" for model, encoders in PRESETS.items()]

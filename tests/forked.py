@@ -16,7 +16,7 @@ FORKED.set_forkserver_preload(
         "pandas",  # pyarrow imports it, where it is installed, for the first table
         "tests.guarantees.programs",
         "precompute.build.steps",
-        "precompute.encoders.vaes.wan",
+        "precompute.encoders.vaes.families",
         "trainer.train",
         "transformers.models.auto.tokenization_auto",
         "transformers.models.gemma3.modeling_gemma3",

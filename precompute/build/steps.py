@@ -50,10 +50,11 @@ from precompute.build.write import (
     write_metadata,
 )
 from precompute.config import BuildConfig
-from precompute.encode.launchers import encoder_of_worker, refuse_unreachable_workers
+from precompute.encode.launchers import encoder_of_worker
 from precompute.encode.pipeline import library_versions
 from precompute.encode.progress import Encoded
 from precompute.encode.rank import Rank
+from precompute.encode.ray_actors import refuse_unreachable_workers
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
 from precompute.sources.opening import open_source

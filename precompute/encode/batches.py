@@ -156,10 +156,6 @@ class Batch:
         """RGB in [0, 1] at the preview's cells, float32 [N, h, w, 3]; None if the array has no preview."""
         return None if self.rgb_Nhw3 is None else self.rgb_Nhw3.astype(np.float32) / 255.0
 
-    @property
-    def is_ready(self) -> bool:
-        return all(piece.done() for piece in self._pieces)
-
     def wait(self) -> list[Outcome]:
         """Wait until the batch is read; return the outcome of each sample, in row order."""
         for piece in reversed(self._pieces):  # the last piece first, so that this thread wakes up only once

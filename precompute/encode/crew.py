@@ -28,15 +28,6 @@ HOST_BYTES = 4 * 2**30
 """Main memory of a worker: torch and CUDA, its batches, and for a minute the canary's weights."""
 
 
-@dataclass(frozen=True)
-class Crew:
-    """Workers of one build on this machine."""
-
-    workers: int
-    sharing: int
-    """Number of such workers that share the machine's cores, including those on GPUs of other ranks."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The resources that decide how many workers there are."""
@@ -48,41 +39,37 @@ class Machine:
     gpu_bytes: int
     """Free memory of each GPU."""
 
-    def workers_a_gpu(self, batch_pixels: int, *, is_float32: bool) -> int:
-        """Return how many workers a GPU gets: as many as cores and memory allow, from 1 to WORKERS_A_GPU."""
-        needed = CONTEXT_BYTES + batch_pixels * BYTES_A_PIXEL * (2 if is_float32 else 1)
-        by_cores = self.cores // self.gpus // CORES_A_WORKER
-        by_host = self.host_bytes // self.gpus // HOST_BYTES
-        return max(1, min(WORKERS_A_GPU, by_cores, by_host, self.gpu_bytes // needed))
 
+def crew_of(config: BuildConfig, shards: int) -> tuple[int, int]:
+    """Choose the number of workers, at most one per shard; also return how many share the machine's cores.
 
-def crew_of(config: BuildConfig, shards: int) -> Crew:
-    """Choose the number of workers, at most one per shard."""
-    device = config.encoder.torch_device
+    The latter include those on GPUs of other ranks.
+    """
+    device, most = config.encoder.torch_device, max(1, shards)
+    if config.run.workers != "auto":
+        workers = min(config.run.workers, most)
+        return workers, workers
     if device.type == "cuda":
-        return crew_on_gpus(config, shards, measure_machine(device))
-    wanted = config.run.workers
-    workers = max(1, torch.get_num_threads() // ENCODER_THREADS) if wanted == "auto" else wanted
-    workers = min(workers, max(1, shards))
-    return Crew(workers, workers)
+        return crew_on_gpus(config, most, measure_machine(device))
+    workers = min(max(1, torch.get_num_threads() // ENCODER_THREADS), most)
+    return workers, workers
 
 
-def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
+def crew_on_gpus(config: BuildConfig, most: int, machine: Machine) -> tuple[int, int]:
     """Choose the workers for the GPUs that the process sees, or for the one that the config names.
 
     Each GPU of the machine gets its share of the cores.
     """
-    most = max(1, shards)
-    if config.run.workers != "auto":
-        workers = min(config.run.workers, most)
-        return Crew(workers, workers)
     used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
-    if config.encoder.reads_text or config.clip.is_on:  # one worker keeps a GPU busy, and takes much of its memory
-        return Crew(min(used, most), machine.gpus)
+    if config.kind != "image":  # one worker keeps a GPU busy with texts or a clip, and takes much of its memory
+        return min(used, most), machine.gpus
     batch_pixels = config.encoder.batch_size * most_pixels(config.image.rule)
-    a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")
+    needed = CONTEXT_BYTES + batch_pixels * BYTES_A_PIXEL * (2 if config.encoder.compute_dtype == "float32" else 1)
+    by_cores = machine.cores // machine.gpus // CORES_A_WORKER
+    by_host = machine.host_bytes // machine.gpus // HOST_BYTES
+    a_gpu = max(1, min(WORKERS_A_GPU, by_cores, by_host, machine.gpu_bytes // needed))
     workers = min(used * a_gpu, most)
-    return Crew(workers, -(-workers // used) * machine.gpus)
+    return workers, -(-workers // used) * machine.gpus
 
 
 def measure_machine(device: torch.device) -> Machine:

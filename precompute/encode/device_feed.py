@@ -10,8 +10,7 @@ import queue
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,35 +32,10 @@ WARM_UPS = 2
 """Runs before a capture: in the first ones, libraries allocate memory and choose algorithms."""
 
 
-class Encoding(Protocol):
-    """A batch given to the device."""
-
-    def samples(self) -> tuple[np.ndarray, float]:
-        """Wait for the samples, float32 [N, *shape], and the seconds that the device worked on them. Call it once."""
-
-
-class DeviceFeed(Protocol):
-    """Gives batches to an encoder on its device."""
-
-    buffers: InputBuffers
-    """Memory from which the device takes pixels, or tokens."""
-
-    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> Encoding:
-        """Give the device the first `count` inputs of a buffer; it is free once the samples have arrived.
-
-        `array` says what their samples are. One thread calls this, and another one must take the samples.
-        """
-
-
-@dataclass(frozen=True)
-class DoneEncoding:
-    """A batch whose samples have arrived."""
-
-    values: Tensor
-    seconds: float = 0.0
-
-    def samples(self) -> tuple[np.ndarray, float]:
-        return self.values.cpu().numpy(), self.seconds
+Encoding = Callable[[], tuple[np.ndarray, float]]
+"""A batch given to the device. Call it once: it waits for the samples, float32 [N, *shape], and the seconds that the
+device worked on them.
+"""
 
 
 class DirectFeed:
@@ -70,30 +44,16 @@ class DirectFeed:
     def __init__(self, encoder: Encoder) -> None:
         self._encoder, self.buffers = encoder, InputBuffers(make_buffer)
 
-    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> DoneEncoding:
+    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> Encoding:
         started = time.monotonic()
-        values = self._encoder.encode(torch.from_numpy(buffer[:count]))
-        return DoneEncoding(values, time.monotonic() - started)
-
-
-class Runtime(Protocol):
-    """A device with streams; streams and events are torch's."""
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
-
-    def on_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
-
-    def stream(self) -> Any: ...
-
-    def event(self) -> Any: ...
-
-    def within(self, stream: Any) -> AbstractContextManager[Any]: ...
-
-    def capture(self, work: Callable[[], Tensor], stream: Any) -> tuple[Callable[[], object], Tensor]:
-        """Capture the work; return what runs it again, and the tensor that then holds its result."""
+        values = self._encoder.encode(torch.from_numpy(buffer[:count])).cpu().numpy()
+        seconds = time.monotonic() - started
+        return lambda: (values, seconds)
 
 
 class CudaRuntime:
+    """A GPU with streams."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -113,6 +73,7 @@ class CudaRuntime:
         return torch.cuda.stream(stream)
 
     def capture(self, work: Callable[[], Tensor], stream: Any) -> tuple[Callable[[], object], Tensor]:
+        """Capture the work; return what runs it again, and the tensor that then holds its result."""
         with self.within(stream):
             for _ in range(WARM_UPS):
                 work()
@@ -126,41 +87,26 @@ class CudaRuntime:
 class Slot:
     """Memory for one batch: inputs on the device, samples there, and samples in pinned memory."""
 
-    def __init__(self, runtime: Runtime, inputs: tuple[int, ...], dtype: torch.dtype, samples: tuple[int, ...]) -> None:
-        self.inputs = runtime.on_device(inputs, dtype)
+    def __init__(self, runtime: CudaRuntime, inputs: Tensor, samples: tuple[int, ...]) -> None:
+        self.inputs = runtime.on_device(tuple(inputs.shape), inputs.dtype)
         self.samples, self.result = runtime.on_device(samples, torch.float32), runtime.pinned(samples, torch.float32)
         self.uploaded, self.began, self.encoded, self.downloaded = (runtime.event() for _ in range(4))
-
-
-@dataclass(frozen=True)
-class StreamedEncoding:
-    """A batch in a slot; `samples` frees the slot."""
-
-    slot: Slot
-    count: int
-    free: "queue.SimpleQueue[Slot]"
-
-    def samples(self) -> tuple[np.ndarray, float]:
-        slot = self.slot
-        slot.downloaded.synchronize()
-        values, seconds = slot.result[: self.count].numpy().copy(), slot.began.elapsed_time(slot.encoded) / 1e3
-        self.free.put(slot)
-        return values, seconds
 
 
 class StreamedFeed:
     """Feeds a device through streams; `encode` waits while all slots are in use.
 
-    Slots and the captured graph are those of one size; for a batch of another one, they are made anew.
+    Slots and the captured graph are those of one size; for a batch of another one, they are made anew. One thread calls
+    `encode`, and another one must take the samples.
     """
 
-    def __init__(self, encoder: Encoder, runtime: Runtime) -> None:
+    def __init__(self, encoder: Encoder, runtime: CudaRuntime) -> None:
         self._encoder, self._runtime = encoder, runtime
         self.buffers = InputBuffers(self._pinned_buffer)
         self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
         self._array: ArraySpec | None = None
-        self._run: Callable[[], object] = do_nothing
-        self._output: Tensor | None = None
+        self._graph: tuple[Callable[[], object], Tensor] | None = None
+        """What runs the captured work again, and the tensor that then holds its result."""
         self._free = queue.SimpleQueue[Slot]()
 
     def _pinned_buffer(self, array: ArraySpec) -> Inputs:
@@ -173,16 +119,16 @@ class StreamedFeed:
             for _ in range(SLOTS):
                 self._free.get()
         self._array, shape, (_, kind, self._filler) = array, batch_shape(array), inputs_of(array)
-        self._run, self._output = do_nothing, None  # free the old graph's memory before the new one takes its own
+        self._graph = None  # free the old graph's memory before the new one takes its own
         self._input = self._runtime.on_device(shape, torch_dtype(kind))
         self._input.fill_(self._filler)
         if self._encoder.is_captured:
-            self._run, self._output = self._capture()
+            self._graph = self._capture()
         for _ in range(SLOTS):
-            self._free.put(Slot(self._runtime, shape, torch_dtype(kind), (len(self._input), *array.shape)))
+            self._free.put(Slot(self._runtime, self._input, (len(self._input), *array.shape)))
 
-    def _capture(self) -> tuple[Callable[[], object], Tensor | None]:
-        """Capture the encoder's work as a graph; if that fails, warn and return no output tensor."""
+    def _capture(self) -> tuple[Callable[[], object], Tensor] | None:
+        """Capture the encoder's work as a graph; warn if that fails."""
         try:
             return self._runtime.capture(lambda: self._encoder.encode(self._input), self._compute)
         except RuntimeError as error:
@@ -190,9 +136,20 @@ class StreamedFeed:
             log_warning(
                 f"the encoder's work cannot be captured as a CUDA graph; each batch launches it anew: {problem}"
             )
-            return do_nothing, None
+            return None
 
-    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> StreamedEncoding:
+    def _encoded(self) -> Tensor:
+        if self._graph is None:
+            return self._encoder.encode(self._input)
+        replay, output = self._graph
+        replay()
+        return output
+
+    def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> Encoding:
+        """Give the device the first `count` inputs of a buffer; it is free once the samples have arrived.
+
+        `array` says what their samples are.
+        """
         if array != self._array:
             self._prepare(array)
         slot, within = self._free.get(), self._runtime.within
@@ -204,22 +161,27 @@ class StreamedFeed:
             self._compute.wait_event(slot.uploaded)
             slot.began.record()
             self._input.copy_(slot.inputs)
-            self._run()
-            slot.samples.copy_(self._encoder.encode(self._input) if self._output is None else self._output)
+            slot.samples.copy_(self._encoded())
             slot.encoded.record()
         with within(self._download):
             self._download.wait_event(slot.encoded)
             slot.result.copy_(slot.samples, non_blocking=True)
             slot.downloaded.record()
-        return StreamedEncoding(slot, count, self._free)
 
+        def samples() -> tuple[np.ndarray, float]:
+            slot.downloaded.synchronize()
+            values, seconds = slot.result[:count].numpy().copy(), slot.began.elapsed_time(slot.encoded) / 1e3
+            self._free.put(slot)
+            return values, seconds
 
-def do_nothing() -> None:
-    """Stand in for a graph."""
+        return samples
 
 
 def torch_dtype(kind: type[np.integer[Any]]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, kind)).dtype
+
+
+DeviceFeed = DirectFeed | StreamedFeed
 
 
 def feed_of(encoder: Encoder) -> DeviceFeed:

@@ -18,9 +18,6 @@ REMEDIES: dict[Part, str] = {
 }
 """Advice by slowest part; the check of a device is made once, so that it holds no long build back."""
 
-IN_FLOAT32 = ", or a cache of encoder.compute_dtype: bfloat16"
-"""Added to the advice for encoding in float32."""
-
 
 def slowest(seconds: Mapping[Part, float]) -> Part | None:
     """Return the part that was busy for the longest time, except checking; None if no part was."""

@@ -17,24 +17,16 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals
 from cache_store.storage.daemon_threads import POLL_S
-from precompute.config import BuildConfig
-from precompute.encode.coordinator import GRACE_S, Event, coordinate
-from precompute.encode.crew import Crew, crew_of
+from precompute.encode.crew import crew_of
 from precompute.encode.job import EncodeJob
-from precompute.encode.ray_actors import refuse_unreachable_cluster, run_on_ray
-from precompute.encode.worker import Inbox, Report, run_worker, start_worker
+from precompute.encode.ray_actors import run_on_ray
+from precompute.encode.worker import GRACE_S, Event, Inbox, Report, coordinate, run_worker, start_worker
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.sources.images import Source
 
 STOP = -1
 """Sent to a worker in place of a shard: drop the unfinished shards and end."""
-
-
-def refuse_unreachable_workers(config: BuildConfig) -> None:
-    """Raise EncodeOnceError or ConfigError before planning if workers could not start after it."""
-    if config.run.engine == "ray":
-        refuse_unreachable_cluster()
 
 
 def run_workers(job: EncodeJob, source: Source, encoder: Encoder, report: Report) -> None:
@@ -45,11 +37,12 @@ def run_workers(job: EncodeJob, source: Source, encoder: Encoder, report: Report
     if job.config.run.engine == "ray":
         run_on_ray(job, report)
         return
-    crew = crew_of(job.config, len(job.shards))
-    if crew.workers == 1:
-        run_worker(job, source, encoder, [job.shards], job.config.run.threads(crew.sharing), report)
+    workers, sharing = crew_of(job.config, len(job.shards))
+    threads = job.config.run.threads(sharing)
+    if workers == 1:
+        run_worker(job, source, encoder, [job.shards], threads, report)
     else:
-        coordinate(job, Processes(job, crew), report)
+        coordinate(job, Processes(job, workers, threads), report)
 
 
 class Processes:
@@ -59,18 +52,16 @@ class Processes:
     a warning about those if this process is killed.
     """
 
-    def __init__(self, job: EncodeJob, crew: Crew) -> None:
+    def __init__(self, job: EncodeJob, workers: int, threads: int) -> None:
         self._processes: dict[Connection, BaseProcess] = {}
-        self._ready = set[Connection]()
-        """Pipes of workers that may have a shard; a kill would leave it half written."""
         # Spawned, not forked: loading an encoder may initialise CUDA, which a forked child then cannot use.
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # spawning would start it in the block below, and that lets signals through
         with hold_stop_signals():
-            for index in range(crew.workers):
+            for index in range(workers):
                 ours, theirs = context.Pipe()
                 config = replace(job.config, encoder=encoder_of_worker(job.config.encoder, index))
-                arguments = (replace(job, config=config), crew.sharing, theirs)
+                arguments = (replace(job, config=config), threads, theirs)
                 process = context.Process(target=run_process, args=arguments, name=f"worker-{index}", daemon=True)
                 process.start()
                 self._processes[ours] = process
@@ -85,7 +76,6 @@ class Processes:
                 raise death_of(self._processes[pipe]) from None
             if isinstance(event, Exception):
                 raise event
-            self._ready.add(pipe)
             yield pipe, event
 
     def give(self, worker: Connection, shard: int) -> None:
@@ -93,12 +83,9 @@ class Processes:
             worker.send(shard)
 
     def end(self) -> None:
-        """Let ready workers drop their unfinished shards and end; kill the others, and any that outlast GRACE_S."""
-        for pipe, process in self._processes.items():
-            if pipe in self._ready:
-                self.give(pipe, STOP)
-            else:
-                process.kill()
+        """Let workers drop their unfinished shards and end; kill those that outlast GRACE_S."""
+        for pipe in self._processes:
+            self.give(pipe, STOP)
         pipes, deadline = [*self._processes], time.monotonic() + GRACE_S
         while pipes and time.monotonic() < deadline:  # a full pipe would keep a worker from ending
             for pipe in receivable(pipes, POLL_S):
@@ -107,7 +94,6 @@ class Processes:
                 except (EOFError, OSError):
                     pipes.remove(pipe)
         for process in self._processes.values():
-            process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
 
@@ -118,7 +104,6 @@ def receivable(pipes: list[Connection], timeout_s: float) -> list[Connection]:
 
 
 def death_of(process: BaseProcess) -> EncodeOnceError:
-    """Return the error of a worker that ended without being told."""
     process.join()
     why = " (killed, often because memory ran out)" if process.exitcode == -signal.SIGKILL else ""
     return EncodeOnceError(
@@ -127,7 +112,7 @@ def death_of(process: BaseProcess) -> EncodeOnceError:
     )
 
 
-def run_process(job: EncodeJob, sharing: int, pipe: Connection) -> None:
+def run_process(job: EncodeJob, threads: int, pipe: Connection) -> None:
     """Run a worker in this process until it is told to stop, or its parent is gone: the pipe then closes.
 
     A killed parent cannot stop its workers, and a rerun must not find a second writer.
@@ -148,7 +133,7 @@ def run_process(job: EncodeJob, sharing: int, pipe: Connection) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     try:
-        start_worker(job, job.config.run.threads(sharing), inbox, send, lambda: send(None))
+        start_worker(job, threads, inbox, send, lambda: send(None))
     except Interrupted:
         pass  # nothing to report: we were told to stop
     except (EncodeOnceError, OSError) as error:

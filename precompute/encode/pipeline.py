@@ -16,9 +16,9 @@ from cache_store.format.array import ArraySpec
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.prefetch import begun_ahead
-from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_batches
+from precompute.encode.batches import Batch, Decoders, InputBuffers, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
-from precompute.encode.device_feed import DeviceFeed, DoneEncoding, Encoding, feed_of
+from precompute.encode.device_feed import DeviceFeed, Encoding, feed_of
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.hardware import gpu_uuid, hardware_of
@@ -34,7 +34,7 @@ VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow",
 
 
 class ShardSink:
-    """Makes shards of encoded batches, which arrive in order, on one thread.
+    """Makes shards of batches, which arrive in order, on a thread of its own.
 
     Another thread commits a shard (syncs, hashes and perhaps uploads its files) while the next one is written. At most
     one shard is being committed.
@@ -47,24 +47,38 @@ class ShardSink:
         busy: BusyTimes,
         canary: Canary | None,
         on_progress: Callable[[Progress], None],
+        buffers: InputBuffers,
     ) -> None:
-        self._job, self._device, self._busy, self._canary, self._on_progress = job, device, busy, canary, on_progress
+        self._job, self._device, self._busy, self._canary = job, device, busy, canary
+        self._on_progress, self._buffers = on_progress, buffers
         self._is_compiled = job.spec.array.encoder.path == "folded" and job.config.encoder.compiles
         """Recorded, because bits may depend on it, and `encoder.compile: auto` depends on the machine."""
         self._shard = ExitStack()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._write_before: Future[None] | None = None
         self._commit: Future[None] | None = None
 
-    def write(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None = None) -> None:
-        """Add a batch, and the null prompt; raise the error of an earlier commit. Call it no more after an error."""
+    def write(self, batch: Batch, encoding: Encoding, null_text: Encoding | None) -> Future[None]:
+        """Begin to write a batch, and the null prompt, once they are encoded."""
+        self._write_before = self._writer.submit(self._write, batch, encoding, null_text, self._write_before)
+        return self._write_before
+
+    def _write(self, batch: Batch, encoding: Encoding, null_text: Encoding | None, before: Future[None] | None) -> None:
+        samples, seconds = encoding()  # also frees the device's memory
+        null_NF = None if null_text is None else null_text()[0]
+        self._busy.add("encoding", seconds)
+        if before:
+            before.result()  # if a write before failed, the shard is incomplete
         if self._commit and self._commit.done():
-            self._wait_for_commit()
+            self.finish()
         with self._busy.measured("writing"):
-            self._append(batch, samples, null_text)
+            self._append(batch, samples, None if null_NF is None else null_NF[0])
         if batch.stop == batch.planned.num_rows:
-            self._wait_for_commit()
+            self.finish()
             seconds = time.monotonic() - self._started
             self._commit = self._committer.submit(self._commit_shard, self._builder, self._shard.pop_all(), seconds)
+        self._buffers.give_back(batch.buffer)
 
     def _append(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None) -> None:
         if batch.start == 0:
@@ -99,7 +113,7 @@ class ShardSink:
                 done = Progress(error.shard, mismatched=mismatched)
         self._on_progress(done)
 
-    def _wait_for_commit(self) -> None:
+    def finish(self) -> None:
         """Wait for the running commit, if any, and raise its error."""
         if commit := self._commit:
             self._commit = None
@@ -109,12 +123,9 @@ class ShardSink:
             with self._busy.measured("writing"):
                 commit.result()
 
-    def finish(self) -> None:
-        """Wait until every shard is committed."""
-        self._wait_for_commit()
-
     def close(self) -> None:
         """Finish a commit that has begun, and drop an incomplete shard."""
+        self._writer.shutdown(cancel_futures=True)
         self._committer.shutdown()
         self._shard.close()
 
@@ -143,9 +154,9 @@ def encode_shards(
     canary refuses the device.
     """
     busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
-    feed, sink = feed_of(encoder), ShardSink(job, encoder.device, busy, canary, on_progress)
-    decoders, writer = Decoders(decode_threads), ThreadPoolExecutor(1, thread_name_prefix="write")
-    reader = make_reader(source, job.spec.array, encoder.texts, busy=busy)
+    feed, reader = feed_of(encoder), make_reader(source, job.spec.array, encoder.texts, busy=busy)
+    sink = ShardSink(job, encoder.device, busy, canary, on_progress, feed.buffers)
+    decoders = Decoders(decode_threads)
 
     def report(shard: int | None = None, samples: int = 0) -> None:
         nonlocal last
@@ -153,9 +164,8 @@ def encode_shards(
         on_progress(Progress(shard, samples, last - since, busy.take(), gpu_use=meter.take()))
 
     def writes(shards: Iterable[int]) -> Iterator[Future[None]]:
-        """Give each batch to the encoder, and then to the writer."""
+        """Give each batch to the encoder, and then to the sink."""
         planned = planned_batches(reader, job.store, job.spec, shards, feed.buffers.take)
-        begun: Future[None] | None = None
         for batch in decoded_batches(planned, decoders, busy):
             batch.wait()
             if STOP_REQUEST.is_set():
@@ -166,18 +176,7 @@ def encode_shards(
             if reader.null_inputs is not None and (batch.shard, batch.start) == (0, 0):
                 null_text = encode_null_text(feed, batch.array, reader.null_inputs)
             report(batch.shard, len(batch.inputs))
-            begun = writer.submit(write, batch, encoding, null_text, begun)
-            yield begun
-
-    def write(batch: Batch, encoding: Encoding, null_text: Encoding | None, before: Future[None] | None) -> None:
-        """Write a batch when it is encoded, unless a write before it failed: its shard is then incomplete."""
-        samples, seconds = encoding.samples()  # also frees the device's memory
-        null_NF = None if null_text is None else null_text.samples()[0]
-        busy.add("encoding", seconds)
-        if before:
-            before.result()
-        sink.write(batch, samples, None if null_NF is None else null_NF[0])
-        feed.buffers.give_back(batch.buffer)
+            yield sink.write(batch, encoding, null_text)
 
     try:
         for shards in runs:
@@ -188,14 +187,14 @@ def encode_shards(
     finally:
         meter.close()
         decoders.shutdown(cancel_futures=True)
-        writer.shutdown(cancel_futures=True)
         sink.close()
 
 
 def encode_batch(feed: DeviceFeed, batch: Batch) -> Encoding:
     """Give a decoded batch to the device; if every sample is rejected, return zeros, which are not kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
-        return DoneEncoding(torch.zeros(len(batch.inputs), *batch.array.shape))
+        zeros = np.zeros((len(batch.inputs), *batch.array.shape), np.float32)
+        return lambda: (zeros, 0.0)
     return feed.encode(batch.array, batch.buffer, len(batch.inputs))
 
 

@@ -11,16 +11,12 @@ from cache_store.format.tables import WITHDRAWN
 from cache_store.log import log_warning
 from cache_store.messages import counted
 from cache_store.program.progress_bar import ProgressBar
-from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Progress, slowest
+from precompute.encode.job import REMEDIES, MismatchedShard, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
 from precompute.inputs.busy import Part
 
 ADVISED_S = 60.0
 """Seconds of a build from which advice is given; much of a shorter one is starting, and checking the device."""
-
-
-TOLD_SHARE = 0.05
-"""Least share of the time of a check that is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +29,13 @@ class Encoded:
     images_per_s: float
     made_of: str
     """`image` or `text`."""
-    compute_dtype: str
-    is_on_cpu: bool
-    """Whether no GPU encoded."""
     working_share: float
     """Share of the time that the encoder worked; otherwise it waited for images, its turn or the writer."""
-    checking_share: float
-    """Share of the time that the first commits waited for the check of their device."""
     gpu_use: float | None
     """Mean share of time in which the GPUs were busy, by NVML; None without a reading."""
     slowest: Part | None
     """The part that held the others back; None if nothing was encoded."""
+    advice: str
 
     def __str__(self) -> str:
         done = f"encoded {counted(self.images, self.made_of)} in {counted(self.shards, 'shard')}"
@@ -52,13 +44,9 @@ class Encoded:
         speed = f"{self.images_per_s:.1f} {self.made_of}s/s, the encoder worked {self.working_share:.0%} of the time"
         if self.gpu_use is not None:
             speed += f" and the GPU was busy {self.gpu_use:.0%}"
-        if self.checking_share >= TOLD_SHARE:
-            speed += f", checking the device took {self.checking_share:.0%}"
         if self.images < self.images_per_s * ADVISED_S:
             return f"{done}, {speed}"
-        more = IN_FLOAT32 if (self.slowest, self.compute_dtype) == ("encoding", "float32") else ""
-        remedy = "a GPU helps" if self.slowest == "encoding" and self.is_on_cpu else REMEDIES[self.slowest]
-        return f"{done}, {speed}; {self.slowest} was slowest: {remedy}{more}"
+        return f"{done}, {speed}; {self.slowest} was slowest: {self.advice}"
 
 
 def warn_of_other_build(committed: CommitRecord) -> None:
@@ -138,18 +126,21 @@ class BuildProgress:
     @property
     def encoded(self) -> Encoded:
         """Return the counts and rates so far."""
-        images_per_s = self.images / max(time.monotonic() - self._started, 1e-9)
+        part = slowest(self.busy_s)
+        advice = REMEDIES[part] if part else ""
+        if part == "encoding" and all(record.run.device == "cpu" for record in self.built.values()):
+            advice = "a GPU helps"
+        if part == "encoding" and self._compute_dtype == "float32":
+            advice += ", or a cache of encoder.compute_dtype: bfloat16"
         return Encoded(
             shards=len(self.built),
             images=self.images,
-            images_per_s=images_per_s,
+            images_per_s=self.images / max(time.monotonic() - self._started, 1e-9),
             made_of=self._made_of,
-            compute_dtype=self._compute_dtype,
-            is_on_cpu=all(record.run.device == "cpu" for record in self.built.values()),
             working_share=self.working_share,
-            checking_share=self.busy_s["checking"] / self._elapsed_s if self._elapsed_s else 0.0,
             gpu_use=self._gpu_use / self._readings if self._readings else None,
-            slowest=slowest(self.busy_s),
+            slowest=part,
+            advice=advice,
         )
 
     @property

@@ -105,7 +105,6 @@ def refuse_incomplete_variables(
 
 
 def read_number(name: str, values: Mapping[str, str | None], default: int | None = None) -> int:
-    """Read the whole number from 0 in `values[name]`; raise ConfigError naming it if it is something else."""
     text = values.get(name)
     if text is None and default is not None:
         return default
@@ -115,7 +114,6 @@ def read_number(name: str, values: Mapping[str, str | None], default: int | None
 
 
 def read_rank(index_name: str, size_name: str, values: Mapping[str, str | None], local: int | None = None) -> Rank:
-    """Read a rank; raise ConfigError unless its number is less than the number of ranks."""
     index, world_size = read_number(index_name, values), read_number(size_name, values)
     if not index < world_size:
         raise ConfigError(f"{index_name} must be in [0, {size_name}), got {index} of {world_size}")

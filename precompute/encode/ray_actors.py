@@ -11,31 +11,19 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
-from threading import Condition
 from typing import Any
 
 from cache_store.cache.metadata import read_spec
-from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
+from cache_store.errors import CacheError, ConfigError, EncodeOnceError
 from cache_store.format.layout import PLAN, SPEC_FILE, part_file
 from cache_store.log import log_info
 from cache_store.messages import printable
-from cache_store.program.running import hold_stop_signals, usable_cores
-from cache_store.storage.daemon_threads import STOP_REQUEST
-from precompute.encode.coordinator import GRACE_S, Event, coordinate
+from precompute.config import BuildConfig
 from precompute.encode.job import EncodeJob, Progress
-from precompute.encode.worker import ENCODER_THREADS, Inbox, Report, start_worker
-
-NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""Ray's environment, unless set otherwise: it sends no usage statistics."""
-
-LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Environment of a Ray that we start: it listens on the loopback interface only, as on Windows and macOS."""
-
-OBJECT_STORE_BYTES = 100 * 2**20
-"""Object store of a Ray that we start: small, because no pixels pass through it."""
+from precompute.encode.worker import ENCODER_THREADS, GRACE_S, Event, Inbox, Report, coordinate, start_worker
 
 TOKEN_HINT = "; if the cluster asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
 """Added to the error if something answers but refuses us: Ray gives no reason then."""
@@ -49,8 +37,8 @@ WAITING = 8
 MAX_LOSSES = 3
 """Number of lost workers with the same shard that stops the build."""
 
-CONCURRENT_CALLS = 5
-"""Calls that an actor serves at a time: shards that are committed, encoded, waiting and just ended, and `drop`."""
+CONCURRENT_CALLS = 4
+"""Calls that an actor serves at a time: two shards, `drop`, and one that Ray repeats."""
 
 PASSIVE = {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}
 """Waiting OpenMP threads leave the cores to the decoders; `run_program` does the same for our other processes."""
@@ -58,11 +46,9 @@ PASSIVE = {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}
 
 def run_on_ray(job: EncodeJob, report: Report) -> None:
     """Build the job's shards; raise Interrupted once a stop is requested."""
-    wanted, num_shards = job.config.run.workers, len(job.shards)
-    on_this_machine = max(1, usable_cores() // ENCODER_THREADS) if wanted == "auto" else wanted
-    with connected(ENCODER_THREADS * min(on_this_machine, num_shards)) as ray:
+    with connected() as ray:
         resources = resources_of_worker(job.config.encoder.device, ray)
-        most = num_shards if wanted == "auto" else wanted
+        most = len(job.shards) if job.config.run.workers == "auto" else job.config.run.workers
         needs = "a GPU" if resources["num_gpus"] else f"{ENCODER_THREADS} CPUs"
         log_info(f"asking Ray for workers, each on {needs}; if none starts, `ray status` says why")
         try:
@@ -70,8 +56,6 @@ def run_on_ray(job: EncodeJob, report: Report) -> None:
         except ray.exceptions.RayTaskError:
             raise  # a bug of ours, with its traceback
         except ray.exceptions.RayError as error:
-            if STOP_REQUEST.is_set():  # the signal also stopped the Ray that we started
-                raise Interrupted("Ray stopped too; run the same command again to go on") from None
             raise EncodeOnceError(f"Ray: {brief(error)}; run the same command again to go on") from None
 
 
@@ -109,15 +93,12 @@ class Actors:
         for call in self._ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
             if call in self._waiting:
                 self._placed.append(self._waiting.pop(call))
-                yield self._placed[-1], self._result(call, "before it began")
-                continue
-            actor, shard = self._calls[call]
-            try:
-                report = next(call)
-            except StopIteration:
-                del self._calls[call]
+                self._result(call, "before it began")
+                yield self._placed[-1], None
             else:
-                yield actor, self._result(report, f"{MAX_LOSSES} times with shard {shard} in hand")
+                actor, shard = self._calls.pop(call)
+                for report in self._result(call, f"{MAX_LOSSES} times with shard {shard} in hand"):
+                    yield actor, report
 
     def _grow_or_shrink(self, shards_left: int) -> None:
         """Let actors wait, so that the cluster can grow; if no shard is left, release those without one.
@@ -136,9 +117,9 @@ class Actors:
             self._waiting[actor.__ray_ready__.remote()] = actor
 
     def _result(self, call: Any, when: str) -> Any:
-        """Return a call's report, if any; raise the worker's error, or one of ours if Ray has given up."""
+        """Return a call's result; raise the worker's error, or one of ours if Ray has given up."""
         try:
-            result = self._ray.get(call)
+            return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, EncodeOnceError | OSError):
                 raise error.cause from None
@@ -148,18 +129,17 @@ class Actors:
                 f"a worker on Ray was lost {when}: {brief(error)}; committed shards are kept, run the same command "
                 "again to go on"
             ) from None
-        return result if isinstance(result, Progress) else None
 
     def give(self, worker: Any, shard: int) -> None:
-        self._calls[worker.build.options(num_returns="streaming").remote(shard)] = worker, shard
+        self._calls[worker.build.remote(shard)] = worker, shard
 
     def end(self) -> None:
         """Let actors with a shard drop it and end; kill the others, and any that take longer than GRACE_S."""
         with suppress(self._ray.exceptions.RayError):
             for actor in {actor for actor, _ in self._calls.values()}:
                 actor.drop.options(max_task_retries=0).remote()
-            if ends := [call.completed() for call in self._calls]:
-                self._ray.wait(ends, num_returns=len(ends), timeout=GRACE_S)
+            if self._calls:
+                self._ray.wait([*self._calls], num_returns=len(self._calls), timeout=GRACE_S)
             for actor in (*self._waiting.values(), *self._placed):
                 self._ray.kill(actor)
 
@@ -168,9 +148,8 @@ class RayWorker:
     """The actor of a worker, which starts with it; Ray runs each call in a thread of its own."""
 
     def __init__(self, job: EncodeJob) -> None:
-        self._inbox, self._reports, self._news = Inbox(), dict[int, list[Progress]](), Condition()
+        self._inbox, self._reports, self._ended = Inbox(), dict[int, list[Progress]](), dict[int, Future[None]]()
         self._running = ThreadPoolExecutor(1).submit(self._run, job)
-        self._running.add_done_callback(lambda _: self._report(Progress()))
 
     def _run(self, job: EncodeJob) -> None:
         refuse_unseen_plan(job)
@@ -178,31 +157,20 @@ class RayWorker:
         start_worker(job, threads, self._inbox, self._report, lambda: None)
 
     def _report(self, progress: Progress) -> None:
-        with self._news:
-            if progress.shard is not None:
-                self._reports[progress.shard].append(progress)
-            self._news.notify_all()
+        if progress.shard is not None:
+            self._reports[progress.shard].append(progress)
+            if progress.ends_shard:
+                self._ended[progress.shard].set_result(None)
 
-    def build(self, shard: int) -> Iterator[Progress]:
-        """Yield the reports of a shard, or raise the worker's error.
-
-        Their number is always the same. So if Ray repeats the call, here or in a restarted actor, it can skip those
-        that it has.
-        """
-        with self._news:
-            if shard not in self._reports:
-                self._reports[shard] = []
-                self._inbox.put(shard)
-        reports, sent = self._reports[shard], 0
-        while not (sent and reports[sent - 1].ends_shard):
-            with self._news:
-                while sent == len(reports) and not self._running.done():
-                    self._news.wait()
-            if sent == len(reports):
-                self._running.result()  # raises its error
-                return
-            yield reports[sent]
-            sent += 1
+    def build(self, shard: int) -> list[Progress]:
+        """Build a shard and return its reports, or raise the worker's error; Ray may repeat the call."""
+        if shard not in self._reports:
+            self._reports[shard], self._ended[shard] = [], Future()
+            self._inbox.put(shard)
+        wait([self._running, self._ended[shard]], return_when=FIRST_COMPLETED)
+        if not self._ended[shard].done():
+            self._running.result()  # raises its error
+        return self._reports[shard]
 
     def drop(self) -> None:
         self._inbox.drop()
@@ -232,65 +200,45 @@ def workers_on_this_node() -> int:
 
 
 @contextmanager
-def connected(cpus: int) -> Iterator[Any]:
-    """Connect to the cluster at RAY_ADDRESS, or start a local one with `cpus` CPUs; yield the `ray` module.
+def connected() -> Iterator[Any]:
+    """Connect to the cluster at RAY_ADDRESS; yield the `ray` module. Raises EncodeOnceError if that fails.
 
-    Raises EncodeOnceError if that fails. Ray shows the workers' logs, here on standard error.
+    Ray shows the workers' logs, here on standard error. Its handler of SIGTERM would replace ours.
     """
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    is_local = address == "local"
-    for name, value in (NO_TELEMETRY | LOOPBACK_ONLY if is_local else NO_TELEMETRY).items():
-        os.environ.setdefault(name, value)
     ray: Any = importlib.import_module("ray")
-    options: dict[str, Any] = {"address": address, "logging_level": "error"}
-    if is_local:
-        log_info("RAY_ADDRESS is not set: starting Ray on this machine only")
-        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    else:
-        refuse_no_answer(address)
+    address, before = os.environ["RAY_ADDRESS"], signal.getsignal(signal.SIGTERM)
     with redirect_stdout(sys.stderr):
-        init_ray(ray, options)
+        try:
+            ray.init(address=address, logging_level="error")
+        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            remedy = TOKEN_HINT if isinstance(error, ConnectionError) else ""
+            raise EncodeOnceError(f"Ray at {address}: {brief(error)}{remedy}") from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
         try:
             yield ray
         finally:
             ray.shutdown()
 
 
-def refuse_unreachable_cluster() -> None:
-    """Refuse an address as `connected` does, without importing Ray; call it before planning, which may take an hour."""
-    if address := os.environ.get("RAY_ADDRESS"):
-        refuse_no_answer(address)
+def refuse_unreachable_workers(config: BuildConfig) -> None:
+    """Raise EncodeOnceError within PROBE_S if nothing answers at RAY_ADDRESS, ConfigError if no build can use it.
 
-
-def refuse_no_answer(address: str) -> None:
-    """Raise EncodeOnceError within PROBE_S if nothing answers at the address, ConfigError if no build can use it."""
-    if address in ("local", "auto"):
+    Call it before planning, which may take an hour; it does not import Ray.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if config.run.engine != "ray" or address == "auto":
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not (host and port.isdecimal()):
-        remedy = "from outside the cluster, run the build in it, by `ray job submit`"
-        raise ConfigError(f"RAY_ADDRESS is {address}; expected HOST:PORT, or auto; {remedy}")
+        raise ConfigError(
+            f"run.engine: ray needs a cluster, but RAY_ADDRESS is {address or 'not set'}; expected HOST:PORT, or auto "
+            "for one on this machine (`ray start --head`); from outside, run the build in it, by `ray job submit`"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
     except (OSError, OverflowError) as error:
         raise EncodeOnceError(f"RAY_ADDRESS: no Ray cluster answers at {address} ({error})") from None
-
-
-def init_ray(ray: Any, options: Mapping[str, Any]) -> None:
-    """Call `ray.init`; raise its errors as EncodeOnceError, and keep our signal handlers.
-
-    Processes that Ray starts ignore SIGTERM, as they ignore Ctrl-C: batch systems send it to all processes, and if
-    Ray's ended first, ours would fail in the middle of stopping. They end with ours, or when they are killed.
-    """
-    before = signal.getsignal(signal.SIGTERM)
-    with hold_stop_signals():
-        try:
-            ray.init(**options)
-        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            remedy = TOKEN_HINT if isinstance(error, ConnectionError) else ""
-            raise EncodeOnceError(f"Ray at {options['address']}: {brief(error)}{remedy}") from None
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 def resources_of_worker(device: str, ray: Any) -> dict[str, int]:
@@ -301,5 +249,4 @@ def resources_of_worker(device: str, ray: Any) -> dict[str, int]:
 
 
 def brief(error: BaseException) -> str:
-    """Return Ray's message, which may have many lines, as one line."""
     return printable(" ".join(str(error).split())).rstrip(".")

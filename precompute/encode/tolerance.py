@@ -101,12 +101,7 @@ def device_class(*devices: str) -> DeviceClass:
     return "cuda" if any(device.startswith("cuda") for device in devices) else "cpu"
 
 
-def root_mean_square(summary: ArraySummary) -> float:
-    return float(np.sqrt(feature_squares(summary).mean()))
-
-
 def feature_squares(summary: ArraySummary) -> np.ndarray:
-    """Return the mean square of each feature's stored values."""
     mean, std = np.array(summary.mean), np.array(summary.std)
     squares: np.ndarray = mean**2 + std**2
     return squares

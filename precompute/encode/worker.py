@@ -1,16 +1,22 @@
-"""A worker builds the shards that it is given and reports every step, in whatever process a launcher started it."""
+"""A worker builds the shards that it is given and reports every step, in whatever process a launcher started it.
 
-from collections.abc import Callable, Iterable, Iterator
+`coordinate` hands a job's shards out. Each shard has one writer, and its bytes do not depend on which worker that is.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain
 from queue import SimpleQueue
+from typing import Any, Protocol
 
 import msgspec
 import torch
 
+from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
 from cache_store.messages import differences_between, refuse
-from cache_store.storage.daemon_threads import STOP_REQUEST
+from cache_store.storage.daemon_threads import POLL_S, STOP_REQUEST
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
@@ -86,3 +92,45 @@ def refuse_mismatched_encoder(encoder: Encoder, spec: Spec) -> None:
         planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))
         summary = "encoder.model changed while the build was starting"
         refuse(summary, differences_between(planned, loaded), ["run the same command again"], held="when planned")
+
+
+GRACE_S = 10.0
+"""Seconds for workers to stop: each first finishes a batch."""
+
+Event = Progress | None
+"""A worker's message; None, its first one: it is ready for a shard."""
+
+
+class Launcher(Protocol):
+    """Starts workers, and carries shards to them and their messages back."""
+
+    def events(self, shards_left: int, timeout_s: float) -> Iterable[tuple[Any, Event]]:
+        """Yield the next messages, each with its worker, or raise a worker's error; `shards_left` are not given yet."""
+
+    def give(self, worker: Any, shard: int) -> None: ...
+
+    def end(self) -> None:
+        """Let workers drop their unfinished shards and end; kill those that outlast GRACE_S."""
+
+
+def coordinate(job: EncodeJob, launcher: Launcher, report: Report) -> None:
+    """Have the job's shards built; raise Interrupted once a stop is requested, or a worker's error.
+
+    A worker first has one shard in hand and then two, so that it goes on while a shard is committed.
+    """
+    left, unfinished, in_hand = deque(job.shards), set[int | None](job.shards), Counter[Hashable]()
+    try:
+        while unfinished:
+            if STOP_REQUEST.is_set():
+                raise Interrupted("unfinished shards were dropped; run the same command again to go on")
+            for worker, event in launcher.events(len(left), POLL_S):
+                if event is not None:
+                    report(event)
+                    if event.ends_shard:
+                        unfinished.remove(event.shard)
+                        in_hand[worker] -= 1
+                while left and in_hand[worker] < (1 if event is None else 2):
+                    in_hand[worker] += 1
+                    launcher.give(worker, left.popleft())
+    finally:
+        launcher.end()

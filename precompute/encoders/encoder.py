@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import EncoderIdentity, ImageRecipe, SampleLayout, Size, TextRecipe
-from precompute.encoders.encoder_config import EncoderConfig
+from precompute.encoders.encoder_config import VISION_CONFIG, Clean, EncoderConfig, Padding
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +149,7 @@ class Family:
 
     load: Callable[[ModelFiles, EncoderConfig, ImageRecipe | None], Encoder]
     """Loads a model for images or clips of a recipe, or for texts."""
-    refuse_size: Callable[[Mapping[str, Any], int, int], None]
+    refuse_size: Callable[[ModelFiles, int, int], None]
     """Raises ConfigError if the model, by its config.json, cannot take images of this height and width."""
     takes: tuple[str, ...] = ()
     """Fields in `FAMILY_FIELDS` that this family uses."""
@@ -158,7 +158,49 @@ class Family:
     """Whether it can load models for clips."""
 
 
-def accept_any_size(config: Mapping[str, Any], height: int, width: int) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TowerLocation:
+    """Where checkpoints of a class keep the vision tower."""
+
+    kinds: tuple[str, ...] = ()
+    """Model types that the tower may have, the first if its config names none; if empty, any type."""
+    prefixes: tuple[str, ...] | None = None
+    """Prefixes of its weights' names, longest first; None for those of its class in transformers."""
+    is_part: bool = False
+    """Whether the checkpoint has other parts, so that the tower's config is a section."""
+
+    def tower_values(self, config: Mapping[str, Any]) -> Any:
+        return config.get(VISION_CONFIG) if self.is_part else config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLocation:
+    """Where checkpoints of a class keep the text encoder."""
+
+    runs: str
+    """The class of transformers that runs."""
+    names: Mapping[str, str | None]
+    """Prefixes of weights' names in the checkpoint, and in the class that runs, or None for another part's weights; the
+    first that fits counts.
+    """
+    padding: Padding
+    """Padding as in the pipelines of diffusers, but zeros if their transformers ignore it."""
+    clean: Clean = "none"
+    """How a caption is cleaned in the pipelines of diffusers, or in most of them if they differ."""
+    null_is_bare: bool = False
+    """Whether the pipelines of diffusers encode the null prompt without a template."""
+    config_keys: tuple[str, ...] = ()
+    """Config values that its output depends on; if empty, all values of its config."""
+
+    def name_within(self, name: str) -> str | None:
+        """Map a weight's name in the checkpoint to its name in the encoder; None if it is not the encoder's."""
+        found = next((each for each in self.names.items() if name.startswith(each[0])), None)
+        if found is None or found[1] is None:
+            return None
+        return found[1] + name.removeprefix(found[0])
+
+
+def accept_any_size(files: ModelFiles, height: int, width: int) -> None:
     """Refuse no size: the family reads no images, or its `array` refuses sizes."""
 
 
@@ -180,6 +222,12 @@ def images_alone(class_name: str) -> ConfigError:
     return ConfigError(
         f"encoder.model: {class_name} encodes images alone{why}; leave clip out, or take a video model's VAE"
     )
+
+
+def layout_of_tokens(tokens: int, features: int) -> SampleLayout:
+    """Describe a sample [T, F] with statistics per feature."""
+    shape = tokens, features
+    return SampleLayout(axes=("token", "feature"), shape=shape, feature_axis="feature", has_preview=False)
 
 
 def range_of_images(image: ImageRecipe | None) -> PixelRange:

@@ -25,6 +25,9 @@ TEXT_FIELDS = ("max_tokens", "output", "clean", "template", "drop", "padding")
 FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
 """Fields that only some families use."""
 
+VISION_CONFIG = "vision_config"
+"""The section of config.json for the vision tower of a model with several parts."""
+
 STILL_FIELDS = ("fold", "compile")
 """Fields without effect on clips, which diffusers' own encoder of a model encodes."""
 
@@ -69,7 +72,7 @@ class EncoderConfig:
     it; zero does not attend to it and stores zeros; seen-zero attends to it and stores zeros; left is masked, with the
     padding before the text. auto: seen for T5 and CLIP, zero for UMT5, Qwen, Gemma and Llama, left for Mistral."""
     compute_dtype: ComputeDtype = "bfloat16"
-    """Dtype of weights and activations while encoding; normalisation is float32 in either."""
+    """Dtype of weights and activations while encoding."""
     batch_size: int = 32
     """Images, or texts, per planned batch; part of the cache's identity, since batch composition can change bits. Clips
     are encoded one at a time."""

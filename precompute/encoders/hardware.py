@@ -18,7 +18,7 @@ def hardware_of(device: torch.device) -> dict[str, str]:
     found = {"gpu": torch.cuda.get_device_name(device), "driver": driver_version(), "cuda": torch.version.cuda}
     cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if cudnn is not None:
-        found["cudnn"] = cudnn_text(cudnn)
+        found["cudnn"] = str(cudnn)  # 91002 is 9.10.2
     return {name: value for name, value in found.items() if value}
 
 
@@ -37,9 +37,3 @@ def driver_version() -> str:
     text = DRIVER.read_text() if DRIVER.exists() else ""
     found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
     return found[0] if found else ""
-
-
-def cudnn_text(number: int) -> str:
-    """Write cuDNN's version number in dots: 91002 is 9.10.2, and 8902 is 8.9.2."""
-    thousand = 10_000 if number >= 90_000 else 1_000
-    return f"{number // thousand}.{number % thousand // 100}.{number % 100}"

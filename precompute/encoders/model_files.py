@@ -23,10 +23,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from cache_store.errors import MissingPathError, ModelError
 from cache_store.log import log_info
 from cache_store.messages import counted
-from precompute.encoders.encoder_config import Clean, Padding
-
-VISION_CONFIG = "vision_config"
-"""The section of config.json for the vision tower of a model with several parts."""
+from precompute.encoders.encoder_config import VISION_CONFIG
 
 SUBFOLDERS = ("vae", "")
 """Subfolders to search, in this order: a pipeline may have a config of its own at its root."""
@@ -48,49 +45,6 @@ class ModelFiles:
     class_name: str
     config: Mapping[str, Any]
     """The values of config.json; diffusers and transformers have defaults for missing ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TowerLocation:
-    """Where checkpoints of a class keep the vision tower."""
-
-    kinds: tuple[str, ...] = ()
-    """Model types that the tower may have, the first if its config names none; if empty, any type."""
-    prefixes: tuple[str, ...] | None = None
-    """Prefixes of its weights' names, longest first; None for those of its class in transformers."""
-    is_part: bool = False
-    """Whether the checkpoint has other parts, so that the tower's config is a section."""
-
-    def tower_values(self, config: Mapping[str, Any]) -> Any:
-        """Return the tower's part of a config.json."""
-        return config.get(VISION_CONFIG) if self.is_part else config
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextLocation:
-    """Where checkpoints of a class keep the text encoder."""
-
-    runs: str
-    """The class of transformers that runs."""
-    names: Mapping[str, str | None]
-    """Prefixes of weights' names in the checkpoint, and in the class that runs, or None for another part's weights; the
-    first that fits counts.
-    """
-    padding: Padding
-    """Padding as in the pipelines of diffusers, but zeros if their transformers ignore it."""
-    clean: Clean = "none"
-    """How a caption is cleaned in the pipelines of diffusers, or in most of them if they differ."""
-    null_is_bare: bool = False
-    """Whether the pipelines of diffusers encode the null prompt without a template."""
-    config_keys: tuple[str, ...] = ()
-    """Config values that its output depends on; if empty, all values of its config."""
-
-    def name_within(self, name: str) -> str | None:
-        """Map a weight's name in the checkpoint to its name in the encoder; None if it is not the encoder's."""
-        found = next((each for each in self.names.items() if name.startswith(each[0])), None)
-        if found is None or found[1] is None:
-            return None
-        return found[1] + name.removeprefix(found[0])
 
 
 def find_model(model: str, subfolders: Sequence[str] = SUBFOLDERS) -> ModelFiles:
@@ -218,5 +172,4 @@ def refuse_incomplete(files: ModelFiles, report: Mapping[str, Any], path: str, p
 
 
 def one_line(error: BaseException) -> str:
-    """Put a library's message on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

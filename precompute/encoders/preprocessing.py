@@ -62,7 +62,6 @@ def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
 
 
 def processor_values(model: str) -> Values:
-    """Read the config of the checkpoint's image processor."""
     if path := model_file(find_model(model).model, *PROCESSOR_FILES):
         return read_processor(path)
     raise MissingPathError(f"image.from_model: {model} has no preprocessor_config.json; leave it out and choose")

@@ -1,4 +1,8 @@
-"""An encoder made from the vision tower of a Qwen-VL, as transformers runs it."""
+"""The vision tower of a Qwen-VL, as transformers runs it, at a fixed size: tokens of its merger, or a deepstack level.
+
+Qwen3-VL's language model takes the merger's tokens as others do, and adds those of its deepstack levels to the output
+of its first layers; each level is a cache of its own.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -6,11 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ModelError
 from cache_store.format.array import SampleLayout, Size
-from precompute.encoders.encoder import PIXEL_RANGES, Encoder, PixelRange, refuse_cropping, still_in_range
-from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation
+from precompute.encoders.encoder import (
+    PIXEL_RANGES,
+    Encoder,
+    PixelRange,
+    TowerLocation,
+    layout_of_tokens,
+    refuse_cropping,
+    still_in_range,
+)
+from precompute.encoders.encoder_config import VISION_CONFIG, EncoderConfig
+from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.tower import (
     one_layer,
     read_whole_tower,
@@ -26,15 +38,11 @@ class QwenEncoder(Encoder):
     """Maps uint8 RGB to the tokens for the language model, on one device."""
 
     def __init__(
-        self, files: ModelFiles, location: TowerLocation, config: EncoderConfig, pixel_range: PixelRange, side: int
+        self, files: ModelFiles, location: TowerLocation, config: EncoderConfig, pixel_range: PixelRange
     ) -> None:
-        if pixel_range == "theworld":
-            raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {files.class_name} needs clip or signed")
         with model_errors(files):
-            values = {
-                **location.tower_values(files.config),
-                "model_type": location.kinds[0],
-            }  # older configs state the whole model's
+            # older configs state the whole model's type
+            values = {**location.tower_values(files.config), "model_type": location.kinds[0]}
             held = replace(files, config={VISION_CONFIG: values})
             tower = read_whole_tower(held, location, tower_config(held, location))
         layer = one_layer(config, None)
@@ -46,19 +54,15 @@ class QwenEncoder(Encoder):
             weights_sha256=weights_of_output(tower),
             layer=layer,
         )
-        self._config, self._side = tower.config, side
+        self._config, self._side = tower.config, tower.config.patch_size * tower.config.spatial_merge_size
         self._features = getattr(tower.config, "out_hidden_size", tower.config.hidden_size)  # Qwen2-VL's own name
         self._tower = tower.to(config.torch_device, config.torch_dtype)
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
     def array(self, size: Size) -> SampleLayout:
         """Describe a sample [T, F], rows of tokens from the top; raise ConfigError for a size that needs cropping."""
-        _, height, width = size
-        refuse_cropping(height, width, self._side)
-        tokens = (height // self._side) * (width // self._side)
-        return SampleLayout(
-            axes=("token", "feature"), shape=(tokens, self._features), feature_axis="feature", has_preview=False
-        )
+        refuse_cropping(size.height, size.width, self._side)
+        return layout_of_tokens((size.height // self._side) * (size.width // self._side), self._features)
 
     @torch.inference_mode()
     def encode(self, pixels_NTYX3: Tensor) -> Tensor:

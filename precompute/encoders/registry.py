@@ -1,19 +1,20 @@
-"""The table of encoders. A family is a module with a `FAMILY` and a line here; it is imported when it is used.
+"""The encoders that are served, by the class in a model's config.json: VAEs, vision towers and text encoders.
 
-A family's module imports torch and the libraries of models only inside its functions.
+The modules of families import torch and the libraries of models only inside their functions.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
+from precompute.encoders import text_families, tower_families
 from precompute.encoders.encoder import Encoder, Family, images_alone
 from precompute.encoders.encoder_config import STILL_FIELDS, EncoderConfig
+from precompute.encoders.vaes import families as vae_families
 
 if TYPE_CHECKING:
     from cache_store.format.array import ImageRecipe
@@ -24,101 +25,28 @@ if TYPE_CHECKING:
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """Names a user's own encoder: `my_package.module:MyEncoder`."""
 
-
-@dataclass(frozen=True)
-class Entry:
-    """A family's line in the table."""
-
-    module: str
-    """Module in `precompute.encoders`; after a colon, the family's name if it is not `FAMILY`."""
-    models: str
-    """Models that it serves, for the help."""
-    classes: tuple[str, ...]
-    """Classes of diffusers or transformers, as named in a model's config.json."""
-
-    @property
-    def family(self) -> Family:
-        module, _, name = self.module.partition(":")
-        family: Family = getattr(importlib.import_module(f"precompute.encoders.{module}"), name or "FAMILY")
-        return family
-
-
-FAMILIES = (
-    Entry(
-        "vaes.wan",
-        "Wan 2.1, 2.2, Cosmos-Predict 2 to 3, Qwen-Image",
-        ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"),
-    ),
-    Entry("vaes.cosmos", "Cosmos 1.0", ("AutoencoderKLCosmos",)),
-    Entry("vaes.image_vaes:KL", "SD, SDXL, SD3, FLUX.1", ("AutoencoderKL",)),
-    Entry("vaes.image_vaes:FLUX2", "FLUX.2", ("AutoencoderKLFlux2",)),
-    Entry("vaes.image_vaes:DC", "SANA", ("AutoencoderDC",)),
-    Entry("vaes.image_vaes:TINY", "TAESD, TAEF1", ("AutoencoderTiny",)),
-    Entry(
-        "vaes.video",
-        "HunyuanVideo, LTX, Mochi, CogVideoX",
-        (
-            "AutoencoderKLHunyuanVideo",
-            "AutoencoderKLLTXVideo",
-            "AutoencoderKLLTX2Video",
-            "AutoencoderKLMochi",
-            "AutoencoderKLCogVideoX",
-        ),
-    ),
-    Entry(
-        "tower_families",
-        "SigLIP, SigLIP 2 of fixed size, Gemma 3, PaliGemma",
-        ("SiglipVisionModel", "SiglipModel", "Gemma3ForConditionalGeneration", "PaliGemmaForConditionalGeneration"),
-    ),
-    Entry(
-        "tower_families",
-        "CLIP, LLaVA",
-        ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
-    ),
-    Entry(
-        "qwen_vl",
-        "Qwen2-VL to Qwen3-VL, at a fixed size",
-        (
-            "Qwen2VLForConditionalGeneration",
-            "Qwen2_5_VLForConditionalGeneration",
-            "Qwen3VLForConditionalGeneration",
-            "Qwen3VLMoeForConditionalGeneration",
-        ),
-    ),
-    Entry("tower_families", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
-)
-
-TEXTS = (
-    Entry(
-        "text_families",
-        "text of FLUX.1, SD3, LTX; UMT5 of Wan",
-        ("T5EncoderModel", "T5ForConditionalGeneration", "UMT5EncoderModel", "UMT5ForConditionalGeneration"),
-    ),
-    Entry("text_families", "text of SD, SDXL, SD3, FLUX.1", ("CLIPTextModel", "CLIPTextModelWithProjection")),
-    Entry(
-        "text_families",
-        "text of Lumina 2, SANA",
-        (
-            *("Gemma2Model", "Gemma2ForCausalLM", "Gemma3TextModel", "Gemma3ForCausalLM"),
-            "Gemma3ForConditionalGeneration",
-        ),
-    ),
-    Entry(
-        "text_families",
-        "text of Z-Image, FLUX.2 klein, Qwen-Image, Krea 2",
-        (
-            *("Qwen3ForCausalLM", "Qwen3Model", "Qwen2ForCausalLM", "Qwen2Model"),
-            *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLModel"),
-        ),
-    ),
-    Entry("text_families", "text of FLUX.2 dev", ("Mistral3ForConditionalGeneration",)),
-    Entry("text_families", "text of HunyuanVideo", ("LlamaModel", "LlamaForCausalLM")),
-)
-"""Families that read texts; some of their classes also have a vision tower, in `FAMILIES`."""
-
-OTHER = Entry("tower_families", "any vision tower of fixed size in transformers", ("AutoModel",))
-
-OWN = Entry("own", "an encoder of your own, by import path", ("my_module:MyEncoder",))
+MODELS = {
+    "AutoencoderKLWan": "Wan 2.1, 2.2, Cosmos-Predict 2 to 3, Qwen-Image",
+    "AutoencoderKLCosmos": "Cosmos 1.0",
+    "AutoencoderKL": "SD, SDXL, SD3, FLUX.1",
+    "AutoencoderKLFlux2": "FLUX.2",
+    "AutoencoderDC": "SANA",
+    "AutoencoderTiny": "TAESD, TAEF1",
+    "AutoencoderKLHunyuanVideo": "HunyuanVideo, LTX, Mochi, CogVideoX",
+    "SiglipVisionModel": "SigLIP, SigLIP 2 of fixed size, Gemma 3, PaliGemma",
+    "CLIPVisionModel": "CLIP, LLaVA",
+    "Qwen2VLForConditionalGeneration": "Qwen2-VL to Qwen3-VL, at a fixed size",
+    "Dinov2Model": "DINOv2, DINOv3",
+    "AutoModel": "any vision tower of fixed size in transformers",
+    "T5EncoderModel": "text of FLUX.1, SD3, LTX; UMT5 of Wan",
+    "CLIPTextModel": "text of SD, SDXL, SD3, FLUX.1",
+    "Gemma2Model": "text of Lumina 2, SANA",
+    "Qwen3ForCausalLM": "text of Z-Image, FLUX.2 klein, Qwen-Image, Krea 2",
+    "Mistral3ForConditionalGeneration": "text of FLUX.2 dev",
+    "LlamaModel": "text of HunyuanVideo",
+    "my_module:MyEncoder": "an encoder of your own, by import path",
+}
+"""For the help: the first class of each family, and its models."""
 
 REFUSED = {
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
@@ -133,21 +61,23 @@ OTHER_ORDER = "Ideogram4Pipeline"
 """A pipeline with the class of FLUX.2's VAE that stacks cells into channels in another order, which `normalize` would
 get wrong."""
 
-ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
-TEXT_ENTRIES = {class_name: entry for entry in TEXTS for class_name in entry.classes}
-
 KNOWN = "`precompute build --help` lists those that are"
 
 
 def help_lines() -> Iterator[str]:
-    """Yield a line for each family: its first class, and its models."""
-    for entry in (*FAMILIES, OTHER, *TEXTS, OWN):
-        yield f"  {entry.classes[0]:<20}  {entry.models}"
+    yield from (f"  {class_name:<20}  {models}" for class_name, models in MODELS.items())
 
 
-def entry_of(files: ModelFiles) -> Entry | None:
-    """Return the line of the model's class, or OTHER for an unlisted class whose config has an `image_size`."""
-    return ENTRIES.get(files.class_name) or (OTHER if "image_size" in files.config else None)
+def family_of(files: ModelFiles, *, reads_text: bool) -> Family | None:
+    """Return the family of the model's class; that of towers for an unlisted class whose config has an `image_size`."""
+    name = files.class_name
+    if reads_text:
+        return text_families.FAMILY if name in text_families.LOCATIONS else None
+    if name in vae_families.KINDS:
+        return vae_families.family_of(name)
+    if name in tower_families.LOCATIONS or name in tower_families.QWEN or "image_size" in files.config:
+        return tower_families.family_of(name)
+    return None
 
 
 def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
@@ -160,22 +90,22 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
 
     model = config.model
     if IMPORT_PATH.fullmatch(model):
-        return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})
+        from precompute.encoders import own
+
+        return own.FAMILY, ModelFiles(model=model, subfolder="", class_name=model, config={})
     files = find_encoder_files(config)
     refuse_wrong_use(files, config)
     refuse_quantised(files, config.reads_text)
-    if config.reads_text:
-        return TEXT_ENTRIES[files.class_name].family, files
-    if reason := REFUSED.get(files.class_name):
+    if not config.reads_text and (reason := REFUSED.get(files.class_name)):
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
     if files.class_name == "AutoencoderKLFlux2" and pipeline_class(files.model) == OTHER_ORDER:
         raise ModelError(
             f"encoder.model {model} is of class {OTHER_ORDER}, which is not served: it stacks cells into channels in "
             "another order than FLUX.2, so normalize=True would give wrong values"
         )
-    if (entry := entry_of(files)) is None:
+    if (family := family_of(files, reads_text=config.reads_text)) is None:
         raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {KNOWN}")
-    return entry.family, files
+    return family, files
 
 
 def find_encoder_files(config: EncoderConfig) -> ModelFiles:
@@ -189,10 +119,11 @@ def find_encoder_files(config: EncoderConfig) -> ModelFiles:
 def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
     """Raise ConfigError if the config asks a model for images to read texts, or the reverse."""
     where = f"encoder.model {config.model} is of class {files.class_name}"
-    if config.reads_text and files.class_name not in TEXT_ENTRIES:
-        remedy = "leave out encoder.max_tokens and source.text" if entry_of(files) else KNOWN
+    of_texts, of_images = (family_of(files, reads_text=reads_text) for reads_text in (True, False))
+    if config.reads_text and not of_texts:
+        remedy = "leave out encoder.max_tokens and source.text" if of_images else KNOWN
         raise ConfigError(f"{where}, which is not a known text encoder; {remedy}")
-    if not config.reads_text and files.class_name in TEXT_ENTRIES.keys() - ENTRIES.keys():
+    if not config.reads_text and of_texts and not of_images:
         raise ConfigError(
             f"{where}, which reads texts; set source.text: caption, and encoder.max_tokens, the tokens of each text"
         )
@@ -223,8 +154,8 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
     if files is None or config.reads_text:
         return
     try:
-        if entry := entry_of(files):
-            entry.family.refuse_size(files.config, height, width)
+        if family := family_of(files, reads_text=False):
+            family.refuse_size(files, height, width)
     except (AttributeError, LookupError, TypeError, ValueError):
         return  # loading the model reports the problem
 
@@ -245,7 +176,6 @@ def load_encoder(config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
 
 
 def taken_fields(family: Family, image: ImageRecipe | None) -> list[str]:
-    """Return the fields of the config that a family uses for a recipe."""
     return [name for name in family.takes if name not in STILL_FIELDS or not (image and image.clip)]
 
 

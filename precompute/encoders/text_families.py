@@ -1,11 +1,17 @@
 """Text encoders that transformers runs, and where checkpoints keep them. Imports no torch."""
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cache_store.format.array import ImageRecipe
-from precompute.encoders.encoder import Encoder, Family, accept_any_size
+from precompute.encoders.encoder import Encoder, Family, TextLocation, accept_any_size
 from precompute.encoders.encoder_config import TEXT_FIELDS, EncoderConfig
-from precompute.encoders.model_files import ModelFiles, TextLocation
+
+if TYPE_CHECKING:
+    from precompute.encoders.model_files import ModelFiles
+
 
 WITHIN_MULTIMODAL = {"model.language_model.": "", "language_model.model.": ""}
 """Prefixes of a decoder's weights in a multimodal model; they depend on the transformers version that saved it."""
@@ -62,9 +68,9 @@ LOCATIONS = {
 
 
 def load(files: ModelFiles, config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
-    from precompute.encoders.transformers_text import load_text_encoder
+    from precompute.encoders.text_encoder import TransformersTextEncoder
 
-    return load_text_encoder(files, LOCATIONS[files.class_name], config)
+    return TransformersTextEncoder(files, LOCATIONS[files.class_name], config)
 
 
 FAMILY = Family(load=load, refuse_size=accept_any_size, takes=("layer", *TEXT_FIELDS))

@@ -4,8 +4,7 @@ Only files with weights of the tower are downloaded, and only those weights are 
 Transformers only warns about missing weights and leaves them random; here they are an error.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -16,9 +15,17 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout, Size
-from precompute.encoders.encoder import PIXEL_RANGES, Encoder, PixelRange, refuse_other_size, still_in_range
-from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, TowerLocation, refuse_incomplete
+from precompute.encoders.encoder import (
+    PIXEL_RANGES,
+    Encoder,
+    PixelRange,
+    TowerLocation,
+    layout_of_tokens,
+    refuse_other_size,
+    still_in_range,
+)
+from precompute.encoders.encoder_config import VISION_CONFIG, EncoderConfig
+from precompute.encoders.model_files import ModelFiles, refuse_incomplete
 from precompute.encoders.weights import (
     TRANSFORMERS_FILES,
     model_errors,
@@ -39,66 +46,57 @@ and in bfloat16; the tokens' bits are equal. More at once only cost memory.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrozenTower:
-    """A vision tower on its device, in its compute dtype, and the facts that a cache records."""
-
-    hidden: Callable[[Tensor], Tensor]
-    """Maps [N, 3, Y, X] to a hidden state [N, T, F]: tokens before the patches, then rows of patches from the top."""
-    class_name: str
-    weights_sha256: str
-    image_side: int
-    """In pixels; the position embeddings fit only this size."""
-    patches: int
-    """Patches per side."""
-    features: int
-    pool: int
-    """Side, in patches, of the squares that the model itself averages; 1 if it keeps every patch."""
-    tokens_before: int = 0
-    """Number of class tokens and registers."""
-    layer: int | None = None
-    """The hidden state kept, as transformers counts them; None for the last one, after any final norm."""
-
-
 class TowerEncoder(Encoder):
     """Maps uint8 RGB to tokens, on one device."""
 
-    def __init__(self, tower: FrozenTower, config: EncoderConfig, pixel_range: PixelRange) -> None:
-        if pixel_range == "theworld":
-            raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {tower.class_name} needs signed")
-        self._pool = tower.pool if config.pool == "auto" else config.pool
-        if self._pool < 1 or tower.patches % self._pool:
-            raise ConfigError(
-                f"encoder.pool must divide the tower's {tower.patches} patches per side, got {self._pool}"
+    def __init__(
+        self, files: ModelFiles, location: TowerLocation, config: EncoderConfig, pixel_range: PixelRange
+    ) -> None:
+        """Load the tower of the checkpoint in `files`; ModelError if that fails, ConfigError for unfit settings."""
+        with model_errors(files):
+            held = tower_config(files, location)
+            tower = read_whole_tower(files, location, held)
+            side, patch = (each if isinstance(each, int) else each[0] for each in (held.image_size, held.patch_size))
+            tokens, self._features = shape_of_output(files, type(tower), held, side)
+            patches = side // patch
+            patches, before = (patches, tokens - patches**2) if tokens >= patches**2 else (isqrt(tokens), 0)
+            own_pool = patches // isqrt(files.config.get("mm_tokens_per_image", patches**2))
+        if before + patches**2 != tokens:
+            raise ModelError(
+                f"encoder.model {files.model} makes {tokens} tokens of an image, which do not form a square of patches"
             )
-        if config.class_token and not tower.tokens_before:
-            raise ConfigError(f"encoder.class_token: a {tower.class_name} has none; leave it out")
-        if config.class_token and self._pool > 1:
+        self._layer = layer = one_layer(config, own_layer(files))
+        layers = held.num_hidden_layers
+        if layer is not None and not -layers - 1 <= layer <= layers:
+            raise ModelError(
+                f"encoder.layer is {layer}, but {files.model} has hidden states 0 to {layers}, or -1 to {-layers - 1}"
+            )
+        self._pool = pool = own_pool if config.pool == "auto" else config.pool
+        if pool < 1 or patches % pool:
+            raise ConfigError(f"encoder.pool must divide the tower's {patches} patches per side, got {pool}")
+        class_name = type(tower).__name__
+        if config.class_token and not before:
+            raise ConfigError(f"encoder.class_token: a {class_name} has none; leave it out")
+        if config.class_token and pool > 1:
             raise ConfigError("encoder.class_token cannot stand beside pooled patches; set encoder.pool: 1")
-        self._dropped = 0 if config.class_token else tower.tokens_before
-        self._to_range = PIXEL_RANGES[pixel_range]
-        self.device = config.torch_device
+        self._dropped = 0 if config.class_token else before
+        """Number of class tokens and registers to leave out; they stand before the patches."""
+        self._side, self._tokens = side, before - self._dropped + (patches // pool) ** 2
+        self._to_range, self._dtype, self.device = PIXEL_RANGES[pixel_range], config.torch_dtype, config.torch_device
         self.identity = native_identity(
             config,
-            class_name=tower.class_name,
-            weights_sha256=tower.weights_sha256,
-            pool=self._pool,
-            layer=tower.layer,
+            class_name=class_name,
+            weights_sha256=weights_of_output(tower),
+            pool=pool,
+            layer=layer,
             class_token=config.class_token,
         )
-        self._tower = tower
-        self._dtype = config.torch_dtype
+        self._tower = tower.to(self.device, self._dtype)
 
     def array(self, size: Size) -> SampleLayout:
         """Describe a sample [T, F] with statistics per feature; raise ConfigError for any size but the tower's."""
-        refuse_other_size(size.height, size.width, self._tower.image_side)
-        kept = self._tower.tokens_before - self._dropped
-        return SampleLayout(
-            axes=("token", "feature"),
-            shape=(kept + (self._tower.patches // self._pool) ** 2, self._tower.features),
-            feature_axis="feature",
-            has_preview=False,
-        )
+        refuse_other_size(size.height, size.width, self._side)
+        return layout_of_tokens(self._tokens, self._features)
 
     @torch.inference_mode()
     def encode(self, pixels_NTYX3: Tensor) -> Tensor:
@@ -108,14 +106,14 @@ class TowerEncoder(Encoder):
         the machine's load.
         """
         pixels_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
-        at_once = (
-            max(1, TOWER_CPU_PIXELS // self._tower.image_side**2) if self.device.type == "cpu" else len(pixels_N3YX)
-        )
+        at_once = max(1, TOWER_CPU_PIXELS // self._side**2) if self.device.type == "cpu" else len(pixels_N3YX)
         chunks = torch.split(pixels_N3YX.to(self._dtype).contiguous(), at_once)
         return torch.cat([average_squares(self._kept(chunk), self._pool) for chunk in chunks])
 
     def _kept(self, image_N3YX: Tensor) -> Tensor:
-        return self._tower.hidden(image_N3YX)[:, self._dropped :].float()
+        made = self._tower(pixel_values=image_N3YX, output_hidden_states=self._layer is not None)
+        hidden_NTF: Tensor = made.last_hidden_state if self._layer is None else made.hidden_states[self._layer]
+        return hidden_NTF[:, self._dropped :].float()
 
 
 def average_squares(hidden_NTF: Tensor, side: int) -> Tensor:
@@ -126,9 +124,6 @@ def average_squares(hidden_NTF: Tensor, side: int) -> Tensor:
     across = isqrt(tokens) // side
     squares_NGPGPF = hidden_NTF.reshape(number, across, side, across, side, features)
     return squares_NGPGPF.mean((2, 4)).flatten(1, 2)
-
-
-# Axes: N images, Y X pixels, T tokens, F features.
 
 
 COMMON = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "image_size")
@@ -143,47 +138,6 @@ NOT_OF_OUTPUT = frozenset({"transformers_version", "architectures", "dtype", "to
 
 UNUSED = ("head.", "pooler.")
 """Prefixes of weights after the last hidden state, such as the head of SigLIP."""
-
-
-def load_tower(files: ModelFiles, location: TowerLocation, config: EncoderConfig) -> FrozenTower:
-    """Load the frozen vision tower of the checkpoint in `files`; raise ModelError if that fails."""
-    with model_errors(files):
-        held = tower_config(files, location)
-        tower = read_whole_tower(files, location, held)
-        side, patch = (each if isinstance(each, int) else each[0] for each in (held.image_size, held.patch_size))
-        tokens, features = shape_of_output(files, type(tower), held, side)
-        patches = side // patch
-        patches, before = (patches, tokens - patches**2) if tokens >= patches**2 else (isqrt(tokens), 0)
-        pool = patches // isqrt(files.config.get("mm_tokens_per_image", patches**2))
-    if before + patches**2 != tokens:
-        raise ModelError(
-            f"encoder.model {files.model} makes {tokens} tokens of an image, which do not form a square of patches"
-        )
-    digest = weights_of_output(tower)
-    layer = one_layer(config, own_layer(files))
-    tower = tower.to(config.torch_device, config.torch_dtype)
-
-    def hidden(image_N3YX: Tensor) -> Tensor:
-        if layer is None:
-            return tower(pixel_values=image_N3YX).last_hidden_state  # type: ignore[no-any-return]
-        return tower(pixel_values=image_N3YX, output_hidden_states=True).hidden_states[layer]  # type: ignore[no-any-return]
-
-    layers = held.num_hidden_layers
-    if layer is not None and not -layers - 1 <= layer <= layers:
-        raise ModelError(
-            f"encoder.layer is {layer}, but {files.model} has hidden states 0 to {layers}, or -1 to {-layers - 1}"
-        )
-    return FrozenTower(
-        hidden=hidden,
-        class_name=type(tower).__name__,
-        weights_sha256=digest,
-        image_side=side,
-        patches=patches,
-        tokens_before=before,
-        features=features,
-        pool=pool,
-        layer=layer,
-    )
 
 
 def one_layer(config: EncoderConfig, default: int | None) -> int | None:
@@ -264,7 +218,6 @@ def shape_of_output(files: ModelFiles, tower_class: Any, config: Any, side: int)
 
 
 def weights_of_output(tower: Any) -> str:
-    """Hash the weights and config values that the tower's output depends on."""
     kind, values = tower.config.model_type, tower.config.to_dict()
     of_kind = sorted(tower.config.to_diff_dict().keys() - NOT_OF_OUTPUT)
     weights = ((name, each) for name, each in tower.state_dict().items() if is_used(name))

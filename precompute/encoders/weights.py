@@ -80,7 +80,6 @@ def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming)
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
-    """Open a file of weights; raise ModelError if its header is damaged."""
     try:
         file = safe_open(path, "pt")
     except SafetensorError as error:

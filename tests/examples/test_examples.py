@@ -134,7 +134,7 @@ def uninterrupted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Step
 @pytest.mark.parametrize(
     ("script", "before", "after"),
     [
-        *(("plain_pytorch", 1, 1), ("stateful_dataloader", 1, 1), ("accelerate_loop", 2, 2), ("lightning_loop", 2, 1)),
+        *(("plain_pytorch", 1, 1), ("stateful_dataloader", 1, 1), ("accelerate_loop", 2, 1), ("lightning_loop", 2, 1)),
         ("transformers_trainer", 2, 2),
     ],
 )

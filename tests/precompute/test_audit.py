@@ -3,11 +3,9 @@
 import json
 import math
 import shlex
-import signal
-from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +13,14 @@ import torch
 
 from cache_store import __version__
 from cache_store.cache.metadata import read_build, write_build
-from cache_store.format.array import DTYPES, SampleLayout, StoreDtype
+from cache_store.format.array import DTYPES, SampleLayout
 from cache_store.format.quantized import as_read
 from cache_store.format.schema import ArraySummary
 from cache_store.verify.verify import verify
 from precompute.audit import difference_of, draw
 from precompute.cli import main
 from precompute.encode.tolerance import LIMITS, Difference, sample_units
-from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
+from tests.precompute.conftest import BROKEN, SAMPLES, Project, make_vae, sample_name
 
 CACHED_SAMPLES = SAMPLES - len(BROKEN)
 
@@ -37,7 +35,7 @@ def audit(project: Project, *options: str, code: int = 0) -> tuple[dict[str, Any
 
 @pytest.mark.parametrize(
     ("store_format", "dtype"),
-    [*[("zarr", dtype) for dtype in get_args(StoreDtype)], ("webdataset", "float16")],
+    [("zarr", "bfloat16"), ("zarr", "uint8"), ("webdataset", "float16")],
 )
 def test_an_untouched_cache_audits_with_equal_bits(project, store_format, dtype):
     project.build(store__format=store_format, store__dtype=dtype)
@@ -59,26 +57,16 @@ def test_a_wrong_latent_is_named_though_checksums_are_right(project, encoding):
     assert "row 9, sample-009 (shard 1)" in said
     assert report["worst"] == pytest.approx(0.25, abs=1e-3)
     assert report["equal_bits"] == CACHED_SAMPLES - 1
-    neighbours = [row - sum(broken < row for broken in BROKEN) for row in (8, 10)]
-    seed = next(seed for seed in range(1000) if draw(CACHED_SAMPLES, 1, seed)[0] in neighbours)
+    drawn = [row - sum(broken < row for broken in BROKEN) for row in (8, 10)]
+    seed = next(seed for seed in range(1000) if draw(CACHED_SAMPLES, 1, seed)[0] in drawn)
     report, _ = audit(project, "--samples", "1", "--seed", str(seed), code=1)
-    assert report["statement"].startswith("1 of the 3 samples compared differ")
+    assert report["statement"].startswith("1 of the 3 samples compared differ"), "its neighbour was drawn"
     condition = "next: if the encoder and the sources are right, run: rm "
     remove = next(line for line in said.splitlines() if line.startswith(condition))
     for name in shlex.split(remove.removeprefix(condition)):
         Path(name).unlink()
     project.build()
     audit(project)
-
-
-def test_an_image_that_changed_or_is_gone_is_named_and_no_other(built):
-    without_6 = [number for number in range(SAMPLES) if number != 6]
-    for numbers, replaced in ((range(SAMPLES), {"sample_006": image_bytes(99)}), (without_6, {})):
-        built.has(numbers, **replaced)
-        report, said = audit(built, code=1)
-        assert [finding["id"] for finding in report["findings"]] == ["sample-006"]
-        assert "row 6, sample-006 (shard 0)" in said
-        assert report["equal_bits"] == CACHED_SAMPLES - 1
 
 
 def test_another_encoder_or_an_unsealed_cache_is_refused(built):
@@ -104,53 +92,10 @@ def test_a_seed_repeats_a_draw_of_whole_batches(built):
 
 
 def test_every_sample_is_drawn_equally_often():
-    assert draw(1000, 20, 5) != draw(1000, 20, 6)
-    assert sorted(draw(1000, 1000, 5)) == list(range(1000))
-    counts = np.bincount([number for seed in range(2000) for number in draw(5, 2, seed)], minlength=5)
+    assert draw(1000, 20, 5).tolist() != draw(1000, 20, 6).tolist()
+    assert draw(1000, 2000, 5).tolist() == list(range(1000))
+    counts = np.bincount(np.concatenate([draw(5, 2, seed) for seed in range(2000)]), minlength=5)
     assert (np.abs(counts - 800) < 120).all()  # six standard deviations, and the seeds are fixed
-
-
-DRAWS = {
-    "": 7,
-    "--seconds=3600": CACHED_SAMPLES,
-    "--samples=5 --seconds=3600": 5,
-    "--samples=1000": CACHED_SAMPLES,
-}
-
-
-@pytest.mark.parametrize("options", DRAWS)
-def test_the_first_of_time_and_number_ends_the_draw(built, monkeypatch, options):
-    """There are 20 cached samples; without an option, an audit draws 7 here."""
-    monkeypatch.setattr("precompute.config.SAMPLES_DRAWN", 7)
-    report, _ = audit(built, *options.split())
-    assert report["drawn"] == report["asked"] == DRAWS[options]
-
-
-def test_a_time_budget_stops_the_draw_and_weakens_the_statement(built):
-    report, _ = audit(built, "--seconds", "1e-9")
-    assert 1 <= report["drawn"] < report["asked"] == CACHED_SAMPLES
-    assert f"at most {1 - 0.05 ** (1 / report['drawn']):.2%} of the 20" in report["statement"]
-
-
-def test_a_full_disk_at_the_end_loses_only_the_report_file(built):
-    said = built.run(main, "audit", built.cache, "--samples", "1", "--seed", "3", "--report", "/dev/full", code=2)
-    assert "seed        3\n" in said
-    assert "95%" in said
-    assert "/dev/full" in said
-
-
-def test_a_signal_ends_the_audit_with_code_3_and_a_report_so_far(built, encoding):
-    def signalled(encode: Callable[..., Any], image_NYX3: Any) -> Any:
-        if signal.getsignal(signal.SIGTERM) is not before:
-            signal.raise_signal(signal.SIGTERM)
-        return encode(image_NYX3)
-
-    before = signal.getsignal(signal.SIGTERM)
-    encoding(signalled)
-    report, said = audit(built, code=3)
-    assert "precompute: stopped: " in said
-    assert (report["sound"], report["error"]) == (False, said.splitlines()[-1].removeprefix("precompute: stopped: "))
-    assert 1 <= report["drawn"] < CACHED_SAMPLES
 
 
 @pytest.mark.parametrize(("relative", "code"), [(3e-6, 0), (3e-4, 1)])

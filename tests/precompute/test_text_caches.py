@@ -11,7 +11,6 @@ import torch
 
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
-from cache_store.cache.writer import ShardBuilder
 from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format.layout import NULL_TEXT_FILE
@@ -77,7 +76,7 @@ def test_a_cache_of_texts_holds_the_encoders_samples_their_tokens_and_the_null_p
     expected = encoded(encoder, captions).numpy()
     order = np.random.default_rng(0).permutation(len(SPEAKING))
     np.testing.assert_allclose(cache.read(order), expected[order], rtol=0, atol=2e-3)
-    counts, mask = [len(each.ids) for each in encoder.tokens(captions)], cache.mask(order)
+    counts, mask = [len(each.ids) for each in encoder.texts.tokens(captions)], cache.mask(order)
     assert mask.sum(1).tolist() == [min(counts[each], TOKENS) for each in order]
     assert mask[:, 0].all()
     assert not (np.diff(mask.astype(int)) > 0).any()
@@ -104,14 +103,6 @@ def test_a_damaged_null_prompt_is_named_and_repaired(texts):
         texts.lose(NULL_TEXT_FILE)
         assert [finding.file for finding in verify(texts.cache, "quick").findings] == [NULL_TEXT_FILE]
         texts.repair()
-
-
-def test_a_null_prompt_that_overflows_its_dtype_stops_the_build(captioned, monkeypatch):
-    add = ShardBuilder.add_null_text
-    monkeypatch.setattr(ShardBuilder, "add_null_text", lambda builder, sample: add(builder, sample * 1e9))
-    (line,) = captioned.build(code=1).splitlines()[-1:]
-    assert "store.dtype" in line
-    assert not [*captioned.cache.glob("commits/*")]
 
 
 def test_of_changed_captions_only_their_shards_are_encoded_again(texts, t5):
@@ -144,9 +135,7 @@ def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
         rewrite(other / "tokenizer" / name, '"</s>"', '"<eos>"')
     for option, value, field in (
         ("max_tokens", 12, "array.text.max_tokens"),
-        ("clean", "lower", "array.text.clean"),
         ("template", "an image of {}", "array.text.template"),
-        ("padding", "zero", "array.text.padding"),
         ("layer", -2, "array.encoder.layer"),
         ("model", str(other), "array.encoder.tokenizer_sha256"),
     ):

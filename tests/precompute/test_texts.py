@@ -82,15 +82,6 @@ def test_new_samples_are_added_to_all_texts(project, flux):
     assert [open_cache(project.folder / "text" / name).spec.rows for name in ("t5", "pooled")] == [SAMPLES] * 2
 
 
-def test_a_template_of_a_model_is_within_its_cache(project, tmp_path):
-    project.has([0, 1])
-    project.build()
-    texts(project, "--of", "SANA", "--model", save_text_encoder("Gemma2Model", tmp_path / "sana"), *SMALL)
-    cache = open_cache(project.folder / "text" / "gemma")
-    assert cache.spec.array.text.template == PRESETS["SANA"]["gemma"]["template"]
-    assert cache.read(np.arange(2)).shape == (2, 300, FEATURES)
-
-
 def test_encoders_of_ones_own_choice_are_a_mapping_in_the_config(built, flux):
     common = {"model": str(flux), "device": "cpu", "compute_dtype": "float32"}
     chosen = {"a": {**common, "subfolder": "text_encoder_2", "max_tokens": 9}, "b": {**common, "max_tokens": 20}}

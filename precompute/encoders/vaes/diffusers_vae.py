@@ -14,7 +14,6 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
-from precompute.encoders.encoder import images_alone
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, refuse_incomplete, silence_library
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
@@ -46,12 +45,7 @@ def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> 
 def load_native(
     files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: Fold | None = None, *, is_clip: bool = False
 ) -> FrozenVae:
-    """Load the frozen encode path of the model in `files`, run by diffusers, perhaps with layers replaced by `fold`.
-
-    Raises ConfigError, before weights are read, if the class cannot encode clips.
-    """
-    if is_clip and kind.clips is None:
-        raise images_alone(files.class_name)
+    """Load the frozen encode path of the model in `files`, run by diffusers, perhaps with layers replaced by `fold`."""
     vae = read_whole_vae(files, {"encode path": kind.encode_weights + kind.further_weights})
     free_weights(vae, kind.decode_weights)
     with model_errors(files):
@@ -67,12 +61,9 @@ def load_native(
         network=split_batches(network) if on_cpu else network,
         class_name=files.class_name,
         weights_sha256=digest,
-        spatial_factor=kind.spatial_factor(vae.config),
-        multiple=kind.multiple(vae.config),
-        channels=vae.config[kind.channels],
+        kind=kind,
+        config=vae.config,
         normalization=normalization,
-        has_posterior=kind.has_posterior,
-        exact_pixels=bool(kind.float32_until),
         is_folded=fold is not None,
         clips=kind.clips(vae.config) if kind.clips and is_clip else None,
     )
@@ -87,7 +78,6 @@ def free_weights(vae: Any, weights: tuple[str, ...]) -> None:
 def encode_path_sha256(
     files: ModelFiles, kind: VaeKind, config: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> str:
-    """Hash the encode path; other weights in `weights` are ignored."""
     chosen = ((name, weight) for name, weight in weights.items() if name.startswith(kind.encode_weights))
     return weights_sha256(files.class_name, config, kind.encode_config, chosen)
 
@@ -100,7 +90,7 @@ def native_network(vae: Any, kind: VaeKind, config: EncoderConfig) -> Network:
     leaves off, stays off: it changes Wan's latents by 41 % of their root mean square.
     """
     assert not vae.use_tiling
-    has_alpha = kind.pixel_channels(vae.config) == 4
+    has_alpha = kind.takes_frames and vae.config.get("in_channels") == 4 * (vae.config.get("patch_size") or 1) ** 2
     with silence_library(logging):
         vae = vae.to(config.torch_device, config.torch_dtype)
     if kind.float32_until:

@@ -3,11 +3,7 @@
 Wan's causal convolutions left-pad time with zeros, so on a single frame only the last temporal tap sees anything but
 zeros: a `Conv3d` is the `Conv2d` of `W[:, :, -1]`, temporal resampling is skipped on the first frame, and
 attention is per frame. In the residual form, shortcuts average frames too; all but the last are zeros. The 2-D network
-runs channels-last, with normalisation and SiLU in float32.
-
-On a CPU a latent of 224x224 pixels has the same bits for every number of threads that was tried (1 to 8); at some
-smaller sizes oneDNN splits a convolution by that number (32x40 pixels: 1 differs from 2 or 4), so a build uses a fixed
-number.
+runs channels-last.
 
 Measured and left out, each under 3 %: oneDNN-packed weights, the residual sum fused into the convolution, an
 asymmetric padding in place of pad and convolve.
@@ -31,16 +27,6 @@ from precompute.encoders.vaes.vae import FrozenVae, add_alpha
 from precompute.encoders.vaes.wan_files import read_encode_path, wan_config
 from precompute.encoders.weights import model_errors, weights_sha256
 
-BLOCK_ELEMENTS = 2**19
-"""Elements normalised at once on a CPU: 2 MB in float32, so that a block's temporaries stay in cache and the
-allocator keeps them; whole tensors would go back to the system and be paged in again at every layer."""
-
-SMALLEST_SHARE = 32_768
-"""ATen's grain size: the fewest elements that it gives a thread when it splits work between threads."""
-
-VECTORS = 32
-"""Elements that ATen's elementwise kernels take at a time: two AVX-512 vectors, a multiple of all others."""
-
 SMALLEST_LENGTH = 1e-12
 """Floor of a channel vector's length, as in `F.normalize`."""
 
@@ -57,12 +43,10 @@ def folded_wan(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Froze
         network=prepare_network(folded, config),
         class_name=files.class_name,
         weights_sha256=weights_sha256(files.class_name, held.values, kind.encode_config, weights.items()),
-        spatial_factor=kind.spatial_factor(files.config),
-        multiple=kind.multiple(files.config),
-        channels=held.z_dim,
+        kind=kind,
+        config=held.values,
         normalization=normalization,
         is_folded=True,
-        is_compilable=True,
     )
 
 
@@ -113,46 +97,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.register_buffer("gain_C", gain.detach().float().flatten().clone())
 
-    def forward(self, x_NCYX: Tensor, silu: bool, in_place: bool = False) -> Tensor:
+    def forward(self, x_NCYX: Tensor, silu: bool) -> Tensor:
         x_NYXC = x_NCYX.permute(0, 2, 3, 1).contiguous()  # no copy after a channels-last layer
-        if x_NYXC.is_cuda or torch.compiler.is_compiling():
-            return normalize_whole(x_NYXC, self.gain_C, silu).permute(0, 3, 1, 2)
-        out_NYXC = x_NYXC if in_place else torch.empty_like(x_NYXC)
-        return normalize_in_blocks(x_NYXC, self.gain_C, silu, out=out_NYXC).permute(0, 3, 1, 2)
-
-
-def normalize_whole(x_NYXC: Tensor, gain_C: Tensor, silu: bool) -> Tensor:
-    """Normalise the whole tensor at once: a GPU has one kernel for it, and a compiler fuses it."""
-    y_NYXC = F.rms_norm(x_NYXC, gain_C.shape, gain_C.to(x_NYXC.dtype), eps=SMALLEST_LENGTH**2)
-    return F.silu(y_NYXC, inplace=True) if silu else y_NYXC
-
-
-def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor) -> Tensor:
-    """Normalise block by block, for a CPU: in float32, rounded once into `out`, which may be `x_NYXC` itself."""
-    channels = len(gain_C)
-    pixels = max(1, BLOCK_ELEMENTS // channels)
-    scale_C = gain_C * channels**0.5
-    blocks = (torch.split(whole.view(-1, channels), pixels) for whole in (x_NYXC, out))
-    for x_PC, out_PC in zip(*blocks, strict=True):
-        scratch = torch.zeros(round_to_vectors(x_PC.numel()))
-        y_PC = scratch[: x_PC.numel()].view_as(x_PC).copy_(x_PC)
-        length: Tensor = torch.linalg.vector_norm(y_PC, dim=-1, keepdim=True).clamp_min_(SMALLEST_LENGTH)
-        y_PC.mul_(length.reciprocal_()).mul_(scale_C)
-        if silu:
-            F.silu(scratch, inplace=True)
-        out_PC.copy_(y_PC)
-    return out
-
-
-def round_to_vectors(elements: int) -> int:
-    """Round `elements` up until each thread's share is a whole number of vectors.
-
-    `F.silu` computes the elements after a share's last whole vector with another exponential, so without the rounding a
-    latent's last bits would depend on the number of threads.
-    """
-    threads = torch.get_num_threads()
-    unit = VECTORS * threads if elements >= SMALLEST_SHARE * threads else SMALLEST_SHARE
-    return -(-elements // unit) * unit
+        gain_C = self.gain_C.to(x_NYXC.dtype)
+        y_NYXC = F.rms_norm(x_NYXC, gain_C.shape, gain_C, eps=SMALLEST_LENGTH**2)
+        return (F.silu(y_NYXC, inplace=True) if silu else y_NYXC).permute(0, 3, 1, 2)
 
 
 class WanResidualBlock(nn.Module):
@@ -169,7 +118,7 @@ class WanResidualBlock(nn.Module):
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         y_NCYX = self.conv1(self.norm1(x_NCYX, silu=True))
-        y_NCYX = self.conv2(self.norm2(y_NCYX, silu=True, in_place=True))
+        y_NCYX = self.conv2(self.norm2(y_NCYX, silu=True))
         return y_NCYX.add_(self.shortcut(x_NCYX))  # type: ignore[no-any-return]
 
 
@@ -235,7 +184,6 @@ FOLDED: dict[str, Callable[[Weights, torch.dtype], nn.Module]] = {
 
 
 def fold_wan_block(weights: Weights, dtype: torch.dtype) -> nn.Module:
-    """Make the 2-D counterpart of one of diffusers' encoder blocks."""
     return next(fold for name, fold in FOLDED.items() if name in weights)(weights, dtype)
 
 

@@ -71,7 +71,6 @@ def refuse_without_compiler(device: torch.device) -> None:
 
 
 def weights_of_part(weights: Weights, part: str) -> Weights:
-    """Select the weights of a part, and remove its prefix from their names."""
     prefix = f"{part}."
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
@@ -110,7 +109,6 @@ class ChannelLinear(nn.Linear):
 
 
 def set_parameters(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> ConvOrLinear:
-    """Give `layer` frozen copies of these parameters, and return it."""
     layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
     layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
     return layer

@@ -1,22 +1,22 @@
-"""The differences between classes of diffusers' VAEs. Imports no torch."""
+"""The facts about a class of diffusers' VAEs, and how it encodes clips. Imports no torch."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import Normalization
-from precompute.encoders.model_files import ModelFiles
+
+if TYPE_CHECKING:
+    from precompute.encoders.model_files import ModelFiles
 
 Config = Mapping[str, Any]
 """The values of a model's config.json, perhaps with diffusers' defaults for missing ones."""
 
-
 MEANS = ("latents_mean", "latents_std")
 """Names of the statistics of latents, in configs and weights."""
-
-ENCODER, DECODER = ("encoder.",), ("decoder.",)
-"""Prefixes of the weights of a VAE without convolutions around its latents."""
 
 
 def config_normalization(config: Config, weights: Config, is_clip: bool = False) -> Normalization:
@@ -28,18 +28,6 @@ def config_normalization(config: Config, weights: Config, is_clip: bool = False)
         latents_shift=config.get("shift_factor") or None,
         latents_scale=None if scale == 1 else scale,
     )
-
-
-def one_cell(config: Config) -> int:
-    return 1
-
-
-def two_cells(config: Config) -> int:
-    return 2
-
-
-def rgb_channels(config: Config) -> int:
-    return 3
 
 
 Prefix = tuple[int, int]
@@ -80,15 +68,14 @@ class VaeKind:
 
     spatial_factor: Callable[[Config], int]
     """Reads the side of a latent cell, in pixels, from config.json."""
-    cells: Callable[[Config], int] = one_cell
+    cells: Callable[[Config], int] = lambda config: 1
     """Reads the side, in cells, of the square that diffusion models take as one, where the VAE tells it."""
     encode_config: tuple[str, ...]
     """Config values that encoding depends on."""
     channels: str = "latent_channels"
     """The config value that counts a latent's channels."""
-    encode_weights: tuple[str, ...] = ("encoder.", "quant_conv.")
-    """Prefixes of the weights that encoding depends on."""
-    decode_weights: tuple[str, ...] = ("decoder.", "post_quant_conv.")
+    has_quant_conv: bool = True
+    """Whether there may be a convolution after the encoder and before the decoder."""
     further_weights: tuple[str, ...] = ()
     """Prefixes of the weights that the normalisation depends on."""
     normalization: Callable[[Config, Config, bool], Normalization] = config_normalization
@@ -98,12 +85,21 @@ class VaeKind:
     has_posterior: bool = True
     takes_frames: bool = False
     """Whether an image enters as a video of one frame."""
+    folds: Literal["", "still", "wan"] = ""
+    """How the encoder is folded for still images: by `fold_still`, or as `FoldedWanEncoder`."""
     clips: Callable[[Config], ClipRule] | None = None
     """Reads how clips are encoded, from the config with all defaults; None for a class that encodes images alone."""
     float32_until: str = ""
     """The part of the encoder that takes pixels in float32, whatever the dtype, because it amplifies rounding."""
-    pixel_channels: Callable[[Config], int] = rgb_channels
-    """Reads the number of channels of an image: 3, or 4 with alpha."""
+
+    @property
+    def encode_weights(self) -> tuple[str, ...]:
+        """Prefixes of the weights that encoding depends on."""
+        return ("encoder.", "quant_conv.") if self.has_quant_conv else ("encoder.",)
+
+    @property
+    def decode_weights(self) -> tuple[str, ...]:
+        return ("decoder.", "post_quant_conv.") if self.has_quant_conv else ("decoder.",)
 
     def multiple(self, config: Config) -> int:
         """Return the number of pixels whose multiples an image's height and width must be."""
@@ -111,7 +107,6 @@ class VaeKind:
 
 
 def stated_factor(config: Config) -> int:
-    """Return the spatial factor that a config states."""
     factor: int = config.get("spatial_compression_ratio", 8)
     return factor
 

@@ -21,7 +21,7 @@ from precompute.encoders.encoder import (
     still_in_range,
 )
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.vaes.kind import ClipRule
+from precompute.encoders.vaes.kind import ClipRule, Config, VaeKind
 
 LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
 """Bounds of a posterior's log-variance, as in diffusers' `DiagonalGaussianDistribution`."""
@@ -48,17 +48,11 @@ class FrozenVae:
     network: Network
     class_name: str
     weights_sha256: str
-    spatial_factor: int
-    multiple: int
-    """Pixels whose multiples an image's height and width must be."""
-    channels: int
-    """Channels of a latent."""
+    kind: VaeKind
+    config: Config
+    """The values of its config.json, with all defaults."""
     normalization: Normalization
-    has_posterior: bool = True
-    exact_pixels: bool = False
-    """Whether the network takes pixels in float32 and rounds later."""
-    is_folded: bool = False
-    is_compilable: bool = False
+    is_folded: bool
     clips: ClipRule | None = None
     """How clips are encoded; None for a network of images."""
 
@@ -75,8 +69,8 @@ class VaeEncoder(Encoder):
             class_name=vae.class_name,
             weights_sha256=vae.weights_sha256,
             path="folded" if vae.is_folded else "native",
-            compiled=config.compile if vae.is_compilable else False,
-            posterior=config.posterior if vae.has_posterior else "none",
+            compiled=config.compile if vae.is_folded and vae.kind.folds == "wan" else False,
+            posterior=config.posterior if vae.kind.has_posterior else "none",
             compute_dtype=config.compute_dtype,
             batch_size=config.batch_size,
             **msgspec.structs.asdict(vae.normalization),
@@ -92,9 +86,10 @@ class VaeEncoder(Encoder):
 
         Raises ConfigError for a size that needs cropping, and for a number of frames that the VAE would cut.
         """
-        factor = self._vae.spatial_factor
-        refuse_cropping(size.height, size.width, self._vae.multiple)
-        channels = self._vae.channels * (2 if self.identity.posterior == "moments" else 1)
+        kind, config = self._vae.kind, self._vae.config
+        factor = kind.spatial_factor(config)
+        refuse_cropping(size.height, size.width, kind.multiple(config))
+        channels = config[kind.channels] * (2 if self.identity.posterior == "moments" else 1)
         frames = () if self._clips is None else (self._clips.latent_frames(size.frames, self._vae.class_name),)
         return SampleLayout(
             axes=("channel", *(["latent_t"] if frames else []), "latent_y", "latent_x"),
@@ -110,7 +105,7 @@ class VaeEncoder(Encoder):
         One clip is encoded at a time, on a GPU too: it fills one, memory does not grow with the batch, and bits do not
         depend on it.
         """
-        dtype = torch.float32 if self._vae.exact_pixels else self._dtype
+        dtype = torch.float32 if self._vae.kind.float32_until else self._dtype
         if self._clips is None:
             image_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
             return self._kept(self._vae.network(image_N3YX.to(dtype))).float().contiguous()

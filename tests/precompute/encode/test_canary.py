@@ -1,9 +1,7 @@
 """A build commits nothing from a device whose samples are not those of the encoder's weights."""
 
 import json
-import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +18,9 @@ from cache_store.errors import Interrupted
 from cache_store.format.array import Size
 from precompute.encode.canary import Canary, choose_places, difference
 from precompute.encode.tolerance import LIMITS, Difference, Limits
-from precompute.encoders import hardware
-from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.hardware import cudnn_text, hardware_of
-from precompute.encoders.registry import load_encoder, load_reference
+from precompute.encoders.hardware import hardware_of
+from precompute.encoders.registry import load_encoder
 from tests.cache_store.signing import load, save_signed
 from tests.make_cache import make_array, make_encoder
 from tests.precompute.encoders.loading import image_recipe, photos
@@ -54,7 +50,6 @@ def round_pixels_and_latents(encoder) -> None:
 
 BREAKS: dict[str, tuple[Callable[[Any], object], str]] = {
     "one weight is off": (lambda encoder: weight_of(encoder)[0, 0, 0, 0].add_(1.0), "float32"),
-    "a convolution is off by 1 %": (lambda encoder: weight_of(encoder).mul_(1.01), "float32"),
     "another dtype": (round_pixels_and_latents, "float32"),
     "a convolution gives zeros": (lambda encoder: weight_of(encoder).zero_(), "bfloat16"),
 }
@@ -139,17 +134,6 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
     ended.set()
 
 
-def test_the_wait_for_the_check_is_not_counted_as_writing(project, monkeypatch):
-    def slow(*arguments: Any) -> Encoder:
-        time.sleep(2)
-        return load_reference(*arguments)
-
-    monkeypatch.setattr("precompute.encode.canary.load_reference", slow)
-    said = re.search(r"the encoder worked \d+% of the time, checking the device took (\d+)%", project.build())
-    assert said
-    assert int(said[1]) >= 15
-
-
 @pytest.mark.parametrize(("side", "compared"), [(8, [1, 2]), (256, [1, 2]), (512, [1])])
 def test_fewer_large_images_are_compared(side, compared):
     assert choose_places([1, 2, 3], (4, 1, side, side, 3)) == compared
@@ -169,12 +153,3 @@ def test_a_record_names_its_hardware_and_commands_say_where_shards_differ(projec
         said = project.run(cache_store, "verify", project.cache, "--level", level)
         assert "shards were made by 2 kinds of hardware or libraries:\n" in said
         assert other in said
-
-
-def test_drivers_and_cudnn_are_written_as_people_write_them(monkeypatch, tmp_path):
-    assert [cudnn_text(each) for each in (91002, 90701, 8902)] == ["9.10.2", "9.7.1", "8.9.2"]
-    monkeypatch.setattr(hardware, "DRIVER", tmp_path / "version")
-    assert hardware.driver_version() == ""
-    for module in ("Kernel Module  570.86.15", "Open Kernel Module for x86_64  570.86.15"):
-        (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX {module}  Thu Jan 23\nGCC version: gcc 12.2.0\n")
-        assert hardware.driver_version() == "570.86.15"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from precompute.config import BuildConfig, RunConfig
-from precompute.encode.crew import Crew, Machine, crew_of, crew_on_gpus
+from precompute.encode.crew import Machine, crew_of, crew_on_gpus
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.images.config import ImageConfig
 from precompute.sources.config import SourceConfig
@@ -28,20 +28,18 @@ def make_config(device="auto", workers="auto", side=224, dtype="bfloat16", max_t
 @pytest.mark.parametrize(
     ("machine", "options", "shards", "crew"),
     [
-        (ONE_GPU, {}, 146, Crew(4, 4)),
-        (NODE, {}, 146, Crew(32, 32)),
-        (NODE, {"device": "cuda:3"}, 146, Crew(4, 32)),  # a rank's: other ranks have the other GPUs, and their cores
-        (NODE, {}, 5, Crew(5, 8)),
-        (NODE, {}, 0, Crew(1, 8)),
-        (replace(ONE_GPU, cores=8), {}, 146, Crew(2, 2)),
-        (replace(ONE_GPU, cores=2), {}, 146, Crew(1, 1)),
-        (replace(ONE_GPU, host_bytes=12 * GIB), {}, 146, Crew(3, 3)),
-        (replace(ONE_GPU, gpu_bytes=20 * GIB), {}, 146, Crew(2, 2)),
-        (ONE_GPU, {"side": 512}, 146, Crew(2, 2)),
-        (ONE_GPU, {"side": 1024, "dtype": "float32"}, 146, Crew(1, 1)),
-        (ONE_GPU, {"workers": 7}, 146, Crew(7, 7)),
-        (NODE, {"max_tokens": 512}, 146, Crew(8, 8)),  # a text encoder has one worker on each GPU
-        (NODE, {"max_tokens": 512}, 3, Crew(3, 8)),
+        (ONE_GPU, {}, 146, (4, 4)),
+        (NODE, {}, 146, (32, 32)),
+        (NODE, {"device": "cuda:3"}, 146, (4, 32)),  # a rank's: other ranks have the other GPUs, and their cores
+        (NODE, {}, 5, (5, 8)),
+        (replace(ONE_GPU, cores=8), {}, 146, (2, 2)),
+        (replace(ONE_GPU, cores=2), {}, 146, (1, 1)),
+        (replace(ONE_GPU, host_bytes=12 * GIB), {}, 146, (3, 3)),
+        (replace(ONE_GPU, gpu_bytes=20 * GIB), {}, 146, (2, 2)),
+        (ONE_GPU, {"side": 512}, 146, (2, 2)),
+        (ONE_GPU, {"side": 1024, "dtype": "float32"}, 146, (1, 1)),
+        (NODE, {"max_tokens": 512}, 146, (8, 8)),  # a text encoder has one worker on each GPU
+        (NODE, {"max_tokens": 512}, 3, (3, 8)),
     ],
 )
 def test_workers_on_gpus_follow_from_cores_memory_and_shards(machine, options, shards, crew):
@@ -50,5 +48,5 @@ def test_workers_on_gpus_follow_from_cores_memory_and_shards(machine, options, s
 
 def test_a_cpu_has_a_worker_for_each_pair_of_threads(monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 9)
-    assert [crew_of(make_config("cpu"), shards) for shards in (1, 3, 100)] == [Crew(1, 1), Crew(3, 3), Crew(4, 4)]
-    assert crew_of(make_config("cpu", workers=2), 100) == Crew(2, 2)
+    assert [crew_of(make_config("cpu"), shards) for shards in (1, 3, 100)] == [(1, 1), (3, 3), (4, 4)]
+    assert crew_of(make_config("cpu", workers=2), 100) == (2, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cache_store.format.array import ArraySpec, Size
-from precompute.encode.device_feed import SLOTS, DirectFeed, StreamedFeed, feed_of
+from precompute.encode.device_feed import SLOTS, CudaRuntime, DirectFeed, StreamedFeed, feed_of
 from precompute.images.fit import MID_GREY
 from tests.make_cache import make_array, make_encoder
 
@@ -38,8 +38,8 @@ class Stream:
         assert event.is_recorded
 
 
-class Host:
-    """A `Runtime` whose device is this processor, with or without graphs."""
+class Host(CudaRuntime):
+    """A device that is this processor, with or without graphs."""
 
     def __init__(self, captures: bool = True) -> None:
         self.captures, self.replays = captures, 0
@@ -96,7 +96,7 @@ def encode(feed, array, batch):
 
 
 def directly(array, batch):
-    return encode(DirectFeed(Encoder()), array, batch).samples()[0]
+    return encode(DirectFeed(Encoder()), array, batch)()[0]
 
 
 def batches_of(array, *sizes):
@@ -111,7 +111,7 @@ def test_a_batch_through_slots_gives_the_samples_of_a_call(logged, captures):
     feed = StreamedFeed(encoder, host)
     batches = batches_of(ARRAY, 4, 4, 1, 4, 3, 4, 2)
     for batch in batches:
-        samples, seconds = encode(feed, ARRAY, batch).samples()
+        samples, seconds = encode(feed, ARRAY, batch)()
         np.testing.assert_array_equal(samples, directly(ARRAY, batch))
         assert seconds == 0.02
         assert len(encoder.batches[-1]) == BATCH
@@ -129,12 +129,12 @@ def test_at_most_one_batch_per_slot_is_on_the_device():
     late.start()
     late.join(0.05)
     assert late.is_alive(), "the thread did not wait for a slot"
-    first, _ = ahead[0].samples()
+    first, _ = ahead[0]()
     kept = first.copy()
     late.join(10)
     np.testing.assert_array_equal(first, kept, "the slot's next batch changed the samples")
     for encoding, batch in zip(ahead[1:], batches[1:], strict=True):
-        np.testing.assert_array_equal(encoding.samples()[0], directly(ARRAY, batch))
+        np.testing.assert_array_equal(encoding()[0], directly(ARRAY, batch))
 
 
 def test_slots_and_graph_are_made_anew_for_each_size():
@@ -145,7 +145,7 @@ def test_slots_and_graph_are_made_anew_for_each_size():
         (batch,) = batches_of(each, 3)
         buffer = feed.buffers.take(each)
         buffer[:3] = batch
-        np.testing.assert_array_equal(feed.encode(each, buffer, 3).samples()[0], directly(each, batch))
+        np.testing.assert_array_equal(feed.encode(each, buffer, 3)()[0], directly(each, batch))
         feed.buffers.give_back(buffer)
     assert host.replays == 5
     assert feed.buffers.take(wide).shape == (BATCH, 1, 24, 48, 3)
@@ -160,7 +160,7 @@ def test_a_gpu_gives_the_same_bytes_through_graph_and_slots():
     feed = feed_of(encoder)
     assert isinstance(feed, StreamedFeed)
     for batch in batches_of(ARRAY, 4, 4, 4, 4, 2):
-        samples, seconds = encode(feed, ARRAY, batch).samples()
+        samples, seconds = encode(feed, ARRAY, batch)()
         full = np.concatenate([batch, np.full((4 - len(batch), *batch.shape[1:]), MID_GREY, np.uint8)])
         np.testing.assert_array_equal(samples, encoder.encode(torch.from_numpy(full)).cpu().numpy()[: len(batch)])
         assert seconds > 0

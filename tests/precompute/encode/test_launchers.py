@@ -5,7 +5,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,9 +38,9 @@ def has_workers(project: Project, build: Build) -> bool:
     return len(workers_of(build)) == 2
 
 
-def send_all(number: int) -> Callable[[Project, Build], None]:
-    """Send a signal to every process: SIGINT as a terminal does, SIGTERM as a batch system does."""
-    return lambda project, build: os.killpg(build.pid, number)
+def stop_all(project: Project, build: Build) -> None:
+    """Send SIGTERM to every process, as a batch system does."""
+    os.killpg(build.pid, signal.SIGTERM)
 
 
 def kill_a_worker(project: Project, build: Build) -> None:
@@ -53,12 +52,6 @@ def kill_a_worker(project: Project, build: Build) -> None:
         assert all(name.endswith(" (deleted)") for name in named), named
     os.kill(random.choice(workers_of(build)), signal.SIGKILL)
     os.killpg(build.pid, signal.SIGCONT)
-
-
-def kill_a_worker_and_the_parent(project: Project, build: Build) -> None:
-    time.sleep(random.random() / 2)
-    os.kill(random.choice(workers_of(build)), signal.SIGKILL)
-    build.kill()
 
 
 def kill_the_parent(project: Project, build: Build) -> None:
@@ -81,13 +74,11 @@ def take_the_folder_away(project: Project, build: Build) -> None:
 @pytest.mark.parametrize(
     ("moment", "disturb", "code", "said"),
     [
-        (has_workers, send_all(signal.SIGINT), 3, "precompute: stopped: "),
-        (has_workers, send_all(signal.SIGTERM), 3, "precompute: stopped: "),
-        (has_committed, send_all(signal.SIGINT), 3, "run the same command again"),
+        (has_workers, stop_all, 3, "precompute: stopped: "),
+        (has_committed, stop_all, 3, "run the same command again"),
         (has_committed, kill_a_worker, 1, "died with exit code -9"),
         (has_committed, take_the_folder_away, 1, ": {cache}/latents/40x32/c"),
         (has_committed, kill_the_parent, -signal.SIGKILL, ""),
-        (has_committed, kill_a_worker_and_the_parent, -signal.SIGKILL, ""),
     ],
 )
 def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, disturb, code, said):

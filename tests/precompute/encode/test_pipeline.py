@@ -1,10 +1,8 @@
 """The batches that the encoder gets, the memory that the pipeline holds, and the meaning of its figures."""
 
 import errno
-import io
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +29,6 @@ from precompute.encode.batches import Batch, Decoders, decoded_batches, make_buf
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, encode_shards
 from precompute.encode.progress import ADVISED_S, BuildProgress
-from precompute.encoders.encoder_config import EncoderConfig
 from precompute.inputs import make_reader
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
@@ -149,11 +146,6 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
             assert len(started) == taken + ahead
 
 
-def test_images_are_handed_over_in_pieces_that_leave_no_thread_idle():
-    for batch_size, threads, piece in ((32, 2, 4), (8, 2, 4), (8, 4, 3), (8, 16, 1), (32, 16, 3), (1, 2, 1)):
-        assert Decoders(threads).piece_samples(batch_size) == piece
-
-
 class LazyDisk:
     """A writer that writes only when it is waited for, as the slowest disk."""
 
@@ -240,15 +232,6 @@ def test_a_shard_is_committed_while_the_next_one_is_encoded(planned, monkeypatch
     assert done == [0, 1, 2]
 
 
-@pytest.mark.parametrize("compiles", [True, False])
-def test_a_record_says_whether_auto_compiled_the_encoder(planned, monkeypatch, compiles):
-    monkeypatch.setattr(EncoderConfig, "compiles", compiles)
-    done = list[Progress]()
-    planned.encode(lambda: None, done.append)
-    records = [each.committed for each in done if each.committed]
-    assert {record.run.hardware.get("encoder") for record in records} == {"compiled" if compiles else None}
-
-
 def test_a_build_uses_a_few_buffers_again_and_again(planned, monkeypatch):
     """Their number depends on the batches that are decoded, encoded and written at a time, not on the data set."""
     made = list[np.ndarray]()
@@ -257,13 +240,12 @@ def test_a_build_uses_a_few_buffers_again_and_again(planned, monkeypatch):
     assert len(made) <= Decoders(2).batches_ahead(planned.job.spec) + WRITES_BEHIND + 3 < SAMPLES
 
 
-@pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
-def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock, monkeypatch, capsys, seconds):
-    """Each image arrives `seconds` after the encoder first waits for it; a sound one is encoded for 30 s."""
+def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock, monkeypatch, capsys):
+    """Each image arrives 10 s after the encoder first waits for it; a sound one is encoded for 30 s."""
     wait, waited_for = Batch.wait, set[Batch]()
 
     def held_back(batch: Batch) -> Any:
-        clock.now += 0.0 if batch in waited_for else seconds
+        clock.now += 0.0 if batch in waited_for else 10.0
         waited_for.add(batch)
         return wait(batch)
 
@@ -273,17 +255,13 @@ def test_the_encoders_working_share_leaves_out_the_time_it_waits(planned, clock,
     monkeypatch.setattr(Batch, "wait", held_back)
     with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0)) as progress:
         planned.encode(work, progress)
-    waited, worked = SAMPLES * seconds, len(GOOD) * 30.0
+    waited, worked = SAMPLES * 10.0, len(GOOD) * 30.0
     assert progress.working_share == pytest.approx(worked / (waited + worked))
     assert "rejected, encoder works " in capsys.readouterr().err
     encoded = progress.encoded
     assert encoded.slowest == "encoding", "no decode thread was busy while images were held back"
-    speed, advice = (
-        f"the encoder worked {progress.working_share:.0%} of the time",
-        "; encoding was slowest: a GPU helps",
-    )
-    assert str(encoded).endswith(speed), "a short build gets no advice"
-    assert f"{speed}{advice}" in str(replace(encoded, images_per_s=encoded.images / ADVISED_S))
+    assert "a GPU helps" not in str(encoded), "a short build gets no advice"
+    assert "; encoding was slowest: a GPU helps" in str(replace(encoded, images_per_s=encoded.images / ADVISED_S))
 
 
 def test_a_build_says_how_busy_its_gpu_was(planned, monkeypatch):
@@ -305,15 +283,3 @@ def test_a_build_that_is_not_alone_says_so_once(planned, caplog):
                 progress(replace(each, is_others=True))
         assert caplog.text.count("another build of this cache seems to run") == told
         caplog.clear()
-
-
-def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):
-    log, now = io.StringIO(), [1_000_000.0]
-    monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-    with closing(BuildProgress(6_000, [], max_reject_fraction=1.0)) as progress:
-        for _ in range(6_000):
-            now[0] += 0.1
-            progress(Progress(samples=1, elapsed_s=0.1))
-    assert 20 <= log.getvalue().count("\n") <= 23
-    assert "6000/6000" in log.getvalue()

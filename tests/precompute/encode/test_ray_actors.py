@@ -4,9 +4,7 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +15,16 @@ import torch
 import yaml
 
 from cache_store.cache.metadata import read_spec
-from cache_store.errors import CacheError, ConfigError, EncodeOnceError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.format.array import Size
 from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
-from precompute.encode.ray_actors import RayWorker, refuse_no_answer, run_on_ray
+from precompute.encode.ray_actors import RayWorker, run_on_ray
 from tests.named import assert_names
 from tests.precompute.conftest import SAMPLES, timeless_files
-from tests.precompute.encode.builds import processes_of, start_build, wait_for
-from tests.slurm import free_port
+from tests.precompute.encode.builds import start_build, wait_for
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -159,27 +156,26 @@ def test_a_call_that_ray_repeats_yields_the_same_reports():
     """Ray repeats a call if the connection to a living actor was lost for a moment."""
     worker = Reporting(None)
     first = worker.build(7)
-    assert next(first).samples == 4
-    assert [report.shard for report in worker.build(7)] == [7, 7, 7]
-    assert [report.ends_shard for report in first] == [False, True]
+    assert [(report.shard, report.samples, report.ends_shard) for report in first] == [
+        (7, 4, False),
+        (7, 0, False),
+        (7, 0, True),
+    ]
+    assert worker.build(7) == first
     worker.drop()
     STOP_REQUEST.clear()
 
 
-def test_a_signal_to_all_processes_of_a_local_ray_ends_it(project, monkeypatch):
-    """Batch systems send one to Ray's processes too; a rerun goes on."""
-    monkeypatch.setenv("RAY_ADDRESS", "local")
+def test_a_stop_ends_the_build_and_a_rerun_by_another_engine_goes_on(project, cluster):
     build = start_build(project.config(**RAY, run__workers=1))
     wait_for(lambda: list(project.cache.glob("commits/*.json")))
     os.killpg(build.pid, signal.SIGTERM)
     _, error = build.communicate(timeout=300)
     assert build.returncode == 3, error
     assert not {"Traceback", "leaked"} & {*error.split()}
-    wait_for(lambda: not processes_of(build.pid))
     assert not (project.cache / "seal.json").exists(), "the build was not stopped"
     project.build(**SLOW)
-    project.build(name="undisturbed", **SLOW)
-    assert project.files() == timeless_files(project.folder / "undisturbed")
+    project.assert_as_built(**SLOW)
 
 
 def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
@@ -193,86 +189,13 @@ def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
         run_on_ray(job, lambda _: None)
 
 
-def autoscaling_config(address):
-    """Describe a cluster of a head without cores and up to two nodes of two cores, all processes of this machine."""
-    head, node = "ray.head.default", {"CPU": 2, "object_store_memory": STORE_BYTES}
-    types = {
-        head: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-        "cpu": {"resources": node, "node_config": {}, "min_workers": 0, "max_workers": 2},
-    }
-    lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-    return {
-        "cluster_name": "grows",
-        "max_workers": 2,
-        "idle_timeout_minutes": 1,
-        "upscaling_speed": 100.0,
-        "provider": {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True},
-        "available_node_types": types,
-        "head_node_type": head,
-        "cluster_synced_files": [],
-        "file_mounts_sync_continuously": False,
-        **{name: {} for name in ("auth", "docker", "file_mounts")},
-        **{name: [] for name in ("rsync_exclude", "rsync_filter", *(f"{each}_commands" for each in lists))},
-    }
-
-
-@pytest.fixture
-def growing_cluster():
-    """The head of an autoscaling cluster without a worker, and its address."""
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:  # names of sockets are short
-        path = Path(folder, "cluster.json")
-        path.write_text(json.dumps(autoscaling_config(address)))
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=0"]
-        command += [f"--port={port}", f"--autoscaling-config={path}", f"--temp-dir={folder}"]
-        command += [f"--object-store-memory={STORE_BYTES}", "--include-dashboard=false"]
-        settings = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_AUTH_MODE": "disabled"}
-        head = subprocess.Popen(
-            command,
-            env={**os.environ, **LOOPBACK, **settings},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            yield head, address
-        finally:
-            for process in processes_of(head.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            head.wait()
-
-
-def test_an_autoscaling_cluster_starts_the_nodes_that_a_build_wants(project, growing_cluster, monkeypatch):
-    head, address = growing_cluster
-
-    def is_up():
-        assert head.poll() is None, "the head has ended"
-        try:
-            refuse_no_answer(address)
-        except EncodeOnceError:
-            return False
-        return True
-
-    wait_for(is_up)
-    for name, value in (LOOPBACK | {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}).items():
-        monkeypatch.setenv(name, value)
-    build = start_build(project.config(**RAY))
-    _, error = build.communicate(timeout=300)
-    assert build.returncode == 0, error
-    nodes = [line for line in processes_of(head.pid).values() if "raylet/raylet\0" in line]
-    assert len(nodes) > 1, "no node beside the head's"
-    project.build(name="local", **SLOW)
-    assert project.files() == timeless_files(project.folder / "local")
-
-
 @pytest.mark.parametrize(
     ("address", "code", "named"),
     [
         ("127.0.0.1:1", 1, "refused"),
         ("http://127.0.0.1:8265", 2, "HOST:PORT auto submit`"),
         ("nowhere", 2, "HOST:PORT auto"),
+        ("", 2, "HOST:PORT auto"),
     ],
 )
 def test_an_address_that_no_build_can_use_is_refused_before_it_plans(project, monkeypatch, address, code, named):

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import Size
-from precompute.encode.canary import difference
-from precompute.encode.tolerance import LIMITS
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder
 from tests.named import assert_names
@@ -129,35 +127,9 @@ def test_a_decoder_gives_as_many_frames_as_were_encoded(loaded):
             assert_equal(pictures[1:], loaded.diffusers.decode(latents[1:]).sample)
 
 
-def peak_bytes(work) -> int:
-    """Return the most bytes of torch's memory that were in use at a time, above those before."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
-        work()
-    events = profiled.profiler.kineto_results.events()
-    used = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    return int(torch.tensor([size for _, size in used]).cumsum(0).max())
-
-
-def test_a_batch_of_clips_takes_no_more_memory_than_its_latents(tmp_path):
-    """LTX encodes whole clips, so that two at once would take twice the memory."""
-    LTX.save(tmp_path)
-    encoder = load_clips(tmp_path)
-    one, four = (peak_bytes(partial(encoder.encode, clips_of(17, number))) for number in (1, 4))
-    assert four < 1.1 * one
-
-
 def test_clips_of_cogvideox_1_5_are_scaled_as_videos_not_as_first_images(tmp_path):
     """Diffusers multiplies videos by the scale; `invert_scale_latents` is of the image that a video begins with."""
     COGVIDEOX.save(tmp_path)
     still, clips = load(tmp_path), load_clips(tmp_path)
     assert (clips.identity.latents_scale, still.identity.latents_scale) == (4.0, 0.25)
     assert clips.identity.weights_sha256 == still.identity.weights_sha256
-
-
-def test_bfloat16_is_within_the_limits_of_the_canary(loaded):
-    frames = 1 + loaded.step
-    exact, rounded = (load_clips(loaded.model, compute_dtype=each) for each in ("float32", "bfloat16"))
-    layout, clip = exact.array(Size(frames, HEIGHT, WIDTH)), clips_of(frames)
-    found = difference(rounded.encode(clip).numpy(), exact.encode(clip).numpy(), layout)
-    assert found.overall > 1e-4
-    assert LIMITS["bfloat16", "cpu"].admit(found)

@@ -5,8 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +110,6 @@ def test_an_unreachable_hub_is_reported_once(tmp_path):
     assert error.startswith(ERROR)
 
 
-def test_a_proxy_that_refuses_is_one_line(tmp_path):
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as proxy:  # it has no methods, not even CONNECT
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{proxy.server_port}"
-        hub = {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HTTPS_PROXY": address}
-        _, error = run(tmp_path, "org/absent", **hub)
-        proxy.shutdown()
-    assert error.startswith(ERROR)
-
-
 VAE_FILE, TOWER_FILE = "diffusion_pytorch_model.safetensors", "model.safetensors"
 
 
@@ -180,23 +168,18 @@ SPOILT: list[tuple[str, Spoil, int, str]] = [
     ("vae", changed_config(_class_name="VQModel"), 1, "VQModel"),
     ("vae", changed_config(latents_std=[1.0, 2.0]), 1, "latents_std"),
     ("vae", write_config("{"), 1, "config.json"),
-    *(("vae", write_config(text), 2, "config.json") for text in ("[]", "{}", '{"model_type": "gemma3"}')),
+    ("vae", write_config("{}"), 2, "config.json"),
     ("vae", lambda folder: (folder / "config.json").unlink(), 2, "vae/config.json"),
-    *(("vae", cut(VAE_FILE, size), 1, VAE_FILE) for size in (0, 7, 5_000)),
-    ("vae", pickle_weights, 1, VAE_FILE),
+    ("vae", cut(VAE_FILE, 5_000), 1, VAE_FILE),
     ("vae", rename_pickle, 1, VAE_FILE),
     (GEMMA, lose(TOWER_FILE, LOST), 1, "encoder.layers.1.mlp"),
     (GEMMA, without_tower, 1, "53 "),
-    (GEMMA, copy_weight(TOWER_FILE, LOST, "vision_tower.x"), 1, " x"),
     (GEMMA, copy_weight(TOWER_FILE, LOST, LAST), 1, "post_layernorm.bias"),
-    (GEMMA, as_integers(TOWER_FILE, LOST), 1, LOST),
     (GEMMA, changed_config(vision_config=None), 1, "vision_config"),
     (GEMMA, changed_config(vision_config=CLIP_TYPE), 1, "clip_vision_model"),
-    (GEMMA, changed_config(vision_config={"hidden_size": "wide"}), 1, "pipeline"),
     (GEMMA, changed_config(mm_tokens_per_image=0), 1, "pipeline"),
     (GEMMA, changed_config(mm_tokens_per_image=400), 2, "encoder.pool"),
     (GEMMA, changed_config(architectures=["Gemma3ForCausalLM"]), 2, "source.text"),
-    (GEMMA, lambda folder: (folder / TOWER_FILE).rename(folder / "model.bin"), 1, TOWER_FILE),
     ("text_encoder", lose(TOWER_FILE, T5_WEIGHT), 1, T5_WEIGHT),
     ("text_encoder", remove_tokenizer, 1, "/tokenizer"),
 ]

@@ -9,7 +9,6 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 from precompute.encoders.encoder import NO_TOKEN
@@ -41,8 +40,8 @@ def load_text(folder: Path, **options: Any) -> TransformersTextEncoder:
 
 def padded(encoder: TransformersTextEncoder, texts: list[str]) -> Tensor:
     """Tokenize texts and pad them, as a batch does."""
-    ids_NT = np.full((len(texts), encoder.recipe.drop + encoder.recipe.max_tokens), NO_TOKEN, np.int32)
-    for row, tokens in zip(ids_NT, encoder.tokens(texts), strict=True):
+    ids_NT = np.full((len(texts), encoder.texts.recipe.drop + encoder.texts.recipe.max_tokens), NO_TOKEN, np.int32)
+    for row, tokens in zip(ids_NT, encoder.texts.tokens(texts), strict=True):
         row[: len(tokens.ids)] = tokens.ids
     return torch.from_numpy(ids_NT)
 
@@ -175,24 +174,24 @@ def test_a_text_encoder_gives_its_pipelines_embeddings(tmp_path, name):
     which = options["subfolder"].removeprefix("text_encoder")
     encoder = load_text(save_text_encoder(kind, tmp_path, which), **options)
     pipe = pipeline(class_name, BOTH.get(class_name) or {which: kind})
-    texts, recipe = [*TEXTS, *AWKWARD], encoder.recipe
+    texts, recipe = [*TEXTS, *AWKWARD], encoder.texts.recipe
     ours, theirs = encoded(encoder, texts), embed(pipe, [*texts])
     if model in MASKED and each != "pooled":  # its padding is ignored, and zeros in a cache
         assert recipe.padding in ZEROS
-        counts = np.array([tokens.whole for tokens in encoder.tokens(texts)])
+        counts = np.array([tokens.whole for tokens in encoder.texts.tokens(texts)])
         theirs = theirs.where(torch.from_numpy(recipe.mask(counts))[:, :, None], 0.0)
     assert ours.shape == theirs.shape == (len(texts), *shape_of(encoder, 1, recipe.max_tokens))
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     null_NT = torch.full((1, recipe.drop + recipe.max_tokens), NO_TOKEN)
-    null_NT[0, : len(encoder.null_ids)] = torch.tensor(encoder.null_ids)
+    null_NT[0, : len(encoder.texts.null_ids)] = torch.tensor(encoder.texts.null_ids)
     ours, theirs = encoder.encode(null_NT), NULL_PROMPTS.get(name, embed)(pipe, [""])
     if model in MASKED and each != "pooled":
         theirs = theirs.where(torch.from_numpy(recipe.mask(np.array([recipe.null_tokens])))[:, :, None], 0.0)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert recipe.padding not in ZEROS or (ours != 0).any(-1).sum() == recipe.null_tokens
     if name in ("FLUX.1-dev t5", "SD3 pooled", "Wan umt5", "SANA gemma", "FLUX.2-dev mistral"):
-        (tokens,) = encoder.tokens([LONG])
+        (tokens,) = encoder.texts.tokens([LONG])
         assert (len(tokens.ids), tokens.whole > recipe.max_tokens) == (recipe.drop + recipe.max_tokens, True)
         torch.testing.assert_close(encoded(encoder, [LONG]), embed(pipe, [LONG]), rtol=0, atol=1e-5)
 
@@ -228,12 +227,6 @@ def test_the_page_shows_each_preset():
     assert not rows
 
 
-def test_the_config_of_sana_has_its_preset():
-    path = Path(__file__).parents[3] / "configs" / "precompute_sana_text.yaml"
-    config, preset = yaml.safe_load(path.read_text())["encoder"], PRESETS["SANA"]["gemma"]
-    assert {**preset, **config} == {**config, "subfolder": preset["subfolder"]}
-
-
 def test_padding_is_seen_masked_zero_or_before_the_text(tmp_path):
     """The text is short, beside a longer one; its token and its end are the first two, or the last."""
     folder, texts = save_text_encoder("T5EncoderModel", tmp_path), ["x", "a house finch"]
@@ -246,7 +239,7 @@ def test_padding_is_seen_masked_zero_or_before_the_text(tmp_path):
     assert (zero[2:] == 0).all()
     assert (masked[2:] != 0).any()
     left = load_text(folder, padding="left")
-    (mask,) = left.recipe.mask(np.array([2]))
+    (mask,) = left.texts.recipe.mask(np.array([2]))
     assert np.flatnonzero(mask).tolist() == [30, 31]
     torch.testing.assert_close(encoded(left, texts)[0][mask], masked[:2], rtol=0, atol=1e-5)
 
