@@ -1,6 +1,5 @@
 """Damage is mended by a repair: to the same bytes, or not at all."""
 
-import os
 import re
 import shlex
 import shutil
