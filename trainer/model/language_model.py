@@ -48,7 +48,7 @@ class LanguageModel(nn.Module):
         self.config = config.get_text_config(decoder=True)
         self.attention: SDPBackend | None = None
         """The only attention kernel that `hidden` may run; None: torch chooses."""
-        self.logit_scale = 1.0
+        self.logit_scale = logit_scale(self.config)
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.image_parts: ImageParts | None = None
         """A multimodal checkpoint's image parts; they do not count as a part of this language model."""
@@ -188,6 +188,15 @@ class LanguageModel(nn.Module):
             layer.compile(backend=backend, dynamic=False)
         if not layers:
             self.decoder.compile(backend=backend)
+
+
+def logit_scale(config: Any) -> float:
+    """Return the factor that a model applies to its logits; loading finds one that is not known here."""
+    for name in ("logit_scale", "lm_head_multiplier"):  # Cohere, Falcon-H1
+        if scale := getattr(config, name, None):
+            return float(scale)
+    scaling = float(getattr(config, "logits_scaling", 1.0))  # HyperCLOVA X multiplies by it
+    return 1 / scaling if config.model_type.startswith("granite") else scaling
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import (
     Transformers,
     check_forward,
-    keep_only,
     load_every_weight,
     name_model,
     take_language_model,
@@ -30,7 +29,6 @@ def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageM
         world.on_main(lambda: whole.append(load_every_weight(path, dtype)))
         full = load_every_weight(path, dtype, torch.device("meta"))
         model = take_language_model(full, image_parts_of=whole[0] if world.is_main else full)
-        keep_only(model, full)
         shard(full, model, world)
         full.to_empty(device=world.device)
         fill(full, whole.pop() if world.is_main else None, world)
