@@ -66,7 +66,6 @@ class LanguageModel(nn.Module):
 
     @property
     def num_embeddings(self) -> int:
-        """Number of tokens that have an embedding."""
         return int(self.embed.num_embeddings)  # type: ignore[arg-type]
 
     @property
@@ -275,7 +274,6 @@ def image_masks(config: Any, block_NT: Tensor, dtype: torch.dtype, is_padding_NT
 
 
 def to_attention_mask(config: Any, seen_N1QK: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a boolean mask to the model's form: booleans, or values added to the logits of eager attention."""
     if config._attn_implementation == "eager":
         return torch.zeros_like(seen_N1QK, dtype=dtype).masked_fill(~seen_N1QK, torch.finfo(dtype).min)
     return seen_N1QK

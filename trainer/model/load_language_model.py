@@ -195,7 +195,6 @@ def check_forward(model: LanguageModel, full: Transformers) -> None:
 
 
 def refuse_not_causal(model: LanguageModel, embeddings_NTD: Tensor, hidden_NTD: Tensor) -> None:
-    """Raise ModelError if a token attends to later ones: it could copy the labels instead of predicting them."""
     early = embeddings_NTD.shape[1] // 2
     changed_NTD = torch.cat([embeddings_NTD[:, :early], -embeddings_NTD[:, early:]], 1)
     change_NTD = (model.hidden(changed_NTD) - hidden_NTD)[:, :early]

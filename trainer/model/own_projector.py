@@ -99,7 +99,6 @@ class PretrainedProjector(TowerProjector):
 
 
 def refuse_other_states(parts: ImageParts, sample_shape: tuple[int, ...], where: str) -> None:
-    """Raise ModelError if a cache does not hold what the checkpoint's projector reads."""
     features = parts.weight_FD.shape[0]
     if sample_shape not in {(parts.patches, features), (parts.tokens, features)}:
         raise ModelError(
