@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe
@@ -11,6 +12,8 @@ from tests.trainer.runs import (
     assert_near_run,
     assert_same_run,
     metrics,
+    open_alone,
+    rank_loaders,
     train_alone,
     train_on_two_ranks,
 )
@@ -77,3 +80,17 @@ def test_ranks_and_passes_train_as_one_and_go_on_from_each_other(make_full, whol
     last = train_alone(make_full(parallel))
     assert_near_run(last, whole, "loss", "reconstruction_loss", "val_loss", "val_loss_shuffled", "val_accuracy")
     assert list(metrics(last.run.folder, "captions")) == [5, 10, 12]
+
+
+@pytest.mark.parametrize("kind", ["plain", "in blocks", "full"])
+def test_any_world_size_and_accumulation_sees_the_same_batches(configured_here, make_full, kind):
+    configs = {"plain": configured_here(), "in blocks": configured_here(shuffle_block=4), "full": make_full("run")}
+    session = open_alone(configs[kind])
+    whole = session.loader(7)
+    for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
+        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
+        for name, latents in whole.micro_batches[0].latents.items():
+            parts = [part.latents[name] for batch in batches for part in batch.micro_batches]
+            assert torch.equal(torch.cat(parts), latents)
+            assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
+        assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
