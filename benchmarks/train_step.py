@@ -40,9 +40,8 @@ from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.insight.compare import ratio_interval
 from trainer.model.model_config import ModelConfig
-from trainer.run.inputs import open_inputs
 from trainer.run.parallel import World, local_device
-from trainer.run.session import Session, open_session
+from trainer.run.session import Session
 from trainer.run.update import Updater
 
 # Axes: N samples, T positions; images [N, 3, 1, Y, X].
@@ -146,7 +145,7 @@ def make_session(folder: Path, width: int, steps: int, options: argparse.Namespa
         optim=OptimConfig(),
         run=TrainRunConfig(output=str(folder / "run"), precision=options.precision, max_steps=steps),
     )
-    return open_session(open_inputs(config, World(rank=0, size=1, device=local_device(0))))
+    return Session(config, World(rank=0, size=1, device=local_device(0))).prepare()
 
 
 def save_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:

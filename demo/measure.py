@@ -15,9 +15,8 @@ from torch import Tensor
 from demo.scenes import COLOURS, SHAPES
 from trainer.config import TrainConfig
 from trainer.run.checkpoint import restore_projectors
-from trainer.run.inputs import open_inputs
 from trainer.run.parallel import join_world
-from trainer.run.session import Session, open_session
+from trainer.run.session import Session
 from trainer.text.tokenizer import load_chat_tokenizer
 
 KINDS = {"colour": tuple(COLOURS), "shape": tuple(SHAPES)}
@@ -37,7 +36,7 @@ class WordAccuracy:
 def word_accuracy(config: TrainConfig) -> dict[str, WordAccuracy]:
     """Measure each kind of word on the validation split, with the projector of the run at `config.run.output`."""
     with join_world() as world:
-        session = open_session(open_inputs(config, world))
+        session = Session(config, world).prepare()
         restore_projectors(Path(config.run.output), session.model.projectors)
         held_out = session.split.validation
         target_L, own_L = predictions(session, held_out)

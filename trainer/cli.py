@@ -49,12 +49,6 @@ COMPARE_OPTIONS = {
 
 RUN = {"run": "A run's folder (the newest checkpoint is used), a checkpoint's folder, or a projector file."}
 
-EXPORT_OPTIONS = {
-    "--push-to-hub REPO": "Upload the folder to this repository of the Hugging Face Hub: owner/name, or a name alone "
-    "for your own account.",
-    "--private": "If the repository does not exist yet, create it as a private one.",
-}
-
 # torch and transformers take seconds to import. Each command imports what it needs, so that `--help` is quick.
 
 
@@ -104,9 +98,7 @@ def export_command(arguments: Any) -> int:
     """Write a trained projector for others: weights, config, a model card with figures, code to use it alone."""
     from trainer.export.export import export
 
-    if arguments.private and not arguments.push_to_hub:
-        raise ConfigError("--private needs --push-to-hub: name a repository, or leave out --private")
-    export(arguments.run, local_path("folder", arguments.folder), arguments.push_to_hub, private=arguments.private)
+    export(arguments.run, local_path("folder", arguments.folder))
     return 0
 
 
@@ -141,10 +133,10 @@ def compare_command(arguments: Any) -> int:
     The steps are the first ones of each run, with its own warm-up and schedule; nothing that is trained is kept. Exits
     1 if B breaks a limit, or if a loss of either side is not finite.
     """
-    from trainer.insight.compare import Limits, compare
+    from trainer.insight.compare import compare
 
     named = {name: getattr(arguments, name) for name in ("min_speedup", "max_memory_ratio", "max_loss_delta")}
-    limits = Limits(**{name: number(name, text) for name, text in named.items() if text is not None})
+    limits = {name: number(name, text) for name, text in named.items() if text is not None}
     report = local_path("report", arguments.report) if arguments.report else None
     steps = whole_number("steps", arguments.steps or "50")
     ranks = whole_number("ranks", arguments.ranks or "1")
@@ -171,7 +163,7 @@ COMMANDS = {
     "compare": Command(compare_command, operands=SIDES, options=COMPARE_OPTIONS),
     "monitor": Command(monitor_command, operands={"run": "The run's folder."}, options=MONITOR_OPTIONS),
     "generate": Command(generate_command, GenerateConfig, RUN),
-    "export": Command(export_command, operands=RUN | {"folder": "An empty or a new folder."}, options=EXPORT_OPTIONS),
+    "export": Command(export_command, operands=RUN | {"folder": "An empty or a new folder."}),
 }
 
 PROGRAM = Program(

@@ -96,7 +96,6 @@ class DataConfig:
             local_path(f"data.{name}", getattr(self, name) or "")
 
     def refuse_undivided(self, world_size: int) -> None:
-        """Raise ConfigError if data.batch_size is not a multiple of world size × data.accumulate."""
         parts = world_size * self.accumulate
         if self.batch_size % parts:
             raise ConfigError(
@@ -122,7 +121,6 @@ class ReconstructionConfig:
         require(1 <= every <= MAX_STEPS, "optim.reconstruction.every", f"in [1, {MAX_STEPS:,}]", every)
 
     def is_due(self, step: int) -> bool:
-        """Return whether the update after `step` updates computes this loss."""
         return self.weight > 0 and (step + 1) % self.every == 0
 
 
@@ -155,11 +153,9 @@ class OptimConfig:
         require(norm is None or 0 < norm < math.inf, "optim.max_grad_norm", "above 0 and finite, or null", norm)
 
     def warmup(self, total_steps: int) -> int:
-        """Return the steps of warm-up in a run of `total_steps`."""
         return min(WARMUP_STEPS, total_steps // 10) if self.warmup_steps is None else self.warmup_steps
 
     def refuse_endless_warmup(self, total_steps: int) -> None:
-        """Raise ConfigError if optim.warmup_steps is not less than the run's steps."""
         if self.warmup_steps is not None and self.warmup_steps >= total_steps:
             raise ConfigError(
                 f"optim.warmup_steps {self.warmup_steps:,} must be less than the run's steps, {total_steps:,}; "
@@ -211,11 +207,11 @@ class TrainRunConfig:
     """Samples per forward pass on each rank in validation."""
     sample_captions: int = 4
     """Held-out samples, always the same, that are captioned at each validation; 0: none."""
-    report_to: list[Literal["tensorboard", "wandb"]] | None = None
-    """Trackers that get figures and captions, besides metrics.jsonl; null: tensorboard; []: none. wandb reads
-    TensorBoard's event files, so both are written for it."""
+    report_to: list[Literal["tensorboard", "wandb"]] = field(default_factory=lambda: ["tensorboard"])
+    """Trackers that get figures and captions, besides metrics.jsonl; []: none. wandb reads TensorBoard's event files,
+    so both are written for it."""
     resume: str = "auto"
-    """`auto`: resume from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
+    """`auto`: resume from the newest checkpoint in `output`, if any; or the folder of a checkpoint."""
 
     def __post_init__(self) -> None:
         require(0 < self.epochs <= MAX_EPOCHS, "run.epochs", f"above 0 and at most {MAX_EPOCHS:,}", self.epochs)
@@ -239,10 +235,6 @@ class TrainRunConfig:
     def folder(self) -> Path:
         """`output` as a path, with `~` replaced by the user's home."""
         return local_path("run.output", self.output)
-
-    @property
-    def trackers(self) -> list[str]:
-        return ["tensorboard"] if self.report_to is None else [*dict.fromkeys(self.report_to)]
 
     def total_steps(self, samples: int, batch_size: int) -> int:
         return self.max_steps or math.ceil(self.epochs * samples / batch_size)

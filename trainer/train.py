@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from msgspec.structs import replace
+
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.messages import ABSENT, counted, differences_between
+from cache_store.messages import counted, differences_between
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.output_file import refuse_inside
 from cache_store.program.running import stop_on_signals
@@ -38,23 +40,22 @@ from trainer.run.checkpoint import (
     restore_heads,
     restore_projectors,
 )
-from trainer.run.figures import Caption, Captioner, Metrics, Validation
+from trainer.run.figures import Answered, Captioner, Metrics, Validation
 from trainer.run.folder import (
     GPU_USE,
     checkpoints_of,
     has_run,
-    read_metrics,
+    read_records,
     refuse_foreign_output,
     write_changed,
     write_config,
 )
-from trainer.run.inputs import open_inputs
 from trainer.run.load_projector import can_start_from, initial_projector
 from trainer.run.memory import fit_memory, gpu_uuid, memory_bytes, peak_memory_bytes
 from trainer.run.parallel import World
-from trainer.run.session import Session, open_session
+from trainer.run.session import Session
 from trainer.run.update import Update, Updater
-from trainer.run.validation import sample_names, sample_scores, shuffle_test
+from trainer.run.validation import CutShortError, sample_names, sample_scores, shuffle_test
 
 MOST_SKIPPED = 10
 """Steps skipped in a row after which a run with `run.nonfinite: skip` stops."""
@@ -69,11 +70,11 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     with claim_folder(config.run.folder) if world.is_main else nullcontext():
         checkpoints = checkpoints_of(config.run)
         start = find_checkpoint(checkpoints, config.run.resume)
-        inputs = open_inputs(config, world)
+        session = Session(config, world)
         if start is not None:
-            refuse_other_run(*start, inputs.must_match, config, partial(can_start_from, inputs))
-        projector = initial_projector(inputs) if start is None else None
-        session = fit_memory(open_session(inputs, source, start=projector))
+            refuse_other_run(*start, session.must_match, config, partial(can_start_from, session))
+        session.prepare(source, start=initial_projector(session) if start is None else None)
+        fit_memory(session)
         run = TrainingRun(session, checkpoints, make_captioner(session))
         announce(session, run.total_steps)
         if start is not None:
@@ -82,7 +83,6 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
 
 
 def refuse_impossible(config: TrainConfig, world_size: int) -> None:
-    """Raise ConfigError for a config that no run can have, before anything is read."""
     config.data.refuse_undivided(world_size)
     if config.run.max_steps is not None:  # otherwise the number of steps is known only after tokenising
         config.optim.refuse_endless_warmup(config.run.max_steps)
@@ -134,30 +134,29 @@ class TrainingRun:
         self.completed = state.step
         self.world.say(f"resuming after step {state.step:,} of {self.total_steps:,}, from {path}")
         for name, before, now in differences_between(state.config, asdict(self.config)):
-            if (before, now) != (ABSENT, "None"):  # a field that the older version did not have
-                self.world.say(f"  changed since then: {name}: {before} → {now}")
+            self.world.say(f"  changed since then: {name}: {before} → {now}")
 
     def run(self) -> None:
         """Do the remaining steps, then write the projector for use."""
-        owed = self.owes_validation()
-        remaining = self.completed < self.total_steps or owed
+        lacks_validation = self.lacks_validation()
+        remaining = self.completed < self.total_steps or lacks_validation
         if self.world.is_main and (remaining or not has_run(self.config.run)):
             write_config(self.config)
         if remaining:
-            self.train_to_the_end(owed)
+            self.train_to_the_end(lacks_validation)
         else:
             self.world.say(f"nothing to do: {self.completed:,} steps are done, and the run has {self.total_steps:,}")
         if self.world.is_main:
             self.publish_projector()
         self.world.say(f"trained {counted(self.completed, 'step')}: {self.output / PROJECTOR_FILE}")
 
-    def train_to_the_end(self, owed: bool) -> None:
+    def train_to_the_end(self, lacks_validation: bool) -> None:
         with stop_on_signals(), ExitStack() as stack:
             if self.world.is_main:
                 self.log_step = stack.enter_context(open_log(self.config, self.completed, self.total_steps))
                 self.meter = stack.enter_context(closing(GpuMeter(gpu_uuid(self.world.device))))
-            if owed:
-                self.catch_up()
+            if lacks_validation:
+                self.log_step(self.completed, {}, self.validate(), ())
             steps = range(self.completed, self.total_steps)
             loader = self.session.loader
             with closing(prefetched(loader, steps, loader.threads, MOST_THREADS)) as batches:
@@ -183,18 +182,20 @@ class TrainingRun:
         diverged = not update.is_finite and not (self.config.run.nonfinite == "skip" and update.is_harmless)
         self.completed += not diverged
         metrics = update.metrics | self.pace(batch, time.perf_counter() - began, waited)
-        validation: Validation | None = Validation()
+        validation, cut_short = Validation(), False
         if self.validation_due and not diverged:
-            validation = None if self.stopping else self.validate()
-        is_cut = validation is None
-        self.stopping |= is_cut or self.skipped == MOST_SKIPPED
+            try:
+                validation = self.validate()
+            except CutShortError:
+                cut_short = True
+        self.stopping |= cut_short or self.skipped == MOST_SKIPPED
         alerts = []
         if self.skipped and not diverged:
             alerts.append(f"skipped: {update.figures}; samples {sample_names(self.session, batch.numbers)}")
         if self.world.is_main and not diverged:
             metrics |= self.device_figures()
             alerts += self.watch(metrics)
-        self.log_step(int(metrics["step"]), metrics, validation or Validation(), alerts)
+        self.log_step(int(metrics["step"]), metrics, validation, alerts)
         if diverged:
             raise self.divergence(update, batch)
         self.save_if_due()
@@ -204,11 +205,10 @@ class TrainingRun:
                 "state before them is saved: try a lower optim.lr, and see that the cache is sound with "
                 "`cache-store verify CACHE --level deep`"
             )
-        if is_cut or (self.stopping and self.completed < self.total_steps):
+        if cut_short or (self.stopping and self.completed < self.total_steps):
             raise self.interrupted()
 
     def pace(self, batch: StepBatch, elapsed_s: float, waited_s: float) -> Metrics:
-        """Return how far the run is, and how fast."""
         world = self.model.projectors.count(batch.micro_batches[0].latents)
         tokens = len(batch.numbers) * world + batch.text_tokens
         return {
@@ -251,52 +251,43 @@ class TrainingRun:
         last, regular = self.completed == self.total_steps, self.completed % self.config.run.eval_every == 0
         return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
 
-    def validate(self) -> Validation | None:
-        """Measure and caption the held-out samples; None if a rank was stopped meanwhile."""
-        measured = self.measure()
-        captions = None if measured is None else self.caption()
-        if measured is None or captions is None:
-            return None
-        return Validation(measured.metrics, captions, measured.summary)
+    def validate(self) -> Validation:
+        """Measure loss and accuracy, with shuffled latents too if there are two samples, and caption some.
 
-    def measure(self) -> Validation | None:
-        """Measure loss and accuracy, with shuffled latents too if there are two samples; None if a rank was stopped."""
+        Raise CutShortError if a rank is stopped.
+        """
+        if self.stopping:
+            raise CutShortError
         if len(numbers := self.session.split.validation) < 2:
             own = sample_scores(self.session, numbers, STOP_REQUEST.is_set)
-            return None if own is None else Validation({"val_loss": own.mean_loss, "val_accuracy": own.accuracy})
+            return Validation({"val_loss": own.mean_loss, "val_accuracy": own.accuracy}, self.caption())
         result = shuffle_test(self.session, STOP_REQUEST.is_set)
-        if result is None:
-            return None
-        last = self.completed == self.total_steps
-        return Validation(result.metrics, (), str(result) if last else f"step {self.completed:,}: {result.on_one_line}")
+        summary = f"step {self.completed:,}: {result.on_one_line}"
+        return Validation(
+            result.metrics, self.caption(), str(result) if self.completed == self.total_steps else summary
+        )
 
-    def caption(self) -> list[Caption] | None:
-        """Generate captions on rank 0 while the others wait, or on all ranks in step; return None if stopped."""
-        captions = list[Caption]()
+    def caption(self) -> list[Answered]:
+        """Generate captions on rank 0 while the others wait, or on all ranks in step; CutShortError if stopped."""
+        captions = list[Answered]()
         if (captioner := self.captioner) is None:
             return captions
-        stopped = self.session.on_all(STOP_REQUEST.is_set)
+        stopped = self.session.stop_check(STOP_REQUEST.is_set)
         if self.session.in_step:
             captions.extend(captioner(stopped))
         else:
             self.world.on_main(lambda: captions.extend(captioner(stopped)))
-        cuts = self.session.in_step or self.world.is_main
-        return None if self.world.any(cuts and STOP_REQUEST.is_set()) else captions
+        captions_here = self.session.in_step or self.world.is_main
+        if self.world.any(captions_here and STOP_REQUEST.is_set()):
+            raise CutShortError
+        return captions
 
-    def owes_validation(self) -> bool:
+    def lacks_validation(self) -> bool:
         """Return whether, by rank 0's log, the run was stopped before the validation due after its last step."""
-        owed = False
+        logged: Metrics = {}
         if self.world.is_main and self.validation_due:
-            metrics = read_metrics(self.output, self.completed)
-            owed = bool(metrics) and "val_loss" not in metrics
-        return self.world.any(owed)
-
-    def catch_up(self) -> None:
-        """Do the validation that a stopped run still owes."""
-        validation = self.validate()
-        if validation is None:
-            raise self.interrupted()
-        self.log_step(self.completed, {}, validation, ())
+            logged = next((each for each in read_records(self.output) if each["step"] == self.completed), {})
+        return self.world.any(bool(logged) and "val_loss" not in logged)
 
     # Checkpoints, and the projector's description.
 
@@ -318,13 +309,13 @@ class TrainingRun:
 
     @property
     def position(self) -> int:
-        """Samples consumed."""
         return self.completed * self.config.data.batch_size
 
     @property
     def projector_config(self) -> ProjectorConfig:
-        """The description of the projector in its current state."""
-        return self.session.projector_config.with_training(self.completed, self.position, self.started_from)
+        described, done = self.session.projector_config, {"steps": self.completed, "samples": self.position}
+        training = replace(described.training, **done, started_from=self.started_from)
+        return replace(described, training=training)
 
     @property
     def projector_bytes(self) -> bytes:

@@ -86,10 +86,11 @@ def two_plans(home: Path, form: type) -> dict[str, object]:
 NO_JINJA = "{{ bos_token }}\n{% for m in messages %}{{ m"
 LAST_TURN = "{% for m in messages %}{% if loop.last %}{{ m['role'] + m['content'] }}{% endif %}{% endfor %}"
 FAILING = (
-    *("{{ raise_exception('no') }}", "{{ 1 // 0 }}", "{{ messages + 1 }}", "{{ '{a}'.format() }}"),
-    *("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "{{ 'a' * 10**14 }}"),
+    "{{ raise_exception('no') }}",
+    "{{ 1 // 0 }}",
+    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "{{ 'a' * 10**14 }}",
 )
-WORDY = '{"model_type": "gemma3_text", "hidden_size": "w"}'
 WIDER = json.dumps({"model_type": "gemma3_text", **TINY, "intermediate_size": 96})
 
 LEAVING_NOTHING: list[tuple[int, Any, str]] = [
@@ -97,11 +98,9 @@ LEAVING_NOTHING: list[tuple[int, Any, str]] = [
     (2, {"max_steps": 6, "warmup_steps": 100}, "optim.warmup_steps 100"),
     (2, {"max_text_tokens": 10_000}, "256 data.max_text_tokens 248"),
     (2, lambda home: {"text_dir": f"{home}/run/"}, "/run/ run.output"),
-    (2, lambda home: {"cache": home, "output": f"{home}/run"}, "/run"),
     (2, lambda home: {"cache": described_cache(home / "it", 16), "text_dir": f"{home}/it/text"}, "/it/text"),
     (2, lambda home: {"cache": ["a", "b"], "output": "b/run"}, "b/run"),
     (2, {"posterior": "sample"}, "data.posterior"),
-    (2, {"cache": "ftp://bucket/cache"}, "ftp://bucket/cache"),
     (2, lambda home: {"cache": make_cache(home / "it", np.ones((9, 8), np.float32))}, "[feature 8] LatentStream"),
     (2, lambda home: {"cache": two_sizes(home), "layout": "channel", "language_model": "none"}, "model.layout spatial"),
     *((1, partial(two_plans, form=form), "/first /second") for form in (list, dict)),
@@ -113,14 +112,13 @@ LEAVING_NOTHING: list[tuple[int, Any, str]] = [
         (1, partial(changed_model, file=name, text="[1]"), "/lm")
         for name in ("tokenizer.json", "tokenizer_config.json")
     ),
-    *((1, partial(changed_model, file="config.json", text=text), "/lm") for text in ("[]", WORDY, WIDER)),
+    *((1, partial(changed_model, file="config.json", text=text), "/lm") for text in ("[]", WIDER)),
     *((1, partial(changed_model, file=file, text=None), "/lm") for file in ("*", "*token*", "model.safetensors")),
     (1, partial(changed_model, file="model.safetensors", text="\x10\0\0\0\0\0\0\0not a header...."), "/lm"),
     (2, partial(changed_model, file="chat_template.jinja", text=None), "model.chat_template"),
     (2, partial(changed_model, file="chat_template.jinja", text=NO_JINJA), "/lm line 2"),
     (2, partial(template_file, template=NO_JINJA), "/chat.jinja line 2"),
     *((1, partial(template_file, template=template), "sample-000000") for template in FAILING),
-    (2, partial(template_file, template="{{ 'a' * 10**7 }}"), "chat.jinja 1,000,000"),
     (2, partial(template_file, template=LAST_TURN), "model.chat_template"),
 ]
 
@@ -159,19 +157,16 @@ def test_a_host_without_a_compiler_is_told_before_the_first_step(configured, tmp
 
 WRONG_VALUES: dict[str, list[object]] = {
     "run.epochs": [0, 1e300, ".nan"],
-    "run.report_to": ["[pigeon]", "wandb", "none"],
-    "data.val_fraction": [1.5, ".nan"],
-    "data.cache_bytes": [0, 10],
-    "data.cache_dir": ["s3://bucket/it"],
-    "data.text_dir": ["file", "file/deeper", "s3://bucket/it"],
-    "optim.lr": [1e300, 1e38, ".nan"],
-    "optim.max_grad_norm": [".inf", ".nan"],
-    "model.layout": ["diagonal"],
-    "model.language_model": ["./nothing", "./file", "./file/deeper", "a/b/c"],
-    "model.chat_template": ["nothing", "file/deeper", "folder", "/dev/zero"],
-    "run.output": ["file", "file/deeper", "s3://bucket/it"],
-    "run.resume": ["nothing", "file", "file/deeper", "folder"],
-    "cache": ["nothing", "file", "file/deeper", "folder"],
+    "run.report_to": ["[pigeon]", "none"],
+    "data.val_fraction": [1.5],
+    "data.cache_bytes": [10],
+    "data.text_dir": ["file/deeper", "s3://bucket/it"],
+    "optim.max_grad_norm": [".inf"],
+    "model.language_model": ["./nothing", "./file", "a/b/c"],
+    "model.chat_template": ["nothing", "folder"],
+    "run.output": ["file", "file/deeper"],
+    "run.resume": ["nothing", "file", "folder"],
+    "cache": ["nothing", "file/deeper", "folder"],
 }
 NAMED_BY_VALUE = ("cache", "run.resume")
 

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.order import Int64Array
 from trainer.data.prefetch import WindowReader
 from trainer.data.stream import LatentStream, as_tensors
 from trainer.model.model import ModelInput
@@ -47,19 +46,19 @@ class StepLoader:
 
     def __call__(self, step: int) -> StepBatch:
         """Load the batch of step number `step`, counted from 0."""
-        positions = self.stream.batch_positions(step)
+        positions = self.stream.order.batch(step)
         numbers, of_rank = self.stream.numbers(positions), self.stream.share.of_batch(positions)
         passes = np.split(of_rank, self.accumulate)
-        micro_batches = [self._micro_batch(numbers[each - positions[0]], each) for each in passes]
+        micro_batches = []
+        for each in passes:
+            own = numbers[each - positions[0]]
+            text = self.text.collate(own, self.planned)
+            micro_batches.append(self._ready(self.stream.show(own, each, self.ahead), text))
         return StepBatch(numbers, self.text.label_tokens(numbers), self.text.text_tokens(numbers), micro_batches)
 
     def load(self, numbers: np.ndarray, latents_of: np.ndarray) -> ModelInput:
         """Load the text of `numbers` with the latents of `latents_of`, from the first view; no latent is drawn."""
         return self._ready(as_tensors(self.stream.source.read(latents_of)), self.text.collate(numbers))
-
-    def _micro_batch(self, numbers: Int64Array, positions: Int64Array) -> ModelInput:
-        latents = self.stream.show(numbers, positions, self.ahead)
-        return self._ready(latents, self.text.collate(numbers, self.planned))
 
     def _ready(self, latents: Mapping[str, Tensor], text: TextBatch) -> ModelInput:
         batch = model_input(latents, text)

@@ -75,8 +75,7 @@ class Sizes:
     sizes_R: Int64Array
     """Index of each run's size."""
 
-    def of(self, numbers: np.ndarray) -> Int64Array:
-        """Return the index of each sample's size: [N]."""
+    def indices(self, numbers: np.ndarray) -> Int64Array:
         sizes_N: Int64Array = self.sizes_R[np.searchsorted(self.starts_R, numbers, side="right") - 1]
         return sizes_N
 
@@ -134,7 +133,7 @@ def group_by_size(
         np.add.at(counts_B, sizes.sizes_R, lengths_R)
         return counts_B, Runs(sizes.starts_R[order], lengths_R[order])
     chosen = np.arange(total) if samples is None else samples
-    sizes_N = sizes.of(chosen)
+    sizes_N = sizes.indices(chosen)
     order, counts_B = np.argsort(sizes_N, kind="stable"), np.bincount(sizes_N, weights_N, len(sizes.names))
     if weights_N is None:
         return counts_B, chosen[order]
@@ -177,7 +176,6 @@ class SampleOrder:
         return number * self.batch_size + np.arange(size)
 
     def places(self, positions: Int64Array) -> Places:
-        """Return where the samples at `positions` are in their buckets."""
         numbers, within = np.divmod(positions, self.batch_size)
         found, batch_N = np.unique(numbers, return_inverse=True)
         placed = np.array([self._shares.place(number) for number in found.tolist()], np.int64).reshape(-1, 2)
@@ -189,7 +187,6 @@ class SampleOrder:
         return Places(bucket_N, epoch_N * counts_N + (part_N * self.batch_size + within) % counts_N)
 
     def at(self, positions: Int64Array) -> Int64Array:
-        """Return the indices of the samples at `positions`."""
         return self.indices(self.places(positions))
 
     def indices(self, places: Places) -> Int64Array:
@@ -208,7 +205,6 @@ class SampleOrder:
         return shown
 
     def first(self, most: int) -> Places:
-        """Return the first places, up to `most`, of the bucket that the first batch shows."""
         bucket, _ = self._shares.place(0)
         own = np.arange(min(most, self.counts[bucket]))
         return Places(np.full_like(own, bucket), own)
@@ -233,7 +229,6 @@ class SampleOrder:
 
     @cached_property
     def _filled(self) -> Int64Array:
-        """Number of batches that hold all of each bucket, the last perhaps in part."""
         return -(-np.array(self.counts, np.int64) // self.batch_size)
 
     @cached_property

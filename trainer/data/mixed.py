@@ -37,14 +37,9 @@ class MixedStream(BatchStream):
         seed: int = 0,
         batches: int | None = None,
     ) -> None:
-        if not all(isinstance(each, Mapping) for each in (streams, weights)):
-            given = f"{type(streams).__name__} and {type(weights).__name__}"
-            raise ConfigError(f"streams and weights must be mappings of the same names, got {given}")
         if len(streams) < 2 or streams.keys() != weights.keys():
             given = f"{', '.join(map(str, streams)) or 'none'}, and weights of {', '.join(map(str, weights)) or 'none'}"
             raise ConfigError(f"a mixture needs two streams or more and the weight of each; got streams {given}")
-        if faulty := [name for name, each in streams.items() if not isinstance(each, BatchStream)]:
-            raise ConfigError(f"streams: {faulty[0]} must be a LatentStream, got {type(streams[faulty[0]]).__name__}")
         for name, weight in weights.items():
             if not is_in(0, weight, sys.float_info.max) or weight == 0:
                 raise ConfigError(f"weights: that of {name} must be above 0 and finite, got {weight!r}")

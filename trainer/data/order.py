@@ -43,7 +43,6 @@ class Permutation:
     """Number of blocks in a window."""
 
     def at(self, positions: Int64Array) -> Int64Array:
-        """Return the indices in [0, count) at `positions`."""
         epochs, within = np.divmod(positions, self.count)
         indices = np.empty_like(positions)
         for epoch in np.unique(epochs):

@@ -7,7 +7,7 @@ memory that all workers share; it advances when the last worker has ended the pa
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from fractions import Fraction
 from mmap import mmap
@@ -64,8 +64,8 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
         stride, offset = (worker.num_workers, worker.id) if worker else (1, 0)
-        # The minimum of the ends moves past a pass only when every worker has ended it, however late some begin. A pass
-        # that was resumed at its very end is empty: then all starts are equal, and only the ends tell.
+        # The minimum of the ends moves past a pass only when every worker has ended it, however late some begin.
+        # A resume exactly at a pass's end gives an empty pass; compare ends, because starts are equal.
         start, end = self._own_pass or self._passes_2W[:, :stride].amin(1).tolist()
         self._own_pass = None
         self._cursor, self._end = start, end
@@ -77,12 +77,9 @@ class BatchStream(IterableDataset[dict[str, Any]]):
                 self._cursor = (number + stride - offset) * self.batch_size
                 yield self.batch(number, ahead)
                 number += stride
-        self._finish_pass(offset, stride, end)
-
-    def _finish_pass(self, worker: int, workers: int, end: int) -> None:
         following = torch.tensor([end, self.pass_end(end)])
-        self._passes_2W[:, worker] = following
-        if int(self._passes_2W[1, :workers].min()) > end:
+        self._passes_2W[:, offset] = following
+        if int(self._passes_2W[1, :stride].min()) > end:
             self._passes_2W[:] = following[:, None]  # all workers have ended: the next pass may have any number of them
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,8 +88,6 @@ class BatchStream(IterableDataset[dict[str, Any]]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at `state["cursor"]`; if `state` has more than that, all of it must match this stream."""
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"state must be what `state_dict` returned, or {{'cursor': …}}, got {state!r:.80}")
         now, saved = self.must_match(), {name: each for name, each in state.items() if name not in ("cursor", "end")}
         if saved and (differences := differences_between(saved, now)):
             remedy = "to resume from it, open the stream with the same settings; to start anew, load no state"

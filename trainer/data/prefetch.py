@@ -57,7 +57,8 @@ def prefetched(
     If `most` is above `threads`, one more thread helps whenever taking items has waited too long, up to `most`.
     """
     pool = ThreadPoolExecutor(max(threads, most), thread_name_prefix="prefetch")
-    at_once, patience = Semaphore(threads), Patience()
+    at_once = Semaphore(threads)
+    taken, waited, since = 0, 0.0, time.perf_counter()
 
     def loaded(key: KeyT) -> ItemT:
         with at_once:
@@ -69,38 +70,21 @@ def prefetched(
         for key in keys:
             pending.append(pool.submit(loaded, key))
             if len(pending) > ITEMS_PER_THREAD * threads:
-                yield patience.take(pending.popleft())
-                if threads < most and patience.is_over():
-                    threads += 1
-                    at_once.release()
+                began = time.perf_counter()
+                item = pending.popleft().result()
+                now = time.perf_counter()
+                taken, waited = taken + 1, waited + now - began
+                if taken == JUDGED:
+                    if threads < most and waited > MOST_WAITING * (now - since):
+                        threads += 1
+                        at_once.release()
+                    taken, waited, since = 0, 0.0, now
+                yield item
         while pending:
             yield pending.popleft().result()
     finally:
         if not finalizing():  # at exit the threads have been joined already; else do not wait, a store may not answer
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-class Patience:
-    """Measures which share of the time is spent waiting for items."""
-
-    def __init__(self) -> None:
-        self._taken, self._waited, self._since = 0, 0.0, time.perf_counter()
-
-    def take(self, item: Future[ItemT]) -> ItemT:
-        began = time.perf_counter()
-        found = item.result()
-        self._taken += 1
-        self._waited += time.perf_counter() - began
-        return found
-
-    def is_over(self) -> bool:
-        """Judge after every JUDGED items, then start anew."""
-        if self._taken < JUDGED:
-            return False
-        now = time.perf_counter()
-        over = self._waited > MOST_WAITING * (now - self._since)
-        self._taken, self._waited, self._since = 0, 0.0, now
-        return over
 
 
 @dataclass
@@ -159,7 +143,6 @@ class WindowReader:
             position = end
 
     def _window(self, bucket: int, first: int, end: int) -> Window:
-        """Return the window, and start to read the next ones."""
         order, last = self._order.permutation(bucket), self._order.end(bucket, self._end)
         with self._lock:
             window = self._begin(bucket, first, min(end, last))

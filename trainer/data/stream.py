@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from cache_store.cache.joined import JoinedCache
-from cache_store.cache.reader import Cache, valid_numbers
+from cache_store.cache.reader import valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize, refuse_unstated
 from trainer.config import MAX_EPOCHS
@@ -112,11 +111,6 @@ class LatentStream(BatchStream):
         share = RankShare(batch_size, rank, world_size)
         self.cache, self._are_named = open_caches(cache), are_named(cache)
         self.source: LatentSource = self.cache if source is None else source
-        if isinstance(source, Cache) or not hasattr(self.source, "read"):
-            raise ConfigError(
-                "source must have a `read` that gives samples by the names of the caches, as that of "
-                f"cache_store.open_joined({{'world': CACHE}}) does; got {source!r}"
-            )
         if draw and not has_moments(self.cache):
             raise ConfigError(f"draw: {self.cache.first.store} holds no posterior moments to draw from")
         for each in self.cache.caches.values() if normalize else ():
@@ -124,7 +118,11 @@ class LatentStream(BatchStream):
         self.draw, self.normalize = draw or normalize, normalize
         refuse_rate(caption_dropout)
         self.caption_dropout = caption_dropout
-        self._nulls = nulls_of(self.cache) if caption_dropout else None
+        self._nulls = (
+            (as_tensors(self.cache.null_text()), as_tensors(self.cache.null_mask())) if caption_dropout else ()
+        )
+        if caption_dropout and not any(self._nulls):
+            raise ConfigError(f"caption_dropout: {self.cache!r} holds no texts")
         total = len(self.cache)
         chosen = None if samples is None else valid_numbers(samples, total)
         if not (total if chosen is None else len(chosen)):
@@ -152,7 +150,7 @@ class LatentStream(BatchStream):
 
         Any thread may call it; the stream's position stays. Blocks come from `ahead`, if given, else from the cache.
         """
-        positions = self.share.of_batch(self.batch_positions(number))
+        positions = self.share.of_batch(self.order.batch(number))
         numbers = self.numbers(positions)
         tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self._mask(numbers, positions))}
         if self._nulls:
@@ -165,10 +163,6 @@ class LatentStream(BatchStream):
             "positions": torch.from_numpy(positions),
             "cursor": (number + 1) * self.batch_size,
         }
-
-    def batch_positions(self, number: int) -> Int64Array:
-        """Return the positions of global batch `number`, counted from 0."""
-        return self.order.batch(number)
 
     def numbers(self, positions: Int64Array) -> Int64Array:
         """Return the numbers of the samples at `positions`."""
@@ -209,7 +203,6 @@ class LatentStream(BatchStream):
         return self.cache.mask(numbers)
 
     def must_match(self) -> dict[str, Any]:
-        """Return everything that decides the batches."""
         return {
             "cache": self.order.identity,
             "samples": self._samples,
@@ -222,13 +215,6 @@ class LatentStream(BatchStream):
             "normalize": self.normalize,
             "caption_dropout": self.caption_dropout,
         }
-
-
-def nulls_of(cache: JoinedCache) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return sample and mask of the null prompt of each cache of texts, by name; ConfigError if there is none."""
-    if not (texts := cache.null_text()):
-        raise ConfigError(f"caption_dropout: {cache!r} holds no texts")
-    return as_tensors(texts), as_tensors(cache.null_mask())
 
 
 def exact(epochs: float) -> Fraction:

@@ -5,11 +5,10 @@ a time; `SampleOrder.views_at` decides which one at a position of the run.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from cache_store import Cache, JoinedCache, open_joined
 from cache_store.cache.joined import refuse_other_plan
@@ -34,6 +33,9 @@ Caches = Address | Cache | JoinedCache | Mapping[str, Address | Cache] | Sequenc
 """A cache, joined caches or views; open, or as paths."""
 
 
+ReadRows = Callable[[JoinedCache, np.ndarray], Mapping[str, np.ndarray]]
+
+
 class Views(JoinedCache):
     """Several views of each sample; samples are the rows cached in every view, and `read` gives the first view."""
 
@@ -56,23 +58,20 @@ class Views(JoinedCache):
 
     def show(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
         """Read every tower's samples by number, [N, *shape], each from the view at its index in `views`."""
-        rows = self.rows(numbers)
-        shown = dict[str, np.ndarray]()
+        return self._from_views(numbers, views_N, lambda view, rows: view.read_rows(rows))
+
+    def show_mask(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
+        """Read by number the mask of each tower that has one, [N, T], each from the view at its index in `views`."""
+        return self._from_views(numbers, views_N, lambda view, rows: view.mask_rows(rows))
+
+    def _from_views(self, numbers: np.ndarray, views_N: np.ndarray, read: ReadRows) -> dict[str, np.ndarray]:
+        rows, shown = self.rows(numbers), dict[str, np.ndarray]()
         for place in np.unique(views_N):
             here = np.flatnonzero(views_N == place)
-            for name, samples in self.views[place].read_rows(rows[here]).items():
+            for name, samples in read(self.views[place], rows[here]).items():
                 if name not in shown:
                     shown[name] = np.empty((len(rows), *samples.shape[1:]), samples.dtype)
                 shown[name][here] = samples
-        return shown
-
-    def show_mask(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, NDArray[np.bool_]]:
-        """Read by number the mask of each tower that has one, [N, T], each from the view at its index in `views`."""
-        shown, rows = self.mask(numbers), self.rows(numbers)
-        for place in np.unique(views_N[views_N > 0]):
-            here = np.flatnonzero(views_N == place)
-            for name, mask in self.views[place].mask_rows(rows[here]).items():
-                shown[name][here] = mask
         return shown
 
 
@@ -98,11 +97,7 @@ def has_moments(cache: JoinedCache) -> bool:
 
 
 def open_views(views: Sequence[View]) -> Views:
-    """Open two views or more.
-
-    Raises what `open_joined` raises, and StaleError with a table if two views have different plans, encoders or sample
-    shapes.
-    """
+    """Open two views or more; StaleError with a table if their plans, encoders or sample shapes differ."""
     if len(views) < 2:
         raise ConfigError("views: name two caches of one plan, or more")
     named = [each if isinstance(each, Mapping) else {WORLD: each} for each in views]

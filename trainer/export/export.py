@@ -1,4 +1,4 @@
-"""The command `export`: write a projector, with all that its users need, to a folder and to the Hugging Face Hub."""
+"""The command `export`: write a projector, with all that its users need, to a folder."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -6,18 +6,14 @@ from statistics import fmean
 from typing import Any
 
 import msgspec
-from huggingface_hub import HfApi, get_token, is_offline_mode
-from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # whichever its library has
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.errors import ConfigError
 from cache_store.messages import counted
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.local import LocalStore
 from cache_store.storage.publish import publish_folder
 from trainer.config import views_of_run
 from trainer.export import standalone
-from trainer.model.pretrained import first_line
 from trainer.model.projector_file import (
     CONFIG_FILE,
     PROJECTOR_FILE,
@@ -25,40 +21,16 @@ from trainer.model.projector_file import (
     Tower,
     projector_bytes,
 )
+from trainer.run.checkpoint import STATE_FILE
 from trainer.run.folder import read_records
-from trainer.run.load_projector import config_of_run, load_projector, run_folder
+from trainer.run.load_projector import config_of_run, load_projector
 
 LAST_STEPS = 10
 """The training loss shown is the mean over this many last steps; the loss of a single step is too noisy."""
 
 
-def refuse_unpushable(repo: str) -> None:
-    """Raise ConfigError if nothing can be pushed to `repo`."""
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise ConfigError(f"push-to-hub: {first_line(error)}") from None
-    if is_offline_mode():
-        raise ConfigError("push-to-hub: HF_HUB_OFFLINE is set; unset it where there is a network")
-    if get_token() is None:
-        raise ConfigError("push-to-hub: nobody is logged in to the Hub here; run `hf auth login`, or set HF_TOKEN")
-
-
-def push(folder: Path, repo: str, steps: int, *, private: bool) -> str:
-    """Upload the folder to the repository, which is created if it does not exist; return its address."""
-    api = HfApi()
-    try:
-        made = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=f"Projector after {steps:,} steps")
-    except (HTTPError, OSError) as error:
-        raise EncodeOnceError(
-            f"{folder} is complete, but was not pushed to {repo}: {first_line(error)}; run `hf upload {repo} {folder}`"
-        ) from None
-    return str(made)
-
-
-def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
-    """Write the folder as a whole or not at all, and push it to `repo` if one is named."""
+def export(run: str, folder: Path) -> None:
+    """Write the folder as a whole or not at all."""
     projector = load_projector(run)
     config = config_of_run(projector.path)
     if folder.is_dir() and any(folder.iterdir()):
@@ -68,18 +40,15 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
     for caches in views_of_run(config or {}):
         for cache in caches.values():
             refuse_inside("folder", folder, cache)
-    if repo is not None:
-        refuse_unpushable(repo)
-    shared, records = shareable(projector.config), read_records(run_folder(projector.path))
+    of_run = projector.path.parent  # or of a checkpoint
+    run_folder = of_run.parent.parent if (of_run / STATE_FILE).is_file() else of_run
+    shared, records = shareable(projector.config), read_records(run_folder)
     with publish_folder(folder) as scratch:
         (scratch / PROJECTOR_FILE).write_bytes(projector_bytes(projector, shared))
         (scratch / CONFIG_FILE).write_bytes(shared.as_json)
         (scratch / "README.md").write_text(model_card(shared, records), encoding="utf-8")
         (scratch / "projector.py").write_bytes(Path(standalone.__file__).read_bytes())
-    steps = projector.config.training.steps
-    print(f"exported {counted(steps, 'step')} of training: {folder}")
-    if repo is not None:
-        print(f"pushed: {push(folder, repo, steps, private=private)}")
+    print(f"exported {counted(projector.config.training.steps, 'step')} of training: {folder}")
 
 
 def shareable(config: ProjectorConfig) -> ProjectorConfig:
@@ -129,7 +98,6 @@ print(Answerer("."{where})(samples, "What is this?"))  # about one image
 
 
 def model_card(config: ProjectorConfig, records: Iterable[Mapping[str, Any]]) -> str:
-    """Write the card: what the log's records say of the training, each tower, and how to use the projector."""
     name = config.language_model.name
     models = [(tower.name, tower.encoder_model or "./ENCODER") for tower in config.towers]
     encoders = ", ".join(f"{tower}: {moved(model)}" for tower, model in models if is_folder(model))
@@ -153,7 +121,6 @@ def moved(name: str) -> str:
 
 
 def training_facts(config: ProjectorConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is known of the training up to the projector's step."""
     training, known = config.training, [each for each in records if each["step"] <= config.training.steps]
     started = f", from the projector with the SHA-256 `{training.started_from}`" if training.started_from else ""
     yield f"{training.steps:,} steps, {training.samples:,} samples{started}"
@@ -166,7 +133,6 @@ def training_facts(config: ProjectorConfig, records: Iterable[Mapping[str, Any]]
 
 
 def tower_row(tower: Tower) -> str:
-    """Return a tower's row of the card's table."""
     array, encoder = tower.array, tower.array.encoder
     model = f" of {tower.encoder_model.removeprefix('./')}" if tower.encoder_model else ""
     made = f"{array.made_of}: {array.recipe_summary}; {encoder.class_name}{model}"

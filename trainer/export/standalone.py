@@ -114,14 +114,14 @@ class Answerer:
         eos = self.model.generation_config.eos_token_id
         stop = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
         stop |= {*tokenizer.encode(text["end_of_turn"], add_special_tokens=False)[:1]}
-        cache, said = None, list[int]()
-        while len(said) < longest:
+        cache, generated = None, list[int]()
+        while len(generated) < longest:
             out = self.model(inputs_embeds=x, past_key_values=cache, use_cache=True, **more)
             cache, token, more = out.past_key_values, out.logits[:, -1:].argmax(-1), {}
             if token.item() in stop:
                 break
-            said, x = [*said, token.item()], embed(token)
-        answer: str = tokenizer.decode(said, skip_special_tokens=True).strip()
+            generated, x = [*generated, token.item()], embed(token)
+        answer: str = tokenizer.decode(generated, skip_special_tokens=True).strip()
         return answer
 
 

@@ -6,9 +6,8 @@ The images are rows of a cache, or files, which are encoded now; either way each
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,39 +22,18 @@ from cache_store.program.output_file import refuse_inside, refuse_output
 from cache_store.storage.local import write_file
 from cache_store.storage.store import local_path
 from trainer.config import views_of_run
-from trainer.data.buckets import parts_alike
-from trainer.data.stream import as_tensor, as_tensors
+from trainer.data.stream import as_tensor
 from trainer.generate.generate_config import GenerateConfig
-from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
-from trainer.generate.rows import cached_samples, row_numbers, rows_of_ids, sample_numbers
+from trainer.generate.generator import answers, find_language_model, open_generator
+from trainer.generate.subjects import cached_subjects, row_numbers, rows_of_ids, sample_numbers
 from trainer.model.model_config import spell_option
 from trainer.model.projector_file import TrainedProjector
 from trainer.model.towers import describe_samples
-from trainer.run.figures import answer_lines, shown_answer
+from trainer.run.figures import Subject
 from trainer.run.load_projector import config_of_run, load_projector
 from trainer.run.parallel import local_device
-from trainer.text.chat import Message
 from trainer.text.store import held_out
 from trainer.text.writer import id_hash
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One image, and what the model is asked about it."""
-
-    title: str
-    record: dict[str, Any]
-    """The fields that identify it in a report."""
-    messages: list[Message]
-    reference: str | None
-    """The cache's own answer; None if it has none."""
-    samples: dict[str, Tensor]
-    """Each tower's sample [*shape], by its name."""
-
-    def described(self, answer: str) -> dict[str, str]:
-        prompt = "\n".join(each["content"] for each in self.messages)
-        reference = {} if self.reference is None else {"reference": self.reference}
-        return {"prompt": prompt, "answer": answer, **reference}
 
 
 def generate(run: str, config: GenerateConfig) -> None:
@@ -76,37 +54,23 @@ def generate(run: str, config: GenerateConfig) -> None:
     generator = open_generator(projector, language_model, config, local_device(0))
     torch.manual_seed(config.seed)
     records = []
-    for subject, answer in generate_answers(generator, subjects, config.batch_size):
-        shown = subject.described(shown_answer(answer.text, is_whole=answer.is_whole))
-        print(*answer_lines(subject.title, shown), sep="\n")
-        records.append({**subject.record, **subject.described(answer.text), "is_whole": answer.is_whole})
+    for answered in answers(generator, subjects, config.batch_size):
+        print(*answered.lines(), sep="\n")
+        records.append(answered.record)
     if report:
-        said = {"projector": str(projector.path), "steps": projector.config.training.steps, "answers": records}
-        write_file(report, json.dumps(said, indent=1, ensure_ascii=False).encode() + b"\n")
-
-
-def generate_answers(
-    generator: Generator, subjects: Sequence[Subject], batch_size: int
-) -> Iterator[tuple[Subject, Answer]]:
-    """Yield each subject with its answer; neighbours of one size are answered together."""
-    shapes = [str([each.shape for each in subject.samples.values()]) for subject in subjects]
-    for part in parts_alike(np.unique(shapes, return_inverse=True)[1], batch_size):
-        asked = subjects[part]
-        latents = {name: torch.stack([each.samples[name] for each in asked]) for name in asked[0].samples}
-        yield from zip(asked, generator(latents, [each.messages for each in asked]), strict=True)
+        content = {"projector": str(projector.path), "steps": projector.config.training.steps, "answers": records}
+        write_file(report, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def row_subjects(projector: TrainedProjector, config: GenerateConfig, cache: JoinedCache) -> Iterator[Subject]:
     """Yield the chosen rows; without a prompt, each is asked its own first question."""
     first, ids, share = cache.first, (config.ids or "").split(","), projector.config.training.val_fraction
     rows = rows_of_ids(first, ids) if config.rows is None else row_numbers(config.rows, first.spec.rows)
-    for sample in cached_samples(cache, sample_numbers(cache, rows)):
-        is_held_out = bool(held_out(np.array(id_hash(sample.id), np.uint64), share))
-        title = f"row {sample.row}, {printable(sample.id)}{', held out of training' * is_held_out}"
-        record = {"row": sample.row, "id": sample.id, "held_out": is_held_out}
-        asked = (sample.question, sample.reference) if config.prompt is None else (config.user_turn, None)
-        read = as_tensors(cache.read(np.array([sample.number])))
-        yield Subject(title, record, *asked, {name: each[0] for name, each in read.items()})
+    for each in cached_subjects(cache, sample_numbers(cache, rows), cache):
+        is_held_out = bool(held_out(np.array(id_hash(each.image["id"]), np.uint64), share))
+        title, image = f"{each.title}{', held out of training' * is_held_out}", each.image | {"held_out": is_held_out}
+        asked = each if config.prompt is None else replace(each, messages=config.user_turn, reference=None)
+        yield replace(asked, title=title, image=image)
 
 
 def image_subjects(projector: TrainedProjector, config: GenerateConfig, paths: Sequence[Path]) -> Iterator[Subject]:

@@ -1,7 +1,6 @@
 """The config of `trainer generate`, without torch, so that `--help` is quick."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from cache_store.errors import ConfigError
 from trainer.config import MAX_BATCH_SIZE, MAX_TOKENS, require
@@ -33,8 +32,6 @@ class GenerateConfig:
     """Where the encoder is now, if not where the cache's build found it: a hub id or a folder. Only for --image."""
     encoders: dict[str, str] | None = None
     """In place of `encoder`, if the projector has several towers: {siglip: FOLDER}."""
-    precision: Literal["bf16", "fp32"] | None = None
-    """Precision of the language model; null: as in training."""
     temperature: float = 0.0
     """0: always the likeliest token; above 0: tokens are sampled, from a flatter distribution the higher it is."""
     top_p: float = 1.0

@@ -19,15 +19,22 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
 from cache_store.messages import Difference, refuse
+from trainer.config import MAX_TOKENS
+from trainer.data.buckets import parts_alike
 from trainer.generate.generate_config import GenerateConfig
 from trainer.model.language_model import image_masks
-from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks, refuse_no_language_model
+from trainer.model.load_language_model import (
+    PRECISIONS,
+    load_with_whole,
+    refuse_no_image_masks,
+    refuse_no_language_model,
+)
 from trainer.model.model import WorldModel
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line
 from trainer.model.projector_file import TrainedProjector
-from trainer.run.inputs import PRECISIONS
+from trainer.run.figures import Answered, Subject
 from trainer.text.chat import ChatTokenizer, Message
-from trainer.text.tokenizer import prompt_tokenizer
+from trainer.text.tokenizer import load_tokenizer
 
 # Axes: N samples, T text tokens.
 
@@ -44,15 +51,6 @@ class StopWhen(StoppingCriteria):  # type: ignore[misc]  # transformers is not t
 
     def __call__(self, tokens_NT: Tensor, scores: Any, **_: Any) -> Tensor:
         return torch.tensor(self._is_over(tokens_NT), device=tokens_NT.device)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The model's answer about one image."""
-
-    text: str
-    is_whole: bool
-    """Whether the model ended its turn within the tokens allowed."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,11 @@ class Generator:
         """`whole` is transformers' model, of which `model.language` is a part."""
         self.model, self._whole, self.chat, self._end, self._config = model, whole, chat, end, config
 
-    def __call__(self, latents: Latents, prompts: Prompts, stopped: Stopped | None = None) -> list[Answer]:
-        """Answer each sample's messages, all in one batch; sampling draws from torch's global generator.
+    def __call__(self, latents: Latents, prompts: Prompts, stopped: Stopped | None = None) -> list[tuple[str, bool]]:
+        """Answer each sample's messages, all in one batch, and say whether the model ended its turn.
 
         `latents` are each tower's samples, by its name. `stopped` is called after every token; once it returns True,
-        the answers end.
+        the answers end. Sampling draws from torch's global generator.
         """
         return [self._answer(each) for each in self.generate_tokens(latents, prompts, stopped)]
 
@@ -90,10 +88,10 @@ class Generator:
         length = self.model.projectors.count(latents) + max(map(len, tokens))
         self._refuse_unreadable(tokens, length)
         prompt, mask_NT = self._prompt(latents, tokens)
-        stop = [StopWhen(lambda said: [stopped()] * len(said))] if stopped else []
+        stop = [StopWhen(lambda generated: [stopped()] * len(generated))] if stopped else []
         if words := self._end.words:  # transformers' `stop_strings` fails on word-level tokenizers
             decode = self.chat.tokenizer.decode
-            stop.append(StopWhen(lambda said: [words in decode(each) for each in said[:, length:].tolist()]))
+            stop.append(StopWhen(lambda generated: [words in decode(each) for each in generated[:, length:].tolist()]))
         try:
             with reading(self._whole, self.model.language.decoder, prompt):
                 tokens_NT = self._whole.generate(
@@ -131,7 +129,6 @@ class Generator:
         return prompt, mask_NT
 
     def _refuse_unreadable(self, tokens: Sequence[np.ndarray], length: int) -> None:
-        """Raise an error for a token without an embedding, and for more tokens than the model has positions."""
         language, most, largest = self.model.language, self._config.max_tokens, max(int(each.max()) for each in tokens)
         if largest >= (count := language.num_embeddings):
             raise ModelError(f"the tokenizer gives token {largest}, but the model embeds {count} tokens")
@@ -141,12 +138,23 @@ class Generator:
                 f"model knows {positions} positions: set --max_tokens lower"
             )
 
-    def _answer(self, said: list[int]) -> Answer:
-        """Cut one answer at the end of its turn."""
-        length = next((place for place, token in enumerate(said) if token in self._end.tokens), None)
-        text = self.chat.tokenizer.decode(said[:length], skip_special_tokens=not self._end.words)
+    def _answer(self, generated: list[int]) -> tuple[str, bool]:
+        length = next((place for place, token in enumerate(generated) if token in self._end.tokens), None)
+        text = self.chat.tokenizer.decode(generated[:length], skip_special_tokens=not self._end.words)
         before, found, _ = text.partition(self._end.words) if self._end.words else (text, "", "")
-        return Answer(before.strip(), length is not None or bool(found))
+        return before.strip(), length is not None or bool(found)
+
+
+def answers(
+    generator: Generator, subjects: Sequence[Subject], batch_size: int, stopped: Stopped | None = None
+) -> Iterator[Answered]:
+    """Answer each subject's question; neighbours of one size are answered together."""
+    shapes = [str([each.shape for each in subject.samples.values()]) for subject in subjects]
+    for part in parts_alike(np.unique(shapes, return_inverse=True)[1], batch_size):
+        asked = subjects[part]
+        latents = {name: torch.stack([each.samples[name] for each in asked]) for name in asked[0].samples}
+        found = generator(latents, [each.messages for each in asked], stopped)
+        yield from (Answered(subject, *answer) for subject, answer in zip(asked, found, strict=True))
 
 
 @contextmanager
@@ -191,8 +199,8 @@ def open_generator(projector: TrainedProjector, name: str, config: GenerateConfi
     """Load the language model `name`; StaleError if the projector was trained for another one."""
     trained, text = projector.config.language_model, projector.config.text
     refuse_no_language_model(name)
-    chat = prompt_tokenizer(name, text.chat_template)
-    language, whole = load_with_whole(name, PRECISIONS[config.precision or trained.precision], device)
+    chat = ChatTokenizer(load_tokenizer(name), text.chat_template, MAX_TOKENS)
+    language, whole = load_with_whole(name, PRECISIONS[trained.precision], device)
     if (found := language.identity()) != trained.identity:
         difference = Difference("language model", trained.identity, found)
         remedy = f"it was trained for {trained.name}; name that model, unchanged since then, with --language_model"

@@ -30,8 +30,8 @@ TURNS = 5
 MAX_RANKS = 64
 """One machine has no more GPUs."""
 
-STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t for an interval of 95 %, by degrees of freedom from 1 on; beyond them 1.96 + 2.5 / degrees is as near."""
+STUDENT_95 = (12.71, 4.30, 3.18, 2.78)
+"""Student's t for an interval of 95 %, by degrees of freedom from 1 on; for more, 1.96 + 2.5 / degrees is near."""
 
 
 @dataclass(frozen=True)
@@ -85,38 +85,38 @@ class Comparison:
         return "\n".join([*lines, f"losses       {unknown if delta is None else f'differ by {delta:.3g} at most'}"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits that B must keep."""
-
-    min_speedup: float = 0.0
-    max_memory_ratio: float = math.inf
-    max_loss_delta: float = math.inf
-
-    def broken(self, found: Comparison) -> list[str]:
-        """List sides with a step that is not finite, then the limits that B breaks, with its figures."""
-        broken = [
-            f"{side}: in {count} of {WARM_UP + found.steps} steps, loss, gradient norm or parameter norm is not finite"
-            for side, count in zip("AB", found.nonfinite, strict=True)
-            if count
-        ]
-        if not found.speedup >= self.min_speedup:
-            broken.append(f"speed-up {found.speedup:.3f} is below --min-speedup {self.min_speedup:g}")
-        if not found.memory_ratio <= self.max_memory_ratio:
-            broken.append(f"memory {found.memory_ratio:.3f} is above --max-memory-ratio {self.max_memory_ratio:g}")
-        delta = math.nan if found.max_loss_delta is None else found.max_loss_delta
-        if self.max_loss_delta < math.inf and not delta <= self.max_loss_delta:
-            broken.append(f"the losses' difference is {delta:.3g}; --max-loss-delta is {self.max_loss_delta:g}")
-        return broken
+def broken_limits(
+    found: Comparison,
+    min_speedup: float = 0.0,
+    max_memory_ratio: float = math.inf,
+    max_loss_delta: float = math.inf,
+) -> list[str]:
+    """List sides with a step that is not finite, then the limits that B breaks, with its figures."""
+    broken = [
+        f"{side}: in {count} of {WARM_UP + found.steps} steps, loss, gradient norm or parameter norm is not finite"
+        for side, count in zip("AB", found.nonfinite, strict=True)
+        if count
+    ]
+    if not found.speedup >= min_speedup:
+        broken.append(f"speed-up {found.speedup:.3f} is below --min-speedup {min_speedup:g}")
+    if not found.memory_ratio <= max_memory_ratio:
+        broken.append(f"memory {found.memory_ratio:.3f} is above --max-memory-ratio {max_memory_ratio:g}")
+    delta = math.nan if found.max_loss_delta is None else found.max_loss_delta
+    if max_loss_delta < math.inf and not delta <= max_loss_delta:
+        broken.append(f"the losses' difference is {delta:.3g}; --max-loss-delta is {max_loss_delta:g}")
+    return broken
 
 
 def compare(
-    first: str, second: str, base: str | None, steps: int, limits: Limits, report: Path | None = None, ranks: int = 1
+    first: str,
+    second: str,
+    base: str | None,
+    steps: int,
+    limits: Mapping[str, float],
+    report: Path | None = None,
+    ranks: int = 1,
 ) -> list[str]:
-    """Print how B compares with A, each on `ranks` processes; return the limits that it breaks, and sides that diverge.
-
-    Both configs are read over `base`. The report has each turn's figures too.
-    """
+    """Print how B compares with A, both read over `base`; return the broken limits. The report has every turn."""
     if not 1 <= ranks <= MAX_RANKS:
         raise ConfigError(f"--ranks must be in [1, {MAX_RANKS}], got {ranks}")
     if steps < 2 * TURNS:
@@ -125,7 +125,7 @@ def compare(
     for each in options:
         parse_config(TrainConfig, each).data.refuse_undivided(ranks)
     turns, found = take_turns(options, steps, ranks)
-    broken = limits.broken(found)
+    broken = broken_limits(found, **limits)
     record = {"a": first, "b": second, "base": base, "ranks": ranks, **asdict(found), "broken": broken}
     print(found, *broken, json.dumps(record, allow_nan=False), sep="\n")
     if report:
@@ -162,7 +162,6 @@ def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[
 
 
 def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches: bool) -> Comparison:
-    """Compare each turn of A with B's turn of the same steps."""
     sides = (first, second)
     speedup, low, high = ratio_interval(*([turn.seconds for turn in side] for side in sides))
     losses = [[loss for turn in side for loss in turn.losses] for side in sides]
@@ -198,10 +197,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
 
 @contextmanager
 def start_ranks(options: Sequence[str], steps: int, ranks: int) -> Iterator[list[Connection]]:
-    """Start processes that train when told to; they end with the block, and no signal stops them before.
-
-    If there are several, they get the environment that torchrun would set.
-    """
+    """Start processes that train when told to, as under torchrun; no signal stops them before the block ends."""
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # spawning would start it in the block below, and that lets signals through
     with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -109,7 +109,6 @@ def values(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def newest_median(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return the median of the newest WINDOW values; None if there are fewer."""
     found = values(steps, name)[-WINDOW:]
     return median(found) if len(found) == WINDOW else None
 
@@ -120,6 +119,5 @@ def deviation(losses: Sequence[float]) -> float:
 
 
 def highest_normal(before: Sequence[float]) -> float:
-    """Return the highest loss that is no spike after these."""
     least = LEAST_SPIKE if len(before) == WINDOW else EARLY_SPIKE
     return median(before) + max(SPIKE * deviation(before), least * abs(median(before)))

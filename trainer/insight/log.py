@@ -27,7 +27,7 @@ from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
 from cache_store.storage.publish import make_folder, name_in_errors
 from trainer.config import TrainConfig
-from trainer.run.figures import Caption, Metrics, Validation, answer_lines
+from trainer.run.figures import Answered, Metrics, Validation
 from trainer.run.folder import ALERTS, CAPTIONS, METRICS_FILE, NONFINITE, TIME, as_step
 
 PROJECT = "encode-once"
@@ -63,28 +63,27 @@ def open_log(config: TrainConfig, completed: int, total: int) -> Iterator[LogSte
             track(step, metrics, validation, alerts)
             lines = [f"step {step:,}: {alert}" for alert in alerts] + [validation.summary] * bool(validation.summary)
             for each in validation.captions:
-                shown = {name: text for name, text in each.parts.items() if name != "prompt"}
-                lines += answer_lines(f"row {each.row}, {printable(each.id)}", shown)
+                lines += each.lines(("answer", "reference"))
             if lines:
                 bar.write("\n".join(lines))
 
         yield log_step
 
 
-def append_step(folder: Path, metrics: Metrics, captions: Sequence[Caption] = (), alerts: Sequence[str] = ()) -> None:
+def append_step(folder: Path, metrics: Metrics, captions: Sequence[Answered] = (), alerts: Sequence[str] = ()) -> None:
     path, noted = folder / METRICS_FILE, {ALERTS: [*alerts]} if alerts else {}
     with name_in_errors(path), path.open("a", encoding="utf-8") as stream:
         stream.write(as_json({**metrics, TIME: utc_time(), **noted}, captions) + "\n")
 
 
-def amend_last_step(folder: Path, metrics: Metrics, captions: Sequence[Caption]) -> None:
+def amend_last_step(folder: Path, metrics: Metrics, captions: Sequence[Answered]) -> None:
     path = folder / METRICS_FILE
     *before, last = path.read_bytes().splitlines(keepends=True)
     amended = as_json(json.loads(last) | metrics, captions)
     write_file(path, b"".join([*before, amended.encode() + b"\n"]))
 
 
-def as_json(record: Mapping[str, Any], captions: Sequence[Caption]) -> str:
+def as_json(record: Mapping[str, Any], captions: Sequence[Answered]) -> str:
     """Return one line of the log. JSON has no NaN: such values are null, and named under NONFINITE."""
     captioned = {CAPTIONS: [caption.record for caption in captions]} if captions else {}
     broken = {
@@ -105,7 +104,7 @@ def drop_later_steps(path: Path, completed_steps: int) -> None:
 
 def refuse_missing(config: TrainConfig) -> None:
     """Raise ConfigError, before the run begins, if wandb is asked for and not installed."""
-    if "wandb" in config.run.trackers:
+    if "wandb" in config.run.report_to:
         try:
             importlib.import_module("wandb")
         except ModuleNotFoundError:
@@ -115,12 +114,12 @@ def refuse_missing(config: TrainConfig) -> None:
 @contextmanager
 def open_trackers(config: TrainConfig, completed_steps: int) -> Iterator[LogStep]:
     """Open the trackers of run.report_to; repeated steps replace those of TensorBoard's earlier files."""
-    if not config.run.trackers:
+    if not config.run.report_to:
         yield lambda *_: None
         return
     folder, wandb_run = config.run.folder / "tensorboard", None
     with ExitStack() as stack:
-        if "wandb" in config.run.trackers:
+        if "wandb" in config.run.report_to:
             wandb_run = start_wandb(config)
             stack.callback(wandb_run.finish)
         stack.enter_context(hidden_tracebacks_of_writers())
@@ -143,9 +142,9 @@ def open_trackers(config: TrainConfig, completed_steps: int) -> Iterator[LogStep
         yield track
 
 
-def add_caption(writer: Any, step: int, caption: Caption) -> None:
+def add_caption(writer: Any, step: int, caption: Answered) -> None:
     """Add a caption's texts and its latent's preview; the texts are code blocks, so that no markup in them is read."""
-    tag = f"captions/{printable(caption.id)}"
+    tag = f"captions/{printable(caption.subject.image['id'])}"
     blocks = [name + "\n\n    " + "\n    ".join(text.splitlines()) for name, text in caption.parts.items()]
     writer.add_text(tag, "\n\n".join(blocks), step)
     if (preview := caption.preview) is not None:
@@ -203,10 +202,10 @@ def start_wandb(config: TrainConfig) -> Any:
     return run
 
 
-def tell_wandb(run: Any, step: int, captions: Sequence[Caption], alerts: Sequence[str]) -> None:
+def tell_wandb(run: Any, step: int, captions: Sequence[Answered], alerts: Sequence[str]) -> None:
     """Send W&B the words of captions, which it does not read from event files, as a table; and alerts."""
     if captions:
-        rows = [{"row": each.row, "id": each.id, **each.parts} for each in captions]
+        rows = [{**each.subject.image, **each.parts} for each in captions]
         columns = ["row", "id", "prompt", "answer", "reference"]
         table = importlib.import_module("wandb").Table(columns, [[row.get(name) for name in columns] for row in rows])
         run.log({"captions": table, "global_step": step})

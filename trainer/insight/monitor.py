@@ -43,24 +43,19 @@ class Look:
     """Steps of the run; None if it is not known yet."""
 
 
-AWAY = Look((), "waiting for the folder, which has disappeared", goes_on=True)
-
-
 def monitor(
     folder: Path, terminal: Terminal | None = None, sleep: Callable[[float], None] = time.sleep, *, once: bool = False
 ) -> Look:
     """Show the run until it ends, or `once`; return the last look. ConfigError for a folder that holds no run."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file():
+    if (seen := look_at(folder)) is None:
         raise ConfigError(f"{folder} holds no run: no {CONFIG_FILE}")
-    if (seen := look_at(folder)) is AWAY:
-        raise ConfigError(f"{folder} is not a run's folder")
     terminal = terminal or Terminal()
     shown = Live(page(folder, seen), console=terminal, auto_refresh=False) if terminal.is_terminal else None
     with shown or nullcontext():
         while seen.goes_on and not once:
             sleep(POLL_S)
-            found = look_at(folder)
-            seen = found if found is not AWAY else replace(AWAY, records=seen.records, total=seen.total)
+            away = replace(seen, state="waiting for the folder, which has disappeared", goes_on=True)
+            seen = look_at(folder) or away
             if shown:
                 shown.update(page(folder, seen), refresh=True)
     if not shown:  # a file or a pipe gets the end alone, in lines of any length
@@ -68,22 +63,20 @@ def monitor(
     return seen
 
 
-def look_at(folder: Path) -> Look:
-    """Read the run's folder; a folder that is missing, or disappears while it is read, is no error."""
+def look_at(folder: Path) -> Look | None:
+    """Read the run's folder; None if it is missing, or disappears while it is read."""
     try:
-        if folder.is_dir() and any(folder.iterdir()):
-            is_running, is_done = is_claimed(folder), (folder / PROJECTOR_FILE).is_file()
-            config, records = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}, read_records(folder)
-            state = "done" if is_done else "stopped; rerun to go on"
-            if is_running:
-                quiet = quiet_s(records, datetime.now(UTC))
-                state = f"running, but no step for {shown_time(quiet)}" if quiet else "running"
-            elif records and NONFINITE in records[-1] and not is_done:
-                state = "diverged"
-            return Look(records, state, is_running, total_steps(config, records))
+        is_running, is_done = is_claimed(folder), (folder / PROJECTOR_FILE).is_file()
+        config, records = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}, read_records(folder)
     except OSError:
-        pass
-    return AWAY
+        return None
+    state = "done" if is_done else "stopped; rerun to go on"
+    if is_running:
+        quiet = quiet_s(records, datetime.now(UTC))
+        state = f"running, but no step for {shown_time(quiet)}" if quiet else "running"
+    elif records and NONFINITE in records[-1] and not is_done:
+        state = "diverged"
+    return Look(records, state, is_running, total_steps(config, records))
 
 
 def total_steps(config: Mapping[str, Any], records: Sequence[LogLine]) -> int | None:
@@ -142,7 +135,6 @@ def middle(records: Sequence[LogLine], name: str) -> float:
 
 
 def curve(losses: Sequence[float]) -> str:
-    """Draw losses as blocks, each the median of a few."""
     size = max(1, math.ceil(len(losses) / CURVE))
     points = [median(losses[start : start + size]) for start in range(0, len(losses), size)]
     low, span = min(points, default=0.0), max(points, default=0.0) - min(points, default=0.0)

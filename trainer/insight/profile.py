@@ -22,10 +22,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as Profiler
-from torch.utils.benchmark import Timer
-from torch.utils.flop_counter import FlopCounterMode
 
-from cache_store import Cache, JoinedCache
+from cache_store import JoinedCache
 from cache_store.cache.entry_points import EncodeImages, find_source_images, open_image_encoder
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.format.tables import CLIP_START
@@ -35,15 +33,13 @@ from cache_store.storage.publish import make_folder
 from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import Samples, prefetched
-from trainer.data.stream import LatentSource
-from trainer.insight.startup import device_name, expected_memory
+from trainer.insight.startup import device_name
 from trainer.model.model import WorldModel
 from trainer.model.phases import PREFIX, Phase, phase
 from trainer.model.towers import encoder_model
-from trainer.run.inputs import open_inputs
 from trainer.run.memory import fit_memory, peak_memory_bytes
 from trainer.run.parallel import World
-from trainer.run.session import Session, open_session
+from trainer.run.session import Session
 from trainer.run.update import Updater
 
 Pass = Literal["forward", "backward", "recomputed"]
@@ -65,13 +61,10 @@ WAIT, WARM_UP = 1, 2
 TRACE_FILE = "profile.pt.trace.json"
 """TensorBoard's profiler finds a trace by this ending."""
 
-PEAK_SIDES = {"cpu": 1_024, "cuda": 8_192}
-"""Side of the square matrices whose product measures the peak."""
-
 MOST_STEPS, TOP = 1_000, 20
 """Steps, since no viewer opens the trace of more; operations shown."""
 
-WAITING, IDLE, NORMS, RECOMPUTED, LOGITS, LOW_FLOPS = 0.05, 0.10, 0.15, 0.05, 0.20, 0.30
+WAITING, IDLE, NORMS, RECOMPUTED = 0.05, 0.10, 0.15, 0.05
 """Shares beyond which advice is given."""
 
 
@@ -83,7 +76,11 @@ class LiveEncoder:
         self._planned = [name for name in ("uri", "place", CLIP_START) if name in cache.columns]
         try:
             self._images = {name: find_source_images(each.store) for name, each in cache.caches.items()}
-            self._encoders = {name: open_encoder(each, device) for name, each in cache.caches.items()}
+            self._encoders = dict[str, EncodeImages]()
+            for name, each in cache.caches.items():
+                if (model := encoder_model(each)) is None:
+                    raise ConfigError(f"{each.store} does not record where its encoder is")
+                self._encoders[name] = open_image_encoder(each.spec.array, model, str(device))
         except EncodeOnceError as error:
             raise type(error)(f"--live-encoder: {error}") from None
 
@@ -96,12 +93,6 @@ class LiveEncoder:
             with phase("live encoder"):
                 samples[name] = np.stack(encode(frames))
         return samples
-
-
-def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
-    if (model := encoder_model(cache)) is None:
-        raise ConfigError(f"{cache.store} does not record where its encoder is")
-    return open_image_encoder(cache.spec.array, model, str(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +112,6 @@ class Profile:
     """Name, calls and self time of the longest operations, over the recorded steps."""
     samples_per_s: float
     tokens_per_s: float
-    flop_share: float
-    """Rate of one step's matrix products and, on a GPU, its attention, as a share of a large product's rate."""
-    memory: dict[str, float]
-    """Bytes by part, by calculation."""
     peak_bytes: int
     """The most that was allocated on a GPU in a step without the profiler; on a CPU, the process's peak."""
 
@@ -133,7 +120,6 @@ class Profile:
         return self.step_s * self.steps
 
     def share(self, phase: str) -> float:
-        """Return the share of the time that a phase takes, in all passes."""
         return sum(self.times.get(phase, {}).values()) / self.whole_s
 
 
@@ -146,9 +132,9 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
     config.data.refuse_undivided(world.size)
     for cache in config.all_caches:
         refuse_inside("out", folder, cache)
-    inputs = open_inputs(replace(config, run=replace(config.run, max_steps=None)), world)
-    source: LatentSource | None = LiveEncoder(inputs.cache, world.device) if live_encoder else None
-    session = fit_memory(open_session(inputs, source))
+    session = Session(replace(config, run=replace(config.run, max_steps=None)), world)
+    session.prepare(LiveEncoder(session.cache, world.device) if live_encoder else None)
+    fit_memory(session)
     make_folder(folder)
     measured = profile_steps(session, steps, folder / TRACE_FILE, live_encoder=live_encoder)
     page = "\n".join(page_lines(f"Profile: {folder}", measured)) + "\n"
@@ -159,10 +145,10 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
 
 
 def profile_steps(session: Session, steps: int, trace: Path, *, live_encoder: bool) -> Profile:
-    """Wait, warm up and record steps, and write the trace; then do as many without the profiler, and count FLOPs."""
+    """Wait, warm up and record steps, and write the trace; then do as many without the profiler."""
     device, recorded = session.world.device, range(WAIT + WARM_UP + steps)
     unrecorded = range(len(recorded), len(recorded) + steps)
-    updater, total = Updater(session, unrecorded.stop + 1), range(unrecorded.stop + 1)
+    updater, total = Updater(session, unrecorded.stop), range(unrecorded.stop)
     loader = session.loader
     ahead = prefetched(loader, total, loader.threads)
     batches = map(loader, total) if live_encoder else ahead
@@ -186,8 +172,6 @@ def profile_steps(session: Session, steps: int, trace: Path, *, live_encoder: bo
         for step in unrecorded:
             one_step(step)
         unrecorded_s, peak_bytes = (time.perf_counter() - began) / steps, peak_memory_bytes(device)
-        with FlopCounterMode(display=False) as counter:
-            updater.compute_gradients(next(batches), 0)
     events = [each for each in profiler.events() or () if is_on_host(each)]
     spans = [each for each in events if each.name.startswith(STEP)]
     step_s = sum(each.time_range.elapsed_us() for each in spans) / 1e6 / steps
@@ -208,8 +192,6 @@ def profile_steps(session: Session, steps: int, trace: Path, *, live_encoder: bo
         operations=operations_of(profiler, on_device=on_device),
         samples_per_s=len(seen[0].numbers) / unrecorded_s,
         tokens_per_s=tokens / unrecorded_s,
-        flop_share=counter.get_total_flops() / unrecorded_s / peak_flops(session.model.language.dtype, device),
-        memory=expected_memory(session),
         peak_bytes=peak_bytes,
     )
 
@@ -248,7 +230,6 @@ def phase_of(name: str, module: nn.Module) -> Phase | None:
 
 
 def times_of(events: Sequence[Any], *, on_device: bool) -> Times:
-    """Sum the events' self times by phase and pass: on the device, or on the host."""
     forward = {each.sequence_nr: phase_above(each) for each in events if ancestor(each, BACKWARD) is None}
     times: Times = defaultdict(lambda: {"forward": 0.0, "backward": 0.0, "recomputed": 0.0})
     for event in events:
@@ -268,7 +249,6 @@ def part_of(event: Any, forward: dict[int, str]) -> tuple[str, Pass]:
 
 
 def phase_above(event: Any) -> str:
-    """Return the innermost phase around the event, or the event's own."""
     found = ancestor(event, PREFIX)
     return REST if found is None else str(found.name).removeprefix(PREFIX)
 
@@ -290,14 +270,6 @@ def operations_of(profiler: Profiler, *, on_device: bool) -> list[tuple[str, int
     return sorted(found, key=lambda each: -each[2])[:TOP]
 
 
-def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
-    """Measure the rate of a large matrix product, in FLOP/s."""
-    side = PEAK_SIDES[device.type]
-    one, other = torch.randn(2, side, side, device=device).to(dtype)
-    timer = Timer("one @ other", globals={"one": one, "other": other}, num_threads=torch.get_num_threads())
-    return 2 * side**3 / timer.blocked_autorange(min_run_time=0.5).median
-
-
 def page_lines(title: str, measured: Profile) -> Iterator[str]:
     per_step, slower = 1e3 / measured.steps, measured.step_s / measured.unrecorded_s - 1
     facts = {
@@ -306,9 +278,7 @@ def page_lines(title: str, measured: Profile) -> Iterator[str]:
         "recorded": f"{measured.steps} steps, after {WAIT} waiting and {WARM_UP} of warm-up",
         "a step": f"{measured.unrecorded_s:.4g} s; {measured.step_s:.4g} s while recorded ({slower:+.0%})",
         "samples/s, tokens/s": f"{measured.samples_per_s:.4g}, {measured.tokens_per_s:.4g}",
-        "share of the matmul peak": f"{measured.flop_share:.1%}",
         "peak memory": f"{measured.peak_bytes / 2**20:,.0f} MiB",
-        **{f"by calculation: {name}": f"{size / 2**20:,.0f} MiB" for name, size in measured.memory.items()},
     }
     yield from (f"# {title}", "", *table(("", ""), facts.items()), "", "## Advice", "")
     yield from [f"- {each}" for each in advice(measured)] or ["Nothing stands out."]
@@ -345,7 +315,3 @@ def advice(measured: Profile) -> Iterator[str]:
         yield f"norms {norms:.0%}: run.compile: layers fuses what they read and write"
     if (recomputed := sum(each["recomputed"] for each in measured.times.values()) / measured.whole_s) > RECOMPUTED:
         yield f"recomputed {recomputed:.0%}: if memory allows, use a lighter run.gradient_checkpointing"
-    if (logits := measured.memory["logits"] / sum(measured.memory.values())) > LOGITS:
-        yield f"logits {logits:.0%} of the memory, by calculation: run.loss_chunk bounds them"
-    if "idle" in measured.times and measured.flop_share < LOW_FLOPS:
-        yield f"{measured.flop_share:.0%} of the matmul peak: take more samples a pass, as far as memory allows"

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.distributed.tensor import DTensor
 
-from cache_store.errors import ModelError
 from trainer.config import WARMUP_STEPS
 from trainer.model.kernels import MATH, attention_kernels
 from trainer.model.model_config import PRETRAINED
@@ -19,14 +18,10 @@ with Gemma 3's proportions in bfloat16, in units of its two bytes; other models 
 
 
 def announce(session: Session, total_steps: int) -> None:
-    """Print warnings and the table on rank 0.
-
-    Raises ModelError if anything but the projectors would learn, ConfigError if the warm-up is too long for the run.
-    """
+    """Print warnings and the table on rank 0. ConfigError if the warm-up is too long for the run."""
     session.config.optim.refuse_endless_warmup(total_steps)
     for line in remarks(session, total_steps):
         session.world.say(line)
-    refuse_other_trainable(session)
     if not session.world.is_main and not session.in_step:
         return
     text = torch.empty(1, longest_sequence(session) - session.projectors.num_tokens, device=session.world.device)
@@ -55,29 +50,15 @@ def remarks(session: Session, total_steps: int) -> Iterator[str]:
         yield f"warm-up: {share}; optim.warmup_steps sets another number"
 
 
-def refuse_other_trainable(session: Session) -> None:
-    learning = {id(each) for _, module in session.model.trained_modules() for each in module.parameters()}
-    for module in (session.model, session.whole):
-        for name, each in module.named_parameters():
-            if each.requires_grad and id(each) not in learning:
-                raise ModelError(f"{name} of the language model would be trained; only projectors learn here")
-
-
 def startup_facts(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     run, world = session.config.run, session.world
-    size = f", {memory / 2**30:,.0f} GiB" if (memory := memory_bytes(world.device)) else ""
-    yield "device", f"{world.size} x {device_name(world.device)}{size}; {run.precision}"
-    if run.parallel == "fsdp2":
-        parts = "each rank holds a part of each of the language model's weights, and gathers a layer as it runs"
-        yield "parallel", f"fsdp2: {parts if session.in_step else 'one rank, which holds the language model'}"
-    elif world.size > 1:
-        yield "parallel", "ddp: each rank holds the language model"
+    memory = f"{memory_bytes(world.device) / 2**30:,.0f} GiB"
+    yield "device", f"{world.size} x {device_name(world.device)}, {memory}; {run.precision}"
     yield "versions", ", ".join(" ".join(each) for each in library_versions().items())
     implementation = session.language.config._attn_implementation
     shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
     asked = "" if run.attention == "auto" else f", run.attention: {run.attention}"
     yield "attention", f"{implementation}{asked}; {shown}; at {longest_sequence(session):,} tokens"
-    yield "compile", f"{run.compile}; gradient checkpointing {run.gradient_checkpointing}"
     trained = {
         f"{module}.{name}": each
         for module, part in session.model.trained_modules()
@@ -86,8 +67,6 @@ def startup_facts(session: Session, kernels: Mapping[str, str]) -> Iterator[tupl
     }
     shapes = ", ".join(f"{name} {'x'.join(map(str, each.shape))}" for name, each in trained.items())
     yield "learns", f"{sum(each.numel() for each in trained.values()):,} parameters: {shapes}"
-    if session.config.optim.offload:
-        yield "optimizer", "AdamW's state in the host's memory"
     memory_parts = expected_memory(session)
     shown = ", ".join(f"{name} {value / 2**30:.2g}" for name, value in memory_parts.items())
     whole = sum(memory_parts.values()) / 2**30
@@ -99,13 +78,11 @@ def device_name(device: torch.device) -> str:
 
 
 def held_bytes(weight: torch.Tensor) -> int:
-    """Return the bytes of a weight that this rank holds."""
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     return local.numel() * local.element_size()
 
 
 def longest_sequence(session: Session) -> int:
-    """Return the tokens of the longest training sample, world tokens included."""
     return session.projectors.num_tokens + int(session.text.lengths(session.split.train).max())
 
 

@@ -48,7 +48,7 @@ class LanguageModel(nn.Module):
         self.config = config.get_text_config(decoder=True)
         self.attention: SDPBackend | None = None
         """The only attention kernel that `hidden` may run; None: torch chooses."""
-        self.logit_scale = 1.0
+        self.logit_scale = logit_scale(self.config)
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.image_parts: ImageParts | None = None
         """A multimodal checkpoint's image parts; they do not count as a part of this language model."""
@@ -66,7 +66,6 @@ class LanguageModel(nn.Module):
 
     @property
     def num_embeddings(self) -> int:
-        """Number of tokens that have an embedding."""
         return int(self.embed.num_embeddings)  # type: ignore[arg-type]
 
     @property
@@ -190,6 +189,15 @@ class LanguageModel(nn.Module):
             self.decoder.compile(backend=backend)
 
 
+def logit_scale(config: Any) -> float:
+    """Return the factor that a model applies to its logits; loading finds one that is not known here."""
+    for name in ("logit_scale", "lm_head_multiplier"):  # Cohere, Falcon-H1
+        if scale := getattr(config, name, None):
+            return float(scale)
+    scaling = float(getattr(config, "logits_scaling", 1.0))  # HyperCLOVA X multiplies by it
+    return 1 / scaling if config.model_type.startswith("granite") else scaling
+
+
 @contextmanager
 def enter_both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
     with outer, inner:
@@ -266,7 +274,6 @@ def image_masks(config: Any, block_NT: Tensor, dtype: torch.dtype, is_padding_NT
 
 
 def to_attention_mask(config: Any, seen_N1QK: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a boolean mask to the model's form: booleans, or values added to the logits of eager attention."""
     if config._attn_implementation == "eager":
         return torch.zeros_like(seen_N1QK, dtype=dtype).masked_fill(~seen_N1QK, torch.finfo(dtype).min)
     return seen_N1QK

@@ -1,23 +1,19 @@
 """Load a language model: all weights come from the checkpoint, and our logits equal those of its own forward pass."""
 
-import math
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.language_model import LanguageModel
-from trainer.model.model_config import TEXT_ALONE, AutoClass
-from trainer.model.own_projector import find_image_parts, find_own_projector
+from trainer.model.own_projector import find_image_parts
 from trainer.model.pretrained import (
     UNREADABLE_MODEL,
     explain_unreadable,
     first_line,
-    loading_bar_hidden,
     pretrained_name,
     refuse_unreachable,
 )
@@ -26,25 +22,15 @@ from trainer.model.projector import CAUSAL
 # Axes: N samples, T tokens, D model width, V vocabulary.
 
 
-REFUSED_MASKS = (
-    "model.language_model {!r} does not follow the masks of attention: full; set causal for each of model.towers"
-)
-
-LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Config fields with a scale of the logits: Cohere, Falcon-H1 and HyperCLOVA X multiply by it, Granite divides."""
-
 DECODER_ALONE = "name a causal decoder, such as a Gemma 3, Qwen3 or Llama"
-
-UNQUANTISED = "quantised language models are not supported: name one in float32, float16 or bfloat16"
-
-DRAWN_VALUES = 4_096
-"""At least this many values of each matrix are looked at (all, if it has fewer)."""
 
 CAUSAL_SETTINGS: dict[str, dict[str, Any]] = {"paligemma": {"use_bidirectional_attention": False}}
 """Values of a text model's config under which it is causal, by the model type of the whole.
 
 PaliGemma's image and prompt attend to each other, and only generated text is causal; here text always is.
 """
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 Transformers = Any
 """A model of transformers."""
@@ -53,13 +39,13 @@ Transformers = Any
 def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Transformers]:
     """Load a hub id or folder; return its frozen text model, and the whole model around it, which can generate.
 
-    A multimodal checkpoint's vision tower is not read, and its own projector is taken out of the whole model.
+    A multimodal checkpoint's vision tower and projector are taken out of the whole model.
     """
     with name_model(name) as path:
-        full = load_every_weight(path, dtype).to(device)
+        full = load_every_weight(path, dtype)
         model = take_language_model(full, image_parts_of=full)
+        full.to(device)
         check_forward(model, full)
-        keep_only(model, full)
     return model, full
 
 
@@ -81,11 +67,15 @@ def refuse_no_language_model(name: str) -> None:
 
 
 def take_language_model(full: Transformers, image_parts_of: Transformers) -> LanguageModel:
-    """Take the parts that training needs from `full`, and the image parts from the model that has their weights."""
-    embed, decoder, head = text_modules(full)
-    model = LanguageModel(embed, decoder, head, full.config)
-    model.opened_by = opening_class(full.config)
+    """Leave in `full` only what training needs; copy the image parts of the model that has their weights."""
+    if (head := full.get_output_embeddings()) is None:
+        raise ModelError("has no output embeddings, so it is no language model")
+    decoder = full.get_decoder()
+    decoder = decoder.model if hasattr(decoder, "lm_head") else decoder  # Llama 4's gives the model with its head
+    model = LanguageModel(full.get_input_embeddings(), decoder, head, full.config)
+    model.opened_by = loader_of(full.config).__name__
     model.image_parts = find_image_parts(image_parts_of)
+    keep_only(model, full)
     return model
 
 
@@ -100,10 +90,9 @@ def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None
     """
     config = read_causal_config(path)
     try:
-        with loading_bar_hidden():
-            full, report = loader_of(config).from_pretrained(
-                path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, device_map=device
-            )
+        full, report = loader_of(config).from_pretrained(
+            path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, device_map=device
+        )
     except UNREADABLE_MODEL as error:
         raise unreadable_model(error) from None
     if missing := sorted(report["missing_keys"]):  # for a weight of another shape, transformers itself raises an error
@@ -112,7 +101,6 @@ def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None
             f"lacks {len(missing)} of its weights ({named}); they would be random. The checkpoint is incomplete or of "
             "another architecture than its config.json says"
         )
-    refuse_whole_numbers(full)
     return full
 
 
@@ -125,109 +113,49 @@ def read_causal_config(path: str) -> Any:
     except UNREADABLE_MODEL as error:
         raise unreadable_model(error) from None
     if getattr(config, "quantization_config", None):
-        raise ModelError(f"is quantised (quantization_config in its config.json); {UNQUANTISED}")
+        raise ModelError(
+            "is quantised (quantization_config in its config.json), which is not supported: name a model in float32, "
+            "float16 or bfloat16"
+        )
     for name, value in CAUSAL_SETTINGS.get(config.model_type, {}).items():
         setattr(config.get_text_config(decoder=True), name, value)
     return config
 
 
-def refuse_whole_numbers(full: Transformers) -> None:
-    """Raise ModelError for matrices of integers: transformers casts int8 weights to floats, without their scales."""
-    faulty = [name for name, weight in full.named_parameters() if weight.ndim > 1 and holds_integers(weight)]
-    if faulty:
-        raise ModelError(f"has integers in {len(faulty)} of its weights ({faulty[0]}): it is quantised; {UNQUANTISED}")
-
-
-def holds_integers(weight: Tensor) -> bool:
-    """Return whether a draw of its values are all integers, and not only -1, 0 and 1."""
-    if weight.is_meta:
-        return False
-    drawn = weight.detach().flatten()[:: max(1, weight.numel() // DRAWN_VALUES)]
-    return bool((drawn == drawn.round()).all() and (drawn.abs() > 1).any())
-
-
 def loader_of(config: Any) -> Any:
-    """Find transformers' class that loads only the language model of a config; ModelError if there is none."""
+    """Find transformers' class that opens the whole model of a config; ModelError if it holds no causal decoder."""
     from transformers import (  # takes seconds to import, and reading a projector does not need it
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
         AutoModelForCausalLM,
+        AutoModelForImageTextToText,
     )
 
     kind = type(config)
-    if config.is_encoder_decoder:
-        raise ModelError(f"is an encoder-decoder ({config.model_type}); {DECODER_ALONE}")
-    if kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-        raise ModelError(f"is an encoder ({config.model_type}), whose tokens attend to later ones; {DECODER_ALONE}")
+    attends_to_later = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if config.is_encoder_decoder or attends_to_later:
+        raise ModelError(f"is an encoder, or has one ({config.model_type}); {DECODER_ALONE}")
     if is_multimodal(config) and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return text_part_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind])
+        return AutoModelForImageTextToText
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
         other = f"is no language model ({config.model_type}); {DECODER_ALONE}"
         raise ModelError(multimodal_remedy(config) if is_multimodal(config) else other)
     return AutoModelForCausalLM
 
 
-def opening_class(config: Any) -> AutoClass:
-    """Return the name of transformers' class that opens the whole model of a config."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    return TEXT_ALONE if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else "AutoModelForImageTextToText"
-
-
 def is_multimodal(config: Any) -> bool:
     return config.get_text_config(decoder=True) is not config
 
 
-def text_part_of(whole_class: Any) -> Any:
-    """Make a subclass of `whole_class` without its vision tower, whose weights are then neither read nor made.
-
-    It keeps the name: by it transformers maps the weights' names in older checkpoints.
-    """
-
-    def build(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
-        whole_class.__init__(self, config, *arguments, **options)
-        dropped = drop_other_parts(self, [*text_modules(self), *filter(None, [find_own_projector(self)])])
-        self._keys_to_ignore_on_load_unexpected |= {rf"^{re.escape(name)}\." for name in dropped}
-
-    return type(whole_class.__name__, (whole_class,), {"__init__": build, "__module__": whole_class.__module__})
-
-
-def text_modules(whole: Any) -> Iterator[nn.Module]:
-    """Yield embeddings, decoder and head; ModelError if there is no head.
-
-    Llama 4's `get_decoder` finds no decoder and returns the model with its head.
-    """
-    if (head := whole.get_output_embeddings()) is None:
-        raise ModelError("has no output embeddings, so it is no language model")
-    decoder = whole.get_decoder()
-    yield from (whole.get_input_embeddings(), decoder.model if hasattr(decoder, "lm_head") else decoder, head)
-
-
-def drop_other_parts(whole: nn.Module, kept: Iterable[nn.Module]) -> list[str]:
-    """Remove from `whole` every module whose weights no module in `kept` uses; return their names."""
-    used = {id(weight) for module in kept for weight in module.parameters()}
-
-    def drop_below(module: nn.Module, path: str) -> Iterator[str]:
+def keep_only(model: LanguageModel, full: Transformers) -> None:
+    """Remove from `full` every module and bare weight that `model` does not use, such as the vision tower."""
+    used = {id(weight) for weight in model.parameters()}
+    for module in list(full.modules()):
         for name, child in list(module.named_children()):
             weights = {id(weight) for weight in child.parameters()}
             if weights and not weights & used:
                 setattr(module, name, None)
-                yield path + name
-            else:
-                yield from drop_below(child, f"{path}{name}.")
-
-    return list(drop_below(whole, ""))
-
-
-def keep_only(model: LanguageModel, full: Transformers) -> None:
-    """Remove from `full` all that `model` does not use, even bare weights such as `image_newline` of LLaVA-NeXT.
-
-    Those cannot go before the checkpoint is read: transformers initialises them.
-    """
-    drop_other_parts(full, [model])
-    used = {id(weight) for weight in model.parameters()}
-    for module in full.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if id(weight) not in used:
                 setattr(module, name, None)
@@ -254,42 +182,19 @@ def check_forward(model: LanguageModel, full: Transformers) -> None:
         expected_NTV = full(input_ids=tokens_NT, use_cache=False).logits.float()
         embeddings_NTD = model.embed(tokens_NT)
         hidden_NTD = model.hidden(embeddings_NTD)
-        find_logit_scale(model, hidden_NTD, expected_NTV)
+        difference = float((model.logits(hidden_NTD).float() - expected_NTV).abs().max())
+        if not difference <= model.rounding * float(expected_NTV.abs().max()):  # NaN is refused too
+            raise ModelError(
+                "transforms its embeddings or logits in a way the trainer does not know: its own logits differ from "
+                f"ours by {difference:.3g}"
+            )
         refuse_not_causal(model, embeddings_NTD, hidden_NTD)
     except UNREADABLE_MODEL as error:
         reason = f"fails when it runs on embeddings, as training runs it: {first_line(error)}"
         raise ModelError(multimodal_remedy(full.config) if is_multimodal(full.config) else reason) from None
 
 
-def find_logit_scale(model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Tensor) -> None:
-    """Set the scale with which our logits equal the model's own; ModelError if there is none.
-
-    This finds transformations that we do not know of. Scales come from the config, so they are exact at any precision.
-    """
-
-    def difference(scale: float) -> float:
-        model.logit_scale = scale
-        return float((model.logits(hidden_NTD).float() - expected_NTV).abs().max())
-
-    least = difference(min(possible_logit_scales(model.config), key=difference))
-    if math.isnan(least):
-        raise ModelError("gives logits that are not finite: its weights, or the dtype that they are run in, are wrong")
-    if not least <= model.rounding * float(expected_NTV.abs().max()):
-        raise ModelError(
-            "transforms its embeddings or logits in a way the trainer does not know: its own logits differ from ours "
-            f"by {least:.3g}"
-        )
-
-
-def possible_logit_scales(config: Any) -> list[float]:
-    """List the factors that a model may apply to its logits: 1, and each scale in its config and its inverse."""
-    numbers = [getattr(config, name, None) for name in LOGIT_SCALES]
-    scales = [float(number) for number in numbers if isinstance(number, int | float) and number != 0]
-    return [1.0, *scales, *(1 / scale for scale in scales)]
-
-
 def refuse_not_causal(model: LanguageModel, embeddings_NTD: Tensor, hidden_NTD: Tensor) -> None:
-    """Raise ModelError if a token attends to later ones: it could copy the labels instead of predicting them."""
     early = embeddings_NTD.shape[1] // 2
     changed_NTD = torch.cat([embeddings_NTD[:, :early], -embeddings_NTD[:, early:]], 1)
     change_NTD = (model.hidden(changed_NTD) - hidden_NTD)[:, :early]
@@ -309,10 +214,12 @@ def refuse_no_image_masks(model: LanguageModel, name: str) -> None:
     embeddings_1TD = drawn_1TD.to(model.device, model.dtype)
     changed_1TD = embeddings_1TD.clone()
     changed_1TD[:, 3] = -changed_1TD[:, 3]
-    try:
+    before, image = 0.0, [0.0]
+    with suppress(*UNREADABLE_MODEL):  # a model may fail under masks
         change_1TD = model.hidden(changed_1TD, block_1T) - model.hidden(embeddings_1TD, block_1T)
-    except UNREADABLE_MODEL as error:
-        raise ConfigError(f"{REFUSED_MASKS.format(name)}: {first_line(error)}") from None
-    before, *image = change_1TD.abs().amax((0, 2))[:3].tolist()
+        before, *image = change_1TD.abs().amax((0, 2))[:3].tolist()
     if not before < min(image):
-        raise ConfigError(REFUSED_MASKS.format(name))
+        raise ConfigError(
+            f"model.language_model {name!r} does not follow the masks of attention: full; set causal for each of "
+            "model.towers"
+        )

@@ -86,7 +86,7 @@ class WorldModel(nn.Module):
 
         World tokens are those of `latents`, or the most that there can be.
         """
-        block = self.projectors.sequence_blocks(tokens_NT.shape[1], self.num_before, latents)
+        block = self.projectors.blocks(tokens_NT.shape[1], self.num_before, latents)
         return None if block is None else torch.tensor([block], device=tokens_NT.device)
 
     def hidden(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
@@ -105,7 +105,6 @@ class WorldModel(nn.Module):
         return hidden_NTD[batch.sample_L, predicting_L]
 
     def forward(self, batch: ModelInput) -> Tensor:
-        """Compute the cross entropy of every label token, in float32: [L]."""
         return self.losses(batch)[0]
 
     def losses(self, batch: ModelInput, *, reconstructed: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -123,12 +122,10 @@ class WorldModel(nn.Module):
         """Compute the cross entropy of every label token, and whether it is the likeliest token: [2, L]."""
         hidden_NTD, chunk = self.hidden(batch.latents, batch.tokens_NT), self.loss_chunk or len(batch.target_L)
         states_LD = self.label_states(hidden_NTD, batch)
-        parts = zip(torch.split(states_LD, chunk), torch.split(batch.target_L, chunk), strict=True)
+        parts, scores = zip(torch.split(states_LD, chunk), torch.split(batch.target_L, chunk), strict=True), []
         with self.language.whole_head():
-            return torch.cat([score_part(self.language, *part) for part in parts], 1)
-
-
-def score_part(language: LanguageModel, states_LD: Tensor, target_L: Tensor) -> Tensor:
-    logits_LV = language.logits(states_LD).float()
-    loss_L = cross_entropy(logits_LV, target_L, reduction="none")
-    return torch.stack([loss_L, (logits_LV.argmax(1) == target_L).float()])
+            for states_CD, target_C in parts:
+                logits_CV = self.language.logits(states_CD).float()
+                loss_C = cross_entropy(logits_CV, target_C, reduction="none")
+                scores.append(torch.stack([loss_C, (logits_CV.argmax(1) == target_C).float()]))
+        return torch.cat(scores, 1)

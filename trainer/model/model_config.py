@@ -88,7 +88,6 @@ class ModelConfig:
         )
 
     def refuse_unfit(self, towers: Collection[str]) -> None:
-        """Raise ConfigError for a tower without a cache, a frozen tower with random weights, or no trained tower."""
         for name in self.towers or {}:
             if name not in towers:
                 raise ConfigError(f"model.towers: there is no cache for the tower {suggest(name, towers)}")
@@ -101,17 +100,15 @@ class ModelConfig:
                 f"default; to train one: --model.towers '{{{first}: {{trained: true}}}}'"
             )
         for name, form in forms.items():
-            if not form.trained and self.init_projector is None:
-                refuse_random(name, form)
-
-
-def refuse_random(name: str, form: TowerForm) -> None:
-    """Raise ConfigError for a frozen tower whose weights would be random."""
-    frozen = f"model.towers: {name} is frozen, and "
-    if form.projector != PRETRAINED:
-        raise ConfigError(f"{frozen}its weights would be random; name trained ones with model.init_projector")
-    if form.ends == "learned":
-        raise ConfigError(f"{frozen}its START and END would be random; set its ends: checkpoint or none, or train it")
+            if form.trained or self.init_projector is not None:
+                continue
+            frozen = f"model.towers: {name} is frozen, and "
+            if form.projector != PRETRAINED:
+                raise ConfigError(f"{frozen}its weights would be random; name trained ones with model.init_projector")
+            if form.ends == "learned":
+                raise ConfigError(
+                    f"{frozen}its START and END would be random; set its ends: checkpoint or none, or train it"
+                )
 
 
 def spell_option(option: str, towers: Collection[str]) -> str:
@@ -120,7 +117,6 @@ def spell_option(option: str, towers: Collection[str]) -> str:
 
 
 def refuse_other_towers(views: Sequence[Collection[str]]) -> None:
-    """Raise ConfigError if two views do not have the same towers."""
     names = dict.fromkeys(name for view in views for name in view)
     for place, view in enumerate(views, 1):
         for name in names.keys() - set(view):

@@ -35,14 +35,10 @@ class ImageParts:
     """Id of the token that ends an image."""
 
 
-def find_own_projector(whole: nn.Module) -> Any:
-    """Find the checkpoint's projector in transformers' model; None if it has none of a known kind."""
-    return next((each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector"), None)
-
-
 def find_image_parts(whole: Any) -> ImageParts | None:
     """Find the image parts in transformers' model; None if their kind is unknown; zeros for weights without values."""
-    if (projector := find_own_projector(whole)) is None:
+    named = (each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector")
+    if (projector := next(named, None)) is None:
         return None
     return ImageParts(
         weight_FD=copy_to_cpu(projector.mm_input_projection_weight),
@@ -103,7 +99,6 @@ class PretrainedProjector(TowerProjector):
 
 
 def refuse_other_states(parts: ImageParts, sample_shape: tuple[int, ...], where: str) -> None:
-    """Raise ModelError if a cache does not hold what the checkpoint's projector reads."""
     features = parts.weight_FD.shape[0]
     if sample_shape not in {(parts.patches, features), (parts.tokens, features)}:
         raise ModelError(

@@ -1,7 +1,5 @@
 """Find pretrained models by hub id or folder, and explain why one cannot be loaded."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode, try_to_load_from_cache
@@ -11,11 +9,6 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     HTTPError,
     LocalEntryNotFoundError,
     StrictDataclassError,
-)
-from huggingface_hub.utils import (  # type: ignore[attr-defined]
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
 )
 from safetensors import SafetensorError
 
@@ -67,24 +60,6 @@ def refuse_unreachable(name: str) -> None:
             "is not a folder here and not in the Hub's local cache, and the Hub cannot be reached "
             f"({first_line(error)}); {WITHOUT_THE_HUB}"
         ) from None
-
-
-@contextmanager
-def loading_bar_hidden() -> Iterator[None]:
-    """Within the block, hide transformers' progress bar for loading weights; the Hub's bar for downloads stays."""
-    from transformers.utils import logging  # takes seconds to import
-
-    shown, hub_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    logging.disable_progress_bar()  # hides the Hub's bar too
-    if hub_shown:
-        enable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # shows the Hub's bar too
-        if not hub_shown:
-            disable_progress_bars()
 
 
 def explain_unreadable(error: Exception) -> str:

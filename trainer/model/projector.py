@@ -67,7 +67,6 @@ class TowerProjector(nn.Module):
         return 0 if self.ends is None else 2
 
     def count(self, samples: Tensor) -> int:
-        """Return the number of world tokens of each of these samples."""
         return self.num_world_tokens
 
     def world_tokens(self, samples: Tensor) -> Tensor:
@@ -152,39 +151,19 @@ class Projector(TowerProjector):
     @torch.no_grad()
     def match_rms(self, samples: Tensor, target: float) -> None:
         """Scale the last matrix and the ends so that the output's root mean square is `target`."""
-        self.refuse_statistics()
-        refuse_nonfinite_latents(self.read(samples))
         features_SF = self.features(samples).flatten(0, 1)
         features_SF = features_SF[:: -(-len(features_SF) // CALIBRATION_TOKENS)]
         last = max(index for index, layer in enumerate(self.layers) if isinstance(layer, nn.Linear))
         before, after = self.layers[: last + 1](features_SF), self.layers[last + 1 :]
-        if not rms(before) > 0:
-            raise CacheError("the cache's latents are all equal to their mean; there is nothing to learn from them")
+        if not 0 < rms(before) < math.inf:
+            raise CacheError(
+                f"the {len(samples)} samples that set the projector's scale hold NaN or infinity, or are all equal to "
+                "their mean: see what `cache-store verify CACHE --level deep` says of them"
+            )
         matrix = self.layers[last]
         assert isinstance(matrix, nn.Linear)
         matrix.weight.mul_(find_scale(lambda scale: rms(after(scale * before)), target))
         self.match_ends(target)
-
-    def refuse_statistics(self) -> None:
-        """Raise CacheError for channels that cannot be standardised."""
-        statistics = zip(self.mean.flatten().tolist(), self.std.flatten().tolist(), strict=True)
-        for channel, (mean, std) in enumerate(statistics):
-            if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
-                kind = "feature" if self.layout == "token" else "latent channel"
-                raise CacheError(
-                    f"{kind} {channel} cannot be standardised: its mean is {mean}, its standard deviation "
-                    f"{std}; both are the encoder's own where its config states them, else measured over the cache"
-                )
-
-
-def refuse_nonfinite_latents(samples: Tensor) -> None:
-    """Raise CacheError for NaN and infinity, which the check for constant latents would report wrongly."""
-    faulty = int((~samples.isfinite()).flatten(1).any(1).sum())
-    if faulty:
-        raise CacheError(
-            f"{faulty} of the {len(samples)} samples that set the projector's scale hold NaN or infinity; "
-            "`cache-store verify CACHE --level deep` names all such samples"
-        )
 
 
 def rms(values: Tensor) -> float:
@@ -226,11 +205,9 @@ class Projectors(nn.Module):
         return sum(each.num_tokens for _, each in self.items())
 
     def count(self, samples: Mapping[str, Tensor]) -> int:
-        """Return the number of all towers' tokens for each of these samples."""
         return sum(each.count(samples[name]) + each.num_ends for name, each in self.items())
 
     def tokens(self, samples: Mapping[str, Tensor]) -> list[Tensor]:
-        """Turn each tower's samples, by its name, into tokens [N, P, D], in the order of the towers."""
         return [each(samples[name]) for name, each in self.items()]
 
     def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
@@ -240,24 +217,19 @@ class Projectors(nn.Module):
             samples = {name: samples}
         return torch.cat(self.tokens(samples), 1)
 
-    def blocks(self, samples: Mapping[str, Tensor] | None = None) -> list[int]:
-        """Return each token's block: its tower's number if that tower's tokens attend to each other, else CAUSAL.
+    def blocks(
+        self, text_tokens: int, num_before: int, samples: Mapping[str, Tensor] | None = None
+    ) -> list[int] | None:
+        """Return the block of each token of a sequence, with `num_before` text tokens first; None if all are CAUSAL.
 
-        The tokens are those of `samples`, or the most that there can be.
+        Tokens of a tower whose tokens attend to each other have its number. World tokens are those of `samples`, or the
+        most that there can be.
         """
-        blocks = list[int]()
+        if not self.full:
+            return None
+        blocks = [CAUSAL] * num_before
         for number, (name, each) in enumerate(self.items()):
             margin = [CAUSAL] * (each.num_ends // 2)
             count = each.num_world_tokens if samples is None else each.count(samples[name])
-            inside = [number if name in self.full else CAUSAL] * count
-            blocks += [*margin, *inside, *margin]
-        return blocks
-
-    def sequence_blocks(
-        self, text_tokens: int, num_before: int, samples: Mapping[str, Tensor] | None = None
-    ) -> list[int] | None:
-        """Return the blocks of a whole sequence, with `num_before` text tokens first; None if all are CAUSAL."""
-        if not self.full:
-            return None
-        text = [CAUSAL] * text_tokens
-        return [*text[:num_before], *self.blocks(samples), *text[num_before:]]
+            blocks += [*margin, *[number if name in self.full else CAUSAL] * count, *margin]
+        return blocks + [CAUSAL] * (text_tokens - num_before)

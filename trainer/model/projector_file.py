@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from math import isqrt, prod
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cache_store.errors import CacheError, ConfigError, NewerFormatError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.format.array import ArrayRecipe, Count, Side
-from cache_store.format.record import Record, canonical_json, parse_record
+from cache_store.format.record import Record, canonical_json, parse_record, refuse_other_version
 from cache_store.storage.files import file_sha256
 from trainer.model.model_config import PRETRAINED, TEXT_ALONE, Attention, AutoClass
 from trainer.model.own_projector import PretrainedProjector
@@ -37,8 +37,6 @@ PROJECTOR_FILE, CONFIG_FILE = "projector.safetensors", "config.json"
 METADATA_KEY = "encode_once.projector"
 """The only metadata key: safetensors writes several keys in no fixed order, and equal projectors must give equal
 bytes."""
-
-PROJECTOR_VERSION = 1
 
 VERSIONED = ("encode-once", "torch", "transformers")
 
@@ -81,7 +79,6 @@ class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the largest sample."""
         return max(self.shapes, key=prod)
 
 
@@ -142,17 +139,11 @@ class ProjectorConfig(Record, frozen=True, kw_only=True):
 
     @property
     def full(self) -> frozenset[str]:
-        """Names of the towers whose tokens attend to each other."""
         return frozenset(tower.name for tower in self.towers if tower.attention == "full")
 
     @property
     def as_json(self) -> bytes:
-        """The content of `config.json`."""
         return json.dumps(msgspec.to_builtins(self), indent=2, ensure_ascii=False).encode() + b"\n"
-
-    def with_training(self, steps: int, samples: int, started_from: str | None) -> "ProjectorConfig":
-        training = msgspec.structs.replace(self.training, steps=steps, samples=samples, started_from=started_from)
-        return msgspec.structs.replace(self, training=training)
 
 
 def library_versions() -> dict[str, str]:
@@ -184,67 +175,31 @@ def read_projector_file(path: Path) -> tuple[ProjectorConfig, dict[str, Tensor]]
 
 
 def parse_config(data: bytes, where: str) -> ProjectorConfig:
-    found = parse_record(AnyVersion, data, where).format_version
-    if found != PROJECTOR_VERSION:
-        raise NewerFormatError(f"{where} has format version {found}; this program reads version {PROJECTOR_VERSION}")
+    refuse_other_version(data, where)
     config = parse_record(ProjectorConfig, data, where)
     names = [tower.name for tower in config.towers]
     if not names or len(set(names)) < len(names):
         raise CacheError(f"{where} names its towers {names}; it must name at least one, each with a different name")
     for tower in config.towers:
-        if not is_known(tower):
+        if tower.projector not in (*SHAPES, PRETRAINED) or tower.layout not in LAYOUTS:
             raise CacheError(f"{where} holds no projector that this program knows: {tower.projector}, {tower.layout}")
     return config
 
 
-def is_known(tower: Tower) -> bool:
-    """Return whether the tower's sample shape, layout and projector fit together."""
-    axes, world_tokens = len(tower.array.axes), tower.tokens - 2 * tower.ends
-    if any(len(shape) != axes for shape in tower.shapes) or (needs_one_size(tower) and len(tower.shapes) > 1):
-        return False
-    if tower.projector == PRETRAINED:
-        states = tower.shape[0]
-        return (tower.layout, axes) == ("token", 2) and tower.norm_eps is not None and may_pool(world_tokens, states)
-    fits_axes = axes in ((2,) if tower.layout == "token" else (3, 4))
-    return tower.projector in SHAPES and tower.layout in LAYOUTS and fits_axes
-
-
-def needs_one_size(tower: Tower) -> bool:
-    """Return whether the tower's tokens depend on the shape of its samples, so that all must have one."""
-    return tower.projector == PRETRAINED or tower.layout == "channel"
-
-
-def may_pool(tokens: int, states: int) -> bool:
-    """Return whether pooling a square grid of `states` by whole squares can give `tokens` tokens."""
-    side, pooled = isqrt(states), isqrt(max(tokens, 1))
-    return tokens > 0 and side**2 == states and pooled**2 == tokens and side % pooled == 0
-
-
-class AnyVersion(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """The one field that every version of the config has."""
-
-    format_version: int
-
-
 def load_tensors(projectors: Projectors, tensors: Mapping[str, Tensor], where: str) -> None:
     """Load each tower's tensors; CacheError if their names, dtypes or shapes are not its own."""
-    for name, each in projectors.items():
-        load_tower(each, name, tensors, where)
-
-
-def load_tower(projector: TowerProjector, tower: str, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Load a tower's tensors into `projector`; CacheError if their names, dtypes or shapes are not its own."""
-    mine = {name.removeprefix(f"{tower}."): each for name, each in tensors.items() if name.startswith(f"{tower}.")}
-    found, expected = (
-        {name: dtype_and_shape(each) for name, each in state.items()} for state in (mine, projector.state_dict())
-    )
-    if found != expected:
-        name = min(dict(found.items() ^ expected.items()))
-        raise CacheError(
-            f"{where} does not hold the tensors of its projector: {tower}.{name} should be "
-            f"{expected.get(name, 'absent')}, is {found.get(name, 'absent')}"
+    for tower, projector in projectors.items():
+        mine = {name.removeprefix(f"{tower}."): each for name, each in tensors.items() if name.startswith(f"{tower}.")}
+        found, expected = (
+            {name: dtype_and_shape(each) for name, each in state.items()} for state in (mine, projector.state_dict())
         )
-    projector.load_state_dict(mine, assign=any(each.is_meta for each in projector.state_dict().values()))
+        if found != expected:
+            name = min(dict(found.items() ^ expected.items()))
+            raise CacheError(
+                f"{where} does not hold the tensors of its projector: {tower}.{name} should be "
+                f"{expected.get(name, 'absent')}, is {found.get(name, 'absent')}"
+            )
+        projector.load_state_dict(mine, assign=any(each.is_meta for each in projector.state_dict().values()))
 
 
 def dtype_and_shape(tensor: Tensor) -> str:
@@ -256,10 +211,12 @@ class TrainedProjector(Projectors):
 
     def __init__(self, path: Path) -> None:
         config, tensors = read_projector_file(path)
-        with torch.device("meta"):  # no memory is taken for a size that the tensors may not have
-            towers = {
-                tower.name: make_empty_projector(tower, config.language_model.width, tensors) for tower in config.towers
-            }
+        width = config.language_model.width
+        try:
+            with torch.device("meta"):  # no memory is taken for a size that the tensors may not have
+                towers = {tower.name: make_empty_projector(tower, width, tensors) for tower in config.towers}
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            raise CacheError(f"{path} describes a projector that cannot be made: {error}") from None
         super().__init__(towers, config.full)
         self.config, self.path, self.sha256 = config, path, file_sha256(path)
         load_tensors(self, tensors, str(path))
@@ -270,8 +227,8 @@ class TrainedProjector(Projectors):
     def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
         """Return all towers' tokens, as `Projectors` does; ConfigError for what is no batch of a tower's samples."""
         given = samples if isinstance(samples, Mapping) else dict.fromkeys(self.names[:1], samples)
-        for tower in self.config.towers:
-            refuse_no_batch(self.path, tower, self, (given.get(tower.name),))
+        if missing := [name for name in self.names if name not in given]:
+            raise ConfigError(f"{self.path} reads a mapping of samples by tower; there are none of {missing[0]}")
         return super().forward(given)
 
 
@@ -282,11 +239,9 @@ def shared_shape(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def refuse_no_batch(path: Path, tower: Tower, _: object, given: tuple[object]) -> None:
-    """Raise ConfigError if a tower is called with what is no batch of its samples."""
-    (found,), axes = given, len(tower.array.axes)
-    if not isinstance(found, Tensor) or found.ndim != 1 + axes:
-        shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        expected = f"[N, {shared_shape(tower.shapes)}]"
+    (found,) = given
+    if not isinstance(found, Tensor) or found.ndim != 1 + len(tower.array.axes):
+        shown, expected = list(getattr(found, "shape", "")), f"[N, {shared_shape(tower.shapes)}]"
         raise ConfigError(f"{path} reads a tensor {expected} of the tower {tower.name}, got {shown}")
 
 
@@ -294,7 +249,8 @@ def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]
     """Make a tower's projector without weights; its mean in `tensors` tells how many channels of a sample are read."""
     ends = torch.empty(2, width) if tower.ends else None
     if tower.projector == PRETRAINED:
-        assert tower.norm_eps is not None, "as is_known has checked"
+        if tower.norm_eps is None:
+            raise ValueError("norm_eps is missing")
         return PretrainedProjector(
             sample_shape=tower.shape,
             width=width,

@@ -2,12 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
-from msgspec import UNSET, to_builtins
-from msgspec.structs import asdict
+from msgspec import to_builtins
 from torch import Tensor
 
 from cache_store import Cache, JoinedCache
@@ -23,26 +22,11 @@ from trainer.model.own_projector import ImageParts, PretrainedProjector, refuse_
 from trainer.model.projector import Projector, Projectors, TowerProjector
 from trainer.model.projector_file import Tower, shared_shape
 
-NOT_OF_MEANING = ("max_pixels", "flip", "decode")
-"""Fields of an image recipe that do not change what a latent means: they choose the picture, or only round it."""
+NOT_OF_MEANING = {"max_pixels", "flip", "decode", "path", "compiled", "compute_dtype", "batch_size"}
+"""Fields of image recipe and encoder that do not change what a latent means: they choose the picture, or only round.
 
-TOWERS = "towers"
-"""Key of `must_match` for the towers' names, in order, in a run with several towers."""
-
-ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
-"""Fields of an encoder's identity that decide what its samples mean."""
-
-UNUSUAL: dict[str, Any] = {
-    "latents_shift": None,
-    "latents_scale": None,
-    "latents_patch": 1,
-    "layer": None,
-    "class_token": False,
-    "layers": (),
-    "pooled": False,
-    "tokenizer_sha256": "",
-}
-"""Further fields with their defaults, which are left out, as older versions had no such fields."""
+Reducing a JPEG while it is decoded changes samples about as much as bfloat16 does. A projector reads a flipped picture
+like any other."""
 
 
 def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
@@ -105,7 +89,7 @@ def tower_seed(name: str, seed: int) -> int:
 
 
 def layout_of(config: ModelConfig, name: str, cache: Cache) -> str:
-    """Return the layout of a cache's samples; ConfigError if no projector reads them, or tokens are given a layout."""
+    """Return the layout of a cache's samples; ConfigError if no projector reads them as the config says."""
     asked = config.towers[name].layout if config.towers and name in config.towers else None
     array, where = cache.spec.array, cache.store
     axes, feature = len(array.axes), array.feature_place
@@ -123,20 +107,12 @@ def layout_of(config: ModelConfig, name: str, cache: Cache) -> str:
             "[channel, latent_y, latent_x], with latent_t of clips, or tokens, [token, feature]; other samples are for "
             "a training loop of your own: trainer.LatentStream"
         )
-    if len(cache.arrays) > 1:
-        refuse_sizes(config, name, layout, where)
-    return layout
-
-
-def refuse_sizes(config: ModelConfig, name: str, layout: str, where: object) -> None:
-    """Raise ConfigError if the tower's projector reads samples of one size only."""
-    if config.form(name).projector == PRETRAINED:
-        raise ConfigError(f"model.projector: {PRETRAINED} reads images of one size, and those of {where} have several")
-    if layout == "channel":
+    if len(cache.arrays) > 1 and (layout == "channel" or config.form(name).projector == PRETRAINED):
         raise ConfigError(
-            f"model.layout: channel makes tokens of all cells of one size, and images of {where} have several sizes; "
-            "take spatial"
+            f"model.layout: channel, and model.projector: {PRETRAINED}, read images of one size, and those of {where} "
+            "have several; take model.layout: spatial and another projector"
         )
+    return layout
 
 
 def require_image_parts(config: ModelConfig, language: LanguageModel) -> ImageParts:
@@ -195,37 +171,33 @@ def encoder_model(cache: Cache) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def describe_towers(towers: Sequence[Tower]) -> dict[str, str]:
-    """Describe each tower's input and settings; keys begin with its name, unless `world` is the only tower."""
-    if [tower.name for tower in towers] == [WORLD]:
-        return describe_tower(towers[0])
-    named = {f"{tower.name}.{key}": value for tower in towers for key, value in describe_tower(tower).items()}
-    return {TOWERS: ", ".join(tower.name for tower in towers), **named}
+def describe_by_tower(towers: Sequence[Tower], describe: Callable[[Tower], dict[str, str]]) -> dict[str, str]:
+    """Describe each tower; keys begin with its name if there are several."""
+    prefixes = [f"{tower.name}." * (len(towers) > 1) for tower in towers]
+    described = zip(prefixes, map(describe, towers), strict=True)
+    return {prefix + key: value for prefix, fields in described for key, value in fields.items()}
 
 
-def describe_tower(tower: Tower) -> dict[str, str]:
-    """Describe a tower's input and settings; defaults are left out, as older versions had no such fields."""
-    form = {"model.layout": tower.layout, "model.projector": tower.projector}
-    unusual = {
+def describe_form(tower: Tower) -> dict[str, str]:
+    return {
+        "model.layout": tower.layout,
+        "model.projector": tower.projector,
         "model.ends": tower.ends_from if tower.ends else "none",
         "model.attention": tower.attention,
         "model.trained": str(tower.trained).lower(),
     }
-    usual = {"model.ends": "learned", "model.attention": "causal", "model.trained": "true"}
-    return {**describe_samples(tower.array, tower.shapes), **form, **dict(unusual.items() - usual.items())}
+
+
+def describe_tower_samples(tower: Tower) -> dict[str, str]:
+    return describe_samples(tower.array, tower.shapes)
 
 
 def describe_samples(array: ArrayRecipe, shapes: Sequence[tuple[int, ...]]) -> dict[str, str]:
-    """Describe the pixels, or the text, and the encoder that samples come from.
-
-    Dtype and batch size are left out: they only round. So is `decode`: reducing a JPEG while it is decoded changes
-    samples about as much as bfloat16 does. So is `flip`: a projector reads a flipped picture like any other.
-    """
-    fields = asdict(array.text or array.images).items()
-    recipe = {name: to_builtins(value) for name, value in fields if name not in NOT_OF_MEANING and value is not UNSET}
-    encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
-    for name, usual in UNUSUAL.items():
-        if (value := getattr(array.encoder, name)) != usual:
-            encoder[f"encoder.{name}"] = value
-    described = {"latents.shape": f"[{shared_shape(shapes)}]", **encoder, **dict(flatten({array.made_of: recipe}))}
+    """Describe the pixels, or the text, and the encoder that samples come from, as far as it changes their meaning."""
+    parts = {"encoder": to_builtins(array.encoder), array.made_of: to_builtins(array.text or array.images)}
+    meant = {
+        part: {name: value for name, value in fields.items() if name not in NOT_OF_MEANING}
+        for part, fields in parts.items()
+    }
+    described = {"latents.shape": f"[{shared_shape(shapes)}]", **dict(flatten(meant))}
     return {name: str(value) for name, value in described.items()}

@@ -9,59 +9,54 @@ OUTPUT/checkpoints/step-00000500/
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, sign
-from cache_store.messages import differences_between, refuse
+from cache_store.messages import Difference, differences_between, refuse
 from cache_store.storage.files import file_sha256
 from cache_store.storage.publish import clear_folders, name_in_errors, publish_folder, remove_folder
 from trainer.config import TrainConfig, caches_by_option, views_of_run
 from trainer.model.model_config import spell_option
 from trainer.model.projector import Projectors
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, load_tensors, read_projector_file
-from trainer.model.towers import TOWERS
-from trainer.run.optim import Optimizer
 
 STATE_FILE, OPTIMIZER_FILE, HEADS_FILE = "state.json", "optimizer.safetensors", "reconstruction.safetensors"
 TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
 """Files of a checkpoint; only a run with reconstruction has HEADS_FILE."""
 
-CACHE_IDENTITY = "cache identity"
-"""Key of `must_match`: the cache a run was trained from."""
+CACHE_IDENTITY, LANGUAGE_MODEL = "cache identity", "language model"
 
-TEXTS = "texts of the samples"
-"""Key of `must_match`: the captions and conversations in force."""
 
-VAL_FRACTION = "data.val_fraction"
-"""Key of `must_match`: the share of samples held out."""
+class MustMatch(Record, frozen=True, kw_only=True):
+    """Settings that must be equal in a run that resumes: fields by their names, in sections by what they decide."""
 
-OF_A_TOWER = re.compile(rf"(\w+\.)?(latents|image|encoder|model)\.|{CACHE_IDENTITY}$")
-"""Matches fields that always differ if the towers differ."""
+    towers: tuple[str, ...]
+    """The towers' names, in the order in which the language model reads them."""
+    samples: dict[str, str]
+    """What each tower's samples mean; no option sets it."""
+    model: dict[str, str]
+    """The form of the projectors, and the language model."""
+    text: dict[str, str]
+    """What decides the tokens of a text."""
+    caches: dict[str, str]
+    """The caches, their texts, and the share of samples held out."""
+    order: dict[str, str]
+    """Which samples training shows, and in which order."""
 
-OF_THE_CACHE = re.compile(rf"(\w+\.)?(latents|image|encoder)\.|{TOWERS}$")
-"""Matches the keys of `must_match` that no option sets: they describe a tower's samples."""
-
-POSTERIOR = "data.posterior"
-"""Key of `must_match` if training draws latents from their posteriors."""
-
-SHUFFLE_BLOCK = "data.shuffle_block"
-"""Key of `must_match` if samples are shuffled in blocks."""
-
-WHERE = "data.where"
-"""Key of `must_match` if only samples that an expression chooses are used."""
-
-DEFAULTS = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1", WHERE: ""}
-"""Values that hold if `must_match` leaves their key out."""
-
-ORDER_KEYS = ("data.batch_size", "data.seed", *DEFAULTS)
-"""Keys of `must_match` that only decide which samples training shows, and in which order."""
+    def differences(self, now: "MustMatch", sections: Sequence[str]) -> list[Difference]:
+        """List what differs in these sections; of other towers, only their names: every field would differ too."""
+        if self.towers != now.towers:
+            return [Difference("towers", ", ".join(self.towers), ", ".join(now.towers))]
+        pairs = ((getattr(self, section), getattr(now, section)) for section in sections)
+        return [each for pair in pairs for each in differences_between(*pair)]
 
 
 class CheckpointState(Record, frozen=True):
@@ -72,8 +67,7 @@ class CheckpointState(Record, frozen=True):
     """Optimizer steps completed."""
     position: int
     """Samples consumed."""
-    must_match: dict[str, str]
-    """Settings that must be equal in a run that resumes from here."""
+    must_match: MustMatch
     config: dict[str, Any]
     files: dict[str, str]
     """SHA-256 of each tensor file, by name."""
@@ -105,7 +99,7 @@ class CheckpointFolder:
         position: int,
         projector: bytes,
         optimizer: Optimizer,
-        must_match: dict[str, str],
+        must_match: MustMatch,
         config: dict[str, Any],
         heads: nn.Module | None = None,
     ) -> None:
@@ -114,7 +108,12 @@ class CheckpointFolder:
         `projector` is the content of the projector file.
         """
         clear_folders(self.root, "step-*")
-        parts = {PROJECTOR_FILE: projector, OPTIMIZER_FILE: save(optimizer_tensors(optimizer))}
+        moments = {
+            f"{index}.{field}": tensor.contiguous()
+            for index, fields in optimizer.state_dict()["state"].items()
+            for field, tensor in fields.items()
+        }
+        parts = {PROJECTOR_FILE: projector, OPTIMIZER_FILE: save(moments)}
         if heads is not None:
             parts[HEADS_FILE] = save(heads.state_dict())
         with publish_folder(self.path(step)) as scratch:
@@ -146,19 +145,20 @@ def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, Checkp
     Raise ConfigError if the run would overwrite another run's later checkpoints, and CacheError if the newest folder
     is not named for its step.
     """
-    named = {"auto": folder.newest(), "never": None}
-    start = named[resume] if resume in named else Path(resume).expanduser()
-    state = None if start is None else read_state(start)
-    if state is not None and start == folder.newest() != folder.path(state.step):
+    start = folder.newest() if resume == "auto" else Path(resume).expanduser()
+    if start is None:
+        return None
+    state = read_state(start)
+    if start == folder.newest() != folder.path(state.step):
         raise CacheError(
             f"{start} holds step {state.step}: it was renamed or copied; give it the name of that step, or delete it"
         )
-    if later := [step for step in folder.steps() if state is None or step > state.step]:
+    if later := [step for step in folder.steps() if step > state.step]:
         raise ConfigError(
             f"run.resume: {resume} would mix two runs: {folder.root} already holds step {later[-1]}; "
             "set another run.output, or run.resume: auto to resume from there"
         )
-    return None if start is None or state is None else (start, state)
+    return start, state
 
 
 def read_state(path: Path) -> CheckpointState:
@@ -188,7 +188,7 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
 def refuse_other_run(
     path: Path,
     state: CheckpointState,
-    must_match: Mapping[str, str],
+    must_match: MustMatch,
     config: TrainConfig,
     can_start_from: Callable[[Path], bool],
 ) -> None:
@@ -196,52 +196,45 @@ def refuse_other_run(
 
     `can_start_from` tells whether a new run could start from the projector of the run in a folder.
     """
-    trained, here = (DEFAULTS | dict(each) for each in (state.must_match, must_match))
-    if differences := differences_between(trained, here):
-        if any(each.field == TOWERS for each in differences):  # every field of a tower would differ too
-            differences = [each for each in differences if not OF_A_TOWER.match(each.field)]
-        run, anew = path.parent.parent, "to train anew: the same command with --run.output NEW"
-        if can_start_from(run):
-            anew += f"; to start from this run's projector, add --model.init_projector {shlex.quote(str(run))}"
-        remedies = [anew]
-        if CACHE_IDENTITY not in {each.field for each in differences}:
-            remedies.append("to resume from it, restore the settings that it was trained with")
-        elif not (others := differences_between(*map(caches_by_option, (views_of_run(state.config), config.views)))):
-            remedies.append("the cache was extended, rebuilt or replaced since; restore the old one to resume the run")
-        else:
-            differences = [*others, *differences]
-            remedies.append(
-                "to resume from it, name the caches that it was trained from, unchanged and in the same order"
-            )
-        refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")
+    differences = state.must_match.differences(must_match, ("caches", "order", "text", "samples", "model"))
+    if not differences:
+        return
+    run, anew = path.parent.parent, "to train anew: the same command with --run.output NEW"
+    if can_start_from(run):
+        anew += f"; to start from this run's projector, add --model.init_projector {shlex.quote(str(run))}"
+    if CACHE_IDENTITY not in {each.field for each in differences}:
+        remedy = "to resume from it, restore the settings that it was trained with"
+    elif others := differences_between(*map(caches_by_option, (views_of_run(state.config), config.views))):
+        differences = [*others, *differences]
+        remedy = "to resume from it, name the caches that it was trained from, unchanged and in the same order"
+    else:
+        remedy = "the cache was extended, rebuilt or replaced since; restore the old one to resume the run"
+    refuse(f"checkpoint {path} is of another run", differences, [anew, remedy], held="in the checkpoint")
 
 
-def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mapping[str, str]) -> None:
+def refuse_other_projector(path: Path, state: CheckpointState, must_match: MustMatch) -> None:
     """Raise StaleError if an evaluation would use another projector, or samples that were trained on.
 
     The order of training may differ. The cache and its split may differ too, if the latents mean the same.
     """
-    of_another = (CACHE_IDENTITY, TEXTS, VAL_FRACTION) if is_of_another_cache(state, must_match) else ()
-    may_differ = (*ORDER_KEYS, *of_another)
-    differences = [each for each in differences_between(state.must_match, must_match) if each.field not in may_differ]
-    if differences:
-        if other_towers := [each for each in differences if each.field == TOWERS]:
-            differences = other_towers  # every field of a tower would differ too
-        of_the_cache = [bool(OF_THE_CACHE.match(each.field)) for each in differences]
-        remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]
-        if not all(of_the_cache):
-            restore = f"to evaluate it, set these fields as in training; {path / STATE_FILE} holds its whole config"
-            remedies.insert(0, restore)
-        if any(of_the_cache):
-            towers = state.must_match.get(TOWERS)  # in their order, which the config does not keep
-            option = spell_option("caches", towers.split(", ")) if towers else "--cache"
-            held = ", ".join(views_of_run(state.config)[0].values())
-            remedies.insert(0, f"to evaluate it, name samples such as those that {held} held, with {option}")
-        refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
+    trained, settable = state.must_match, ["text", "model"]
+    if not is_of_another_cache(state, must_match):
+        settable.append("caches")
+    if not (differences := trained.differences(must_match, ["samples", *settable])):
+        return
+    remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]
+    if trained.towers == must_match.towers and trained.differences(must_match, settable):
+        restore = f"to evaluate it, set these fields as in training; {path / STATE_FILE} holds its whole config"
+        remedies.insert(0, restore)
+    if trained.differences(must_match, ["samples"]):
+        option = spell_option("caches", trained.towers) if len(trained.towers) > 1 else "--cache"
+        held = ", ".join(views_of_run(state.config)[0].values())
+        remedies.insert(0, f"to evaluate it, name samples such as those that {held} held, with {option}")
+    refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 
-def is_of_another_cache(state: CheckpointState, must_match: Mapping[str, str]) -> bool:
-    return state.must_match.get(CACHE_IDENTITY) != must_match[CACHE_IDENTITY]
+def is_of_another_cache(state: CheckpointState, must_match: MustMatch) -> bool:
+    return state.must_match.caches[CACHE_IDENTITY] != must_match.caches[CACHE_IDENTITY]
 
 
 def restore_projectors(path: Path, projectors: Projectors) -> ProjectorConfig:
@@ -267,11 +260,3 @@ def restore_heads(path: Path, heads: nn.Module | None) -> None:
     """Load the heads of reconstruction if both run and checkpoint have them; else they start with new weights."""
     if heads is not None and (path / HEADS_FILE).is_file():
         heads.load_state_dict(load_file(path / HEADS_FILE))
-
-
-def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{index}.{field}": tensor.contiguous()
-        for index, fields in optimizer.state_dict()["state"].items()
-        for field, tensor in fields.items()
-    }

@@ -5,39 +5,63 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from cache_store.messages import printable
 
 Metrics = dict[str, float | int]
 """Figures by name."""
 
+PARTS = ("prompt", "answer", "reference")
 
-@dataclass(frozen=True, kw_only=True)
-class Caption:
-    """The language model's answer to the first question of a held-out sample."""
 
-    row: int
-    id: str
-    prompt: str
-    text: str
+@dataclass(frozen=True)
+class Subject:
+    """One image, and what the model is asked about it."""
+
+    title: str
+    image: dict[str, Any]
+    """The fields that identify it in a report: row and id, or the file."""
+    messages: list[dict[str, str]]
+    reference: str | None
+    """The cache's own answer; None if it has none."""
+    samples: dict[str, Tensor]
+    """Each tower's sample [*shape], by its name."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The language model's answer about one image."""
+
+    subject: Subject
+    answer: str
     is_whole: bool
     """Whether the model ended its turn within the token limit."""
-    reference: str | None
-    preview: np.ndarray | None
+    preview: np.ndarray | None = None
     """The latent through the cache's linear map to RGB, uint8 [H, W, 3]; None if the cache has none."""
 
     @property
     def record(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "preview"}
+        asked, reference = self.subject.messages, self.subject.reference
+        exchange = {"prompt": "\n".join(each["content"] for each in asked), "answer": self.answer}
+        referred = {} if reference is None else {"reference": reference}
+        return {**self.subject.image, **exchange, **referred, "is_whole": self.is_whole}
 
     @property
     def parts(self) -> dict[str, str]:
-        """Return prompt, answer and reference as they are shown."""
-        answer = {"prompt": self.prompt, "answer": shown_answer(self.text, is_whole=self.is_whole)}
-        return answer if self.reference is None else answer | {"reference": self.reference}
+        """Return prompt, answer and reference as they are shown: `(nothing)` if empty, with `[…]` if cut short."""
+        shown = (self.answer + " […]" * (not self.is_whole)) if self.answer else "(nothing)"
+        return {name: text for name, text in (self.record | {"answer": shown}).items() if name in PARTS}
+
+    def lines(self, names: Sequence[str] = PARTS) -> Iterator[str]:
+        """Yield the title, then each part's lines with its name in front."""
+        yield self.subject.title
+        for name, text in self.parts.items():
+            for number, line in enumerate(text.splitlines() or [""] if name in names else []):
+                yield f"  {'' if number else name:<9}  {printable(line)}".rstrip()
 
 
-Captioner = Callable[[Callable[[], bool]], list[Caption]]
+Captioner = Callable[[Callable[[], bool]], list[Answered]]
 """Captions the run's samples; ends early, with any result, once the function that it is given returns True."""
 
 
@@ -46,19 +70,6 @@ class Validation:
     """The result of one validation; empty if none was due."""
 
     metrics: Metrics = field(default_factory=dict)
-    captions: Sequence[Caption] = ()
+    captions: Sequence[Answered] = ()
     summary: str = ""
     """The figures in words, for the terminal."""
-
-
-def shown_answer(text: str, *, is_whole: bool) -> str:
-    """Return an answer as shown: `(nothing)` if it is empty, with `[…]` if it was cut short."""
-    return (text + ("" if is_whole else " […]")) if text else "(nothing)"
-
-
-def answer_lines(title: str, parts: dict[str, str]) -> Iterator[str]:
-    """Yield a title, then each part's lines with its name in front."""
-    yield title
-    for name, text in parts.items():
-        for number, line in enumerate(text.splitlines() or [""]):
-            yield f"  {'' if number else name:<9}  {printable(line)}".rstrip()

@@ -17,7 +17,6 @@ from cache_store.program.output_file import real_path
 from cache_store.storage.local import LocalStore, write_file
 from trainer.config import TrainConfig, TrainRunConfig
 from trainer.run.checkpoint import CheckpointFolder
-from trainer.run.figures import Metrics
 
 CONFIG_FILE, METRICS_FILE, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
 
@@ -39,11 +38,6 @@ NONFINITE = "nonfinite"
 
 LogLine = Mapping[str, Any]
 """A line of the log, parsed."""
-
-
-def read_metrics(folder: Path, step: int) -> Metrics:
-    """Return the values logged for a step; empty if the log has no line for it."""
-    return next((record for record in reversed(read_records(folder)) if record["step"] == step), {})
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -70,16 +64,12 @@ def checkpoints_of(run: TrainRunConfig) -> CheckpointFolder:
 
 def refuse_foreign_output(config: TrainConfig) -> None:
     """Raise ConfigError if run.output holds anything but a run, or is also data.text_dir."""
-    if config.text_dir and real_path(Path(config.text_dir).expanduser()) == real_path(config.run.folder):
-        raise ConfigError(f"data.text_dir: {config.text_dir} is run.output; name a folder inside it, or another folder")
-    if not has_run(config.run):
-        LocalStore(config.run.folder).refuse_foreign_names(names_before_the_config(config), "run.output", "run")
-
-
-def names_before_the_config(config: TrainConfig) -> tuple[str, ...]:
-    """Return names that a run may leave in its output before its config: its folder of text, if kept there."""
     folder, text_dir = real_path(config.run.folder), real_path(Path(config.text_dir or "/").expanduser())
-    return text_dir.relative_to(folder).parts[:1] if text_dir.is_relative_to(folder) else ()
+    if text_dir == folder:
+        raise ConfigError(f"data.text_dir: {config.text_dir} is run.output; name a folder inside it, or another folder")
+    if not has_run(config.run):  # its folder of text may be there before its config
+        own = text_dir.relative_to(folder).parts[:1] if text_dir.is_relative_to(folder) else ()
+        LocalStore(config.run.folder).refuse_foreign_names(own, "run.output", "run")
 
 
 def has_run(run: TrainRunConfig) -> bool:
@@ -88,13 +78,9 @@ def has_run(run: TrainRunConfig) -> bool:
 
 
 def is_resolved_config(path: Path) -> bool:
-    """Return whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml.
-
-    Older versions had no `caches`.
-    """
+    """Return whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml."""
     sections = re.findall(rb"^(\w+):", path.read_bytes() if path.is_file() else b"", re.MULTILINE)
-    found, known = [name.decode() for name in sections], [field.name for field in fields(TrainConfig)]
-    return found in (known, [name for name in known if name != "caches"])
+    return [name.decode() for name in sections] == [field.name for field in fields(TrainConfig)]
 
 
 def write_config(config: TrainConfig) -> None:

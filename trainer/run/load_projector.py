@@ -12,10 +12,10 @@ from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError
 from cache_store.messages import differences_between, refuse
 from trainer.model.model_config import PRETRAINED
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, TrainedProjector
-from trainer.model.towers import describe_tower
-from trainer.run.checkpoint import STATE_FILE, CheckpointFolder, read_state
+from trainer.model.towers import describe_by_tower, describe_form, describe_tower_samples
+from trainer.run.checkpoint import LANGUAGE_MODEL, STATE_FILE, CheckpointFolder, read_state
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, is_resolved_config
-from trainer.run.inputs import LANGUAGE_MODEL, Inputs
+from trainer.run.session import Session
 
 
 def load_projector(path: str | Path) -> TrainedProjector:
@@ -30,45 +30,43 @@ def load_projector(path: str | Path) -> TrainedProjector:
     return TrainedProjector(find_projector(Path(path).expanduser()))
 
 
-def initial_projector(inputs: Inputs) -> TrainedProjector | None:
+def initial_projector(session: Session) -> TrainedProjector | None:
     """Load what `model.init_projector` names; StaleError if it reads other latents, or is for another model."""
-    name = inputs.config.model.init_projector
+    name = session.config.model.init_projector
     if name is None:
         return None
     try:
         projector = load_projector(name)
     except EncodeOnceError as error:
         raise type(error)(f"model.init_projector: {error}") from None
-    refuse_unfit(inputs, projector, name)
-    announce_start(inputs, projector)
+    refuse_unfit(session, projector, name)
+    announce_start(session, projector)
     return projector
 
 
-def can_start_from(inputs: Inputs, run: Path) -> bool:
+def can_start_from(session: Session, run: Path) -> bool:
     """Return whether the run could start from another run's projector, named by `model.init_projector`."""
     try:
-        refuse_unfit(inputs, load_projector(run), str(run))
+        refuse_unfit(session, load_projector(run), str(run))
     except EncodeOnceError:
         return False
     return True
 
 
-def refuse_unfit(inputs: Inputs, projector: TrainedProjector, name: str) -> None:
-    """Raise StaleError or ConfigError if the run cannot start from this projector."""
-    refuse_missing_towers(inputs, projector, name)
-    trained, here = (projector_facts(each, projector.names) for each in (projector.config, inputs.projector_config))
+def refuse_unfit(session: Session, projector: TrainedProjector, name: str) -> None:
+    refuse_missing_towers(session, projector, name)
+    trained, here = (projector_facts(each, projector.names) for each in (projector.config, session.projector_config))
     if differences := differences_between(trained, here):
         remedies = ["set these fields as in its training, or start from another projector"]
         refuse(f"model.init_projector {name} does not fit", differences, remedies, "in the projector", "in this run")
 
 
-def refuse_missing_towers(inputs: Inputs, projector: TrainedProjector, name: str) -> None:
-    """Raise ConfigError if the projector has a tower that the run lacks, or lacks one that is to stay frozen."""
+def refuse_missing_towers(session: Session, projector: TrainedProjector, name: str) -> None:
     for tower in projector.names:
-        if tower not in inputs.projectors.names:
+        if tower not in session.projectors.names:
             raise ConfigError(f"model.init_projector {name} has the tower {tower}; this run has no tower of that name")
-    for tower in inputs.projectors.names:
-        form = inputs.config.model.form(tower)
+    for tower in session.projectors.names:
+        form = session.config.model.form(tower)
         if tower not in projector.names and not form.trained and form.projector != PRETRAINED:
             raise ConfigError(f"model.init_projector {name} has no tower {tower}, which model.towers freezes")
 
@@ -78,21 +76,19 @@ def projector_facts(config: ProjectorConfig, towers: Sequence[str]) -> dict[str,
     described = [tower for tower in config.towers if tower.name in towers]
     # START and END may start from the checkpoint's embeddings, and a tower may be frozen or trained.
     compared = [msgspec.structs.replace(tower, ends_from="learned", trained=True) for tower in described]
-    prefix = len(towers) > 1
-    facts = {f"{each.name}." * prefix + key: value for each in compared for key, value in describe_tower(each).items()}
+    facts = describe_by_tower(compared, describe_tower_samples) | describe_by_tower(compared, describe_form)
     return {**facts, LANGUAGE_MODEL: config.language_model.identity}
 
 
-def announce_start(inputs: Inputs, projector: TrainedProjector) -> None:
-    """Print where the run starts, and whether the projector may have seen samples that the run holds out."""
-    training, here = projector.config.training, inputs.config.data.val_fraction
+def announce_start(session: Session, projector: TrainedProjector) -> None:
+    training, here = projector.config.training, session.config.data.val_fraction
     seen = f"; it held out {training.val_fraction:g}: samples held out here may be among its training samples"
-    inputs.world.say(
+    session.world.say(
         f"projector: starts from {projector.path}, {training.steps:,} steps of training"
         f"{seen if here > training.val_fraction else ''}"
     )
-    if new := [name for name in inputs.projectors.names if name not in projector.names]:
-        inputs.world.say(f"projector: has no tower {', '.join(new)}, which starts with new weights")
+    if new := [name for name in session.projectors.names if name not in projector.names]:
+        session.world.say(f"projector: has no tower {', '.join(new)}, which starts with new weights")
 
 
 def find_projector(path: Path) -> Path:
@@ -121,9 +117,3 @@ def config_of_run(projector_file: Path) -> dict[str, Any] | None:
     if is_resolved_config(folder / CONFIG_FILE):
         config = yaml.safe_load((folder / CONFIG_FILE).read_bytes())
     return config
-
-
-def run_folder(projector_file: Path) -> Path:
-    """Return the folder of the run that holds the projector; the file's own folder if no run does."""
-    folder = projector_file.parent
-    return folder.parent.parent if (folder / STATE_FILE).is_file() else folder

@@ -28,15 +28,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak
 
 
-def memory_bytes(device: torch.device) -> int | None:
-    """Return the memory of the GPU, or of this machine; None if the system does not tell."""
+def memory_bytes(device: torch.device) -> int:
+    """Return the memory of the GPU, or of this machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
-    if not set(names) <= os.sysconf_names.keys():
-        return None
-    page, pages = map(os.sysconf, names)
-    return page * pages
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gpu_uuid(device: torch.device) -> str | None:
@@ -47,49 +43,47 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "could not create a primi
 """Parts of messages: torch's on a GPU or a CPU, and that of oneDNN, which does the CPU's work."""
 
 
-def fit_memory(session: Session) -> Session:
+def fit_memory(session: Session) -> None:
     """Cut each rank's share into as few passes as fit, if run.fit_memory is set; EncodeOnceError if no sample fits."""
     if not session.config.run.fit_memory:
-        return session
+        return
     share = session.config.data.batch_size // session.world.size
     by_length = session.split.train[np.argsort(session.text.lengths(session.split.train), kind="stable")]
-    of_largest = of_largest_image(session)
+    largest = largest_image(session)
     for passes in (count for count in range(1, share + 1) if share % count == 0):
         samples = share // passes
         longest = np.resize(by_length[-samples:], samples)
-        failed = torch.tensor(float(not fits(session, longest, of_largest)), device=session.world.device)
+        failed = torch.tensor(float(not fits(session, longest, largest)), device=session.world.device)
         if not session.world.sum(failed):
             session.world.say(
                 f"run.fit_memory: data.accumulate {passes}, since {samples} of the longest samples fit into one pass"
             )
-            return replace(session, loader=replace(session.loader, accumulate=passes))
+            session.loader = replace(session.loader, accumulate=passes)
+            return
     raise EncodeOnceError(
         "run.fit_memory: not even one sample a pass fits; set run.gradient_checkpointing: full and run.loss_chunk: 512"
     )
 
 
-def of_largest_image(session: Session) -> int | None:
+def largest_image(session: Session) -> int | None:
     """Return a training sample of the size that has most tokens; None if there is one size."""
     stream, train = session.loader.stream, session.split.train
     if len(stream.sizes.names) == 1:
         return None
-    each_size = train[np.unique(stream.sizes.of(train), return_index=True)[1]]
+    each_size = train[np.unique(stream.sizes.indices(train), return_index=True)[1]]
     counts = [session.projectors.count(as_tensors(stream.source.read(each_size[[at]]))) for at in range(len(each_size))]
     return int(each_size[np.argmax(counts)])
 
 
-def fits(session: Session, numbers: np.ndarray, of_largest: int | None) -> bool:
-    """Return whether the gradients of one pass over these samples fit; the projector stays as it is.
-
-    `of_largest` is the sample whose latents all have, if images have several sizes.
-    """
-    batch = session.loader.load(numbers, numbers if of_largest is None else np.full_like(numbers, of_largest))
+def fits(session: Session, numbers: np.ndarray, largest: int | None) -> bool:
+    """Return whether a pass over these samples fits; `largest` stands in for all latents."""
+    batch = session.loader.load(numbers, numbers if largest is None else np.full_like(numbers, largest))
     updater = Updater(session, 1)
     try:
         alone = replace(session.world, size=1)
         updater.world = alone
-        with_all = session.config.optim.reconstruction.every - 1  # a step at which every loss is due
-        updater.compute_gradients(StepBatch(numbers, session.text.label_tokens(numbers), 0, [batch]), with_all)
+        every_loss = session.config.optim.reconstruction.every - 1  # a step at which every loss is due
+        updater.compute_gradients(StepBatch(numbers, session.text.label_tokens(numbers), 0, [batch]), every_loss)
     except RuntimeError as error:
         if not any(words in str(error) for words in NO_MEMORY):
             raise

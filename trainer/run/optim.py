@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,25 +12,7 @@ from trainer.config import OptimConfig
 MATRICES = "matrices"
 
 
-class Optimizer(Protocol):
-    """The methods of an optimizer that a run uses."""
-
-    param_groups: list[dict[str, Any]]
-
-    def step(self) -> object:
-        """Update every parameter that has a gradient."""
-
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return moments by the parameter's number, and the groups."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, for parameters that are already restored."""
-
-
-class OffloadedAdamW:
+class OffloadedAdamW(torch.optim.AdamW):
     """AdamW on copies in the host's memory, which holds the moments and computes each update.
 
     Its state is AdamW's own, so a run resumes with or without it. torchao's offloading takes each gradient in the
@@ -41,9 +23,7 @@ class OffloadedAdamW:
         self.trained = [each for group in groups for each in group["params"]]
         self.copies = [nn.Parameter(torch.empty_like(each, device="cpu")) for each in self.trained]
         copies = iter(self.copies)
-        hosted = [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups]
-        self._adamw = torch.optim.AdamW(hosted, **options)
-        self.param_groups = self._adamw.param_groups
+        super().__init__([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups], **options)
         self._copy_to_host()
 
     @torch.no_grad()
@@ -52,23 +32,19 @@ class OffloadedAdamW:
             copy.copy_(trained)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for trained, copy in zip(self.trained, self.copies, strict=True):
             copy.grad = None if trained.grad is None else trained.grad.to("cpu")
-        self._adamw.step()
+        super().step()
         for trained, copy in zip(self.trained, self.copies, strict=True):
             trained.copy_(copy)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         for each in (*self.trained, *self.copies):
             each.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._adamw.state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._adamw.load_state_dict(state_dict)
-        self.param_groups = self._adamw.param_groups
+        super().load_state_dict(state_dict)
         self._copy_to_host()
 
 
@@ -100,7 +76,7 @@ def parameter_groups(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, list
     return groups
 
 
-def make_optimizer(groups: Mapping[str, Sequence[nn.Parameter]], config: OptimConfig) -> Optimizer:
+def make_optimizer(groups: Mapping[str, Sequence[nn.Parameter]], config: OptimConfig) -> torch.optim.Optimizer:
     """Make AdamW for all trained parameters, with weight decay only on matrices; fused into one kernel on a GPU."""
     decayed = [
         {"params": [*group], "weight_decay": config.weight_decay if name.endswith(MATRICES) else 0.0}

@@ -5,17 +5,16 @@ holds its parts and at most one whole weight. The projectors stay whole on every
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from cache_store.errors import ModelError
 from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import (
     Transformers,
     check_forward,
-    keep_only,
     load_every_weight,
     name_model,
     take_language_model,
@@ -30,10 +29,9 @@ def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageM
         world.on_main(lambda: whole.append(load_every_weight(path, dtype)))
         full = load_every_weight(path, dtype, torch.device("meta"))
         model = take_language_model(full, image_parts_of=whole[0] if world.is_main else full)
-        keep_only(model, full)
         shard(full, model, world)
         full.to_empty(device=world.device)
-        fill(full, whole.pop() if world.is_main else None, world)
+        fill(full, whole.pop() if world.is_main else full, world)
         check_forward(model, full)
         assert isinstance(model.head, FSDPModule), "shard wraps the head"
         model.head.reshard()
@@ -59,28 +57,11 @@ def shard(full: Transformers, model: LanguageModel, world: World) -> None:
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
-def fill(full: nn.Module, whole: nn.Module | None, world: World) -> None:
+def fill(full: nn.Module, whole: nn.Module, world: World) -> None:
     """Fill this rank's parts of the weights, and all buffers, from the model that rank 0 has as `whole`."""
-    for name, target in [*full.named_parameters(), *full.named_buffers()]:
-        if whole is None:
-            value = torch.empty(target.shape, dtype=target.dtype, device=world.device)
-        else:
-            value = tensor_of(whole, name).detach().to(world.device).contiguous()
-        world.broadcast(value)
-        with torch.no_grad():
-            if isinstance(target, DTensor):
-                target.to_local().copy_(rank_part(value, world))
-            else:
-                target.copy_(value)
-
-
-def tensor_of(module: nn.Module, name: str) -> Tensor:
-    owner, _, last = name.rpartition(".")
-    found: Tensor = getattr(module.get_submodule(owner), last)
-    return found
-
-
-def rank_part(value: Tensor, world: World) -> Tensor:
-    """Cut out this rank's rows as FSDP2 does; the last ranks may have fewer, or none."""
-    parts = torch.chunk(value, world.size)
-    return parts[world.rank] if world.rank < len(parts) else value[:0]
+    weights = whole.state_dict() if world.is_main else {}
+    kept = {name: weights[name] for name in full.state_dict() if name in weights}
+    set_model_state_dict(full, kept, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    for name, buffer in full.named_buffers():  # some are in no state dict
+        buffer.copy_(whole.get_buffer(name))
+        world.broadcast(buffer)

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from trainer.data.batches import StepBatch
 from trainer.model.phases import phase
@@ -92,14 +91,11 @@ class Updater:
             with phase("backward"):
                 part.backward()  # type: ignore[no-untyped-call]
         with phase("communication"):
-            sums = self.world.sum_gradients(self.with_gradients(), sums)
+            learning = [each for each in self.parameters if each.grad is not None]  # heads do not at every step
+            sums = self.world.sum_gradients(learning, sums)
         with phase("bookkeeping"):  # the host waits for the device here
             stops, loss, reconstructed_loss = sums.tolist()
         return {"loss": loss} | ({"reconstruction_loss": reconstructed_loss} if is_due else {}), stops > 0
-
-    def with_gradients(self) -> list[nn.Parameter]:
-        """Return the parameters that learn at this step: the heads of reconstruction do not learn at every step."""
-        return [each for each in self.parameters if each.grad is not None]
 
     def clip(self) -> Metrics:
         """Scale gradients down to `max_grad_norm`; return the norms before, of all and of each group."""

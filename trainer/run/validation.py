@@ -6,20 +6,19 @@ The shuffle gives every sample the latents of the next one in validation order, 
 import json
 import shlex
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.data.buckets import parts_alike
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import (
-    VAL_FRACTION,
     CheckpointState,
     is_of_another_cache,
     read_state,
@@ -27,15 +26,21 @@ from trainer.run.checkpoint import (
 )
 from trainer.run.figures import Metrics
 from trainer.run.folder import checkpoints_of
-from trainer.run.inputs import open_inputs
 from trainer.run.parallel import World
-from trainer.run.session import Session, open_session
+from trainer.run.session import Session
 
 SIGNIFICANT = 2.0
 """Standard errors beyond which a difference counts as real."""
 
 NAMED_SAMPLES = 16
 """Most samples named in one message."""
+
+
+class CutShortError(Interrupted):
+    """A validation was cut short on all ranks, because one of them was stopped."""
+
+    def __init__(self) -> None:
+        super().__init__("within a validation; run the same command to go on")
 
 
 @dataclass(frozen=True)
@@ -111,17 +116,15 @@ def never() -> bool:
     return False
 
 
-def shuffle_test(session: Session, stopped: Callable[[], bool] = never) -> ShuffleTest | None:
-    """Compare own with shuffled latents; return None if a rank was stopped."""
+def shuffle_test(session: Session, stopped: Callable[[], bool] = never) -> ShuffleTest:
+    """Compare own with shuffled latents; raise CutShortError if a rank was stopped."""
     numbers = session.split.validation
     if len(numbers) < 2:
         raise ConfigError(
             f"data.val_fraction {session.config.data.val_fraction} holds out {len(numbers)} of "
             f"{len(numbers) + len(session.split.train)} samples; shuffled latents need at least 2"
         )
-    own = sample_scores(session, numbers, stopped)
-    shuffled = None if own is None else sample_scores(session, np.roll(numbers, -1), stopped)
-    return None if own is None or shuffled is None else make_shuffle_test(own, shuffled)
+    return make_shuffle_test(*(sample_scores(session, each, stopped) for each in (numbers, np.roll(numbers, -1))))
 
 
 def make_shuffle_test(own: Scores, shuffled: Scores) -> ShuffleTest:
@@ -140,30 +143,25 @@ def make_shuffle_test(own: Scores, shuffled: Scores) -> ShuffleTest:
     )
 
 
-def without_compiled_layers(session: Session) -> AbstractContextManager[object]:
-    """Run uncompiled if layers were compiled for the few lengths of training alone."""
-    compiled = session.config.run.compile == "layers"
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-
-
 @torch.no_grad()
-def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> Scores | None:
+def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> Scores:
     """Score each validation sample with the latents of `latents_of`; ranks share the work.
 
-    Return None if a rank was stopped.
+    Raise CutShortError if a rank was stopped.
     """
     numbers, world = session.split.validation, session.world
     # The last column counts the ranks that were stopped.
     sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
-    sizes = session.loader.stream.sizes.of(latents_of)
+    sizes = session.loader.stream.sizes.indices(latents_of)
     by_rank = [rank_parts(sizes, session.config.run.eval_batch_size, rank, world.size) for rank in range(world.size)]
     parts = by_rank[world.rank]
     counted = len(parts)
     if session.in_step:  # ranks with fewer passes score sample 0, uncounted, to keep step
         parts = parts + [slice(0, 1)] * (max(map(len, by_rank)) - counted)
-    stopped = session.on_all(stopped)
+    stopped = session.stop_check(stopped)
     loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts, session.loader.threads)
-    with closing(loads) as batches, without_compiled_layers(session):
+    compiled = session.config.run.compile == "layers"  # for the few lengths of training alone
+    with closing(loads) as batches, torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         for place, (part, batch) in enumerate(zip(parts, batches, strict=True)):
             if stopped():
                 sums[:, -1] = 1
@@ -174,14 +172,13 @@ def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[]
                 sums[:, part].index_add_(1, on_device.sample_L, scores)
     world.sum(sums)
     if sums[0, -1] > 0:
-        return None
+        raise CutShortError
     loss, right = sums[:, :-1].cpu().numpy()
     refuse_nonfinite_losses(session, loss)
     return Scores(loss, right, np.asarray(session.text.num_labels[numbers]))
 
 
 def refuse_nonfinite_losses(session: Session, losses: np.ndarray) -> None:
-    """Raise EncodeOnceError that names the validation samples whose loss is NaN or infinite."""
     faulty = session.split.validation[~np.isfinite(losses)]
     if not len(faulty):
         return
@@ -211,12 +208,12 @@ def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report:
     if checkpoint is None:
         raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
     state = read_state(checkpoint)
-    inputs = open_inputs(config, world)
-    refuse_other_projector(checkpoint, state, inputs.must_match)
-    session = open_session(inputs, trained=checkpoint)
+    session = Session(config, world)
+    refuse_other_projector(checkpoint, state, session.must_match)
+    session.prepare(trained=checkpoint)
     announce_other_cache(session, state)
     result = shuffle_test(session)
-    if result is not None and world.is_main:
+    if world.is_main:
         record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(result)}
         record |= {"difference": result.difference, "verdict": result.verdict}
         print(result, json.dumps(record, allow_nan=False), sep="\n")
@@ -225,11 +222,10 @@ def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report:
 
 
 def announce_other_cache(session: Session, state: CheckpointState) -> None:
-    """Print which samples are evaluated if the checkpoint was trained from another cache."""
     if not is_of_another_cache(state, session.must_match):
         return
-    here, then = session.config.data.val_fraction, state.must_match[VAL_FRACTION]
-    trained_on = "" if here <= float(then) else f"; training held out {then}: ids of both may have been trained on"
+    here, then = session.config.data.val_fraction, state.config["data"]["val_fraction"]
+    trained_on = "" if here <= then else f"; training held out {then}: ids of both may have been trained on"
     session.world.say(
         f"the checkpoint was trained from another cache; evaluating the {len(session.split.validation):,} samples that "
         f"data.val_fraction {here} holds out of this one, by id as in training{trained_on}"

@@ -93,7 +93,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, template: str, max_tokens: int) -> None:
         self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
         self.special = SpecialText(tokenizer)
-        self._prompt = lru_cache(KEPT_PROMPTS)(self._render_prompt)
+        self._prompt = lru_cache(KEPT_PROMPTS)(lambda before: self._render(json.loads(before), True))
 
     @property
     def begins_with_bos(self) -> bool:
@@ -153,7 +153,6 @@ class ChatTokenizer:
         return np.array([*self._bos_before(tokens), *tokens], np.int32)
 
     def _bos_before(self, tokens: Sequence[int]) -> list[int]:
-        """Return [BOS] if it has to be put before `tokens`, else an empty list."""
         bos = self.tokenizer.bos_token_id
         return [bos] if self.begins_with_bos and tokens[:1] != [bos] else []
 
@@ -195,7 +194,8 @@ class ChatTokenizer:
 
         `through` is the rendering of the messages up to it.
         """
-        prefix, through = self._prompt(*((each["role"], each["content"]) for each in messages[:turn])), through.rstrip()
+        before = json.dumps(messages[:turn])  # a text can be a key
+        prefix, through = self._prompt(before), through.rstrip()
         if not (text.startswith(through) and through.startswith(prefix)):
             raise ConfigError(
                 "the chat template renders a conversation's beginning differently once more turns follow, so the "
@@ -212,11 +212,7 @@ class ChatTokenizer:
         )
         return text
 
-    def _render_prompt(self, *turns: tuple[str, str]) -> str:
-        return self._render([{"role": role, "content": content} for role, content in turns], add_generation_prompt=True)
-
     def _in_template_form(self, messages: list[Message]) -> list[Any]:
-        """Give messages the form that the template reads."""
         if not self.has_content_parts:
             return messages
         return [{**message, "content": as_parts(message["content"])} for message in messages]
@@ -253,7 +249,6 @@ def as_parts(content: str) -> list[dict[str, str]]:
 
 
 def is_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
-    """Return whether each offset begins inside one of the spans: bool [tokens]."""
     begins = np.array([begin for begin, _ in offsets], np.int64)
     inside = np.zeros(len(offsets), bool)
     for first, end in spans:

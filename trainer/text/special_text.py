@@ -65,10 +65,10 @@ class SpecialText:
             if [token for token, _ in own] != [token for token, _ in found]:
                 raise SourceError("the chat template rewrites its words in a way that changes the special tokens in it")
             own = found
-        said = {control: span for control, span in found.items() if control not in own}
+        spoken = {control: span for control, span in found.items() if control not in own}
         spelled, spans = list[int](), list[Span]()
         for token, span in zip(tokens, offsets, strict=True):
-            swallowed = said.get((token, visible_start(text, span))) if token in self.texts else None
+            swallowed = spoken.get((token, visible_start(text, span))) if token in self.texts else None
             new_tokens, new_spans = ([token], [span]) if swallowed is None else self._spell(text, swallowed)
             spelled += new_tokens
             spans += new_spans

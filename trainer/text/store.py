@@ -1,11 +1,11 @@
 """Text tokenised once, beside the cache: flat memory-mapped arrays, under a key that hashes all that decides them.
 
-    CACHE.text/KEY/tokens.npy      int32 [all tokens]
-                   is_label.npy    bool [all tokens]
-                   offsets.npy     int64 [samples + 1]; sample s holds tokens [offsets[s], offsets[s + 1])
-                   num_labels.npy  int32 [samples]
-                   id_hash.npy     uint64 [samples]; decides the split
-                   meta.json       the key, the counts and every array's crc32c, signed; written last
+    CACHE.text/KEY/tokens      int32 [all tokens]
+                   is_label    bool [all tokens]
+                   ends        int64 [samples]; sample s holds tokens [ends[s - 1], ends[s])
+                   num_labels  int32 [samples]
+                   id_hash     uint64 [samples]; decides the split
+                   meta.json   the key and every array's crc32c, signed; written last
 
 The cache itself is sealed and stays untouched. The folder appears whole or not at all.
 """
@@ -22,10 +22,10 @@ from cache_store.format.codec import crc32c
 from cache_store.format.record import Record, parse_signed
 from trainer.text.chat import ChatTokenizer
 
-TEXT_VERSION = 5
+TEXT_VERSION = 6
 """Increase it when the same inputs would give different arrays."""
 
-ARRAYS = {"tokens": "<i4", "is_label": "|b1", "offsets": "<i8", "num_labels": "<i4", "id_hash": "<u8"}
+ARRAYS = {"tokens": "<i4", "is_label": "|b1", "ends": "<i8", "num_labels": "<i4", "id_hash": "<u8"}
 META_FILE = "meta.json"
 READ_BYTES = 64 * 2**20
 
@@ -36,10 +36,7 @@ PLANNED, LENGTH_UNIT = 4, 8
 class TextMeta(Record, frozen=True):
     format_version: int
     key: str
-    samples: int
-    tokens: int
     largest_token: int
-    begins_with_bos: bool
     crc32c: dict[str, int]
     """Checksum of each array's file."""
     sha256: str
@@ -70,7 +67,6 @@ class Split:
     """Number of samples without a label token within the length limit; they are in neither array."""
 
     def among(self, numbers: np.ndarray) -> "Split":
-        """Return the split of these samples only."""
         train, validation = (np.intersect1d(each, numbers) for each in (self.train, self.validation))
         return Split(train=train, validation=validation, unlabelled=self.unlabelled)
 
@@ -81,14 +77,8 @@ class TextStore:
     def __init__(self, folder: Path) -> None:
         self.meta = read_meta(folder)
         refuse_damaged(folder, self.meta)
-        samples, tokens = self.meta.samples, self.meta.tokens
-        self.tokens = map_array(folder, "tokens", tokens)
-        self.is_label = map_array(folder, "is_label", tokens)
-        self.offsets = map_array(folder, "offsets", samples + 1)
-        self.num_labels = map_array(folder, "num_labels", samples)
-        self.id_hash = map_array(folder, "id_hash", samples)
-        if self.offsets[0] != 0 or self.offsets[-1] != tokens or (self.offsets[1:] < self.offsets[:-1]).any():
-            raise damaged_text(folder, "offsets.npy does not cut tokens.npy into samples")
+        arrays = (np.memmap(folder / name, dtype, mode="r") for name, dtype in ARRAYS.items())
+        self.tokens, self.is_label, self.ends, self.num_labels, self.id_hash = arrays
 
     def label_tokens(self, numbers: np.ndarray) -> int:
         return int(self.num_labels[numbers].sum())
@@ -97,13 +87,16 @@ class TextStore:
         return int(self.lengths(numbers).sum())
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Count each sample's tokens: int64 [samples]."""
-        lengths: np.ndarray = self.offsets[numbers + 1] - self.offsets[numbers]
+        lengths: np.ndarray = self.ends[numbers] - self.starts(numbers)
         return lengths
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        starts: np.ndarray = np.where(numbers > 0, self.ends[numbers - 1], 0)
+        return starts
 
     def planned_lengths(self) -> tuple[int, ...]:
         """Return a few lengths, ascending, that every text can be padded to."""
-        longest = int(np.diff(self.offsets).max(initial=1))
+        longest = int(np.diff(self.ends, prepend=0).max(initial=1))
         steps = (-(-longest * part // (PLANNED * LENGTH_UNIT)) * LENGTH_UNIT for part in range(1, PLANNED + 1))
         return tuple(sorted(set(steps)))
 
@@ -117,7 +110,7 @@ class TextStore:
 
     def collate(self, numbers: np.ndarray, planned: Sequence[int] = ()) -> TextBatch:
         """Pad texts on the right with token 0, to the longest or the next planned length; no label comes after it."""
-        starts, ends = self.offsets[numbers], self.offsets[numbers + 1]
+        starts, ends = self.starts(numbers), self.ends[numbers]
         longest = int((ends - starts).max())
         shape = (len(numbers), next((length for length in planned if length >= longest), longest))
         tokens_NT, is_label_NT = np.zeros(shape, np.int64), np.zeros(shape, bool)
@@ -148,14 +141,13 @@ def read_meta(folder: Path) -> TextMeta:
 
 
 def refuse_damaged(folder: Path, meta: TextMeta) -> None:
-    """Read every array file and raise CacheError, naming the file, if its checksum does not match."""
     for name in ARRAYS:
         try:
-            found = file_crc32c(folder / f"{name}.npy")
+            found = file_crc32c(folder / name)
         except OSError as error:
-            raise damaged_text(folder, f"{name}.npy cannot be read: {error.strerror}") from None
+            raise damaged_text(folder, f"{name} cannot be read: {error.strerror}") from None
         if found != meta.crc32c.get(name):
-            raise damaged_text(folder, f"{name}.npy does not match its crc32c")
+            raise damaged_text(folder, f"{name} does not match its crc32c")
 
 
 def file_crc32c(path: Path) -> int:
@@ -164,17 +156,6 @@ def file_crc32c(path: Path) -> int:
         while block := stream.read(READ_BYTES):
             checksum = crc32c(block, checksum)
     return checksum
-
-
-def map_array(folder: Path, name: str, length: int) -> np.ndarray:
-    """Map one of ARRAYS, [length]; CacheError if the file is anything else."""
-    try:
-        array: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise damaged_text(folder, f"{name}.npy cannot be read: {' '.join(str(error).split())}") from None
-    if array.shape != (length,) or array.dtype != np.dtype(ARRAYS[name]):
-        raise damaged_text(folder, f"{name}.npy holds {array.dtype} {array.shape}, expected {ARRAYS[name]} ({length},)")
-    return array
 
 
 def damaged_text(folder: Path, problem: str) -> CacheError:

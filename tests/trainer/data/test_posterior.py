@@ -48,13 +48,11 @@ def test_a_draw_depends_on_its_seed_and_position_alone(dtype):
 def test_arrays_are_drawn_from_as_tensors_and_what_is_no_moments_is_refused():
     moments, drawn = make_moments(2), partial(sample_posterior, seed=1, positions=[3, 4])
     assert torch.equal(drawn(moments.numpy()), drawn(moments))
-    for wrong in (moments[:, :3], moments[0, 0, 0], [1, 2], None):
-        with pytest.raises(ConfigError, match="moments must be"):
-            drawn(wrong)
-    for name, wrongs in {"seed": ("a", None, 1.5, -1), "tower": ("a",), "positions": ([1], 3, "ab", [0.5, 1])}.items():
-        for wrong in wrongs:
-            with pytest.raises(ConfigError, match=f"{name} must be"):
-                drawn(moments, **{name: wrong})
+    with pytest.raises(ConfigError, match="moments must be"):
+        drawn(moments[:, :3])
+    for name, wrong in {"seed": -1, "positions": [0.5, 1]}.items():
+        with pytest.raises(ConfigError, match=f"{name} must be"):
+            drawn(moments, **{name: wrong})
 
 
 def test_what_is_drawn_is_the_same_in_every_version():

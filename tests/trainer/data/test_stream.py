@@ -3,14 +3,12 @@
 import itertools
 import math
 import shutil
-import threading
 import time
 import weakref
 from collections import Counter
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, get_worker_info
 
-from cache_store import open_cache, open_joined
+from cache_store import open_cache
 from cache_store.errors import ConfigError, StaleError
 from cache_store.storage.store import STORES
 from tests.faulty_store import CountingStore
@@ -29,7 +27,7 @@ from tests.trainer import runs  # noqa: F401  # which tells the fork server what
 from trainer import LatentStream
 from trainer.data.buckets import Places, SampleOrder
 from trainer.data.order import Permutation, RankShare, epoch_key, lanes_of, permute
-from trainer.data.prefetch import WindowReader, prefetched
+from trainer.data.prefetch import WindowReader
 
 COUNT, BATCH = 21, 4
 CHOSEN = np.array([20, 3, 5, 8, 13, 0, 1])
@@ -56,10 +54,10 @@ def test_a_stream_opens_no_samples_table_and_no_record(tmp_path, monkeypatch, wo
     assert all(map(torch.equal, read, expected))
 
 
-def save_cache(path: Path, dtype: Any = "float16", count: int = COUNT) -> Path:
+def save_cache(path: Path, count: int = COUNT) -> Path:
     """Write a cache of `count` samples and two rejected rows."""
     latents = np.random.default_rng(0).standard_normal((count + 2, 4, 3, 3), np.float32)
-    return make_cache(path, latents, rejected=[2, 9], dtype=dtype)
+    return make_cache(path, latents, rejected=[2, 9])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resume(cache: Path, state: dict[str, Any], **options: Any) -> LatentStream:
-    stream = LatentStream(cache, BATCH, **options)
+    stream = LatentStream(cache, **{"batch_size": BATCH, **options})
     stream.load_state_dict(state)
     return stream
 
@@ -77,7 +75,7 @@ def numbers_of(batches: Any) -> list[list[int]]:
     return [batch["numbers"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 31, 32, 33, 256, 257, 4_095, 4_097, 65_537])
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 33, 257, 4_095, 65_537])
 @pytest.mark.parametrize(("block", "batch_size"), [(1, 4), (2, 1), (8, 4), (32, 256)])
 def test_every_sample_is_shown_once_an_epoch_also_in_blocks(count, block, batch_size):
     order = Permutation("cache", 0, count, block=block, lanes=lanes_of(batch_size))
@@ -145,25 +143,6 @@ def test_a_stream_shows_its_samples_in_the_keyed_order(cache, shuffle_block, sam
         LatentStream(cache, BATCH, samples=CHOSEN[::-1]).load_state_dict(stream.state_dict())
 
 
-def test_a_source_gives_latents_in_place_of_the_cache(cache):
-    with pytest.raises(ConfigError, match=r"source.*Cache\("):
-        LatentStream(cache, BATCH, source=open_cache(cache))
-    joined = open_joined({"world": cache})
-    assert numbers_of(LatentStream(cache, BATCH, source=joined)) == numbers_of(LatentStream(cache, BATCH))
-    source = SimpleNamespace(read=lambda numbers: {"world": numbers[:, None] + 0.5})
-    for batch in LatentStream(cache, BATCH, source=source):
-        assert torch.equal(batch["latents"], batch["numbers"][:, None] + 0.5)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_stream_gives_the_stored_bits(tmp_path, dtype):
-    cache = open_cache(save_cache(tmp_path / "cache", dtype))
-    for batch in LatentStream(cache, BATCH):
-        stored = cache.read(batch["numbers"].numpy())
-        assert batch["latents"].dtype == getattr(torch, dtype)
-        assert batch["latents"].float().numpy().tobytes() == stored.astype(np.float32).tobytes()
-
-
 LOADERS = {
     "no workers": {},
     "3 workers": {"num_workers": 3},
@@ -190,38 +169,6 @@ def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(tmp_path, count)
     stream = LatentStream(cache, BATCH, epochs=0.1)
     whole = numbers_of(LatentStream(cache, BATCH, epochs=9))
     assert [numbers_of(stream) for _ in range(30)] == [[batch] for batch in whole[:30]]
-
-
-def test_passes_with_another_number_of_workers_each_go_on_too(cache):
-    stream = LatentStream(cache, BATCH)
-    passes = [numbers_of(load(stream, num_workers=workers)) for workers in (0, 3, 1, 2)]
-    assert list(itertools.chain.from_iterable(passes)) == numbers_of(LatentStream(cache, BATCH, epochs=4))
-
-
-def with_state(batch: dict[str, Any]) -> tuple[int, dict[str, Any], list[int]]:
-    """Return, in a worker, its id, its own state after the batch, and the batch."""
-    worker = get_worker_info()
-    return worker.id, worker.dataset.state_dict(), batch["numbers"].tolist()
-
-
-def load_own_state(states: dict[int, dict[str, Any]], worker: int) -> None:
-    get_worker_info().dataset.load_state_dict(states[worker])
-
-
-@pytest.mark.parametrize(("consumed", "end"), [(4, 6), (5, 6), (6, 6), (10, 11), (11, 11)])
-def test_workers_that_resume_alone_go_on_together(cache, consumed, end):
-    """Loaders that keep each worker's state resume so; kept workers then give the next pass too."""
-    whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
-    loader = load(LatentStream(cache, BATCH), num_workers=2, collate_fn=with_state)
-    states = {worker: state for worker, state, _ in [*loader, *loader][:consumed]}
-    resumed = load(
-        LatentStream(cache, BATCH),
-        num_workers=2,
-        persistent_workers=True,
-        worker_init_fn=partial(load_own_state, states),
-    )
-    assert sorted(numbers_of(resumed)) == sorted(whole[consumed:end])
-    assert numbers_of(resumed) == whole[end : end + 5]
 
 
 def begin_last(worker: int) -> None:
@@ -256,29 +203,25 @@ def test_a_state_of_other_batches_is_refused(cache):
 
 
 UNUSABLE = {
-    "epochs": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf, "1", [1])],
-    "seed": [{"seed": seed} for seed in ("a", None, 1.5, -1, True, 2**63)],
-    "shuffle_block": [{"shuffle_block": block} for block in (0, 10**9, 2.5, "32", None)],
+    "cursor": [{"state": state} for state in ({}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3})],
+    "epochs": [{"epochs": epochs} for epochs in (0, 1e300, math.nan, "1")],
+    "seed": [{"seed": seed} for seed in ("a", -1, 2**63)],
+    "shuffle_block": [{"shuffle_block": block} for block in (0, 10**9, 2.5)],
     "posterior": [{"draw": True}],
     "samples": [{"samples": []}],
-    "source": [{"source": "cache"}, {"source": Path("cache")}],
-    "rank": [{"world_size": 3}, {"rank": 2, "world_size": 2}, {"rank": -1}, {"rank": "0"}],
-    "world_size": [{"world_size": 0}, {"world_size": 1.0}],
+    "rank": [{"world_size": 3}, {"rank": 2, "world_size": 2}, {"rank": "0"}],
+    "batch_size must be": [{"batch_size": size} for size in ("4", 0)],
 }
 
 
-def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
-    for state in ({}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}):
-        with pytest.raises(ConfigError, match="cursor"):
-            resume(cache, state)
-    with pytest.raises(ConfigError, match="state must be"):
-        resume(cache, [8])
-    for batch_size in ("4", 4.0, None, 0):
-        with pytest.raises(ConfigError, match="batch_size must be"):
-            LatentStream(cache, batch_size)
-    for name, options in [(name, each) for name, every in UNUSABLE.items() for each in every]:
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache, name):
+    for options in UNUSABLE[name]:
         with pytest.raises(ConfigError, match=name):
-            LatentStream(cache, BATCH, **options)
+            resume(cache, options.pop("state", {"cursor": 0}), **options)
+
+
+def test_a_sample_that_is_not_there_and_workers_that_read_every_block_are_refused(cache):
     with pytest.raises(IndexError, match="21"):
         LatentStream(cache, BATCH, samples=np.array([3, 21]))
     with pytest.raises(ConfigError, match="2 workers"):
@@ -294,42 +237,3 @@ def test_a_stream_prepared_for_several_processes_is_refused(cache):
             LatentStream(cache, BATCH).set_epoch(1)
     finally:
         distributed.destroy_process_group()
-
-
-def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
-    made: list[int] = []
-
-    def load(key: int) -> int:
-        if key == 8:
-            raise OSError("disk gone")
-        made.append(key)
-        return key
-
-    with closing(prefetched(load, range(100))) as items:
-        assert [next(items) for _ in range(3)] == [0, 1, 2]
-    assert made == list(range(len(made)))
-    assert len(made) <= 5
-    items = prefetched(load, range(9))
-    assert [next(items) for _ in range(8)] == list(range(8))
-    with pytest.raises(OSError, match="disk gone"):
-        next(items)
-
-
-def test_nobody_waits_for_what_is_being_read_when_reading_ends():
-    """A store may not answer after Ctrl-C."""
-    answered = threading.Event()
-
-    def read(places: Places) -> dict[str, np.ndarray]:
-        assert not places.own_N.any() or answered.wait(60)
-        return {"world": places.own_N}
-
-    order = SampleOrder("cache", 0, (1_000,), 1)
-    with closing(WindowReader(order, RankShare(1, 0, 1), read, 1_000)) as windows:
-        windows._window(0, *order.permutation(0).window(0))
-    with closing(prefetched(lambda key: key == 0 or answered.wait(60), range(9))) as items:
-        assert next(items)
-    reading = [thread for thread in threading.enumerate() if thread.name.startswith(("window", "prefetch"))]
-    assert {thread.name.partition("_")[0] for thread in reading} == {"window", "prefetch"}
-    answered.set()
-    for thread in reading:
-        thread.join(60)

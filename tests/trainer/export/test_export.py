@@ -1,21 +1,15 @@
 """An exported folder is all that its users need, with this program or without it."""
 
-import base64
-import json
 import os
 import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from cache_store import open_cache
@@ -106,9 +100,6 @@ REFUSED = [
     (["RUN", "s3://bucket/new"], "folder: s3://bucket/new"),
     (["RUN", "CACHE/exported"], "folder: CACHE/exported"),
     (["HOME/none", "HOME/new"], "HOME/none"),
-    (["RUN", "HOME/new", "--private"], "--push-to-hub"),
-    (["RUN", "HOME/new", "--push-to-hub=a/b/c"], "push-to-hub: "),
-    (["RUN", "HOME/new", "--push-to-hub=me/mine"], "HF_HUB_OFFLINE"),
 ]
 
 
@@ -122,72 +113,3 @@ def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, argu
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The part of a hub that an upload needs; it keeps what it gets, and nobody may write `me/denied`."""
-
-    repositories: ClassVar = dict[str, Any]()
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        where, here = self.path.partition("?")[0], f"http://{self.headers['Host']}"
-        if where == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-            private = "private" in (asked.get("visibility"), *asked)
-            self.repositories[name] = {"private": private, "token": self.headers["Authorization"]}
-            self.answer({"url": f"{here}/{name}", "name": name}, 403 if "denied" in name else 200)
-        elif where.endswith("/preupload/main"):
-            files = json.loads(body)["files"]
-            self.answer({"files": [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in files]})
-        elif where.endswith("/commit/main"):
-            lines = [json.loads(line) for line in body.splitlines()]
-            files = {each["value"]["path"]: each["value"]["content"] for each in lines if each["key"] == "file"}
-            self.repositories["me/mine"] |= {"files": files, "summary": lines[0]["value"]["summary"]}
-            self.answer({"commitUrl": f"{here}/me/mine/commit/0", "commitOid": "0" * 40, "success": True})
-        else:
-            self.answer({})
-
-    def do_GET(self) -> None:
-        self.answer({}, 404)
-
-    def answer(self, content: object, code: int = 200) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path, monkeypatch, capsys):
-    """huggingface_hub's client pushes to a hub on this machine; without a token nothing is written."""
-
-    def push(name: str) -> tuple[int, str, str]:
-        folder = tmp_path / name.removeprefix("me/")
-        code = main(["export", str(trained.run.folder), str(folder), f"--push-to-hub={name}", "--private"])
-        return code, *capsys.readouterr()
-
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with HTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        own = {"ENDPOINT": endpoint, "HF_HUB_OFFLINE": False, "HF_TOKEN_PATH": str(tmp_path / "token")}
-        for name, value in own.items():
-            monkeypatch.setattr(constants, name, value)
-        nobody, _, asked = push("me/mine")
-        monkeypatch.setenv("HF_TOKEN", "hf_me")
-        (denied, _, told), (done, said, error) = push("me/denied"), push("mine")
-        server.shutdown()
-    assert (nobody, "HF_TOKEN" in asked) == (2, True)
-    assert (denied, f"`hf upload me/denied {tmp_path}/denied`" in told) == (1, True)
-    assert done == 0, error
-    assert f"pushed: {endpoint}/me/mine" in said
-    sent = Hub.repositories["me/mine"]
-    assert (sent["private"], sent["token"], sent["summary"]) == (True, "Bearer hf_me", "Projector after 12 steps")
-    for name in FILES:
-        assert base64.b64decode(sent["files"][name]) == (tmp_path / "mine" / name).read_bytes()

@@ -1,26 +1,20 @@
 """An image file is answered as its cached row: each tower encodes it by the recipe and the model of its own cache."""
 
 import io
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec.structs import replace as changed
 from PIL import Image
 
 from cache_store import open_cache
-from cache_store.cache.entry_points import open_image_encoder
-from cache_store.errors import ConfigError, SourceError, StaleError
-from precompute.encode_images import checked, encode_images
+from precompute.encode_images import encode_images
 from tests.named import assert_names
 from tests.precompute.conftest import GOOD, image_bytes, run_build, sample_name, write_source
-from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 from tests.trainer.answers import filled, reported
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.generate.conftest import build_tower, image_file
+from tests.trainer.generate.conftest import image_file
 from tests.trainer.runs import train_alone
-from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
 
@@ -28,19 +22,6 @@ from trainer.config import TrainConfig
 @pytest.fixture(scope="module")
 def world(home: Path, configured_here: MakeConfig) -> TrainConfig:
     return train_alone(configured_here("world", cache=home / "world/cache", max_steps=2))
-
-
-@pytest.fixture
-def clip_and_vae(home: Path, configured_here: MakeConfig) -> TrainConfig:
-    """CLIP's images are as its own processor prepares them, at another size than the VAE's."""
-    save_model("CLIPVisionModel", home / "clip")
-    CLIP_PROCESSOR.save_pretrained(home / "clip")
-    clip = build_tower(home, "clip-cache", home / "clip", "--image.from_model=true")
-    caches = {"clip": clip, "world": f"{home}/world/cache"}
-    config = train_alone(configured_here("clip-and-vae", cache=caches, language_model=home / "multimodal", max_steps=3))
-    (tower, _) = load_projector(config.run.folder).config.towers
-    assert (tower.name, tower.tokens) == ("clip", 18)
-    return config
 
 
 CHANGES = [
@@ -71,7 +52,7 @@ def test_an_image_encodes_to_its_row(home, tmp_path, changes):
     assert encode_images(cache, []) == []
 
 
-@pytest.mark.parametrize("run", ["world", "towers", "clip_and_vae"])
+@pytest.mark.parametrize("run", ["world", "towers"])
 def test_an_image_file_is_answered_as_its_cached_row(home, run, request, tmp_path, capsys):
     folder, report = request.getfixturevalue(run).run.folder, tmp_path / "report.json"
     asked = "--prompt=what is this", "--max_tokens=12"
@@ -120,17 +101,3 @@ def test_a_moved_encoder_is_asked_for(home, run, option, names, request, capsys)
     moved.rename(home / "vae")
     assert codes == (2, 0)
     assert_names(capsys.readouterr().err, f"encoder.model {home / 'vae'} {names}")
-
-
-def test_an_unknown_recipe_and_a_latent_too_large_are_refused(home, monkeypatch):
-    spec, model = open_cache(home / "world/cache").spec, str(home / "vae")
-    array = spec.array
-    with pytest.raises(ConfigError):
-        open_image_encoder(changed(array, image=changed(array.image, alpha="on black")), model)
-    with pytest.raises(StaleError):
-        open_image_encoder(changed(array, encoder=changed(array.encoder, latents_mean=(0.0,) * 16)), model)
-    with pytest.raises(SourceError, match=r"a\.png.*float16"):
-        checked([Path("a.png")], np.full((1, 16, 4, 5), 1e6, np.float32), spec.array_of(0))
-    monkeypatch.setitem(sys.modules, "precompute.encode_images", None)
-    with pytest.raises(ConfigError, match="`pip install "):
-        open_image_encoder(array, model)

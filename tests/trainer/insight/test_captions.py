@@ -14,7 +14,7 @@ from tests.trainer.runs import assert_same_run, make_loop, metrics, open_alone, 
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions
-from trainer.run.figures import Caption
+from trainer.run.figures import Answered
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
@@ -47,8 +47,8 @@ def test_captions_are_the_answers_of_generate_to_the_same_rows(captioned, tmp_pa
     answers = json.loads((tmp_path / "answers.json").read_text())["answers"]
     for caption, answer in zip(by_step[12], answers, strict=True):
         assert answer["held_out"]
-        assert answer["answer"].startswith(caption["text"])
-        assert caption["text"]
+        assert answer["answer"].startswith(caption["answer"])
+        assert caption["answer"]
         assert all(caption[key] == answer[key] for key in ("id", "prompt", "reference"))
 
 
@@ -57,7 +57,7 @@ def test_a_run_stopped_while_it_captions_resumes_to_the_same(configured_here, ca
     session = open_alone(config)
     captioner = HeldOutCaptions(session)
 
-    def be_stopped(stopped: Callable[[], bool]) -> list[Caption]:
+    def be_stopped(stopped: Callable[[], bool]) -> list[Answered]:
         os.kill(os.getpid(), signal.SIGTERM)
         return captioner(stopped)
 
@@ -81,7 +81,7 @@ def test_tensorboard_shows_each_caption_beside_its_preview(captioned):
         texts = [event.tensor_proto.string_val[0].decode() for event in shown]
         assert [event.step for event in shown] == [5, 10, 12]
         for text, caption in zip(texts, captions, strict=True):
-            assert caption["text"] in text
+            assert caption["answer"] in text
             assert f"reference\n\n    {caption['reference']}" in text
         assert {(image.width, image.height) for image in events.Images(f"{tag}/preview")} == {(150, 225)}
 

@@ -11,7 +11,7 @@ from tests.named import assert_names
 from tests.trainer.conftest import MakeConfig
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.insight.compare import Limits, Turn, compare_turns
+from trainer.insight.compare import Turn, broken_limits, compare_turns
 
 
 def turns(*seconds: float, loss: float = 1.0, peak: int = 100) -> list[Turn]:
@@ -26,10 +26,10 @@ def test_a_slowdown_of_both_sides_in_a_turn_changes_no_ratio():
     noisy = compare_turns(turns(1.0, 1.0, 1.0), turns(1.0, 0.8, 1.2), same_batches=False)
     assert noisy.low < 1 < noisy.high
     assert noisy.max_loss_delta is None
-    assert Limits(min_speedup=2, max_memory_ratio=0.5, max_loss_delta=0.25).broken(found) == []
-    limits = Limits(min_speedup=2.1, max_memory_ratio=0.4, max_loss_delta=0.2)
-    assert [broken.split(" ")[0] for broken in limits.broken(found)] == ["speed-up", "memory", "the"]
-    assert len(limits.broken(noisy)) == 3
+    assert broken_limits(found, min_speedup=2, max_memory_ratio=0.5, max_loss_delta=0.25) == []
+    limits = {"min_speedup": 2.1, "max_memory_ratio": 0.4, "max_loss_delta": 0.2}
+    assert [broken.split(" ")[0] for broken in broken_limits(found, **limits)] == ["speed-up", "memory", "the"]
+    assert len(broken_limits(noisy, **limits)) == 3
 
 
 def comparing(config: TrainConfig, home: Path, a: dict[str, Any], b: dict[str, Any]) -> list[str]:

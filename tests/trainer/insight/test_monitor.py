@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from cache_store.errors import ConfigError
 from cache_store.log import utc_time
-from cache_store.storage.claim import claim_folder, is_claimed
+from cache_store.storage.claim import claim_folder
 from tests.named import assert_names
 from trainer.insight.monitor import monitor, rows
 from trainer.run.folder import CONFIG_FILE, METRICS_FILE
@@ -63,18 +62,9 @@ def test_a_run_of_epochs_has_a_length_and_one_that_stands_still_says_so(tmp_path
     assert "left" in dict(rows(seen))
 
 
-def test_a_file_or_a_pipe_gets_whole_lines(tmp_path):
-    alert = f"plateau: {'found ' * 30}".strip()
-    make_run(tmp_path / "run", 3, alerts=[alert])
-    monitor(tmp_path / "run", Console(file=(shown := io.StringIO()), width=80))
-    assert shown.getvalue().splitlines()[-1] == f"step 3: {alert}"
-
-
 def test_the_end_of_a_run_is_shown_and_another_folder_refused(tmp_path):
     make_run(tmp_path / "run", 3, nonfinite={"loss": "nan"})
     assert monitor(tmp_path / "run").state == "diverged"
-    (tmp_path / "run" / ".claim").write_text("process 999999999 on " + os.uname().nodename + "\n")
-    assert not is_claimed(tmp_path / "run")
     (tmp_path / "run" / "projector.safetensors").touch()
     assert monitor(tmp_path / "run").state == "done"
     for place in (tmp_path, tmp_path / "nowhere"):

@@ -21,7 +21,6 @@ def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path, c
         assert {(name, which) for which in ("forward", "backward", "recomputed")} <= named
     assert {(name, "forward") for name in ("data wait", "projector", "embedding", "optimizer")} <= named
     assert ("logits and loss", "backward") in named
-    assert 0 < found.flop_share < 1
     assert len(found.operations) == TOP
     assert any(each.startswith("recomputed ") for each in advice(found))
     page, figures = ((tmp_path / "out" / name).read_text() for name in ("profile.md", "profile.json"))

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
 from cache_store.errors import ConfigError, ModelError
 from tests.named import assert_names
-from tests.trainer.conftest import TINY, save_language_model
+from tests.trainer.conftest import save_language_model
 from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, SCALED, drop_weights, load, save_decoder
 from trainer.model.kernels import attention_kernels, choose_attention
 from trainer.model.language_model import LanguageModel
@@ -43,14 +42,6 @@ QUANTISED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 BIDIRECTIONAL = partial(save_language_model, use_bidirectional_attention=True)
 
 
-def save_integers(folder: Path) -> None:
-    """Save int8 weights without scales, which transformers casts."""
-    file = save_language_model(folder) / "model.safetensors"
-    weights = {name: weight / weight.abs().max() * 127 for name, weight in load_file(file).items() if "proj" in name}
-    integers = {name: weight.round().to(torch.int8) for name, weight in weights.items()}
-    save_file(load_file(file) | integers, file, metadata={"format": "pt"})
-
-
 REFUSED = [
     (hf.Qwen2AudioConfig().save_pretrained, FLOAT32, "qwen2_audio qwen2"),
     (hf.T5Config().save_pretrained, FLOAT32, "t5"),
@@ -60,7 +51,6 @@ REFUSED = [
     (partial(save_decoder, kind=hf.Gemma4TextConfig, **LAYER_TYPES), FLOAT32, "embeddings"),
     *((BIDIRECTIONAL, dtype, "causal") for dtype in (FLOAT32, BFLOAT16)),
     (lambda folder: drop_weights(save_language_model(folder), "q_proj"), FLOAT32, "2 q_proj"),
-    (save_integers, BFLOAT16, "14 model.layers.0.self_attn.q_proj.weight"),
     (hf.GPT2Config(**QUANTISED).save_pretrained, FLOAT32, "quantization_config config.json"),
 ]
 
@@ -72,12 +62,6 @@ def test_a_model_that_would_not_be_what_it_says_is_refused(tmp_path, save, dtype
         load(tmp_path, dtype)
     assert_names(caught.value, f"{tmp_path} {names}")
     assert "\n" not in str(caught.value)
-
-
-def test_the_embedding_rms_has_gemmas_scale_in_it(language_model):
-    model = load(language_model)
-    bare = model.embed.weight.double().square().mean().sqrt()
-    assert model.embedding_rms() == pytest.approx(float(bare) * TINY["hidden_size"] ** 0.5, rel=1e-3)
 
 
 def test_the_identity_follows_the_weights_and_not_the_precision(language_model, tmp_path):

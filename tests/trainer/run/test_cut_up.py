@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from cache_store.errors import ConfigError
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe
 from tests.trainer.runs import (
@@ -18,7 +17,7 @@ from tests.trainer.runs import (
     train_alone,
     train_on_two_ranks,
 )
-from trainer.config import DataConfig, ReconstructionConfig, TrainConfig
+from trainer.config import ReconstructionConfig, TrainConfig
 from trainer.model.model_config import TowerConfig
 from trainer.run.checkpoint import HEADS_FILE
 from trainer.run.folder import checkpoints_of
@@ -95,5 +94,3 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(configured_here, 
             assert torch.equal(torch.cat(parts), latents)
             assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
         assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
-    with pytest.raises(ConfigError, match=r"data.batch_size 24 .* data.accumulate .* 10"):
-        DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)

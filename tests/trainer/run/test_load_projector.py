@@ -18,13 +18,11 @@ from cache_store.errors import CacheError, ConfigError, EncodeOnceError, NewerFo
 from tests.named import assert_names
 from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, MakeConfig, described_cache, save_language_model
 from tests.trainer.runs import (
-    assert_near_run,
     damages,
     metrics,
     named_fields,
     open_alone,
     train_alone,
-    train_on_two_ranks,
 )
 from trainer import load_projector
 from trainer.config import TrainConfig
@@ -52,7 +50,7 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     # A matrix that needs a gradient may be multiplied by another kernel.
     assert torch.equal(projector(latents), session.model.projectors.requires_grad_(False)(latents))
     assert projector(latents).shape == (5, projector.config.tower.tokens, 32)
-    for wrong, shown in [(latents[0], r"\[4, 3, 2\]"), (latents.numpy(), "ndarray"), ({"siglip": latents}, "NoneType")]:
+    for wrong, shown in [(latents[0], r"\[4, 3, 2\]"), (latents.numpy(), r"\[5, 4, 3, 2\]")]:
         with pytest.raises(ConfigError, match=rf"\[N, 4, 3, 2\].* world.*{shown}$"):
             projector(wrong)
     with pytest.raises(ConfigError, match=r" world.*\[4, 3, 2\]$"):
@@ -60,19 +58,13 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     assert not any(each.requires_grad for each in projector.parameters())
     described = json.loads((config.run.folder / CONFIG_FILE).read_text())
     assert described == json.loads(msgspec.json.encode(projector.config))
-    (tower,) = described["towers"]
+    (tower,), language = described["towers"], session.must_match.model["language model"]
     assert (tower["name"], tower["projector"], tower["layout"], tower["ends"]) == ("world", shape, layout, True)
     assert (tower["tokens"], tower["features"]) == {"spatial": (8, 4), "channel": (6, 6)}[layout]
-    assert tower["cache_identity"] == session.cache.identity
-    assert tower["array"] == json.loads(msgspec.json.encode(session.cache.first.spec.array))
-    language = session.must_match["language model"]
-    assert described["language_model"] == {
-        "name": config.model.language_model, "identity": language, "width": 32, "precision": "bf16"
-    }  # fmt: skip
+    assert described["language_model"].items() >= {"identity": language, "width": 32, "precision": "bf16"}.items()
     text = {"begins_with_bos": True, "chat_template": GEMMA_TEMPLATE, "end_of_turn": "<end_of_turn>"}
     training = {"steps": 1, "samples": 8, "val_fraction": 0.2, "started_from": None}
     assert (described["text"], described["training"]) == (text, training)
-    assert described["versions"]["torch"] == torch.__version__
 
 
 def test_the_newest_checkpoint_is_loaded_or_the_one_named(trained, tmp_path):
@@ -105,7 +97,6 @@ def test_a_place_or_file_without_a_projector_is_one_message(trained, tmp_path):
     cases = [
         (tensors, None, ConfigError, ""),
         (tensors, {**own, "format_version": 2, "more": 1}, NewerFormatError, "version 2"),
-        (tensors, {**own, "more": 1}, CacheError, "more"),
         (tensors, {**own, "towers": [tower, tower]}, CacheError, "towers"),
         (tensors, {**own, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "qformer"),
         (tensors, {**own, "towers": [{**tower, "layout": "channel"}]}, CacheError, "layers.0.weight"),
@@ -151,11 +142,6 @@ def test_a_projector_is_trained_further_on_a_grown_and_on_another_cache(configur
         assert_names(capsys.readouterr().out, f"{first.run.folder} 0.2")
         assert started_from(config.run.folder) == load_projector(first.run.folder).sha256
         assert load_projector(config.run.folder).config.tower.cache_identity == open_cache(cache).identity
-
-
-def test_ranks_start_from_the_same_projector(trained, configured):
-    two, one = (configured(name, init_projector=str(trained.run.folder), max_steps=2) for name in ("two", "one"))
-    assert_near_run(train_on_two_ranks(two), train_alone(one))
 
 
 @pytest.mark.parametrize("field", ["model.layout", "model.projector", "language model", "encoder.latents_std"])

@@ -1,6 +1,5 @@
 """A run from its first step to its last: it learns, logs every step, and is the same however it was cut up."""
 
-import json
 import os
 import resource
 import signal
@@ -28,8 +27,6 @@ from tests.precompute.conftest import image_bytes, make_vae, run_build, write_so
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import assert_same_run, fork_ranks, metrics, open_alone, train_alone, train_until, watched
 from trainer.config import TrainConfig
-from trainer.data.stream import as_tensor
-from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.memory import fit_memory
 from trainer.text.store import Split
@@ -97,18 +94,6 @@ def test_steps_that_are_not_finite_are_skipped_if_the_config_says_so(configured_
     assert list(metrics(always.run.folder, "param_norm")) == [1, 12]
 
 
-def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, refusal):
-    """Its log stays JSON with finite numbers."""
-    config = configured_here("diverged", lr=1000.0, max_grad_norm=None, max_steps=100)
-    for _ in range(2):
-        *_, error, samples = refusal(1, config).splitlines()
-        assert_names(error, "step diverged: optim.lr")
-        assert samples.startswith("  samples  sample-")
-        lines = (config.run.folder / "metrics.jsonl").read_text().splitlines()
-        *_, last = [json.loads(line, parse_constant=pytest.fail) for line in lines]
-        assert all(last[name] is None for name in last["nonfinite"])
-
-
 CAPTIONING_IN_STEP = {"parallel": "fsdp2", "sample_captions": 8, "eval_every": 1}
 """Nearly all time goes into validation and captions, which no rank may leave alone."""
 
@@ -145,17 +130,6 @@ def test_cached_training_is_training_with_a_live_encoder(configured, tmp_path):
     assert len(metrics(cached.run.folder)) == 6
 
 
-def test_a_run_starts_standardised_and_as_large_as_embeddings(configured):
-    session = open_alone(configured())
-    projector, encoder = session.model.projectors["world"], session.cache.first.spec.array.encoder
-    assert tuple(projector.mean.flatten().tolist()) == pytest.approx(encoder.latents_mean)
-    assert tuple(projector.std.flatten().tolist()) == pytest.approx(encoder.latents_std)
-    latents = as_tensor(session.cache.read(session.split.train)["world"])
-    assert projector.features(latents).std((0, 1)).sub(1).abs().max() < 0.2
-    assert projector.features(latents).mean((0, 1)).abs().max() < 0.2
-    assert rms(projector(latents)) == pytest.approx(session.model.language.embedding_rms(), rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
     [
@@ -178,7 +152,8 @@ def fit_in_little_memory(config: TrainConfig, found: Path) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + 500 * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    found.write_text(str(fit_memory(session).loader.accumulate))
+    fit_memory(session)
+    found.write_text(str(session.loader.accumulate))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit a process's memory")

@@ -9,12 +9,12 @@ import pytest
 from cache_store import open_cache
 from tests.make_cache import make_cache
 from tests.named import assert_names
-from tests.trainer.answers import export_and_ask
+from tests.trainer.answers import export_and_ask, reported
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import command, metrics, open_alone, train_alone
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.run.memory import of_largest_image
+from trainer.run.memory import largest_image
 
 SHAPES, ROWS = [(4, 3, 2), (4, 2, 2), (4, 1, 5)], [21, 14, 7]
 FEW = {"epochs": 2, "batch_size": 4, "val_fraction": 0.3, "eval_batch_size": 4}
@@ -39,22 +39,14 @@ def trained(configured_here: MakeConfig, sized: Path) -> TrainConfig:
 
 def test_eval_captions_and_answers_take_each_image_in_its_size(trained, sized, tmp_path, capsys):
     captions = metrics(trained.run.folder, "captions")
-    rows = [each["row"] for each in [*captions.values()][-1]]
-    assert {*open_cache(sized).spec.array_indices[[open_cache(sized).spec.shard_of_row(row) for row in rows]]} == {
-        0,
-        1,
-        2,
-    }
+    rows, spec = [each["row"] for each in [*captions.values()][-1]], open_cache(sized).spec
+    assert {*spec.array_indices[[spec.shard_of_row(row) for row in rows]]} == {0, 1, 2}
     capsys.readouterr()
     assert main(command(trained, "eval")) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["own"] == pytest.approx([*metrics(trained.run.folder, "val_loss").values()][-1])
-    ask = ["generate", str(trained.run.folder), "--max_tokens", "4"]
-    together, alone = tmp_path / "together.json", tmp_path / "alone.json"
-    assert main([*ask, "--rows", "41,0,1,25,24,2", "--report", str(together)]) == 0
-    assert main([*ask, "--rows", "41,0,1,25,24,2", "--batch_size", "1", "--report", str(alone)]) == 0
-    said = [[each["answer"] for each in json.loads(path.read_text())["answers"]] for path in (together, alone)]
-    assert said[0] == said[1]
+    ask = trained.run.folder, tmp_path / "report.json", "--max_tokens=4", "--rows=41,0,1,25,24,2"
+    assert reported(*ask) == reported(*ask, "--batch_size=1")
     for row in (1, 25, 41):
         card = export_and_ask(trained, tmp_path / str(row), rows=(row,))
         assert_names(card, "up to 8 tokens")
@@ -69,5 +61,5 @@ def test_a_projector_is_used_and_trained_further_on_images_of_other_sizes(traine
 
 def test_the_largest_images_are_tried_for_memory(configured, sized):
     session = open_alone(configured(cache=sized, **FEW))
-    assert session.cache.first.array_indices(np.array([of_largest_image(session)])) == [0]
+    assert session.cache.first.array_indices(np.array([largest_image(session)])) == [0]
     train_alone(configured("fitted", cache=sized, fit_memory=True, max_steps=2, **FEW))

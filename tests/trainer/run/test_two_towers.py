@@ -10,7 +10,6 @@ import torch
 from cache_store import open_cache
 from tests.make_cache import make_cache, text_recipe
 from tests.named import assert_names
-from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig, describe, described_cache
 from tests.trainer.runs import Caches, named_fields, open_alone, train_alone
 from trainer import load_projector
@@ -91,10 +90,6 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, refus
     assert (meant["text.padding"], "image.rule.preset" in meant) == ("seen", False)
 
 
-def test_the_card_of_two_towers_holds_code_that_runs(two, tmp_path):
-    assert_names(export_and_ask(two, tmp_path), "world siglip")
-
-
 def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal, capsys):
     first = train_alone(configured_here("first", cache=caches["world"], max_steps=2))
     options = {"cache": caches, "init_projector": str(first.run.folder), "max_steps": 2}
@@ -119,10 +114,8 @@ REFUSED = [
     (2, ["--model.towers={world: {projector: pretrained}, siglip: {projector: pretrained}}"], "world siglip"),
     (2, ["--model.towers={siglip: {layout: spatial}}"], "[token, feature 12]"),
     (1, ["--model.towers={siglip: {projector: pretrained}}"], "projector"),
-    (1, ["--model.towers={siglip: {ends: checkpoint}}"], "projector"),
     (2, ["--model.towers={siglip: {end: none}}"], "model.towers.siglip.ends?"),
     (2, ["--data.max_text_tokens=250"], "16 data.max_text_tokens 250 266"),
-    (2, ["--cache=a"], "cache: caches:"),
     (2, ["--caches={A.b: c}"], "caches A.b 32"),
     (2, [*ONE, "--model.projector=pretrained"], "model.projector world --model.towers"),
 ]
@@ -153,4 +146,4 @@ def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, re
     error = refusal(1, configured_here("two", cache={"siglip": caches["siglip"]}), "eval")
     assert named_fields(error) == {"towers"}
     assert_names(error, "--caches world: siglip:")
-    assert read_state(checkpoints_of(two.run).path(11)).must_match["towers"] == "world, siglip"
+    assert read_state(checkpoints_of(two.run).path(11)).must_match.towers == ("world", "siglip")

@@ -1,6 +1,5 @@
 """Validation tells whether the projector uses the image, and names samples whose loss is not finite."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from cache_store.errors import EncodeOnceError
 from tests.make_cache import caption, make_cache
 from tests.trainer.runs import make_loop, open_alone
-from trainer.run.session import Session, make_loader
+from trainer.run.session import Session
 from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
 
 
@@ -60,7 +59,7 @@ def test_a_loss_that_is_not_finite_names_its_sample(configured):
         latents = session.cache.first.read(numbers)
         return {"world": np.where((numbers == spoilt)[:, None, None, None], np.nan, latents)}
 
-    loader = make_loader(session, session.text, session.split, SimpleNamespace(read=read))
+    session.loader = session.make_loader(session.world, SimpleNamespace(read=read))
     (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
     with pytest.raises(EncodeOnceError, match=rf" 1 of \d [^§]*samples  {name}\n"):
-        shuffle_test(replace(session, loader=loader))
+        shuffle_test(session)

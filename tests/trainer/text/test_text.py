@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cache_store import CacheError, open_cache, open_joined
-from cache_store.errors import ConfigError, ModelError, SourceError
+from cache_store.errors import ConfigError, ModelError
 from demo.dataset import is_held_out
 from tests.make_cache import caption
 from tests.named import assert_names
@@ -26,7 +25,7 @@ from tests.trainer.runs import damages
 from trainer.text.chat import IMAGE_MARKER, ChatTokenizer, TokenizedText, to_messages
 from trainer.text.store import TextStore, text_folder
 from trainer.text.tokenizer import load_chat_tokenizer
-from trainer.text.writer import make_text, number_chunks
+from trainer.text.writer import make_text
 
 TWO_TURNS = [*caption("a red square"), {"from": "human", "value": "is it left"}, {"from": "gpt", "value": "yes"}]
 
@@ -125,15 +124,6 @@ def test_code_that_a_folder_brings_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_template_that_does_not_end_in_time_is_refused(tmp_path, monkeypatch):
-    """Jinja limits one loop, but not loops in loops; these two end after a second."""
-    loops = "{% for _ in range(100_000) %}{% for _ in range(100) %}{% endfor %}{% endfor %}"
-    make_tokenizer(loops).save_pretrained(tmp_path)
-    monkeypatch.setattr("trainer.text.tokenizer.PATIENCE_S", 0.01)
-    with pytest.raises(ConfigError, match=r"0\.01 s"):
-        load_chat_tokenizer(str(tmp_path), None, 64)
-
-
 SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_image>"]
 
 
@@ -177,7 +167,7 @@ lowering = partial(byte_level, normalizer=normalizers.Lowercase(), normalized=Tr
 WORD_LEVEL = ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
 lengthening = filtering("| replace('[', '<') | replace(']', '> ')")
 SHOUTED, SPACED = "<Pad> a <END_OF_TURN> red", "<pad>  a  <end_of_turn>  red"
-SWALLOWING = [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}]
+SWALLOWING = [{"lstrip": True}, {"lstrip": True, "rstrip": True}]
 """These special tokens also cover the white space beside them."""
 
 CAPTIONS = [
@@ -225,12 +215,6 @@ def test_a_sample_whose_words_cannot_be_spelled_out_is_named(make_chat, said, na
     assert_names(text.problem, f"'asked' {named}")
 
 
-def test_a_prompt_that_the_template_refuses_is_named():
-    chat = ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", 64)
-    with pytest.raises(SourceError, match="no$"):
-        chat.prompt_tokens([{"role": "user", "content": "a"}])
-
-
 def tokenise(path: Path, chat: ChatTokenizer, text_dir: Path | None = None) -> Path:
     """Make the text of a cache; return its folder."""
     cache = open_joined({"world": path})
@@ -255,12 +239,6 @@ def test_every_sample_keeps_its_own_text_also_in_a_batch(cache_path, chat, folde
         assert batch.column_L[ours].tolist() == np.flatnonzero(expected.is_label).tolist()
         assert batch.target_L[ours].tolist() == expected.tokens[expected.is_label].tolist()
         assert len(batch.target_L) == store.label_tokens(np.array([8, number]))
-
-
-def test_chunks_cover_all_samples_once():
-    parts = [chunk.tolist() for chunk in number_chunks(5_000)]
-    assert list(chain.from_iterable(parts)) == list(range(5_000))
-    assert [part[0] for part in parts] == [0, 2048, 4096]
 
 
 def test_the_same_ids_are_held_out_whatever_their_row(tmp_path, chat):

@@ -1,39 +1,27 @@
-"""Find samples of a cache by their rows or by their ids."""
+"""The images that the language model is asked about, and samples of a cache by their rows or ids."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cache_store import Cache, JoinedCache
 from cache_store.errors import ConfigError
+from cache_store.messages import printable
+from trainer.data.stream import LatentSource, as_tensors
+from trainer.run.figures import Subject
 from trainer.text.chat import Message, to_messages
 
 
-@dataclass(frozen=True)
-class CachedSample:
-    """A sample of a cache, with its question and reference answer."""
-
-    number: int
-    row: int
-    id: str
-    question: list[Message]
-    """All messages before the assistant's first one."""
-    reference: str | None
-    """The assistant's first message; None if there is none."""
-
-
-def cached_samples(cache: JoinedCache, numbers: np.ndarray) -> list[CachedSample]:
-    """Read row, id, question and reference of samples, by their numbers."""
+def cached_subjects(cache: JoinedCache, numbers: np.ndarray, source: LatentSource) -> Iterator[Subject]:
+    """Yield samples by their numbers, each with its own first question; `source` gives the latents."""
     columns = cache.samples(numbers, ["row", "id", "conversations"]).to_pydict().values()
-    return [
-        CachedSample(int(number), row, name, *first_exchange(to_messages(conversation)))
-        for number, row, name, conversation in zip(numbers, *columns, strict=True)
-    ]
+    for number, row, name, conversation in zip(numbers, *columns, strict=True):
+        samples = {tower: each[0] for tower, each in as_tensors(source.read(np.array([number]))).items()}
+        title, question = f"row {row}, {printable(name)}", first_exchange(to_messages(conversation))
+        yield Subject(title, {"row": row, "id": name}, *question, samples)
 
 
 def first_exchange(messages: Sequence[Message]) -> tuple[list[Message], str | None]:
-    """Split a conversation at the assistant's first message."""
     spoken = next((turn for turn, each in enumerate(messages) if each["role"] == "assistant"), None)
     question = list(messages[:spoken]) or [{"role": "user", "content": ""}]
     return question, None if spoken is None else messages[spoken]["content"]
@@ -50,7 +38,6 @@ def row_numbers(text: str, count: int) -> list[int]:
 
 
 def rows_of_ids(cache: Cache, ids: Sequence[str]) -> list[int]:
-    """Find the first row of each id."""
     found = dict[str, int]()
     for shard in range(cache.spec.num_shards):
         table = cache.shards.table(shard, ["id", "row"])
