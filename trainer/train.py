@@ -20,7 +20,7 @@ from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.output_file import refuse_inside
 from cache_store.program.running import stop_on_signals
 from cache_store.storage.claim import claim_folder
-from cache_store.storage.daemon_threads import STOP_REQUEST
+from cache_store.storage.threads import STOP_REQUEST
 from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched

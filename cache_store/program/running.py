@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
 from cache_store.log import log_as_typed, log_error, log_info, refuse_other_format
-from cache_store.storage.daemon_threads import STOP_REQUEST
+from cache_store.storage.threads import STOP_REQUEST
 
 FORWARDED_S = 5.0
 """A SIGTERM this soon after the first signal counts as the same request: a scheduler signals every process of a job,

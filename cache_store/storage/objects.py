@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError, TooLargeError
-from cache_store.storage.daemon_threads import map_concurrently
 from cache_store.storage.object_errors import ALLOW_HTTP, CREDENTIALS, explain_store_errors, first_line
 from cache_store.storage.prefetch import PART_BYTES, Span, read_parts
 from cache_store.storage.protocol import (
@@ -25,6 +24,7 @@ from cache_store.storage.protocol import (
 )
 from cache_store.storage.remote import COPIED_BYTES, UrlStore
 from cache_store.storage.retry import TransientError, transient_error
+from cache_store.storage.threads import map_concurrently
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as AnyStore

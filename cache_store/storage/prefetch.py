@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from cache_store.storage.daemon_threads import complete, map_concurrently, submit
+from cache_store.storage.threads import complete, map_concurrently, submit
 
 COALESCED_BYTES = 64 << 10
 """Ranges with a gap of at most this many bytes are fetched as one."""

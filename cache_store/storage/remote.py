@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.daemon_threads import map_concurrently, submit
 from cache_store.storage.files import map_file
 from cache_store.storage.local import WRITE_BYTES
 from cache_store.storage.prefetch import STREAM_BYTES, PartReader, PartStream
 from cache_store.storage.protocol import Draft, File, Ranges, Store, Version
 from cache_store.storage.publish import name_scratch_in_errors, scratch_file, scratch_folder
 from cache_store.storage.retry import repeat
+from cache_store.storage.threads import map_concurrently, submit
 
 COPIED_BYTES = 16 << 20
 """Bytes copied to a local file at a time."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cache_store.errors import Interrupted
 from cache_store.log import log_warning
-from cache_store.storage.daemon_threads import STOP_REQUEST
+from cache_store.storage.threads import STOP_REQUEST
 
 ATTEMPTS = 4
 """Attempts of every request that fails; beyond these, only a store that is away is waited for."""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.daemon_threads import map_concurrently
 from cache_store.storage.hub import HUB, HubStore
 from cache_store.storage.kept_blocks import KeptBlocks
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import SCHEMES, ObjectStore
 from cache_store.storage.protocol import Draft, Store
+from cache_store.storage.threads import map_concurrently
 from cache_store.storage.wrapped import KeptStore, ListedStore
 
 __all__ = ["Draft", "Store"]

@@ -18,7 +18,7 @@ import torch
 
 from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.array import ArraySpec, ImageRecipe, SampleAxes
-from cache_store.storage.daemon_threads import POLL_S, STOP_REQUEST
+from cache_store.storage.threads import POLL_S, STOP_REQUEST
 from precompute.encode.tolerance import LIMITS, Difference, device_class, feature_units
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import hardware_of

@@ -16,7 +16,7 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals
-from cache_store.storage.daemon_threads import POLL_S
+from cache_store.storage.threads import POLL_S
 from precompute.encode.crew import crew_of
 from precompute.encode.job import EncodeJob
 from precompute.encode.ray_actors import run_on_ray

@@ -14,8 +14,8 @@ from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.array import ArraySpec
 from cache_store.program.gpu_use import GpuMeter
-from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.prefetch import begun_ahead
+from cache_store.storage.threads import STOP_REQUEST
 from precompute.encode.batches import Batch, Decoders, InputBuffers, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, Encoding, feed_of

@@ -16,7 +16,7 @@ from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
 from cache_store.messages import differences_between, refuse
-from cache_store.storage.daemon_threads import POLL_S, STOP_REQUEST
+from cache_store.storage.threads import POLL_S, STOP_REQUEST
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards

@@ -16,7 +16,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.array import Size, SizeRule
 from cache_store.format.tables import WITHDRAWN
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.storage.daemon_threads import map_concurrently
+from cache_store.storage.threads import map_concurrently
 from precompute.images.buckets import placed_size
 from precompute.images.rejected import Rejected
 from precompute.inputs.reader import Reader

@@ -14,7 +14,7 @@ import pyarrow as pa
 from cache_store.errors import SourceError
 from cache_store.format.tables import CLIP_START, WITHDRAWN
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.storage.daemon_threads import map_concurrently
+from cache_store.storage.threads import map_concurrently
 from precompute.clips.config import ClipConfig
 from precompute.clips.video import MAX_SECONDS, Video
 from precompute.sources.listing import Samples

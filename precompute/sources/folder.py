@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
-from cache_store.storage.daemon_threads import map_concurrently
+from cache_store.storage.threads import map_concurrently
 from precompute.sources.fields import Conversation, as_caption, conversation_of, read_text
 from precompute.sources.images import ALL, ImagesOf, ImageStore, Names, Source
 from precompute.sources.listing import MASK, BadFiles, Listing, Samples, counted_suffix, is_mask, suffix_of

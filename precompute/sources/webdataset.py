@@ -15,8 +15,8 @@ import msgspec
 from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.messages import counted
-from cache_store.storage.daemon_threads import start_thread
 from cache_store.storage.prefetch import SharedResults
+from cache_store.storage.threads import start_thread
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import Index
 from precompute.sources.archives.tar import ImageTar

@@ -28,7 +28,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.log import log_info, log_warning
-from cache_store.storage.daemon_threads import complete, start_thread
+from cache_store.storage.threads import complete, start_thread
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longest wait in a collective, while another rank may compile, save or validate; then a rank is assumed to hang."""

@@ -17,8 +17,8 @@ import yaml
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.array import Size
-from cache_store.storage.daemon_threads import STOP_REQUEST
 from cache_store.storage.local import LocalStore
+from cache_store.storage.threads import STOP_REQUEST
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encode.ray_actors import RayWorker, run_on_ray
