@@ -148,6 +148,7 @@ def find_no_compiler() -> None:
     config.cpp.cxx = (None, "/nowhere/g++")
 
 
+@pytest.mark.slow
 def test_a_host_without_a_compiler_is_told_before_the_first_step(configured, tmp_path):
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     code, error = ForkedTrainer(command(configured(compile="whole")), environment, find_no_compiler).end()

@@ -52,6 +52,7 @@ def test_captions_are_the_answers_of_generate_to_the_same_rows(captioned, tmp_pa
         assert all(caption[key] == answer[key] for key in ("id", "prompt", "reference"))
 
 
+@pytest.mark.slow
 def test_a_run_stopped_while_it_captions_resumes_to_the_same(configured_here, captioned, capsys):
     config = configured_here("stopped", sample_captions=3, eval_batch_size=2)
     session = open_alone(config)

@@ -68,6 +68,7 @@ def test_two_configs_are_compared_on_the_same_batches(configured: MakeConfig, tm
     assert main([*command, "--ranks", "3"]) == 2  # four samples a batch
 
 
+@pytest.mark.slow
 def test_another_warm_up_is_another_run_and_a_run_that_diverges_breaks(configured: MakeConfig, tmp_path, capsys):
     for code, b in ((0, {"warmup_steps": 12}), (1, {"lr": 1000.0, "weight_decay": 1000.0, "warmup_steps": 0})):
         sides = ({"optim": {"warmup_steps": 1}}, {"optim": b})

@@ -19,6 +19,7 @@ from trainer.model.language_model import LanguageModel
 from trainer.model.projector import CAUSAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize(("kind", "settings", "scale"), SCALED.values(), ids=SCALED)
 def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, settings, scale, dtype):
@@ -74,6 +75,7 @@ def test_the_identity_follows_the_weights_and_not_the_precision(language_model, 
     assert tuned.identity() != identity
 
 
+@pytest.mark.slow
 @compiling
 def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
     folder = save_language_model(tmp_path, num_hidden_layers=1, layer_types=["full_attention"])
@@ -88,6 +90,7 @@ def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
         assert torch.allclose(leaves[0].grad, leaves[1].grad, atol=1e-5)
 
 
+@pytest.mark.slow
 @compiling
 def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
     """A length that comes again costs nothing; torch's own limit of 8 does not count."""

@@ -82,6 +82,7 @@ def test_ranks_and_passes_train_as_one_and_go_on_from_each_other(make_full, whol
     assert list(metrics(last.run.folder, "captions")) == [5, 10, 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "in blocks", "full"])
 def test_any_world_size_and_accumulation_sees_the_same_batches(configured_here, make_full, kind):
     configs = {"plain": configured_here(), "in blocks": configured_here(shuffle_block=4), "full": make_full("run")}

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import canonical_json, sign
 from cache_store.storage.local import write_file
-from tests.full_disk import largest_file, make_room, mounted_disk
+from tests.full_disk import largest_file
 from tests.named import assert_names
 from tests.posix_disk import Disk, at_stake, lay_out, recorded, without_scratch
 from tests.trainer.conftest import MakeConfig
@@ -233,15 +233,3 @@ def test_a_file_that_does_not_fit_is_named_and_nothing_left(configured, undistur
     assert not [*named.parents[1].glob("*")]
     assert main(command(config)) == 0
     assert_same_run(config, undisturbed)
-
-
-@pytest.mark.parametrize("size", ["8k", "12k", "20k", "96k"])
-def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, size):
-    """The disk is full at TensorBoard's events, at the log, at the first checkpoint, or at a later one."""
-    with mounted_disk(tmp_path / "disk", size) as disk:
-        config = configured("disk/run", save_every=1, max_steps=6)
-        line = in_one_line(refusal(1, config))
-        assert_names(line, f"{disk}/run/")
-        make_room(disk)
-        assert main(command(config)) == 0
-        assert_same_run(config, undisturbed)

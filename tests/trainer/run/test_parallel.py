@@ -47,6 +47,7 @@ def test_an_error_of_rank_0_is_told_once_and_ends_the_others(configured, tmp_pat
     assert not set(names.split()) & set(second.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "code", "names"),
     [
@@ -85,10 +86,12 @@ def hang() -> None:
     StepLoader.__call__ = lambda *_: signal.pause()
 
 
+@pytest.mark.slow
 def test_rank_0_may_work_for_longer_than_a_collective_waits(configured):
     end_well(*fork_ranks(configured(max_steps=1), work_for_longer, work_for_longer))
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others(configured):
     waiting, hanging = fork_ranks(configured(), shorten_waits, hang)
     code, error = waiting.end()
@@ -97,6 +100,7 @@ def test_a_rank_that_hangs_ends_the_others(configured):
     assert (code, "0:00:08" in error) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_rank_0_learns_that_it_ended(configured):
     """The store is another process's, as under torchrun; rank 0 ends at its claim of the output."""
     config, store = configured(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -112,6 +116,7 @@ def be_impatient() -> None:
     parallel.UNREPORTED_WAIT_S = 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(rank, configured, tmp_path):
     process = fork_rank(configured(), rank, meeting_of_two(), be_impatient)
@@ -129,6 +134,7 @@ HERE = ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2", "--gpus-per-node=0", "
 """In place of the script's two nodes of eight GPUs."""
 
 
+@pytest.mark.slow
 def test_a_job_told_to_stop_resumes_when_submitted_again(configured, tmp_path):
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": programs, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}

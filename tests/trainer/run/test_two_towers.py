@@ -70,6 +70,7 @@ def test_both_towers_learn_and_describe_what_they_read(two, caches):
     assert not torch.equal(after(samples), out)
 
 
+@pytest.mark.slow
 def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, refusal, tmp_path):
     """The projector file tells what the tower read, its text recipe too."""
     tokens = np.random.default_rng(1).standard_normal((ROWS, 6, 12), np.float32)
@@ -90,6 +91,7 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, refus
     assert (meant["text.padding"], "image.rule.preset" in meant) == ("seen", False)
 
 
+@pytest.mark.slow
 def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal, capsys):
     first = train_alone(configured_here("first", cache=caches["world"], max_steps=2))
     options = {"cache": caches, "init_projector": str(first.run.folder), "max_steps": 2}

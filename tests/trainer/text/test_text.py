@@ -22,7 +22,7 @@ from tests.named import assert_names
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
 from tests.trainer.multimodal import LLAVA_TEMPLATE
 from tests.trainer.runs import damages
-from trainer.text.chat import IMAGE_MARKER, ChatTokenizer, TokenizedText, to_messages
+from trainer.text.chat import ChatTokenizer, TokenizedText, to_messages
 from trainer.text.store import TextStore, text_folder
 from trainer.text.tokenizer import load_chat_tokenizer
 from trainer.text.writer import make_text
@@ -296,8 +296,3 @@ def test_any_damaged_file_and_another_texts_folder_is_named(damaged):
         for _ in damages(path):
             refuse(damaged, re.escape(path.name))
     refuse(damaged.rename(damaged.with_name("another")), f"meta.json.*{damaged.name}")
-
-
-def test_blanks_before_an_image_marker_are_tried_once_a_run():
-    """Trying from each blank would take minutes."""
-    assert IMAGE_MARKER.sub("", " " * 10**6) == " " * 10**6
