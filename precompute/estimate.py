@@ -32,7 +32,7 @@ from cache_store.format.sums import RunningSums
 from cache_store.format.tables import reason_kind
 from cache_store.messages import align_rows, counted, shown_time
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.storage.prefetch import begun_ahead
+from cache_store.storage.prefetch import keep_ahead
 from precompute.build.decide import refuse_impossible
 from precompute.build.inputs import BuildInputs, make_arranger
 from precompute.build.request import BuildRequest
@@ -204,7 +204,7 @@ class Probe:
     def _times_of(self, shard: int, seconds: float, bar: ProgressBar) -> dict[Any, float]:
         """Measure batches of one size for these seconds or longer."""
         began, samples, shown = 0.0, 0, bar.n
-        for number, written in enumerate(begun_ahead(self._encoded(shard), WRITES_BEHIND)):
+        for number, written in enumerate(keep_ahead(self._encoded(shard), WRITES_BEHIND)):
             count, now = written.result(), time.monotonic()
             if not number:
                 began = now

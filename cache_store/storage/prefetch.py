@@ -56,8 +56,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def begun_ahead(begun: Iterable[V], ahead: int) -> Iterator[V]:
-    """Yield items whose work an iterator begins, each once `ahead` more have begun."""
+def keep_ahead(begun: Iterable[V], ahead: int) -> Iterator[V]:
+    """Yield items, whose work an iterator begins, in order while `ahead` later ones are in progress."""
     waiting = deque[V]()
     for item in begun:
         waiting.append(item)
@@ -188,11 +188,11 @@ SHARED = SharedResults[tuple[PartReader, int], bytes | memoryview](lambda key: k
 """Blocks of all files that this process reads in order."""
 
 
-class PartStream(io.RawIOBase):
-    """The parts of a file as a stream for one thread."""
+class RangeStream(io.RawIOBase):
+    """Bytes that are read by ranges, as a stream for one thread; `part` returns those from a start to a stop."""
 
-    def __init__(self, parts: PartReader) -> None:
-        self._parts, self._position = parts, 0
+    def __init__(self, size: int, part: Fetch) -> None:
+        self._size, self._part, self._position = size, part, 0
 
     def readable(self) -> bool:
         return True
@@ -204,17 +204,19 @@ class PartStream(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._parts.size}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if (position := origin + offset) < 0:
+            raise ValueError(f"seek to {position}")
+        self._position = position
+        return position
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
-        count = max(0, min(len(target), self._parts.size - self._position))
-        if count:
-            target[:count] = self._parts.part(self._position, self._position + count)
-        self._position += count
-        return count
+        count = max(0, min(len(target), self._size - self._position))
+        data = self._part(self._position, self._position + count) if count else b""
+        target[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable[Any]]) -> list[memoryview]:

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from cache_store.errors import ConfigError
 from cache_store.storage.files import map_file
 from cache_store.storage.local import WRITE_BYTES
-from cache_store.storage.prefetch import STREAM_BYTES, PartReader, PartStream
+from cache_store.storage.prefetch import STREAM_BYTES, PartReader, RangeStream
 from cache_store.storage.protocol import Draft, File, Ranges, Store, Version
 from cache_store.storage.publish import name_scratch_in_errors, scratch_file, scratch_folder
 from cache_store.storage.retry import repeat
@@ -79,7 +79,7 @@ class FetchedFile(File):
     def __init__(self, store: Store, name: str, version: Version) -> None:
         self._store, self._name = store, name
         self._parts = PartReader(version.size, self._fetch)
-        super().__init__(PartStream(self._parts), store.where(name), version, STREAM_BYTES)
+        super().__init__(RangeStream(version.size, self._parts.part), store.where(name), version, STREAM_BYTES)
 
     def reopen(self) -> Self:
         return type(self)(self._store, self._name, self.version)

@@ -22,7 +22,7 @@ from cache_store.format.array import ArraySpec
 from cache_store.format.plan import is_withdrawn
 from cache_store.format.schema import Spec
 from cache_store.format.tables import reason_kind
-from cache_store.storage.prefetch import begun_ahead
+from cache_store.storage.prefetch import keep_ahead
 from cache_store.storage.store import Store
 from precompute.inputs.busy import BusyTimes
 from precompute.inputs.reader import Inputs, Reader, Sample, inputs_of
@@ -199,4 +199,4 @@ def decoded_batches(batches: Iterator[Batch], pool: Decoders, busy: BusyTimes | 
     if (first := next(batches, None)) is None:
         return iter(())
     ahead = pool.batches_ahead(first.spec)
-    return begun_ahead((batch.decode(pool, busy) for batch in chain([first], batches)), ahead)
+    return keep_ahead((batch.decode(pool, busy) for batch in chain([first], batches)), ahead)

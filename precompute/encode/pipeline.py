@@ -14,7 +14,7 @@ from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.array import ArraySpec
 from cache_store.program.gpu_use import GpuMeter
-from cache_store.storage.prefetch import begun_ahead
+from cache_store.storage.prefetch import keep_ahead
 from cache_store.storage.threads import STOP_REQUEST
 from precompute.encode.batches import Batch, Decoders, InputBuffers, decoded_batches, planned_batches
 from precompute.encode.canary import Canary
@@ -180,7 +180,7 @@ def encode_shards(
 
     try:
         for shards in runs:
-            for begun in begun_ahead(writes(shards), WRITES_BEHIND):
+            for begun in keep_ahead(writes(shards), WRITES_BEHIND):
                 begun.result()
             sink.finish()
             report()
