@@ -1,7 +1,6 @@
 """`cache-store copy`: into another form and back to equal bytes, resumed after a stop; wrong places are refused."""
 
 import os
-import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from cache_store.cache.metadata import write_build
 from cache_store.cli import main
 from cache_store.copy.copy import refuse_overlap
 from cache_store.errors import ConfigError
-from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.claim import claim_folder
 from cache_store.storage.store import open_store
 from tests.cache_store.conftest import REJECTED, ROWS, SHAPES, contents, flip, samples_of, shard_name
@@ -62,23 +60,6 @@ def test_a_copy_in_another_form_is_as_built_and_back_as_it_was(
     assert contents(there) == contents(direct)
     assert copy(there, back, written["store_format"], "--codec", written["codec"]) == 0
     assert contents(back) == contents(cache)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_copy_goes_on_to_the_same_bytes(cache, tmp_path, store_format, monkeypatch, number):
-    """A killed copy resumes too: see tests/guarantees."""
-    whole, out = tmp_path / "undisturbed", tmp_path / "out"
-    assert copy(cache, whole, OTHER[store_format]) == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(ProgressBar, "update", lambda bar, note: os.kill(os.getpid(), number))
-        assert copy(cache, out, OTHER[store_format]) == 3
-    assert not list(out.rglob("*.partial"))
-    assert not (out / "seal.json").exists()
-    done = {path: path.stat().st_mtime_ns for path in out.glob("commits/*.json")}
-    assert done
-    assert copy(cache, out, OTHER[store_format]) == 0
-    assert {path: path.stat().st_mtime_ns for path in done} == done, "committed shards are kept"
-    assert contents(out) == contents(whole)
 
 
 def test_run_again_it_mends_damage_and_touches_nothing_else(cache, tmp_path, store_format, capsys):
