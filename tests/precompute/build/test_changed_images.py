@@ -43,8 +43,11 @@ def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
     np.testing.assert_array_equal(open_cache(project.cache).read(np.arange(7)), kept)
     with project.same_in_the_end():
         project.build("--check-sources")
+        before = project.place.marks()
         project.lose("plan/000000.parquet")
+        assert "plan/000000.parquet is lost" in project.build(code=1)
         project.repair()
+        assert project.place.marks()["plan/000001.parquet"] == before["plan/000001.parquet"]
 
 
 def test_an_extension_names_rejects_that_may_succeed_now(folder):
