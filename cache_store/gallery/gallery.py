@@ -53,11 +53,9 @@ class Gallery:
         """Why samples have no preview and what the page shows instead; None if they have one."""
         if self.cache.seal.array.preview is not None:
             return None
-        if self.array.has_preview:
-            return "every shard has withdrawn samples, so no map to colours is left; channels are shown as maps"
         return (
-            f"samples of [{self.array.named_axes}] have no preview; the page shows source {self.array.made_of}s and "
-            "rejected rows"
+            f"samples of [{self.array.named_axes}] have no preview here; the page shows source {self.array.made_of}s "
+            "and rejected rows"
         )
 
     @property

@@ -17,7 +17,7 @@ from PIL import Image
 
 from cache_store.cache.entry_points import ReadImage
 from cache_store.cache.reader import Cache
-from cache_store.errors import ConfigError, SourceError
+from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.plan import answers_of, text_of
 from cache_store.format.tables import CLIP_START, REJECTED, TOKENS, WITHDRAWN
@@ -91,13 +91,6 @@ def batches(cache: Cache, numbers: np.ndarray, size: Callable[[ArraySpec], int])
         yield from (mine[start : start + step] for start in range(0, len(mine), step))
 
 
-def decode_samples(decode: Decode, stored: np.ndarray, array: ArraySpec) -> np.ndarray:
-    decoded_NTYX3, expected = decode(stored), (len(stored), *array.size, 3)
-    if decoded_NTYX3.shape != expected:
-        raise ConfigError(f"the decoder gave pictures of shape {decoded_NTYX3.shape}, expected {expected}")
-    return decoded_NTYX3
-
-
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
     """One row; pictures are uint8 RGB, or None. A clip's pictures have several frames side by side."""
@@ -161,7 +154,7 @@ class Showcase:
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored, array = self.cache.read(numbers), self.cache.array_of(numbers)
-        decoded_N = decode_samples(self.decode, stored, array) if self.decode else [None] * len(numbers)
+        decoded_N = self.decode(stored) if self.decode else [None] * len(numbers)
         columns = [name for name in self.cache.columns if name in EXHIBIT_COLUMNS]
         samples = self.cache.samples(numbers, columns).to_pylist()
         for sample, values, decoded in zip(samples, stored.astype(np.float32), decoded_N, strict=True):
