@@ -59,7 +59,7 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_server("ministack", tmp_path_factory.mktemp("ministack")) as server:
+    with running_server(tmp_path_factory.mktemp("ministack")) as server:
         yield server
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.storage.publish import flush
-from tests.posix_disk import Disk, disk_of, lay_out, recorded, tree_of
+from tests.posix_disk import Disk, disk_of, lay_out, recorded
 
 UNSYNCED = (b"", b"te", bytes(4), b"text")
 """What may be left of four bytes."""
@@ -78,12 +78,3 @@ def test_a_power_cut_leaves_only_what_was_synced_for_certain(tmp_path, program):
 def test_a_change_that_is_not_recorded_is_noticed(tmp_path):
     with pytest.raises(AssertionError), recorded(tmp_path, Disk()):
         os.close(os.open(tmp_path / "unseen", os.O_CREAT | os.O_WRONLY))
-
-
-def test_a_file_keeps_what_was_synced_when_it_is_written_again(tmp_path):
-    with recorded(tmp_path, Disk()) as moments:
-        durable(tmp_path)
-        (tmp_path / "c").write_bytes(b"longer text")
-    left = {state["c"] for state in moments[-1].after_a_power_cut()}
-    assert left == {b"text", b"", b"longe", bytes(11), b"longer text"}
-    assert tree_of(tmp_path) == moments[-1].seen()

@@ -40,7 +40,7 @@ from cache_store.format.plan import is_withdrawn, without_samples
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.tables import CACHED
 from cache_store.log import log_info, log_result
-from cache_store.messages import BUILD_AGAIN, counted, printable
+from cache_store.messages import counted, printable
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import read_only_error
@@ -55,7 +55,7 @@ def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:
     ids = read_ids(config.ids)
     for done in withdraw([*dict.fromkeys(caches)], ids):
         if done.seal is None:
-            print(f"{done.store}: nothing was changed; {counted(done.samples, 'sample')} withdrawn already")
+            print(f"{done.store}: {counted(done.samples, 'sample')} withdrawn already")
             continue
         print(f"{done.store}: withdrawn {counted(done.samples, 'sample')}, rewritten {counted(done.shards, 'shard')}")
         withdrawn = {"cache": str(done.store), "samples": done.samples, "identity": done.seal.identity}
@@ -96,8 +96,9 @@ class Withdrawn:
 def withdraw(caches: Sequence[str | Path | Store], ids: Collection[str]) -> Iterator[Withdrawn]:
     """Withdraw samples from each cache, one cache after the other.
 
-    Before anything is written, raises ConfigError for an id that a cache does not have, CacheError for one that it has
-    twice, for a damaged cache and for one that would have no sample left, StaleError for an unfinished cache.
+    A withdrawal that was stopped is finished first. Before anything else is written, raises ConfigError for an id that
+    a cache does not have, CacheError for one that it has twice, for a damaged cache and for one that would have no
+    sample left, StaleError for an unfinished cache.
     """
     stores = [open_store(cache) for cache in caches]
     with ExitStack() as claims:
@@ -106,6 +107,7 @@ def withdraw(caches: Sequence[str | Path | Store], ids: Collection[str]) -> Iter
             if store.is_read_only:
                 raise read_only_error(str(store))
             claims.enter_context(store.claim())
+            resume_withdrawal(store)
         withdrawals = [Withdrawal(store, ids) for store in stores]
         refuse_unknown(stores, ids, [each.counts for each in withdrawals])
         for each in withdrawals:
@@ -139,10 +141,8 @@ class Withdrawal:
     """The samples to withdraw from one cache, whose claim the caller holds."""
 
     def __init__(self, store: Store, ids: Collection[str]) -> None:
-        """Find the ids in the plan; StaleError if the cache is unfinished, unless by a withdrawal."""
-        self._store = store
-        self._build = read_build(store)
-        self._seal = None if self._build.withdrawing else open_cache(store).seal
+        """Find the ids in the plan; StaleError if the cache is unfinished."""
+        self._store, self._build, self._seal = store, read_build(store), open_cache(store).seal
         self._plan = open_plan(store, read_spec(store))
         self.counts = Counter[str]()
         """How often the plan has each id that it has."""
@@ -161,8 +161,8 @@ class Withdrawal:
             self._left[shard] = pa.table({"id": ids, "left": left})
 
     def refuse_unfit(self) -> None:
-        """Raise CacheError if the cache is damaged, or would be left without samples; after a stop, do not check."""
-        if self._seal is None or not self._left:
+        """Raise CacheError if the cache is damaged, or would be left without samples."""
+        if not self._left:
             return
         store, report = self._store, verify(self._store, "quick")
         replace(report, findings=tuple(each for each in report.findings if each.kind != "stray")).raise_if_damaged()
@@ -178,30 +178,17 @@ class Withdrawal:
             raise CacheError(f"{store} would have no sample left; delete the cache instead. Nothing was changed")
 
     def carry_out(self) -> Withdrawn:
-        """Withdraw the samples; finish first what an earlier withdrawal began, whose shards may be half replaced."""
-        store, samples, shards = self._store, self.counts.total(), 0
-        seal = None
-        if self._build.withdrawing:
-            stopped = counted(len(self._build.withdrawing), "sample")
-            log_info(f"{store}: a withdrawal of {stopped} was stopped; finishing it")
-            seal, shards = self._finish(self._build)
+        store, build, samples = self._store, self._build, self.counts.total()
         left = {name for rows in self._left.values() for name in rows["id"].filter(rows["left"]).to_pylist()}
-        if left := left - {*self._build.withdrawing}:
-            build = read_build(store)
-            listed = build.listed
-            if self._seal and listed and listed.plan != tuple(file.sha256 for file in self._seal.plan_files):
-                listed = None
-            withdrawing = tuple(sorted(left))
-            write_build(store, build.config, listed, withdrawing, spec_digest=build.spec_digest)
-            seal, more = self._finish(msgspec.structs.replace(build, listed=listed, withdrawing=withdrawing))
-            shards += more
+        if not left:
+            return Withdrawn(store=store, samples=samples)
+        listed = build.listed
+        if listed and listed.plan != tuple(file.sha256 for file in self._seal.plan_files):
+            listed = None
+        build = msgspec.structs.replace(build, listed=listed, withdrawing=tuple(sorted(left)))
+        write_build(store, build.config, listed, build.withdrawing, spec_digest=build.spec_digest)
+        seal, shards = finish_withdrawal(store, build)
         return Withdrawn(store=store, samples=samples, shards=shards, seal=seal)
-
-    def _finish(self, build: BuildRecord) -> tuple[Seal, int]:
-        seal, shards = finish_withdrawal(self._store, build)
-        if seal is None:
-            raise CacheError(f"{self._store}: a shard without a record may still have the samples; {BUILD_AGAIN}")
-        return seal, shards
 
 
 def resume_withdrawal(store: Store) -> Reading[BuildRecord]:

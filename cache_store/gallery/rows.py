@@ -17,7 +17,7 @@ from PIL import Image
 
 from cache_store.cache.entry_points import ReadImage
 from cache_store.cache.reader import Cache
-from cache_store.errors import ConfigError, SourceError
+from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.plan import answers_of, text_of
 from cache_store.format.tables import CLIP_START, REJECTED, TOKENS, WITHDRAWN
@@ -31,9 +31,6 @@ from cache_store.gallery.pictures import (
     thumbnails,
 )
 from cache_store.program.progress_bar import ProgressBar
-
-DRAWN_SAMPLES, DRAWN_SHARDS, DRAWN_BYTES = 16_384, 64, 2**28
-"""Limits of the draw for histograms: enough samples for smooth ones, in a few seconds."""
 
 BATCH = 4
 """Frames in memory at full size, but at least one sample."""
@@ -59,20 +56,6 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
     missing = [random.choice(each) for index, each in enumerate(shards) if len(each) and index not in shown]
     more = [int(cache.shards.starts[each] + random.integers(counts[each])) for each in missing]
     return np.sort([*numbers, *more])
-
-
-def numbers_to_count(cache: Cache, seed: int) -> NDArray[np.int64]:
-    """Choose samples for histograms: all of a small cache, or a draw from random shards of a large one; ascending."""
-    limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // max(each.sample_bytes for each in cache.arrays)))
-    counts = cache.shards.roll.cached
-    occupied = np.flatnonzero(counts)
-    if len(cache) <= limit and len(occupied) <= DRAWN_SHARDS:
-        return np.arange(len(cache))
-    random = generator(seed, "histograms")
-    shards = occupied[draw_numbers(len(occupied), min(DRAWN_SHARDS, limit), random)]
-    share = -(-limit // len(shards))
-    starts = cache.shards.starts
-    return np.concatenate([starts[each] + draw_numbers(int(counts[each]), share, random) for each in shards])
 
 
 def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, Any]]:
@@ -106,13 +89,6 @@ def batches(cache: Cache, numbers: np.ndarray, size: Callable[[ArraySpec], int])
     for index in np.unique(indices):
         mine, step = numbers[indices == index], max(1, size(cache.arrays[index]))
         yield from (mine[start : start + step] for start in range(0, len(mine), step))
-
-
-def decode_samples(decode: Decode, stored: np.ndarray, array: ArraySpec) -> np.ndarray:
-    decoded_NTYX3, expected = decode(stored), (len(stored), *array.size, 3)
-    if decoded_NTYX3.shape != expected:
-        raise ConfigError(f"the decoder gave pictures of shape {decoded_NTYX3.shape}, expected {expected}")
-    return decoded_NTYX3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +154,7 @@ class Showcase:
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored, array = self.cache.read(numbers), self.cache.array_of(numbers)
-        decoded_N = decode_samples(self.decode, stored, array) if self.decode else [None] * len(numbers)
+        decoded_N = self.decode(stored) if self.decode else [None] * len(numbers)
         columns = [name for name in self.cache.columns if name in EXHIBIT_COLUMNS]
         samples = self.cache.samples(numbers, columns).to_pylist()
         for sample, values, decoded in zip(samples, stored.astype(np.float32), decoded_N, strict=True):

@@ -10,7 +10,7 @@ from tests.object_stores.server import environment, running_server
 
 @pytest.fixture
 def url(tmp_path_factory, monkeypatch):
-    with running_server("ministack", tmp_path_factory.mktemp("ministack")) as server:
+    with running_server(tmp_path_factory.mktemp("ministack")) as server:
         for name, value in environment(server.endpoint).items():
             monkeypatch.setenv(name, value)
         yield f"s3://{server.new_bucket()}"

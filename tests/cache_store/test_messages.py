@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.errors import StaleError
-from cache_store.messages import SHOWN_ROWS, Difference, differences_between, refuse
+from cache_store.messages import SHOWN_ROWS, Difference, refuse
 
 
 def message_of(*differences: Difference) -> list[str]:
@@ -23,12 +23,3 @@ def test_a_refusal_is_a_summary_an_aligned_table_and_the_remedy():
     lines = message_of(*[Difference(f"field {number}", "1", "2") for number in range(SHOWN_ROWS + 30)])
     assert len(lines) == SHOWN_ROWS + 4
     assert lines[-2:] == ["  and 30 more", "  run this"]
-
-
-def test_nested_fields_are_named_by_their_path():
-    before, now = {"a": {"b": 1, "c": [1, 2]}, "gone": 0}, {"a": {"b": 1, "c": [1, 3]}, "new": 0}
-    assert differences_between(before, now) == [
-        ("a.c", "[1, 2]", "[1, 3]"),
-        ("gone", "0", "absent"),
-        ("new", "absent", "0"),
-    ]

@@ -6,10 +6,8 @@ from tests.precompute.acts import (
     NOT_ENCODED,
     Act,
     image,
-    lost,
     other_image,
     source,
-    together,
 )
 from tests.precompute.conftest import Project, image_bytes, make_vae
 
@@ -32,11 +30,6 @@ REFUSED: dict[str, tuple[str, Act, list[str]]] = {
     "a list that has grown": ("build", source(range(24)), SOME_ADDED),
     "another image": ("build", other_image(6), [f"{NOT_ENCODED}sample-006", "image of sample-006", NEW]),
     "another image, extending": ("build --extend", other_image(9, range(24)), [f"{NOT_ENCODED}sample-009"]),
-    "another image, no shard": (
-        "repair",
-        together(other_image(6), lost("latents/40x32/c/0/0/0/0")),
-        [f"{NOT_ENCODED}sample-006"],
-    ),
     "another image, repairing": ("repair --shards [1]", other_image(9), [f"{NOT_ENCODED}sample-009"]),
     "an image that is gone": ("build", without_an_image, [f"{NOT_ENCODED}sample-002"]),
     "a mended reject, repairing": (

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from precompute.cli import main
-from tests.precompute.acts import RECORD, SHARD, TABLE, Act, copied, flipped, lost, together
+from tests.precompute.acts import SHARD, TABLE, Act, copied, flipped, lost, together
 
 
 @pytest.fixture
@@ -16,7 +16,6 @@ def built(built, foreign):
     return built
 
 
-OTHER_SEAL = copied("recipe", "seal.json")
 OTHER_SHARD = [SHARD.replace("/1/", "/2/"), "samples/000002.parquet", "commits/000002.json"]
 
 
@@ -39,13 +38,9 @@ NAMED: dict[str, tuple[Act, int | None, list[str]]] = {
     "the spec, lost": (lost("zarr.json"), None, [REPAIR, "verify again:"]),
     "the spec, flipped": (flipped("zarr.json"), None, [REPAIR, "verify again:"]),
     "half built, a flipped shard": (together(UNFINISHED, flipped(SHARD)), 1, [REPAIR, RERUN]),
-    "half built, a flipped samples table": (together(UNFINISHED, flipped(TABLE)), 1, [REPAIR, RERUN]),
-    "half built, a flipped record": (together(UNFINISHED, flipped(RECORD)), 1, [REPAIR, RERUN]),
     "a shard of another recipe": (copied("recipe", *OTHER_SHARD), 2, [REPAIR]),
     "no build record": (lost("build.json"), None, [RERUN]),
-    "neither build record nor seal": (lost("build.json", "seal.json"), None, [RERUN]),
     "no build record, no samples table": (lost("build.json", TABLE), 1, [RERUN, REPAIR]),
-    "a foreign seal and no spec": (together(OTHER_SEAL, lost("zarr.json")), None, [REPAIR, "verify again:"]),
 }
 """Damage, its shard, and the steps that `verify` names."""
 

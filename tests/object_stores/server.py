@@ -27,16 +27,8 @@ PATIENCE_S = 60
 WITH_ITS_PARENT = "import ctypes, runpy; ctypes.CDLL(None).prctl(1, 9);"
 """Lets a server die with the tests, even if they are killed: PR_SET_PDEATHSIG, SIGKILL."""
 
-SERVERS = {
-    # Keeps objects in memory. Refuses a second create, a stale etag and a wrong SHA-256, as S3 does.
-    "ministack": (("ministack",), "runpy.run_module('ministack', run_name='__main__')"),
-    # A second opinion on the protocol, but slow, and it takes a wrong SHA-256.
-    "moto": (
-        ("moto", "flask", "flask_cors"),
-        "from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])",
-    ),
-}
-"""The modules that each server needs, and the code that starts it; none checks credentials."""
+MINISTACK = "runpy.run_module('ministack', run_name='__main__')"
+"""Keeps objects in memory. Refuses a second create, a stale etag and a wrong SHA-256, as S3 does; takes any key."""
 
 AZURITE = "import os; os.execvp('azurite-blob', ['azurite-blob', '--blobPort', '{port}', '--inMemoryPersistence', "
 AZURITE += "'--silent', '--disableTelemetry'])"
@@ -87,12 +79,11 @@ class Azurite(Server):
 
 
 @contextmanager
-def running_server(kind: str, folder: Path) -> Iterator[Server]:
-    """Run a server with scratch files in `folder`; skip the test if it is not installed."""
-    modules, start = SERVERS[kind]
-    if missing := [name for name in modules if find_spec(name) is None]:
-        pytest.skip(f"needs {kind}, a server of the S3 protocol: {', '.join(missing)} not installed")
-    with running(start, folder) as endpoint:
+def running_server(folder: Path) -> Iterator[Server]:
+    """Run a server of S3's protocol with scratch files in `folder`; skip the test if it is not installed."""
+    if find_spec("ministack") is None:
+        pytest.skip("needs ministack, a server of the S3 protocol")
+    with running(MINISTACK, folder) as endpoint:
         yield Server(endpoint)
 
 

@@ -25,7 +25,7 @@ ELSEWHERE = [(scheme, "lost", EVERY, "/some/cache/", 1) for scheme in OTHERS]
 
 
 def build(scene, url):
-    return f"precompute build --config {scene}/build.yaml --cache {url}"
+    return f"precompute build --config {scene}/short.yaml --cache {url}"
 
 
 def assert_one_line(said, program, *parts):
@@ -43,7 +43,7 @@ def assert_one_line(said, program, *parts):
 )
 def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, proxy, kind, method, part, times):
     """The first request to each address fails, in a build and when its cache is read."""
-    whole = timeless_files(scene / "cache")
+    whole = timeless_files(scene / "before")
     building = proxy.fail(kind, method, part, each=True, times=times)
     said = run(build(scene, url))
     assert ("waiting, for up to" in said) == (times > 1)
@@ -51,7 +51,7 @@ def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, prox
     proxy.mend()
     reading = proxy.fail(kind, method, part, each=True, times=times)
     numbers = np.arange(4)
-    np.testing.assert_array_equal(open_cache(url).read(numbers), open_cache(scene / "cache").read(numbers))
+    np.testing.assert_array_equal(open_cache(url).read(numbers), open_cache(scene / "before").read(numbers))
     assert building.met or reading.met, "no request was made to fail"
     proxy.mend()
     run(f"cache-store verify {url} --level full")
@@ -64,7 +64,7 @@ def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, prox
 )
 @pytest.mark.parametrize("kind", ["503", "reset"])
 def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, proxy, kind, part):
-    whole = timeless_files(scene / "cache")
+    whole = timeless_files(scene / "before")
     proxy.fail(kind, "PUT|POST", part, times=10**6)
     said = run(build(scene, url), code=1)
     assert_one_line(said, "precompute", url, "503" if kind == "503" else "")
@@ -85,7 +85,7 @@ def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, pro
         with pytest.raises(error, match="latents/16x16/c/"):
             cache.read(numbers)
         proxy.mend()
-        np.testing.assert_array_equal(cache.read(numbers), open_cache(scene / "cache").read(numbers))
+        np.testing.assert_array_equal(cache.read(numbers), open_cache(scene / "before").read(numbers))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -104,18 +104,6 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
     assert with_listing(open_store(url)).list() == names
 
 
-def test_a_listing_that_is_always_cut_names_its_folder(url, proxy):
-    """Also if a name is looked up: if no file has it, a folder of that name is listed."""
-    store = open_store(url)
-    proxy.fail("cut", "GET", "list-type", times=10**6)
-    looks = ((store.list, ""), (lambda: store.list("latents"), "/latents/"), (lambda: store.has("a"), "/a/"))
-    for look, folder in looks:
-        retry.ANSWERED.clear()  # else it is waited for
-        with pytest.raises(OSError, match=url) as caught:
-            look()
-        assert caught.value.filename == url + folder
-
-
 NOBODY, NO_URL = "http://127.0.0.1:{port}", "localhost:{port}"
 WRONG = [
     ("s3", "", "s3://no-such-bucket/cache", 1, "'no-such-bucket'"),
@@ -125,18 +113,12 @@ WRONG = [
     ("s3", "AWS_ALLOW_HTTP", "false", 1, "AWS_ALLOW_HTTP"),
     ("gs", "", "gs://no-such-bucket/cache", 1, "GOOGLE_BASE_URL"),
     ("gs", "GOOGLE_BEARER_TOKEN", "old", 1, "GOOGLE_APPLICATION_CREDENTIALS"),
-    ("gs", "GOOGLE_BASE_URL", NOBODY, 1, "endpoint"),
     ("gs", "GOOGLE_BASE_URL", NO_URL, 2, "GOOGLE_BASE_URL"),
-    ("gs", "GOOGLE_ALLOW_HTTP", "false", 1, "GOOGLE_ALLOW_HTTP"),
     ("gs", "GOOGLE_SERVICE_ACCOUNT", "/none", 2, "/none"),
     ("az", "", "az://no-such/cache", 1, "'no-such'"),
     ("az", "", "az://No_Such/cache", 1, "'No_Such'"),
     ("az", "AZURE_STORAGE_ACCOUNT_KEY", "b2xk", 1, "AZURE_STORAGE_ACCOUNT_NAME"),
-    ("az", "AZURE_STORAGE_ACCOUNT_KEY", "***", 2, "AZURE_STORAGE_ACCOUNT_NAME"),
-    ("az", "AZURE_STORAGE_ACCOUNT_NAME", "other", 1, "AZURE_STORAGE_ACCOUNT_NAME"),
-    ("az", "AZURE_STORAGE_ENDPOINT", NOBODY, 1, "endpoint"),
     ("az", "AZURE_STORAGE_ENDPOINT", NO_URL, 2, "AZURE_STORAGE_ENDPOINT"),
-    ("az", "AZURE_ALLOW_HTTP", "false", 1, "AZURE_ALLOW_HTTP"),
     ("s3", "", "az://container/cache", 2, "AZURE_STORAGE_ACCOUNT_NAME"),
 ]
 """Scheme, variables and their value, or without variables an address, exit code, and what is named."""

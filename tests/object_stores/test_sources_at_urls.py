@@ -251,15 +251,6 @@ def test_a_plan_of_tars_costs_a_few_requests_and_no_images(bucket, proxy, tmp_pa
     assert sum(request.method == "GET" for request in proxy.requests) < 50
 
 
-def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):
-    source = source_of("tars by number", f"{bucket}/in")
-    project.build(name="alone", source=source)
-    project.build(name="two", source=source, run__workers=2)
-    project.in_ranks("ranks", source=source)
-    alone, *others = (project.folder / name for name in ("alone", "two", "ranks"))
-    assert [(images_of(each), sealed(each)) for each in others] == [(images_of(alone), sealed(alone))] * 2
-
-
 def sealed(cache: Path) -> tuple[str, str]:
     seal = read_seal(LocalStore(cache))
     return seal.identity, seal.spec.digest

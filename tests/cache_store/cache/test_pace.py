@@ -11,7 +11,6 @@ import pytest
 from cache_store.cache.info import describe
 from cache_store.cache.pace import Pace, pace_of
 from cache_store.cli import main
-from cache_store.format.schema import CommitRecord
 from cache_store.log import utc_time
 from tests.make_cache import make_cache
 
@@ -48,15 +47,6 @@ def test_the_rate_is_that_of_the_last_minutes_and_gives_the_time_left(pace):
     assert found.rows_left == 6 * ROWS
     assert found.seconds_left == pytest.approx(6 * ROWS / found.images_per_s)
     assert [(each.host, each.shards, each.silent_s) for each in found.builders] == [("node0", 3, 20), ("node1", 3, 0)]
-
-
-def test_a_whole_cache_and_records_without_times_have_no_pace(pace, cache):
-    assert pace(dict.fromkeys(range(SHARDS), 1.0)) is None
-    described = describe(cache)
-    assert described.pace is None
-    first: CommitRecord = described.records[0]
-    undated = msgspec.structs.replace(first, run=msgspec.structs.replace(first.run, committed_at=""))
-    assert pace_of(described.spec, {0: undated}, NOW) is None
 
 
 def test_info_tells_it_of_an_unfinished_cache(tmp_path, capsys):

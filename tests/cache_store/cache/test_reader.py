@@ -192,19 +192,6 @@ def test_a_shard_with_a_lost_cut_or_other_file_is_not_read(cache, store_format, 
             use(ALL)
 
 
-def test_a_cache_put_in_the_place_of_an_open_one_is_not_mixed_in(cache, latents, store_format, tmp_path):
-    opened = open_cache(cache)
-    opened.read(np.array([0]))
-    opened.samples(np.array([0]))
-    other = make_cache(tmp_path / "other", latents + 1, rejected=REJECTED, store_format=store_format)
-    cache.rename(tmp_path / "moved")
-    other.rename(cache)
-    for read in (opened.read, opened.samples):
-        read(np.array([0]))  # of the cache that was opened, whose files are mapped
-        with pytest.raises(CacheError, match="shard 3.*`cache-store verify"):
-            read(np.array([0, 26]))
-
-
 def test_no_cache_an_unsealed_and_a_damaged_one_are_refused(cache, tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
@@ -289,20 +276,6 @@ def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
         open_joined({**caches, "other": other})
     with pytest.raises(StaleError, match=r"rows +27 +9"):
         open_joined({"world": caches["world"], "fewer": make_cache(tmp_path / "fewer", SAMPLES["tower"][:9])})
-
-
-@pytest.mark.parametrize("lengths", [(5,), (5, 9)])
-def test_clips_are_joined_and_normalised_per_channel(tmp_path, lengths):
-    """With as many latent frames as channels, too."""
-    latents, paths = {}, {}
-    for name, channels in (("a", 4), ("b", 5)):
-        latents[name] = [samples_of((channels, frames, 2, 3), rows=6) for frames in lengths]
-        scale = {"latents_mean": [0.5 * channel for channel in range(channels)], "latents_std": [2.0] * channels}
-        paths[name] = make_cache(tmp_path / name, latents[name], clips=True, **scale)
-    for name, read in open_joined(paths).read(np.array([5, 0]), normalize=True).items():
-        stored = latents[name][0][[5, 0]]
-        mean = 0.5 * np.arange(stored.shape[1], dtype=np.float32)[:, None, None, None]
-        np.testing.assert_array_equal(read, (stored - mean) / 2)
 
 
 def test_captions_are_answers_and_none_without_one(tmp_path):

@@ -67,16 +67,6 @@ def test_the_first_writer_of_a_shard_wins(store, latents):
     assert contents(store.root) == {name: data for name, data in before.items() if ".partial" not in name}
 
 
-def test_files_without_a_record_are_taken_if_they_are_the_same(store, latents):
-    """A writer that dies before it writes the record leaves such files."""
-    record = commit(writer(store, latents))
-    store.delete(commit_file(0))
-    with pytest.raises(CacheError, match="sha256"):
-        commit(writer(store, latents + 1))
-    assert read_commit(store, 0) is None
-    assert commit(writer(store, latents)).content == record.content
-
-
 # Every schedule of two writers.
 
 

@@ -1,7 +1,6 @@
 """`cache-store copy`: into another form and back to equal bytes, resumed after a stop; wrong places are refused."""
 
 import os
-import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from cache_store.cache.metadata import write_build
 from cache_store.cli import main
 from cache_store.copy.copy import refuse_overlap
 from cache_store.errors import ConfigError
-from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.claim import claim_folder
 from cache_store.storage.store import open_store
 from tests.cache_store.conftest import REJECTED, ROWS, SHAPES, contents, flip, samples_of, shard_name
@@ -36,13 +34,12 @@ TO_TARS = {"store_format": "webdataset", "codec": "none"}
     [
         ({}, TO_TARS),
         ({"store_format": "webdataset"}, {"store_format": "zarr"}),
-        *(({"codec": codec}, TO_TARS) for codec in ("lz4", "zstd")),
         *(({"latents": samples_of(shape)}, TO_TARS) for shape in SHAPES),
         ({"latents": CLIPS, "clips": True}, TO_TARS),
         ({"latents": CLIPS, "clips": True, "codec": "lz4", "dtype": "uint8"}, {"codec": "zstd"}),
         ({"conversations": ODD_TEXTS}, TO_TARS),
-        *(({"codec": "lz4", "dtype": dtype}, {"codec": "zstd"}) for dtype in ("float16", "bfloat16", "float32")),
-        ({"codec": "zstd"}, {}),
+        ({"codec": "lz4", "dtype": "bfloat16"}, {"codec": "zstd"}),
+        ({"codec": "zstd"}, TO_TARS),
     ],
     ids=lambda value: ", ".join(f"{name} {each}"[:20] for name, each in value.items()),
 )
@@ -62,23 +59,6 @@ def test_a_copy_in_another_form_is_as_built_and_back_as_it_was(
     assert contents(there) == contents(direct)
     assert copy(there, back, written["store_format"], "--codec", written["codec"]) == 0
     assert contents(back) == contents(cache)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_copy_goes_on_to_the_same_bytes(cache, tmp_path, store_format, monkeypatch, number):
-    """A killed copy resumes too: see tests/guarantees."""
-    whole, out = tmp_path / "undisturbed", tmp_path / "out"
-    assert copy(cache, whole, OTHER[store_format]) == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(ProgressBar, "update", lambda bar, note: os.kill(os.getpid(), number))
-        assert copy(cache, out, OTHER[store_format]) == 3
-    assert not list(out.rglob("*.partial"))
-    assert not (out / "seal.json").exists()
-    done = {path: path.stat().st_mtime_ns for path in out.glob("commits/*.json")}
-    assert done
-    assert copy(cache, out, OTHER[store_format]) == 0
-    assert {path: path.stat().st_mtime_ns for path in done} == done, "committed shards are kept"
-    assert contents(out) == contents(whole)
 
 
 def test_run_again_it_mends_damage_and_touches_nothing_else(cache, tmp_path, store_format, capsys):

@@ -51,6 +51,7 @@ def test_texts_keep_their_null_prompt_and_sizes_their_arrays(tmp_path):
     for name, latents, options in (
         ("texts", texts, {"text": text_recipe(5), "lengths": (1, 2, 3)}),
         ("sizes", sizes, {"samples_per_shard": 2}),
+        ("codes", clips[0][:, :, 0], {"dtype": "uint8", "lengths": (1, 2, 3)}),
         ("clips", clips, {"clips": True, "samples_per_shard": 4, "lengths": (2, 1, 1, 2)}),
     ):
         path, out = make_cache(tmp_path / name, latents, **options), tmp_path / f"{name}-packed"

@@ -1,12 +1,9 @@
 """Arrays of every format, codec, dtype and number of axes: verified, read by us and by public readers, and summed."""
 
 import contextlib
-import io
-import json
 import sqlite3
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -130,26 +127,6 @@ def assert_same(found: list[tuple[str, np.ndarray, dict[str, object]]], array: t
     rows = open_cache(array[0]).samples(np.arange(len(CACHED))).to_pylist()
     texts = [{name: row[name] for name in ("id", "uri", "conversations")} for row in rows]
     assert [*contents] == [{"sha256": row["content_sha256"], **text} for row, text in zip(rows, texts, strict=True)]
-
-
-@tars
-def test_headers_and_members_are_pythons_tarfiles_and_numpys(array):
-    found: list[Any] = []
-    for path in map(Path, shards_of(array)):
-        data = path.read_bytes()
-        assert len(data) % tarfile.RECORDSIZE == 0
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                assert data[member.offset : member.offset_data] == member.tobuf(tarfile.USTAR_FORMAT)
-                content = data[member.offset_data : member.offset_data + member.size]
-                if member.name.endswith(".json"):
-                    found[-1] = (*found[-1], json.loads(content))
-                else:
-                    latent, again = np.load(io.BytesIO(content), allow_pickle=False), io.BytesIO()
-                    np.save(again, latent)
-                    assert again.getvalue() == content
-                    found.append((member.name.removesuffix(".latent.npy"), latent))
-    assert_same(found, array)
 
 
 @tars

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.cli import main
 from cache_store.format.layout import samples_file
 from cache_store.format.quantized import dequantize, quantize
 from cache_store.verify.verify import verify
@@ -37,13 +36,6 @@ def test_a_value_is_read_back_within_half_a_step_and_the_ends_exactly(latents):
     assert (codes.min(), codes.max()) == (0, 255)
 
 
-def test_codes_do_not_depend_on_the_batch(latents):
-    codes, scale = quantize(latents)
-    alone = [quantize(each[None]) for each in latents]
-    np.testing.assert_array_equal(np.concatenate([each for each, _ in alone]), codes)
-    np.testing.assert_array_equal(np.concatenate([each.uint8_step for _, each in alone]), scale.uint8_step)
-
-
 def test_latents_that_are_not_finite_or_overflow_are_rejected_with_a_reason(tmp_path, latents):
     latents = latents.copy()
     latents[2, 0, 0, 0], latents[5, 1, 2, 3], latents[7, 2, :, :2] = np.nan, -np.inf, (3e38, -3e38)
@@ -51,20 +43,6 @@ def test_latents_that_are_not_finite_or_overflow_are_rejected_with_a_reason(tmp_
     assert cache.rejected_rows().tolist() == [2, 5, 7]
     assert cache.seal.reasons == {"latent not finite": 2, "latent overflows uint8": 1}
     assert not verify(tmp_path / "cache", "deep").findings
-
-
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_copy_keeps_values_whatever_its_codec_and_cuts(tmp_path, latents, codec):
-    path = make_cache(tmp_path / "cache", latents, dtype="uint8", rejected=(3, 9), lengths=(1, 5, 6, 8))
-    everyone = np.arange(18)
-    for options in ([], ["--reshard"]):
-        out = tmp_path / f"copy{len(options)}"
-        assert main(["copy", str(path), str(out), "--codec", codec, *options]) == 0
-        np.testing.assert_array_equal(open_cache(out).read(everyone), open_cache(path).read(everyone), strict=True)
-        assert not verify(out, "deep").findings
-    assert main(["copy", str(path), str(tmp_path / "tars"), "--format", "webdataset"]) == 2
-    assert main(["copy", str(tmp_path / "copy0"), str(tmp_path / "back"), "--codec", "none"]) == 0
-    assert open_cache(tmp_path / "back").identity == open_cache(path).identity, "copied back, it has the first bytes"
 
 
 def test_a_scale_that_changed_is_found_though_its_digest_is_right(tmp_path, latents):

@@ -10,7 +10,7 @@ import pytest
 from cache_store.format.array import ArraySpec, Size, StoreDtype
 from cache_store.format.codec import crc32c
 from cache_store.format.quantized import as_read, quantize
-from cache_store.format.sums import PREVIEW_STRIDE, RunningSums
+from cache_store.format.sums import RunningSums
 from tests.make_cache import make_array, make_encoder
 
 SHAPES: dict[tuple[int, ...], tuple[str, ...]] = {
@@ -81,27 +81,3 @@ def test_batches_of_any_sizes_give_the_same_bits(shape, dtype):
     rounded = quantize(samples)[0] if dtype == "uint8" else read
     stored = [each.tobytes() for each, is_kept in zip(rounded, expected, strict=True) if is_kept]
     assert first[1:] == (b"".join(stored), expected, [*map(crc32c, stored)])
-
-
-@CASES
-def test_sums_are_those_of_the_values_as_they_are_read(shape):
-    array, samples = array_of(shape, "float16"), np.random.default_rng(0).standard_normal((3, *shape), np.float32)
-    rgb = random_rgb(array, 3)
-    running, *_ = summed(array, samples, rgb, [3])
-    values = np.moveaxis(samples.astype(np.float16).astype(np.float64), 1 + array.feature_place, 0)
-    flat, statistics = values.reshape(array.features, -1), running.sums()
-    assert statistics.num_values == flat.shape[1]
-    expected = [flat.sum(1), (flat**2).sum(1), flat.min(1), flat.max(1)]
-    np.testing.assert_allclose(statistics.totals, expected, rtol=1e-12, atol=1e-12)
-    if rgb is not None:
-        middle = values[:, :, shape[1] // 2] if len(shape) == 4 else values
-        cells = middle[..., ::PREVIEW_STRIDE, ::PREVIEW_STRIDE].reshape(array.features, -1)
-        colours = rgb[:, ::PREVIEW_STRIDE, ::PREVIEW_STRIDE].reshape(-1, 3).T
-        rows = np.concatenate([cells, np.ones((1, cells.shape[1])), colours])
-        np.testing.assert_allclose(statistics.preview, rows[:-3] @ rows.T, rtol=1e-12, atol=1e-12)
-
-
-def test_no_kept_sample_leaves_no_sums():
-    array, samples = array_of((16, 28, 28), "float16"), np.full((2, 16, 28, 28), np.inf, np.float32)
-    running, stored, kept, _ = summed(array, samples, np.zeros((2, 28, 28, 3)), [2])
-    assert (running.sums(), stored, kept) == (None, b"", [False, False])

@@ -124,15 +124,10 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(cache, tmp_path, cap
     assert contents(cache) == before
 
 
-def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path):
-    """A disk that is full by then loses only the report; a closed pipe loses no report."""
-    (cache / "samples/000001.parquet").unlink()
+def test_a_closed_pipe_is_no_damage(cache):
     read, write = os.pipe()
     os.close(read)
     unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # so that the first line printed fails, as in a long output
-    command = [sys.executable, "-m", "cache_store", "verify", str(cache), "--report", str(tmp_path / "report.json")]
-    assert subprocess.run(command, stdout=write, stderr=subprocess.DEVNULL, env=unbuffered).returncode == 1
-    assert json.loads((tmp_path / "report.json").read_text())["findings"]
     info = [sys.executable, "-m", "cache_store", "info", str(cache)]
     ended = subprocess.run(info, stdout=write, stderr=subprocess.PIPE, env=unbuffered, check=False)
     os.close(write)

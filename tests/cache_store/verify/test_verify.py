@@ -162,11 +162,6 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
         ["move CACHE/commits", REPAIR],
     ),
     (
-        lambda cache: [(cache / SCRATCH).touch(), (cache / "samples/x").touch(), (cache / "seal.json").unlink()],
-        {"stray": [SCRATCH, "samples/x"], "unsealed": ["seal.json"]},
-        ["delete CACHE/samples/x,", RERUN],
-    ),
-    (
         lambda cache: [(cache / f"samples/{name}").touch() for name in "xy"],
         {"stray": ["samples/x", "samples/y"]},
         ["delete CACHE/samples/x 1 --report"],

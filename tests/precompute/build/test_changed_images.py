@@ -8,8 +8,8 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.cache.metadata import open_plan, read_build, read_seal
-from tests.precompute.acts import MISSING, NOT_ENCODED, RECORD, SHARD, build_with_a_missing_image, image, mend
-from tests.precompute.conftest import BROKEN, SAMPLES, Project, flip, sample_name
+from tests.precompute.acts import MISSING, NOT_ENCODED, RECORD, build_with_a_missing_image, image, mend
+from tests.precompute.conftest import BROKEN, SAMPLES, Project, sample_name
 
 
 @pytest.fixture
@@ -42,13 +42,12 @@ def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
     assert ids == [sample_name(number) for number in (*range(10, SAMPLES), *range(10))]
     np.testing.assert_array_equal(open_cache(project.cache).read(np.arange(7)), kept)
     with project.same_in_the_end():
-        for flags in ([], ["--extend"], ["--check-sources"]):
-            project.build(*flags)
-        flip(project.cache / SHARD)
-        project.repair("--report", project.report())
-        for name in ("zarr.json", "seal.json", "plan/000000.parquet"):
-            project.lose(name)
-            project.repair()
+        project.build("--check-sources")
+        before = project.place.marks()
+        project.lose("plan/000000.parquet")
+        assert "plan/000000.parquet is lost" in project.build(code=1)
+        project.repair()
+        assert project.place.marks()["plan/000001.parquet"] == before["plan/000001.parquet"]
 
 
 def test_an_extension_names_rejects_that_may_succeed_now(folder):
@@ -69,37 +68,13 @@ def change_in_secret(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-UNSEEN: dict[str, tuple[int, str | None]] = {
-    "build --check-sources": (7, "build"),
-    "repair --shards 0": (7, "repair --shards 1"),
-    "build --retry-rejected": (MISSING + 1, None),
-}
-"""Commands, the sample whose image changed, and a command that does not read it."""
-
-
-@pytest.mark.parametrize("command", UNSEEN)
-def test_a_change_that_no_size_or_time_shows_is_found(folder, command):
-    """A check finds it, and any command that rebuilds its shard; other commands do not."""
-    number, unconcerned = UNSEEN[command]
-    if unconcerned is None:
-        mend(folder, MISSING)
-    change_in_secret(image(folder, number))
-    with folder.untouched():
-        message = folder.do(command, code=1)
-    assert f"{NOT_ENCODED}{sample_name(number)}" in message
-    assert f"image of {sample_name(number)}" in message
-    if unconcerned:
-        folder.do(unconcerned)
-    change_in_secret(image(folder, number))
-    folder.do(command)
-
-
 def test_a_check_reads_every_image_before_other_work(folder):
     with folder.untouched():
         assert f"{SAMPLES} images" in folder.build("--check-sources")
     folder.lose("seal.json", "commits/000002.json")
     change_in_secret(image(folder, 7))
-    folder.build("--check-sources", code=1)
+    message = folder.build("--check-sources", code=1)
+    assert f"{NOT_ENCODED}{sample_name(7)}" in message
     assert not (folder.cache / "commits/000002.json").exists()
     change_in_secret(image(folder, 7))
     assert "16 images" in folder.build("--check-sources")

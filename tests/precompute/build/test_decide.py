@@ -242,7 +242,6 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
     "a repair where the list grew": (Case(source=LONGER, request=LEAVE_OUT), [], [], "new in the source: 8 samples"),
     "a retry": (Case(recovered={1: 2}), [1], [1], ""),
-    "a retry beside damage": (Case(shard_1(NO_FILE), recovered={0: 1}), [0, 1], [0], AGAIN),
     "a lost spec": (Case(without("spec")), [], [], "zarr.json is missing"),
     "a damaged spec": (Case(SPEC_DAMAGED), [], [], "it is damaged"),
     "no metadata of the array": (Case(NO_ARRAY), [], [], "latents/8x8/zarr.json is missing"),
@@ -266,7 +265,6 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a foreign seal": (Case(OTHER_SEAL), [], [], ""),
     "an extension": (Case(source=LONGER, request=APPEND), [2], [2], EXTENDS),
     "one beside damage": (Case(shard_1(NO_FILE), LONGER, APPEND), [1, 2], [2], EXTENDS),
-    "one without a spec": (Case(without("spec"), LONGER, APPEND), [2], [2], EXTENDS),
 }
 """Cases, the shards to build, those of them whose content is free, and a note."""
 
@@ -293,18 +291,14 @@ REFUSED: dict[str, tuple[Case, type[Exception], list[str]]] = {
     "another recipe": (Case(recipe=TALLER), StaleError, ["array.image.rule.sizes", "--cache NEW"]),
     "one, no spec": (Case(without("spec"), recipe=TALLER), StaleError, ["array.image.rule.sizes"]),
     "one, which the seal has": (Case(OTHER_SIZE, recipe=TALLER), StaleError, ["array.image.rule.sizes"]),
-    "one, extending": (Case(source=LONGER, request=APPEND, recipe=TALLER), StaleError, ["array.image.rule.sizes"]),
     "two recipes": (Case(TWO_RECIPES), StaleError, ["commits/000001.json", "array.image.rule.sizes"]),
     "no recipe": (Case(NO_RECIPE), StaleError, ["zarr.json", "seal.json", "commits/"]),
     "new samples": (Case(source=LONGER), StaleError, ["s12", "--extend"]),
-    "new, no spec": (Case(without("spec"), LONGER), StaleError, ["s12", "--extend"]),
     "gone": (Case(source=samples(range(1, 20)), request=APPEND), StaleError, ["s00", "--cache NEW"]),
     "gone, no plan": (Case(without("parts"), samples(range(1, 12))), StaleError, ["C/plan"]),
     "no spec, seal or plan": (Case(without("spec", "seal", "roll", "parts")), StaleError, ["C/plan"]),
-    "no plan, another seal": (Case(replace(BESIDE_OTHER, parts=(Reading(), Reading()))), StaleError, ["C/plan"]),
     "foreign plan, no spec or seal": (Case(FOREIGN_PLAN), StaleError, ["C/plan"]),
     "another name": (Case(source=samples(s09="x")), StaleError, ["s09"]),
-    "another name, no spec": (Case(without("spec"), samples(s09="x")), StaleError, ["s09"]),
     "another name, no plan": (Case(without("parts"), samples(s09="x")), StaleError, ["C/plan"]),
     "a plan without a withdrawal": (Case(COUNTS_2), CacheError, ["C/plan", "withdrawals of 1 shard"]),
     "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, ["2"]),
@@ -325,10 +319,7 @@ STATES: dict[str, tuple[Case, dict[int, str]]] = {
     "a shard not built yet": (Case(shard_1(None, NO_SEAL)), {1: "build"}),
     "one that a dead build retracted": (Case(RETRACTED), {1: "replace"}),
     "a lost record, sealed": (Case(shard_1(None)), {1: "mend"}),
-    "a damaged record, no seal": (Case(shard_1(NO_RECORD, NO_SEAL)), {1: "mend"}),
-    "a repair": (Case(request=BuildRequest(rebuild=[0])), {0: "mend"}),
     "a retry": (Case(recovered={1: 2}), {1: "replace"}),
-    "an extension": (Case(source=LONGER, request=APPEND), {2: "build"}),
 }
 """Cases, and the state of each shard that is not kept."""
 

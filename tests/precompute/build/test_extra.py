@@ -14,7 +14,7 @@ import pytest
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import open_plan, read_texts
 from cache_store.cli import main as cache_store
-from cache_store.errors import CacheError, ConfigError, SourceError
+from cache_store.errors import ConfigError, SourceError
 from cache_store.format.plan import answers_of
 from cache_store.format.tables import MAX_EXTRA
 from cache_store.verify.verify import verify
@@ -209,15 +209,3 @@ def test_extra_columns_go_the_whole_way(scored):
     with scored.same_in_the_end():
         scored.lose("plan/000000.parquet")
         scored.repair()
-
-
-def test_a_score_changed_on_disk_is_named(scored):
-    scored.build()
-    (path,) = scored.cache.glob("texts/*.parquet")
-    table, name = pq.read_table(path), path.relative_to(scored.cache).as_posix()
-    changed = table.set_column(table.column_names.index("score"), "score", pa.array([9.0] * len(table)))
-    pq.write_table(changed, path, row_group_size=8)
-    assert [each.file for each in verify(scored.cache, "full").findings] == [name]
-    pq.write_table(table.append_column("more", pa.array([{"a": 1}] * len(table))), path, row_group_size=8)
-    with pytest.raises(CacheError, match="columns"):
-        open_cache(scored.cache).samples(np.arange(2), ["score"])

@@ -27,7 +27,7 @@ from precompute.sources.images import ALL
 from precompute.sources.listing import Samples
 from precompute.sources.tables import make_table
 from tests.make_cache import caption
-from tests.precompute.conftest import SAMPLES, Project, sample_name
+from tests.precompute.conftest import Project, sample_name
 
 PER_PART = 64
 
@@ -173,16 +173,3 @@ def test_a_repacked_archive_gets_its_places_anew_and_no_image_is_read(parts, mon
     assert not verify(parts.cache, "deep").findings
     with parts.untouched():
         parts.build()
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_lost_part_is_restored_alone(parts, lost):
-    parts.build()
-    with parts.same_in_the_end():
-        before = parts.place.marks()
-        parts.lose(part_file(lost))
-        assert f"{part_file(lost)} is lost" in parts.build(code=1)
-        parts.repair()
-        now = parts.place.marks()
-        assert {name for name in now if name.startswith("plan") and now[name] != before[name]} == {part_file(lost)}
-    assert open_cache(parts.cache).spec.rows == SAMPLES

@@ -74,15 +74,6 @@ def test_ranks_whose_listings_differ_cannot_give_two_plans(source):
     assert plan_files(source.cache) == plan_files(source.folder / "alone")
 
 
-@pytest.mark.parametrize("source", ["folder"], indirect=True)
-def test_a_rank_that_lists_another_image_is_refused(source):
-    source.step("plan", "--rank", 0, "--world-size", 2)
-    names = planning.read_names(LocalStore(source.cache))
-    write_pictures("folder", source.folder / "data" / "a", 40)
-    source.step("plan", "--rank", 1, "--world-size", 2, code=1)
-    assert planning.read_names(LocalStore(source.cache)) == names
-
-
 def kill_at(project: Project, step: str, call: int, *options: object) -> None:
     """Plan in a process that is killed at the given call of a function of planning."""
     config, function, calls = project.config(), getattr(planning, step), itertools.count(1)

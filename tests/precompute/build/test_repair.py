@@ -11,7 +11,7 @@ import pytest
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.acts import RECORD, SHARD, TABLE, other_image
-from tests.precompute.conftest import SAMPLES, Project, flip, places
+from tests.precompute.conftest import Project, flip, places
 
 
 def test_a_repair_reads_the_shards_of_its_report_again_and_keeps_what_is_sound_now(built):
@@ -125,36 +125,3 @@ def test_what_lies_elsewhere_now_is_told_with_the_way_to_say_so(built, program):
     assert str(built.cache / "build.json") in line
     built.build()
     built.run(main, name, built.cache, *options)
-
-
-@pytest.mark.parametrize("name", ["plan/000000.parquet", "rejected.parquet"])
-def test_a_build_seals_no_other_bytes(built, name):
-    """Also where the rows of a part can still be read."""
-    with built.same_in_the_end():
-        path = built.cache / name
-        table = pq.read_table(path)
-        pq.write_table(table, path, compression="gzip") if name.startswith("rejected") else flip_footer(path)
-        with built.unchanged():
-            assert f"run: precompute repair {built.cache}" in built.build(code=1)
-        built.repair()
-
-
-def flip_footer(path: Path) -> None:
-    """Change a byte of the footer that no reader needs: of the name of the program that wrote it."""
-    data = path.read_bytes()
-    place = data.rindex(b"parquet-cpp-arrow")
-    path.write_bytes(data[:place] + b"P" + data[place + 1 :])
-
-
-def test_a_record_and_the_roll_that_are_lost_together_are_mended(built):
-    with built.same_in_the_end():
-        built.lose("shards.bin", "commits/000001.json")
-        built.repair()
-
-
-def test_a_plan_that_grew_is_restored_whole(built):
-    built.has(range(SAMPLES + 2))
-    built.build("--extend")
-    with built.same_in_the_end():
-        built.lose("plan/000000.parquet", "plan/000001.parquet")
-        built.repair()

@@ -12,12 +12,11 @@ from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.acts import SHARD
-from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, sample_name
+from tests.precompute.conftest import BROKEN, SAMPLES, Project, sample_name
 
 GONE = (2, BROKEN[0], 9)
 """Numbers of the withdrawn samples; the last shard, of three, has none."""
 LEFT = [number for number in range(SAMPLES) if number not in GONE]
-MENDED = {sample_name(number).replace("-", "_"): image_bytes(number) for number in BROKEN}
 
 
 def withdraw(project: Project, *numbers: int, caches: tuple[Path, ...] = (), code: int = 0) -> str:
@@ -52,16 +51,6 @@ def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn, lost):
     withdrawn.place.put("plan/000000.parquet", plan)
     withdrawn.repair()
     assert_withdrawn(withdrawn.cache)
-
-
-def test_a_mended_withdrawn_image_is_not_brought_back(withdrawn):
-    withdrawn.has(**MENDED)
-    said = withdrawn.build()
-    assert f"changed: 1 ({sample_name(BROKEN[1])})" in said
-    assert "recovered 1 of 1 rejected samples" in withdrawn.build("--retry-rejected")
-    assert_withdrawn(withdrawn.cache)
-    said = withdrawn.run(main, "audit", withdrawn.cache, "--samples", "18")
-    assert "equal bits  19 of 19" in said
 
 
 def test_a_set_with_additions_and_deletions_grows(built):
