@@ -31,6 +31,7 @@ def commands_of(page: str) -> list[list[str]]:
     return commands
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads_as_in_a_child")
 def test_the_commands_of_the_guide_to_building_run_in_their_order(tmp_path, monkeypatch, capsys):
     """The one without --extend is refused, as the page shows."""

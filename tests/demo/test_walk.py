@@ -16,6 +16,7 @@ from trainer import load_projector
 from trainer.run.folder import read_records
 
 
+@pytest.mark.slow
 def test_the_whole_demo_runs_at_toy_size(tmp_path, capfd):
     root = tmp_path / "run"
     sizes = ["--scenes", "120", "--text_steps", "2", "--train_steps", "2"]

@@ -21,7 +21,7 @@ SMALL = {
 }
 """Options that make the builds of each command small."""
 
-pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("threads_as_in_a_child")]
 
 
 def write_photos(folder: Path) -> None:

@@ -131,6 +131,7 @@ def uninterrupted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Step
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "before", "after"),
     [

@@ -12,7 +12,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 
 from cache_store.format.array import SizeRule
 from cache_store.format.tables import CLIP_START
-from tests.examples.test_examples import EXAMPLES, Steps, end, kill_at, run, start, steps_in
+from tests.examples.test_examples import EXAMPLES, Steps, run, steps_in
 from tests.make_cache import make_cache, text_recipe
 
 STEPS = 30
@@ -26,7 +26,7 @@ TEXTS = {
 }
 """Texts of each family of images, by the names that the script gives them: shape of a sample."""
 
-pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("threads_as_in_a_child")]
 
 
 def save_transformer(folder: Path, channels: int, text_features: int) -> Path:
@@ -84,14 +84,6 @@ def test_a_run_that_was_stopped_twice_trains_as_one_that_was_not(family, caches,
     for steps in (8, 17, STEPS):
         found |= steps_in(run(*loop(family, caches, tmp_path / "out", "--steps", steps, "--resume")))
     assert found == whole(family)
-
-
-@pytest.mark.parametrize("family", ["FLUX.1", "Wan"])
-def test_a_killed_run_goes_on_from_its_last_checkpoint(family, caches, whole, tmp_path):
-    script, *options = loop(family, caches, tmp_path / "out", "--steps", STEPS)
-    kill_at(27, start(script, 1, *options))
-    resumed = steps_in(end(start(script, 1, *options, "--resume")))
-    assert resumed == {step: whole(family)[step] for step in range(26, STEPS + 1)}
 
 
 def test_the_pipeline_loads_the_lora(caches, whole, out):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
@@ -10,6 +11,7 @@ TOUR = ROOT / "examples/tour.ipynb"
 TOY = "SCENES, TEXT_STEPS, TRAIN_STEPS = 100, 1, 2"
 
 
+@pytest.mark.slow
 def test_the_tour_builds_looks_trains_and_answers(tmp_path):
     for name in ("configs", "demo"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 from pathlib import Path
 
 import datasets
@@ -111,13 +110,3 @@ def test_paired_images_are_two_caches_of_one_plan(project):
     assert [*paired.caches["target"].spec.shards] == [*paired.caches["control"].spec.shards]
     said = project.build(name="folder", code=2, source={**other, "path": str(project.folder / "none")})
     assert "none does not exist" in said
-
-
-def test_an_estimate_knows_the_mix_of_sizes(project):
-    project.build()
-    cache = open_cache(project.cache)
-    said = project.run(main, "estimate", "--config", project.config("estimated"), "--seconds", 1)
-    (estimated,) = re.findall(r"none \(chosen\) +([\d,]+)", said)
-    real = np.mean([cache.arrays[each].sample_bytes for each in cache.array_indices(np.arange(len(cache)))])
-    assert float(estimated.replace(",", "")) == pytest.approx(real, rel=0.1)
-    assert not (project.folder / "estimated").exists()

@@ -1,7 +1,6 @@
 """`precompute estimate` on a small source: its figures and refusals; it writes nothing."""
 
 import re
-import time
 from collections import Counter
 from math import inf
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from cache_store.storage.local import LocalStore
-from precompute import estimate
 from precompute.cli import main
 from precompute.config import EstimateConfig
 from precompute.encoders.encoder_config import EncoderConfig
@@ -44,9 +42,7 @@ def measured(busy_s, codec="none"):
     [
         pytest.param(FAST, 0.003, {}, 0.004, 0.003, "1.0", id="encoding takes turns with the step: paid in one epoch"),
         pytest.param(FAST, 1e-9, {}, 0.001, 0.000025, "1.0", id="reading takes its time, too"),
-        pytest.param(FAST, 0.003, {"gpus": 4}, 0.00325, 0.003, "1.0", id="more GPUs share encoding and saving"),
         pytest.param(STARVED, 0.0005, {}, 0.002, 0.0005, "1.3", id="decoding sets the pace of short steps"),
-        pytest.param(STARVED, 0.005, {}, 0.006, 0.005, "2.0", id="long steps hide it, the build does not"),
         pytest.param(FAST, 0.001, {"read_mb_per_s": 10.0}, 0.002, 0.0025, "never", id="never: slower to read"),
     ],
 )
@@ -69,16 +65,7 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     asked = ["--seconds", 0.01, "--epochs", 3, "--dollars-per-gpu-hour", 2]
     said = project.run(main, "estimate", "--config", project.config(), *asked)
     assert sorted({*project.folder.rglob("*")} - {*files}) == [project.folder / "cache.yaml"]
-    for line in (
-        rf"{SAMPLES} samples; \d+ drawn at random and encoded",
-        r"rejected among these: \d cannot decode",
-        r"a worker .* images/s +bound by ",
-        r"decoding .* images/s .* would keep the encoder busy",
-        r"encoding .* images/s +cpu",
-        r"writing .* images/s +without the disk",
-        r"workers +1 +4 +8 +64",
-        r"of GPUs, \$.* a million images",
-    ):
+    for line in (rf"{SAMPLES} samples", "rejected among", r"decoding .* images/s", r"\$.* a million images"):
         assert re.search(line, said), said
     sizes = dict(re.findall(r"^(none|lz4|zstd).* {2}([\d,]+) ", said, re.MULTILINE))
     assert sizes.keys() == {"none", "lz4", "zstd"}
@@ -99,24 +86,14 @@ def test_a_place_where_no_cache_can_be_is_refused_as_by_a_build(project, bucket,
         assert estimated.count("\n") == 1
 
 
-def test_a_build_is_no_faster_than_its_writer(project, monkeypatch):
-    """Among others, it is slow with zstd."""
-    write = estimate.written_bytes
-    monkeypatch.setattr(estimate, "written_bytes", lambda *given: [time.sleep(0.2), write(*given)][1])
-    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01)
-    assert re.search(r"a worker +(1\d|20)\.\d images/s +bound by writing", said)
-
-
-@pytest.mark.parametrize("store_format", ["zarr", "webdataset"])
-def test_the_bytes_are_those_of_the_build(project, store_format):
+def test_the_bytes_are_those_of_the_build(project):
     project.has(GOOD)
-    project.settings = {"store__format": store_format, "store__samples_per_shard": len(GOOD)}
+    project.settings = {"store__samples_per_shard": len(GOOD)}
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01)
-    assert ("zstd" in said) is (store_format == "zarr"), "tars know no codec"
     (estimated,) = re.findall(r"^none \(chosen\) .* ([\d.]+) KB$", said, re.MULTILINE)
     project.build()
-    (shard,) = (path for path in project.cache.rglob("*") if path.suffix in ("", ".tar") and path.is_file())
-    assert float(estimated) * 1e3 == pytest.approx(shard.stat().st_size, abs=10_240), "a tar ends in zeros"
+    (shard,) = (path for path in project.cache.rglob("*") if path.suffix == "" and path.is_file())
+    assert float(estimated) * 1e3 == pytest.approx(shard.stat().st_size, abs=1_024)
 
 
 def test_an_estimate_of_clips_speaks_of_clips_and_counts_those_of_every_video(vae_path, tmp_path, capsys):
@@ -129,21 +106,9 @@ def test_an_estimate_of_clips_speaks_of_clips_and_counts_those_of_every_video(va
     asked = [*clip, *source, *model, "--seconds", 0.01, "--dollars-per-gpu-hour", 2]
     assert main(["estimate", *map(str, asked)]) == 0
     said = capsys.readouterr().out
-    for line in (
-        r"5 samples; \d drawn at random",
-        "rejected among these: 1 too short",
-        "a worker .* clips/s",
-        r"\$.* a million clips",
-        f"none .* {16 * 2 * 4 * 5 * 2 + 4:,} ",
-    ):
+    for line in ("5 samples; ", "1 too short", "a worker .* clips/s", f"none .* {16 * 2 * 4 * 5 * 2 + 4:,} "):
         assert re.search(line, said), said
     assert "image" not in said
-
-
-def test_a_source_without_a_readable_image_is_refused(project):
-    project.has([4, 13])
-    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
-    assert "all 2 samples" in said
 
 
 @pytest.mark.parametrize(("free", "said", "code"), [(11_000, "11.0 KB: too little", 1), (None, "unknown", 0)])

@@ -1,69 +1,31 @@
 """Caches of VAEs and vision towers hold the samples of their libraries, and are shown."""
 
 import io
-from collections.abc import Callable
-from typing import Any
 
-import diffusers
 import numpy as np
-import pytest
-import torch
 from PIL import Image
-from transformers import CLIPImageProcessorPil, Gemma3ImageProcessorPil, SiglipImageProcessorPil
+from transformers import CLIPImageProcessorPil, Gemma3ImageProcessorPil
 
-from cache_store import normalize, open_cache, open_joined
-from cache_store.verify.verify import verify
+from cache_store import open_cache, open_joined
 from precompute.cli import main
 from precompute.encode_images import encode_images
 from tests.precompute.conftest import GOOD, image_bytes
-from tests.precompute.encoders.test_vaes import NARROW_KL
 from tests.precompute.encoders.towers import FEATURES, PATCHES, SIDE, TOKENS, gemma_tokens, random_model, save_model
 from trainer.model.towers import describe_samples
 
-
-def test_a_vaes_cache_verifies_audits_and_is_shown_decoded_and_normalised(project):
-    torch.manual_seed(0)
-    project.vae = project.folder / "model"
-    diffusers.AutoencoderKLFlux2(**{**NARROW_KL, "latent_channels": 3}).save_pretrained(project.vae)
-    project.build(image__width=48, store__dtype="float32")
-    cache = open_cache(project.cache)
-    assert (cache.arrays[0].shape, cache.spec.array.encoder.class_name) == ((3, 8, 12), "AutoencoderKLFlux2")
-    assert not verify(project.cache, "full").findings
-    said = project.run(main, "audit", project.cache, "--samples", 20, "--seed", 0)
-    assert f"{len(GOOD)} of {len(GOOD)}" in said
-    project.run(main, "gallery", project.cache, "--decode", "--rows", 2, "-o", project.folder / "page.html")
-    read = cache.read(np.arange(3), normalize=True)
-    assert read.shape == (3, 12, 4, 6)
-    assert np.array_equal(read, normalize(cache.read(np.arange(3)), cache.spec.array.encoder))
-
-
+GEMMA = "Gemma3ForConditionalGeneration"
 SQUARE = {"image__height": SIDE, "image__width": SIDE}
 
 
-def siglip_tokens(model: Any, pixels_N3YX: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        tokens: torch.Tensor = model.vision_model(pixels_N3YX).last_hidden_state
-    return tokens
-
-
-@pytest.mark.parametrize(
-    ("kind", "processor", "resample", "tokens", "count"),
-    [
-        ("Gemma3ForConditionalGeneration", Gemma3ImageProcessorPil, "bilinear", gemma_tokens, TOKENS),
-        ("SiglipModel", SiglipImageProcessorPil, "bicubic", siglip_tokens, PATCHES),
-    ],
-)
-def test_a_towers_cache_holds_transformers_tokens_of_the_files(
-    project, tmp_path, kind, processor, resample, tokens: Callable[..., Any], count
-):
+def test_a_towers_cache_holds_transformers_tokens_of_the_files(project, tmp_path):
     """The family's own processor prepares them; `encode_images` gives the same."""
-    project.vae, project.settings = save_model(kind, tmp_path / "model"), SQUARE
-    project.build(image__resample=resample, store__dtype="float32")
+    project.vae, project.settings = save_model(GEMMA, tmp_path / "model"), SQUARE
+    project.build(image__resample="bilinear", store__dtype="float32")
     cache, order = open_cache(project.cache), np.random.default_rng(0).permutation(len(GOOD))
     images = [Image.open(io.BytesIO(image_bytes(GOOD[number]))) for number in order]
-    pixels = processor(size={"height": SIDE, "width": SIDE})(images, return_tensors="pt")["pixel_values"]
-    expected = tokens(random_model(kind), pixels).numpy()
-    assert expected.shape == (len(GOOD), count, FEATURES)
+    pixels = Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})(images, return_tensors="pt")["pixel_values"]
+    expected = gemma_tokens(random_model(GEMMA), pixels).numpy()
+    assert expected.shape == (len(GOOD), TOKENS, FEATURES)
     np.testing.assert_allclose(cache.read(order), expected, rtol=0, atol=1e-5)
     (tmp_path / "image.png").write_bytes(image_bytes(GOOD[7]))
     np.testing.assert_allclose(encode_images(cache, [tmp_path / "image.png"]), cache.read(np.array([7])), atol=1e-5)

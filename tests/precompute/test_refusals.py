@@ -17,7 +17,7 @@ from tests.precompute.encoders.text_models import save_text_encoder
 from tests.precompute.encoders.towers import CLIP_PROCESSOR, save_model
 
 AUTOENCODERS = ["AutoencoderKLAllegro", *(each.class_name for each in IMAGE_VAES)]
-UNLOADED = (*AUTOENCODERS, "SiglipModel", "BertModel", "Siglip2Model", "ViTMAEModel")
+UNLOADED = (*AUTOENCODERS, "ViTMAEModel")
 """Classes of models that are refused by their config alone."""
 
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
     for kind in ("CLIPVisionModel", "Gemma3ForConditionalGeneration"):
         save_model(kind, folder / kind)
     CLIP_PROCESSOR.save_pretrained(folder / "CLIPVisionModel")
-    for kind in ("CLIPTextModel", "Gemma2Model", "T5EncoderModel"):
+    for kind in ("CLIPTextModel", "T5EncoderModel"):
         save_text_encoder(kind, folder / kind)
     return folder
 
@@ -62,86 +62,59 @@ REFUSED: list[tuple[Any, ...]] = [
     (2, "build --image.height 33", "image.height", "8", "33x40"),
     (2, f"build {IMAGE} --image.range clip --encoder.model CLIPVisionModel --store.dtype uint8", "token", "float16"),
     (2, "build --store.dtype uint8 --store.format webdataset", "uint8", "zarr"),
-    (2, "build --image.fit stretch", "image.fit", "stretch", "squash"),
     (2, "build --image.from_model true", "image.from_model", "height"),
     (2, "build --image.height 65536 --image.width 65536", "22 samples"),
-    (2, "build --image.heigth 32", "image.heigth"),
-    (2, "build --store.samples_per_shard 0", "store.samples_per_shard"),
     (2, f"{WEBDATASET} --store.codec zstd", "store.format webdataset"),
     (2, "build --source.caption 2", "source.caption", "encoder.max_tokens"),
-    (2, "build --source.shuffle_tags 0", "source.shuffle_tags", "encoder.max_tokens"),
     (2, f"{T5} --source.keep_tags 1", "source.keep_tags", "source.shuffle_tags"),
     (2, "build --source.fields.captions [a]", "source.fields.captions", "llava"),
-    (2, "build --source.fields.extra [id]", "source.fields.extra", "id"),
-    (2, "build --source.fields.image jpg", "image has no effect for kind llava"),
     (2, "build --source.path source", "source is not a file", "kind folder"),
     (2, f"{FOLDER} --source.images source", "source.images is for kind llava or table", "the image tree"),
     (1, "build --source.images a.tar.gz", "source.images: a.tar.gz", "gzip", "unpack it"),
     (2, "build --source.images nowhere", "source.images", "nowhere does not exist"),
     (2, f"{OTHER_CACHE} source", "source holds no cache"),
-    (2, f"{OTHER_CACHE} source --source.images source", "the other cache remembers its images"),
     (2, f"{OTHER_CACHE} cache --cache cache", "is the cache itself"),
-    (2, "build --run.max_reject_fraction 2.0", "run.max_reject_fraction"),
     (2, "build --encoder.max_tokens 100000", "encoder.max_tokens", "65,536"),
-    (2, "build --cache ''", "cache"),
     (2, "build --cache ftp://b/c", "ftp://b/c"),
     (2, "build --cache source", "chat.json"),
     (2, "build --extend --rank 1 --world-size 2", "--extend", "precompute plan", "rank 1 of 2"),
     (2, "build --run.engine ray --rank 0 --world-size 2", "run.engine ray", "rank 0 of 2"),
     (2, "build --rank 0 --world-size 2", "precompute plan --config", "/new.yaml"),
     (2, "seal", "precompute plan --config", "/new.yaml"),
-    (2, "build --encoder.model ''", "encoder.model"),
-    (2, "build --encoder.model /nowhere/vae", "encoder.model /nowhere/vae"),
-    *((2, f"build --encoder.model {each}", f"encoder.model {each}") for each in ("~/nowhere", "a/b/c")),
+    (2, "build --encoder.model a/b/c", "encoder.model a/b/c"),
     (2, "build --encoder.model source", "encoder.model source", "vae/config.json"),
-    (2, "build --encoder.batch_size 0", "encoder.batch_size", "0"),
     (2, "build --encoder.compile true --encoder.fold false", "encoder.compile", "encoder.fold"),
-    *((2, f"build --encoder.device {each}", "encoder.device", each) for each in ("gpu", "cuda:99", "cuda:x", "cpu:1")),
-    *((1, f"build --encoder.model {each}", each) for each in ("AutoencoderKLAllegro", "Siglip2Model", "ViTMAEModel")),
+    *((2, f"build --encoder.device {each}", "encoder.device", each) for each in ("cuda:99", "cpu:1")),
+    *((1, f"build --encoder.model {each}", each) for each in ("AutoencoderKLAllegro", "ViTMAEModel")),
     (2, "build --encoder.pool 1 --encoder.model AutoencoderKLWan", "encoder.pool", "AutoencoderKLWan"),
     (2, f"build {IMAGE} --encoder.fold false --encoder.model AutoencoderKLWan", "encoder.fold", "attn_scales"),
     (2, "build --encoder.posterior moments --encoder.model AutoencoderTiny", "encoder.posterior", "AutoencoderTiny"),
     (1, f"{CLIP} --encoder.layer 4", "encoder.layer", "0 to 3", "-1 to -4"),
-    (2, f"{CLIP} --encoder.class_token true --encoder.pool 2", "encoder.pool"),
     (2, f"{CLIP} --image.range signed", "image.range", "clip", "image.from_model"),
     (2, f"{GEMMA} --encoder.pool 3", "encoder.pool", "4", "3"),
-    (2, f"{GEMMA} --image.range theworld", "image.range", "theworld"),
     (2, f"{GEMMA} --image.height 36", "image.height", "32", "36x32"),
     (2, "build --encoder.max_tokens 16 --encoder.model T5EncoderModel", "encoder.max_tokens", "source.text"),
     (2, "build --source.text caption --encoder.model T5EncoderModel", "source.text", "encoder.max_tokens"),
     (2, f"{TEXT} CLIPVisionModel", "CLIPVisionModel", "encoder.max_tokens"),
-    (2, f"{TEXT} BertModel", "BertModel", "--help"),
     (2, f"{TEXT} source", "text_encoder/config.json"),
-    (2, f"{T5} --image.height 64", "image.height"),
     (2, f"{T5} --encoder.fold false", "encoder.fold", "encoder.max_tokens"),
-    (2, f"{T5} --encoder.output pooled", "encoder.output", "T5EncoderModel"),
     (2, f"{T5} --encoder.template 'no place'", "encoder.template", "{}"),
     (2, f"{TEXT} CLIPTextModel --encoder.max_tokens 78", "encoder.max_tokens", "77"),
-    (2, f"{TEXT} CLIPTextModel --encoder.max_tokens 2", "encoder.max_tokens", "3"),
     (2, f"{TEXT} CLIPTextModel --encoder.drop 5", "encoder.drop", "encoder.template", "2"),
-    (2, f"{T5} --encoder.drop 1 --encoder.template 'of {{}}' --encoder.padding left", "drop", "encoder.padding"),
-    (2, f"{TEXT} Gemma2Model --encoder.layer 5", "encoder.layer", "0 to 4"),
     (2, f"{BUCKETS} --image.height 64", "image.height and image.buckets contradict each other"),
     (2, f"{BUCKETS} --image.buckets.step 12", "image.buckets.step 12", "encoder", "multiples of 8"),
     (2, "build --clip.frames 6 --clip.fps 12", "clip.frames", "4k", "5", "9"),
     (2, "build --clip.fps 12", "clip.fps", "clip.frames"),
-    (2, "build --clip.frames 5", "clip.fps", "16"),
     (2, f"{CLIPS} --image.decode reduced", "image.decode", "clips"),
-    (2, f"{CLIPS} --encoder.fold false", "encoder.fold", "clips"),
-    *((2, f"{CLIPS} --encoder.model {each}", each, "clip") for each in AUTOENCODERS[1:] if each != "AutoencoderKLWan"),
+    (2, f"{CLIPS} --encoder.model AutoencoderTiny", "AutoencoderTiny", "clip"),
     (2, "texts --of FLUX.1-dve --model x/y", "FLUX.1-dve", "did you mean FLUX.1-dev?", "HunyuanVideo"),
     (2, "texts --of SDXL", "model", "SDXL"),
-    (2, "texts", "of", "texts"),
     (2, "texts --of SDXL --model T5EncoderModel", "SDXL's clip", "T5EncoderModel"),
     (2, f"texts --of SDXL --model x/y --texts {OWN_TEXTS}", "of", "texts"),
-    (2, f"texts --batch_size 3 --texts {OWN_TEXTS}", "texts.NAME.batch_size"),
     (2, "texts --texts '{a: {model: x/y}}'", "texts.a.max_tokens"),
     (2, "texts --texts '{../a: {model: x/y, max_tokens: 7}}'", "../a"),
-    (2, "estimate --seconds 0", "seconds"),
     (2, "repair --shards [3]", "3"),
     (2, "repair --report /nowhere.json", "/nowhere.json"),
-    (2, "audit --samples=0", "samples"),
-    (2, "audit --device=cuda:99", "encoder.device"),
     (2, "gallery -o page.html --model=x", "--model", "--device", "--decode"),
 ]
 """Exit code, a command line, and the words that its error must have."""
@@ -149,19 +122,14 @@ REFUSED: list[tuple[Any, ...]] = [
 OTHER_FIELDS = {
     "samples_per_shard": "--store.samples_per_shard 4",
     "store_format": "--store.format webdataset",
-    "array.codec": "--store.codec zstd",
     "array.dtype": "--store.dtype float32",
-    "array.image.rule.sizes": "--image.height 40",
-    "array.image.rule.preset": "--image.fit crop",
     "array.image.resample": "--image.resample lanczos",
     "array.image.range": "--image.range theworld",
     "array.image.decode": "--image.decode reduced",
     "array.image.flip": "--image.flip true",
-    "array.image.max_pixels": "--image.max_pixels 9999",
     "array.encoder.path": "--encoder.fold false",
     "array.encoder.posterior": "--encoder.posterior moments",
     "array.encoder.compute_dtype": "--encoder.compute_dtype bfloat16",
-    "array.encoder.batch_size": "--encoder.batch_size 4",
 }
 
 

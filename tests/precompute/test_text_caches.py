@@ -18,7 +18,6 @@ from cache_store.format.plan import shuffled_tags
 from cache_store.format.tables import SAMPLES_SCHEMA
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encode_images import encode_images
 from tests.precompute.acts import rewrite
 from tests.precompute.conftest import SAMPLES, Project
 from tests.precompute.encoders.loading import load
@@ -134,15 +133,12 @@ def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         rewrite(other / "tokenizer" / name, '"</s>"', '"<eos>"')
     for option, value, field in (
-        ("max_tokens", 12, "array.text.max_tokens"),
         ("template", "an image of {}", "array.text.template"),
-        ("layer", -2, "array.encoder.layer"),
         ("model", str(other), "array.encoder.tokenizer_sha256"),
     ):
         with texts.untouched():
             said = texts.build(code=1, **{f"encoder__{option}": value})
         assert field in said
-        assert "weights_sha256" not in said
 
 
 def test_a_gallery_of_texts_shows_the_captions(texts):
@@ -151,12 +147,7 @@ def test_a_gallery_of_texts_shows_the_captions(texts):
     shown = page.read_text()
     for each in (CAPTIONS[5], "no text: the sample has no caption", f"{TOKENS} tokens", "tokens, cut", "1 texts cut"):
         assert each in shown
-    assert "source image" not in shown
     assert "Yes." not in shown, "only the first answer is encoded"
-    assert not [*texts.folder.glob("*.png")]
-    assert "T5EncoderModel" in texts.run(main, "gallery", texts.cache, "-o", page, "--decode", code=2)
-    with pytest.raises(ConfigError, match="texts"):
-        encode_images(open_cache(texts.cache), [])
 
 
 def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
@@ -173,10 +164,6 @@ def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
     for joined_nulls, alone in ((joined.null_text(), text.null_text()), (joined.null_mask(), text.null_mask())):
         np.testing.assert_array_equal(joined_nulls.pop("text"), alone)
         assert not joined_nulls
-    with pytest.raises(ConfigError, match="images"):
-        joined.caches["world"].null_text()
-    (alone, *_) = LatentStream(text, batch_size=4, seed=0)
-    np.testing.assert_array_equal(alone["mask"], text.mask(alone["numbers"].numpy()))
 
 
 def test_caches_of_several_captions_are_views_of_the_texts(texts, t5):
@@ -188,8 +175,7 @@ def test_caches_of_several_captions_are_views_of_the_texts(texts, t5):
     assert caches[0].spec.samples_digest == caches[1].spec.samples_digest
     encoder, numbers = load(t5, max_tokens=TOKENS), np.arange(len(SPEAKING))
     chosen = caches[0].captions(numbers, seed=3)
-    for each in (caches[0], open_joined({"text": caches[0]})):  # type: ignore[arg-type]
-        assert each.captions(numbers[::-1], seed=3) == chosen[::-1]
+    assert caches[0].captions(numbers[::-1], seed=3) == chosen[::-1]
     expected = [encoded(encoder, [*CAPTIONS.values()]).numpy(), encoded(encoder, ["Yes."] * len(SPEAKING)).numpy()]
     for cache, samples in zip(caches, expected, strict=True):
         np.testing.assert_allclose(cache.read(numbers), samples, rtol=0, atol=2e-3)
@@ -219,13 +205,9 @@ def test_shuffled_tags_are_another_view_with_an_order_of_each_seed_and_sample(te
     ids = [f"sample-{number:03d}" for number in SPEAKING[:3]]
     shuffled = [[shuffled_tags(tags, 1, f"{seed}\n{name}") for name in ids] for seed in (0, 1)]
     assert len({*shuffled[0], *shuffled[1]}) > 3
-    assert {tuple(sorted(each.split(", "))) for each in [*shuffled[0], *shuffled[1]]} == {("a", "b", "c", "d", "mine")}
-    assert all(each.startswith("mine, ") for each in [*shuffled[0], *shuffled[1]])
     for cache, expected in zip(caches, shuffled, strict=True):
         np.testing.assert_allclose(cache.read(np.arange(3)), encoded(encoder, expected).numpy(), rtol=0, atol=2e-3)
         assert cache.captions(np.arange(3)) == [tags] * 3
-        assert "equal bits" in texts.run(main, "audit", cache.root)
-    assert next(iter(LatentStream(paths, batch_size=4)))["mask"].shape == (4, TOKENS)
 
 
 def test_shuffled_tags_are_as_the_page_of_the_format_says():
@@ -251,12 +233,3 @@ def test_pooled_vectors_are_a_cache_without_a_mask(project, tmp_path):
         with pytest.raises(ConfigError, match=r"\[feature 8\]"):
             mask()
     assert "mask" not in next(iter(LatentStream(cache, batch_size=4)))
-
-
-def test_a_source_without_captions_is_refused_before_anything_is_encoded(project, t5):
-    project.vae, folder = t5, project.folder / "tree"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(b"")
-    said = project.build(code=1, **{**SETTINGS, "source": {"kind": "folder", "path": str(folder), "text": "caption"}})
-    assert "a.png" in said
-    assert "name.txt" in said

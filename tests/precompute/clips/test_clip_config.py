@@ -12,7 +12,6 @@ TABLE: list[tuple[dict[str, object], dict[int, list[int]]]] = [
     ({"pick": "middle"}, {16: [0], 17: [0], 18: [0], 19: [1], 50: [16]}),
     ({"pick": "chunk"}, {0: [0], 16: [0], 17: [0], 33: [0], 34: [0, 17], 50: [0, 17], 51: [0, 17, 34]}),
     ({"pick": "slide", "stride": 8}, {16: [0], 24: [0], 25: [0, 8], 33: [0, 8, 16]}),
-    ({"pick": "slide", "stride": 100}, {117: [0, 100]}),
     ({"pick": "chunk", "frames": [9, 17]}, {8: [0], 9: [0], 16: [0], 17: [0], 33: [0], 34: [0, 17]}),
     ({"pick": "middle", "frames": [9, 17]}, {8: [0], 13: [2], 17: [0], 21: [2]}),
     ({"pick": "slide", "stride": 4, "frames": [9, 17]}, {13: [0, 4], 21: [0, 4]}),
@@ -34,15 +33,11 @@ def test_clips_begin_where_the_pick_says(fields, firsts):
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"frames": 0, "fps": 16}, r"clip.frames must be in \[1, .*got 0"),
-    ({"frames": [], "fps": 16}, r"clip.frames must be .* ascending order, got \[\]"),
     ({"frames": [9, 9], "fps": 16}, r"clip.frames must be .* ascending order, got \[9, 9\]"),
     ({"frames": 17}, r"clip.fps is missing: 16 for Wan 2.1"),
-    ({"frames": 17, "fps": 1001}, r"at most 1,000, or source, got 1001"),
     ({"frames": 17, "fps": float("nan")}, r"clip.fps must be above 0 .*got nan"),
     ({"frames": 17, "fps": 16, "pick": "slide"}, r"clip.stride is missing"),
     ({"frames": 17, "fps": 16, "stride": 4}, r"clip.stride has no effect without clip.pick: slide"),
-    ({"frames": 17, "fps": 16, "pick": "slide", "stride": 0}, r"clip.stride must be at least 1, got 0"),
 ]
 
 

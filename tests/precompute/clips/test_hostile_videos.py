@@ -17,7 +17,7 @@ from cache_store.format.array import ClipRecipe, Size
 from precompute.clips.video import decode_clip, probe_video
 from precompute.images.config import ImageConfig
 from precompute.images.rejected import Rejected
-from tests.precompute.clips.test_video import Packets, remuxed
+from tests.families import first_and_slow
 from tests.videos import make_video
 
 FRAMES = 24
@@ -113,7 +113,6 @@ CLAIMED = 80_000_000
 CLAIMS = {
     "samples of one size": ("h264.mp4", {b"stsz": (0, 1, CLAIMED), b"stsc": (0, 1, 1, CLAIMED, 1)}),
     "a run in a fragment": ("fragments", {b"trun": (1, CLAIMED, 100)}),
-    "durations": ("h264.mp4", {b"stts": (0, 1, CLAIMED, 512)}),
 }
 
 
@@ -126,8 +125,7 @@ def test_claims_of_many_samples_take_little_memory(made, claim):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = reasons_or_frames(data)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MORE_BYTES
-    if tables.keys() & {b"stsz", b"trun"} and CLAIMED in next(iter(tables.values())):
-        assert found == "too many parts: the file's tables claim more than 2,000,000 samples"
+    assert found == "too many parts: the file's tables claim more than 2,000,000 samples"
 
 
 def reasons_or_frames(data: bytes) -> str | int:
@@ -136,13 +134,6 @@ def reasons_or_frames(data: bytes) -> str | int:
         return count_frames(data)
     except Rejected as rejected:
         return rejected.reason
-
-
-def test_a_box_longer_than_any_file_is_no_crash(made, tmp_path):
-    box = struct.pack(">I4sQ", 1, b"skip", 2**64 - 1)
-    (tmp_path / "a.mp4").write_bytes(made["h264.mp4"] + box)
-    with (tmp_path / "a.mp4").open("rb") as file:
-        assert probe_video(file, MAX_PIXELS).frames == FRAMES
 
 
 def test_uncompressed_sound_has_any_number_of_samples(made):
@@ -196,12 +187,8 @@ def test_files_without_video_say_what_they_are(made, tmp_path):
     assert set(reasons((tmp_path / "a.avi").read_bytes())) == {codec}
     for data, text in {
         make_video(tmp_path / "a.ts", frames=3).read_bytes(): "is in no format of videos that is read here",
-        b"": "is empty",
-        b"version https://git-lfs": "begins as a Git LFS pointer, but has no video",
         made["h264.mp4"][:2_000]: "begins as MP4 or QuickTime, but has no video that can be read",
         made["mpeg4.avi"][:100]: "begins as AVI, but has no video that can be read",
-        bytes(5_000): "holds only zero bytes",
-        b"<!DOCTYPE html><title>404</title>\n": "is text (HTML page), no video",
     }.items():
         assert all(each.startswith(f"cannot decode: {text}") for each in reasons(data))
 
@@ -214,7 +201,7 @@ def frames_until_reject(data: bytes) -> list[bytes]:
     return frames
 
 
-@pytest.mark.parametrize("name", [*NAMES, "fragments"])
+@pytest.mark.parametrize("name", first_and_slow([*NAMES, "fragments"]))
 def test_a_truncated_file_gives_whole_frames_then_a_reject(made, name):
     data, whole = made[name], frames_until_reject(made[name])
     for place in range(len(data) // 20, len(data) - 400, len(data) // 250):
@@ -226,32 +213,7 @@ def test_a_truncated_file_gives_whole_frames_then_a_reject(made, name):
         )
 
 
-def test_damaged_frames_of_h264_are_rejected_not_concealed(made):
-    """Some flipped bits decode to other pixels without any sign of it; concealed, 9 in 10 would."""
-    data, whole = made["h264.mkv"], frames_until_reject(made["h264.mkv"])
-    dice, concealed = random.Random(0), 0
-    for _ in range(40):
-        damaged = bytearray(data)
-        damaged[dice.randrange(len(data) // 3, len(data) * 3 // 4)] ^= 1 << dice.randrange(8)
-        frames = frames_until_reject(bytes(damaged))
-        concealed += frames != whole[: len(frames)]
-    assert concealed <= 20
-
-
-def test_an_empty_packet_shows_the_frame_before_for_longer(tmp_path):
-    """So AVI says that a camera was too slow."""
-
-    def emptied(packets: Packets) -> Packets:
-        old, packets[13] = packets[13], av.Packet(b"")
-        packets[13].pts, packets[13].dts, packets[13].time_base = old.pts, old.dts, old.time_base
-        return packets
-
-    whole = make_video(tmp_path / "whole.avi", codec="mpeg4", frames=FRAMES, bframes=0).read_bytes()
-    frames = frames_until_reject(remuxed(whole, tmp_path / "a.avi", emptied))
-    assert len(frames) == FRAMES
-    assert [number for number in range(1, FRAMES) if frames[number] == frames[number - 1]] == [13]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "fragments"])
 def test_random_damage_never_gets_past_a_reject(made, name, capfd):
     dice, before = random.Random(name), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

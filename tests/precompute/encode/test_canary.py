@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +15,13 @@ import precompute.build.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
 from cache_store.format.array import Size
-from precompute.encode.canary import Canary, choose_places, difference
-from precompute.encode.tolerance import LIMITS, Difference, Limits
+from precompute.encode.canary import Canary, difference
+from precompute.encode.tolerance import Difference, Limits
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.hardware import hardware_of
 from precompute.encoders.registry import load_encoder
 from tests.cache_store.signing import load, save_signed
+from tests.families import first_and_slow
 from tests.make_cache import make_array, make_encoder
 from tests.precompute.encoders.loading import image_recipe, photos
 from tests.precompute.encoders.test_text_encoder import TEXTS, padded
@@ -42,15 +42,8 @@ def weight_of(encoder) -> torch.Tensor:
     return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)][3].weight.data
 
 
-def round_pixels_and_latents(encoder) -> None:
-    network = encoder._vae.network
-    rounded = lambda image: network(image.bfloat16().float()).bfloat16().float()  # noqa: E731
-    encoder._vae = replace(encoder._vae, network=rounded)
-
-
 BREAKS: dict[str, tuple[Callable[[Any], object], str]] = {
     "one weight is off": (lambda encoder: weight_of(encoder)[0, 0, 0, 0].add_(1.0), "float32"),
-    "another dtype": (round_pixels_and_latents, "float32"),
     "a convolution gives zeros": (lambda encoder: weight_of(encoder).zero_(), "bfloat16"),
 }
 
@@ -65,24 +58,21 @@ def test_a_device_that_computes_something_else_commits_nothing(project, monkeypa
     monkeypatch.setattr(build_module, "load_encoder", load_broken)
     said = project.build(encoder__compute_dtype=dtype, code=1)
     assert "encoder.device cpu (cpu " in said
-    assert "does not reproduce the samples of the same weights in float32 on a CPU" in said
-    assert f"{dtype} on a cpu device may differ by {LIMITS[dtype, 'cpu']}" in said
-    assert ("slower: encoder.compute_dtype: float32" in said) is (dtype == "bfloat16"), "the last remedy"
     assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
     monkeypatch.undo()
     project.build(encoder__compute_dtype=dtype)
 
 
-SOUND: list[tuple[Any, Callable[[Any, Path], Any], int]] = [
-    *((kind, Vae.save, 128) for kind in VAES),
-    *((kind, save_model, SIDE) for kind in TOWERS),
-    *((kind, save_qwen, 4 * QWENS[kind][-1]) for kind in QWENS),
-    *((kind, save_text_encoder, 0) for kind in TEXT_MODELS),
+SOUND: list[list[tuple[Any, Callable[[Any, Path], Any], int]]] = [
+    [(kind, Vae.save, 128) for kind in VAES],
+    [(kind, save_model, SIDE) for kind in TOWERS],
+    [(kind, save_qwen, 4 * QWENS[kind][-1]) for kind in QWENS],
+    [(kind, save_text_encoder, 0) for kind in TEXT_MODELS],
 ]
 """A kind of encoder, the function that saves a small one, and the side of its images; 0 for a text encoder."""
 
 
-@pytest.mark.parametrize(("kind", "save", "side"), SOUND, ids=lambda each: getattr(each, "__name__", str(each)))
+@pytest.mark.parametrize(("kind", "save", "side"), [each for kinds in SOUND for each in first_and_slow(kinds)])
 def test_a_sound_encoder_of_every_family_passes_at_its_default_dtype(tmp_path, kind, save, side):
     save(kind, tmp_path)
     output: Any = "pooled" if kind == "CLIPTextModelWithProjection" else "tokens"
@@ -132,11 +122,6 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
         with pytest.raises(Interrupted, match="run the same command again"):
             checking.refuse_wrong_device(DEVICE)
     ended.set()
-
-
-@pytest.mark.parametrize(("side", "compared"), [(8, [1, 2]), (256, [1, 2]), (512, [1])])
-def test_fewer_large_images_are_compared(side, compared):
-    assert choose_places([1, 2, 3], (4, 1, side, side, 3)) == compared
 
 
 def test_a_record_names_its_hardware_and_commands_say_where_shards_differ(project):

@@ -18,6 +18,7 @@ from precompute.encode.job import EncodeJob
 from precompute.encode.launchers import run_workers
 from precompute.encoders.registry import load_encoder
 from precompute.sources.opening import open_source
+from tests.families import first_and_slow
 from tests.precompute.conftest import Project, make_vae, timeless_files
 from tests.precompute.encode.builds import Build, processes_of, start_build, wait_for
 
@@ -73,13 +74,16 @@ def take_the_folder_away(project: Project, build: Build) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "disturb", "code", "said"),
-    [
-        (has_workers, stop_all, 3, "precompute: stopped: "),
-        (has_committed, stop_all, 3, "run the same command again"),
-        (has_committed, kill_a_worker, 1, "died with exit code -9"),
-        (has_committed, take_the_folder_away, 1, ": {cache}/latents/40x32/c"),
-        (has_committed, kill_the_parent, -signal.SIGKILL, ""),
-    ],
+    first_and_slow(
+        [
+            (has_committed, kill_a_worker, 1, "died with exit code -9"),
+            (has_workers, stop_all, 3, "precompute: stopped: "),
+            (has_committed, stop_all, 3, "run the same command again"),
+            (has_committed, take_the_folder_away, 1, ": {cache}/latents/40x32/c"),
+            (has_committed, kill_the_parent, -signal.SIGKILL, ""),
+        ],
+        quick=2,
+    ),
 )
 def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, disturb, code, said):
     """The rerun ends in the bytes of an undisturbed build; a worker's failure is the build's, in one line."""

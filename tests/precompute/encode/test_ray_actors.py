@@ -103,6 +103,7 @@ def disturb(cluster, cache):
         send(signal.SIGCONT, worker)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_new_node_change_no_byte(project, cluster):
     build = start_build(project.config(**RAY))
     disturb(cluster, project.cache)
@@ -131,6 +132,7 @@ class Poison:
         return torch.nn.functional.avg_pool2d(pixels_N3TYX[:, :, 0], 8)
 
 
+@pytest.mark.slow
 def test_a_shard_that_kills_its_worker_again_and_again_ends_the_build(project, cluster):
     project.vae, one = f"{__name__}:Poison", {"run__workers": 1, "store__samples_per_shard": 11}
     build = start_build(project.config(run__engine="ray", encoder__batch_size=4, **one))
@@ -178,6 +180,7 @@ def test_a_stop_ends_the_build_and_a_rerun_by_another_engine_goes_on(project, cl
     project.assert_as_built(**SLOW)
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
     """A worker's error is raised in its own words."""
     config = replace(BuildConfig.of_cache(built.cache), run=RunConfig(engine="ray", workers=1))
@@ -193,8 +196,6 @@ def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
     ("address", "code", "named"),
     [
         ("127.0.0.1:1", 1, "refused"),
-        ("http://127.0.0.1:8265", 2, "HOST:PORT auto submit`"),
-        ("nowhere", 2, "HOST:PORT auto"),
         ("", 2, "HOST:PORT auto"),
     ],
 )

@@ -13,6 +13,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.array import Size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder
+from tests.families import first_and_slow
 from tests.named import assert_names
 from tests.precompute.encoders.loading import CLIP, load, photos, shape_of
 from tests.precompute.encoders.test_vaes import NARROW_WAN, PATCHED_WAN, VIDEO_VAES, Vae
@@ -58,7 +59,7 @@ def clips_of(frames: int, number: int = 1, height: int = HEIGHT) -> Tensor:
     return photos(height, WIDTH, number, frames)
 
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+@pytest.fixture(scope="module", params=first_and_slow(KINDS.values()), ids=KINDS)
 def loaded(request, tmp_path_factory) -> Loaded:
     return Loaded(request.param, tmp_path_factory.mktemp("vae"))
 

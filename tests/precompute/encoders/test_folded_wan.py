@@ -1,12 +1,9 @@
 """The folded encoder of Wan gives diffusers' own latents, whatever computes them."""
 
-from dataclasses import asdict
-from inspect import signature
 from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKLWan
 from torch import Tensor
 
 from precompute.encoders.vaes.folded_wan import FoldedWanEncoder
@@ -34,9 +31,7 @@ def root_mean_square(values: Tensor) -> float:
     return float(values.float().square().mean().sqrt())
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "is_normalised"), [(64, 64, True), (48, 80, True), (8, 8, True), (32, 32, False)]
-)
+@pytest.mark.parametrize(("height", "width", "is_normalised"), [(48, 80, True), (8, 8, True), (32, 32, False)])
 def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, height, width, is_normalised):
     image = pixels(2, 3, height, width)
     image = image if is_normalised else (image + 1) * 127.5
@@ -46,17 +41,9 @@ def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, he
     torch.testing.assert_close(folded(full_size_vae, image), expected, rtol=0, atol=1e-5)
 
 
-def test_defaults_of_a_config_are_diffusers():
-    defaults = {name: parameter.default for name, parameter in signature(AutoencoderKLWan.__init__).parameters.items()}
-    for name, value in asdict(WanConfig()).items():
-        assert value == (tuple(defaults[name]) if isinstance(value, tuple) else defaults[name]), name
-
-
 @pytest.mark.parametrize(
     "config",
     [
-        {"base_dim": 12, "num_res_blocks": 1},
-        {"num_res_blocks": 3},
         {"attn_scales": [0.5, 0.25]},
         {"dim_mult": [1, 2], "temperal_downsample": [True]},
         {"dim_mult": [2, 1, 3, 1], "z_dim": 5},

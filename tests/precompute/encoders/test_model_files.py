@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cache_store.errors import EncodeOnceError
 from precompute.encoders.model_files import find_model
@@ -68,10 +67,10 @@ sys.exit(run_program("precompute", load, sys.argv[1:]))
 """
 
 
-def run(hub_cache: Path, *models: str, code: str = LOAD, **variables: str) -> list[str]:
+def run(hub_cache: Path, *models: str, **variables: str) -> list[str]:
     """Load models in a process with that local Hub cache, which ends with code 1; return its lines."""
     environment = os.environ | {"HF_HUB_CACHE": str(hub_cache), "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-c", code, *models]
+    command = [sys.executable, "-c", LOAD, *models]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 1
     return [*done.stdout.splitlines(), *done.stderr.splitlines()]
@@ -101,15 +100,6 @@ def test_a_hub_id_loads_offline_from_the_files_of_its_encoder(vae_folder, gemma_
     assert "Traceback" not in "".join(said)
 
 
-def test_an_unreachable_hub_is_reported_once(tmp_path):
-    """It is asked several times, here without pauses."""
-    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
-    impatient = f"import time; time.sleep = lambda seconds: None\n{LOAD}"
-    looking, error = run(tmp_path, "org/absent", code=impatient, **hub)
-    assert "org/absent" in looking
-    assert error.startswith(ERROR)
-
-
 VAE_FILE, TOWER_FILE = "diffusion_pytorch_model.safetensors", "model.safetensors"
 
 
@@ -119,14 +109,6 @@ def lose(file: str, name: str) -> Spoil:
 
 def copy_weight(file: str, source: str, name: str) -> Spoil:
     return changed_weights(file, lambda held: held | {name: held[source].clone()})
-
-
-def as_integers(file: str, name: str) -> Spoil:
-    return changed_weights(file, lambda held: held | {name: held[name].mul(100).to(torch.int8)})
-
-
-def write_config(text: str) -> Spoil:
-    return lambda folder: (folder / "config.json").write_text(text)
 
 
 def cut(file: str, size: int) -> Spoil:
@@ -150,34 +132,18 @@ def remove_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
-def without_tower(folder: Path) -> None:
-    changed_weights(TOWER_FILE, lambda held: {name: held[name] for name in held if "tower" not in name})(folder)
-
-
-QUANTISED: Any = changed_config(quantization_config={"quant_method": "bitsandbytes"})
-BIAS, WEIGHT = "encoder.conv_out.bias", "encoder.conv_in.weight"
-LOST, LAST = "vision_tower.encoder.layers.1.mlp.fc1.bias", "vision_tower.post_layernorm.bias"
+BIAS = "encoder.conv_out.bias"
+LOST = "vision_tower.encoder.layers.1.mlp.fc1.bias"
 T5_WEIGHT = "encoder.block.2.layer.0.SelfAttention.q.weight"
-GEMMA, CLIP_TYPE = "Gemma3ForConditionalGeneration", {"model_type": "clip_vision_model"}
+GEMMA = "Gemma3ForConditionalGeneration"
 SPOILT: list[tuple[str, Spoil, int, str]] = [
-    ("vae", lose(VAE_FILE, BIAS), 1, BIAS),
     ("vae", copy_weight(VAE_FILE, BIAS, "encoder.x"), 1, "encoder.x"),
-    ("vae", copy_weight(VAE_FILE, "encoder.conv_in.bias", "quant_conv.bias"), 1, "quant_conv.bias"),
-    ("vae", as_integers(VAE_FILE, WEIGHT), 1, WEIGHT),
-    ("vae", QUANTISED, 1, "quantised"),
-    ("vae", changed_config(_class_name="VQModel"), 1, "VQModel"),
     ("vae", changed_config(latents_std=[1.0, 2.0]), 1, "latents_std"),
-    ("vae", write_config("{"), 1, "config.json"),
-    ("vae", write_config("{}"), 2, "config.json"),
     ("vae", lambda folder: (folder / "config.json").unlink(), 2, "vae/config.json"),
     ("vae", cut(VAE_FILE, 5_000), 1, VAE_FILE),
     ("vae", rename_pickle, 1, VAE_FILE),
     (GEMMA, lose(TOWER_FILE, LOST), 1, "encoder.layers.1.mlp"),
-    (GEMMA, without_tower, 1, "53 "),
-    (GEMMA, copy_weight(TOWER_FILE, LOST, LAST), 1, "post_layernorm.bias"),
     (GEMMA, changed_config(vision_config=None), 1, "vision_config"),
-    (GEMMA, changed_config(vision_config=CLIP_TYPE), 1, "clip_vision_model"),
-    (GEMMA, changed_config(mm_tokens_per_image=0), 1, "pipeline"),
     (GEMMA, changed_config(mm_tokens_per_image=400), 2, "encoder.pool"),
     (GEMMA, changed_config(architectures=["Gemma3ForCausalLM"]), 2, "source.text"),
     ("text_encoder", lose(TOWER_FILE, T5_WEIGHT), 1, T5_WEIGHT),

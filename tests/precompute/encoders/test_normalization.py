@@ -81,9 +81,8 @@ def test_normalised_latents_are_the_pipelines(pipeline, make, tmp_path):
     torch.testing.assert_close(denormalize(expected, encoder.identity), latents, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [torch.from_numpy, np.array], ids=["torch", "numpy"])
-@pytest.mark.parametrize("patch", [1, 2])
-def test_each_frame_of_a_clip_is_normalised_as_an_image(patch, kind):
+@pytest.mark.parametrize(("kind", "patch"), [(torch.from_numpy, 1), (np.array, 2)], ids=["torch", "numpy"])
+def test_each_frame_of_a_clip_is_normalised_as_an_image(kind, patch):
     """With as many frames as channels, too."""
     channels = 4 * patch**2
     values = {name: tuple(each) for name, each in statistics(channels).items()}

@@ -15,6 +15,7 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_reference, refuse_image_size
+from tests.families import first_and_slow
 from tests.precompute.encoders.loading import image_recipe, load, photos, shape_of, signed
 
 KL_BLOCKS = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
@@ -116,7 +117,7 @@ VIDEO_VAES = [
 VAES = IMAGE_VAES + VIDEO_VAES
 
 
-@pytest.fixture(params=VAES, ids=str)
+@pytest.fixture(params=[*first_and_slow(IMAGE_VAES), *first_and_slow(VIDEO_VAES)], ids=[*map(str, VAES)])
 def kind(request: pytest.FixtureRequest) -> Vae:
     kind: Vae = request.param
     return kind

@@ -13,6 +13,7 @@ from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import Size
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_reference, refuse_image_size
+from tests.families import first_and_slow
 from tests.precompute.encoders.loading import image_recipe, load, photos, shape_of, signed
 from tests.precompute.encoders.towers import (
     FEATURES,
@@ -36,7 +37,7 @@ TOKENS_BEFORE = dict.fromkeys(SIGLIP_KINDS, 0) | {"Dinov2WithRegistersModel": 5,
 PHOTOS = photos(SIDE, SIDE, 5)
 
 
-@pytest.fixture(scope="module", params=TOWERS)
+@pytest.fixture(scope="module", params=first_and_slow(TOWERS, quick=3))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -130,11 +131,10 @@ def save_qwen(kind: str, folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (3, 2)])
-@pytest.mark.parametrize("kind", QWENS)
-def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(kind, rows, columns, tmp_path):
+@pytest.mark.parametrize("kind", first_and_slow(QWENS))
+def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(kind, tmp_path):
     """At any multiple of a token's side, with patches of its own processor; for Qwen3-VL each deepstack level too."""
-    model, patch = save_qwen(kind, tmp_path), QWENS[kind][-1]
+    model, patch, rows, columns = save_qwen(kind, tmp_path), QWENS[kind][-1], 3, 2
     height, width = 2 * patch * rows, 2 * patch * columns
     images = photos(height, width)
     processor = Qwen2VLImageProcessorPil(do_resize=False, patch_size=patch)

@@ -108,86 +108,40 @@ def box(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content) + 8) + kind + content
 
 
-def with_more_in(kind: bytes, data: bytes, more: bytes, before: bytes = b"") -> bytes:
-    """Insert bytes at the end of one box of a file, and before it."""
-    place = data.index(kind) - 4
-    (length,) = struct.unpack_from(">I", data, place)
-    return data[:place] + before + box(kind, data[place + 8 : place + length] + more) + data[place + length :]
-
-
-TWO_FRAMES, TWO_PICTURES = (
-    save(small(), each, save_all=True, append_images=[small("L").convert("RGB")]) for each in ("WEBP", "AVIF")
-)
-ITEM = box(b"infe", bytes(12))
-RESOURCES = b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\0\0\0\0" * 5_000
+TWO_FRAMES = save(small(), "WEBP", save_all=True, append_images=[small("L").convert("RGB")])
 HUGE_TILE = {322: (4, 1, 2**15), 323: (4, 1, 2**15)}
 HUGE = b"\x7f\xff\xff\xff" * 2
 
 REFUSED: dict[str, Callable[[], bytes]] = {
     "a PNG that claims 2^31 x 2^31 pixels": lambda: png(2**31 - 1, 2**31 - 1, data=b""),
-    "a PNG of one column": lambda: png(1, 2_000_000, colour=0),
     "a PNG of a million empty chunks": lambda: png(8, 8, png_chunk(b"prVt", b"") * 1_000_000),
     "a PNG with a text of 256 MB": lambda: png(8, 8, png_chunk(b"zTXt", b"a\0\0" + packed_zeros(256))),
-    "a PNG with 64 MB of EXIF": lambda: png(8, 8, png_chunk(b"eXIf", b"II*\0\x08\0\0\0" + bytes(2**26))),
     "a JPEG that claims 65,535 x 65,535 pixels": lambda: patched(save(small(), "JPEG"), b"\xff\xc0", 5, b"\xff" * 4),
     "a JPEG of ten thousand scans": lambda: jpeg_scans(10_000),
     "a JPEG of a million segments": lambda: jpeg_with(b"\xff\xee\0\2" * 1_000_000),
-    "a JPEG of much junk": lambda: jpeg_with(jpeg_segment(0xEE, b"") + bytes(50_000_000)),
-    "a JPEG of endless EXIF": lambda: jpeg_with(jpeg_segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 800),
     "a TIFF that claims 2^31 x 2^31 pixels": lambda: grey_tiff(2**31, 2**31, {273: (4, 1, 8)}),
     "a TIFF of a million strips": lambda: grey_tiff(1, 10**6, {273: (4, 10**6, b"\x08\0\0\0" * 10**6), 278: (3, 1, 1)}),
     "a TIFF of a huge tile": lambda: tiff_around(packed_zeros(1_024), 1, 1, HUGE_TILE, 8, TILE),
-    "a TIFF of 2^64 entries": lambda: b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, 2**64 - 1) + bytes(5_000_000),
-    "a big-endian BigTIFF": lambda: b"MM\0+\0\x08\0\0" + bytes(600_000),
     "a GIF that claims 65,535 x 65,535 pixels": lambda: gif_with(screen=(65_535, 65_535)),
-    "a GIF with a frame beyond its screen": lambda: gif_with(frame=(65_535, 65_535)),
-    "a GIF that disposes of a huge frame": lambda: gif_with(b"!\xf9\4\x08\0\0\0\0", frame=(65_535, 65_535)),
     "a GIF of a million comments": lambda: gif_with(b"!\xfe\x01a\0" * 1_000_000),
     "a WebP of a huge canvas": lambda: patched(TWO_FRAMES, b"VP8X", 12, b"\xff\x3f\0" * 2),
-    "a lossless WebP of 16,384 x 16,384 pixels": lambda: patched(
-        save(small(), "WEBP", lossless=True), b"VP8L", 9, b"\xff\xff\xff\x0f"
-    ),
-    "a lossy WebP of 16,383 x 16,383 pixels": lambda: patched(save(small(), "WEBP"), b"VP8 ", 14, b"\xff\x3f" * 2),
     "a BMP that claims 2^31 x 2^31 pixels": lambda: bmp_of_size(2**31 - 1, 2**31 - 1),
     "a BMP of 20 MB of run lengths": lambda: bmp_of_size(2_000, 2_000, 1, b"\1\7" * 10**7),
     "an AVIF that claims 2^31 x 2^31 pixels": lambda: save(small(), "AVIF").replace(struct.pack(">II", 11, 9), HUGE),
-    "an AVIF of a million items": lambda: with_more_in(
-        b"meta", save(small(), "AVIF"), box(b"iinf", bytes(6) + ITEM * 1_000_000)
-    ),
-    "an AVIF of a million items in a track": lambda: with_more_in(b"moov", TWO_PICTURES, ITEM * 1_000_000),
-    "an AVIF of a million frames": lambda: patched(TWO_PICTURES, b"stsz", 8, struct.pack(">II", 1, 10**6)),
     "an AVIF of a million boxes": lambda: save(small(), "AVIF") + box(b"free", b"") * 1_000_000,
 }
 """Files by description; all must be refused, with little memory and time."""
 
 
-def tiff_with_exif(directory: bytes) -> bytes:
-    """Make a TIFF with a directory of EXIF at its end."""
-    behind = len(tiff_around(bytes(81), 9, 9, {EXIF: (4, 1, 0)}))
-    return tiff_around(bytes(81), 9, 9, {EXIF: (4, 1, behind)}) + directory
-
-
-def avif_with_exif(values: int) -> bytes:
-    """Make an AVIF that is turned, with a tag of many values."""
-    exif = Image.Exif()
-    exif[0x0112], exif[40_000] = 6, b"\1\x2c" * values
-    data = save(small(), "AVIF", exif=exif)
-    return data.replace(struct.pack(">HHI", 40_000, 1, 2 * values), struct.pack(">HHI", 40_000, 3, values), 1)
-
-
 EXIF = 34_665
-MANY_VALUES = struct.pack("<HHHIII", 1, 40_000, 3, 10**7, 8, 0) + b"\1\1" * 10**7
-"""A directory of one tag."""
+
+
 MANY_TAGS = b"II*\0\x08\0\0\0" + struct.pack("<H", 5_000)
 MANY_TAGS += b"".join(struct.pack("<HHII", 1 + number, 3, 30_000, 8) for number in range(5_000))
 """A directory of tags that all have the same values."""
 
 BOUNDED: dict[str, Callable[[], bytes]] = {
-    "a JPEG of a million Photoshop resources": lambda: jpeg_with(jpeg_segment(0xED, RESOURCES) * 200),
-    "a JPEG of an index of many values": lambda: jpeg_with(jpeg_segment(0xE2, b"MPF\0" + MANY_TAGS)),
     "a JPEG of EXIF of many values": lambda: jpeg_with(jpeg_segment(0xE1, b"Exif\0\0" + MANY_TAGS)),
-    "a TIFF of EXIF of many values": lambda: tiff_with_exif(MANY_VALUES),
-    "an AVIF of EXIF of many values": lambda: avif_with_exif(3_000_000),
     "a WebP of a million chunks": lambda: (
         b"RIFF" + struct.pack("<I", len(TWO_FRAMES) - 8 + 8 * 10**6) + TWO_FRAMES[8:] + b"junk\0\0\0\0" * 10**6
     ),
@@ -197,8 +151,6 @@ BOUNDED: dict[str, Callable[[], bytes]] = {
 
 HEAVY_PIXELS = (2_000, 2_000)
 
-PALETTE = png_chunk(b"PLTE", bytes(768)) + png_chunk(b"tRNS", bytes(256))
-
 
 def large(format_: str, mode: str = "RGBA", colour: Any = (1, 2, 3, 4), **options: object) -> bytes:
     return save(Image.new(mode, HEAVY_PIXELS, colour), format_, **options)
@@ -206,14 +158,10 @@ def large(format_: str, mode: str = "RGBA", colour: Any = (1, 2, 3, 4), **option
 
 HEAVY: dict[str, Callable[[], bytes]] = {
     "PNG with alpha": lambda: png(*HEAVY_PIXELS),
-    "PNG of 16 bits": lambda: png(*HEAVY_PIXELS, png_chunk(b"tRNS", bytes(2)), colour=0, bits=16),
-    "PNG with a palette": lambda: png(*HEAVY_PIXELS, PALETTE, colour=3),
     "JPEG in CMYK": lambda: large("JPEG", "CMYK", 0, progressive=True),
     "WebP with alpha": lambda: large("WEBP", lossless=True, method=0),
     "GIF": lambda: large("GIF", "P", 0, transparency=0),
     "TIFF with alpha": lambda: large("TIFF", colour=0, compression="tiff_deflate"),
-    "TIFF of 16 bits": lambda: large("TIFF", "I;16", 0, compression="tiff_deflate"),
-    "BMP": lambda: large("BMP", colour=0),
     "AVIF with alpha": lambda: large("AVIF", speed=10, subsampling="4:4:4"),
 }
 """Images of the most pixels allowed, in the modes that need the most memory per pixel."""

@@ -109,6 +109,9 @@ def test_ours_gives_an_image_of_a_buckets_size_this_bucket():
     assert [bucket_of(rule, (side, side)) for side in (512, 600, 1024)] == [(512, 512), (1024, 1024), (1024, 1024)]
 
 
+# Configs and records.
+
+
 @pytest.mark.parametrize(
     ("size", "bucket", "resized"),
     [
@@ -123,9 +126,6 @@ def test_without_upscaling_a_small_image_gets_the_largest_grid_size_inside_it(si
     assert (bucket_of(rule, size), place(rule, size).resized) == (bucket, resized)
 
 
-# Configs and records.
-
-
 def test_a_record_has_only_the_numbers_that_the_rule_uses():
     recorded = {name: msgspec.to_builtins(BucketsConfig(preset=name).rule).keys() for name in PRESETS}
     for name, preset in PRESETS.items():
@@ -138,12 +138,9 @@ def test_a_record_has_only_the_numbers_that_the_rule_uses():
         ({"preset": "none", "resolution": 512}, "resolution"),
         ({"preset": "sd-scripts", "sizes": ["64x64"]}, "sizes"),
         ({"preset": "ours", "sizes": ["64x64"], "step": 8}, "step"),
-        ({"preset": "ours", "sizes": []}, "sizes"),
         ({"preset": "ours", "sizes": ["1024"]}, "1024"),
         ({"preset": "ours", "resolution": 512, "pixels": 512 * 512}, "pixels"),
-        ({"preset": "ours", "min": 100}, "min"),
         ({"preset": "sd-scripts", "min": 512, "max": 256}, "min"),
-        ({"preset": "sd-scripts", "resolution": 128}, "1 buckets .* min 256"),
         ({"preset": "diffusion-pipe", "max_aspect": 5000.0}, "without pixels"),
     ],
     ids=str,
@@ -157,9 +154,6 @@ def test_fields_that_do_not_fit_together_are_refused_by_name(fields, named):
     ("fields", "size", "reason"),
     [
         ({"preset": "ours", "no_upscale": True}, (60, 500), "too small: 60 x 500"),
-        ({"preset": "ours", "no_upscale": True, "sizes": ["512x512"]}, (500, 600), "too small: 500 x 600"),
-        ({"preset": "sd-scripts", "no_upscale": True}, (50_000, 30), "too small: 50000 x 30"),
-        ({"preset": "musubi", "no_upscale": True}, (15, 500), "too small: 15 x 500"),
         ({"preset": "novelai"}, (800, 100), "aspect 8 differs"),
     ],
     ids=str,

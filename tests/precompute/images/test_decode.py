@@ -130,24 +130,19 @@ def images() -> Iterator[tuple[Any, ...]]:
     yield "16 bits a channel", rgb_of_16_bits(), np.array([[[0x44, 0x66, 0x88]] * 2])
     twelve_bits = tiff_around(b"\0\x01\x23\x80\x0f\xff", 4, 1, {258: (3, 1, 12), 278: (3, 1, 1)})
     yield "a TIFF of 12 bits", twelve_bits, grey(np.array([0, 0x12, 0x80, 0xFF]))
-    yield "an unsigned TIFF", grey_tiff(LEVELS[3].astype("<u2") << 8, 16, UNSIGNED), grey(LEVELS[3])
-    yield "transparent grey", save(Image.new("LA", (8, 8), (0, 0)), "PNG"), WHITE
     levels_and_alpha = np.array([[100, 200, 128, 0], [255, 200, 128, 0]], np.uint8).T.tobytes()  # grey was multiplied
     premultiplied = tiff_around(levels_and_alpha, 4, 1, {258: (3, 2, 0x80008), 277: (3, 1, 2), 338: (3, 1, 1)})
     yield "premultiplied grey", premultiplied, grey(np.array([100, 255, 255, 255])), 1
-    yield "half a black", save(Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "PNG"), WHITE // 2, 1
     palette, expected = Image.frombytes("P", (2, 1), b"\0\1"), np.array([[[255] * 3, [200, 100, 50]]])
     palette.putpalette([10, 20, 30, 200, 100, 50])
     yield "a transparent entry of a palette", save(palette, "PNG", transparency=0), expected
     turned_off = np.where(np.all(PIXELS[3, 5] == PIXELS, axis=-1, keepdims=True), 255, PIXELS)
     yield "a transparent colour", saved(PIXELS, "PNG", transparency=tuple(PIXELS[3, 5].tolist())), turned_off
-    yield "a PNG before a header", png(4, 1) + HEADER, WHITE[:1, :4]
     stereo = saved(BLOCKS, "MPO", save_all=True, append_images=[Image.new("RGB", (64, 64))])
     yield "a stereo JPEG", stereo.replace(b"II*\0", b"II*\7", 1), decode(saved(BLOCKS, "JPEG"))  # its index is damaged
     for each in ("PNG", "BMP", "TIFF", "WEBP"):
         yield f"{each} without loss", saved(PIXELS, each), PIXELS
-    for behind in (b"\0", b"\n", bytes(20), PNG):
-        yield f"a PNG before {behind[:9]!r}", PNG + behind, PIXELS
+    yield "a PNG before zeros", PNG + bytes(20), PIXELS
     for each in ("PNG", "WEBP"):
         yield f"{each} with alpha", saved(HALF_RED, each), np.where(HALF_RED[..., 3:], HALF_RED[..., :3], 255)
     for each in ("GIF", "PNG", "WEBP", "TIFF", "AVIF"):
@@ -196,7 +191,7 @@ def test_an_image_says_whether_its_exif_could_be_read(decoding):
 
 
 REJECTED = {
-    "cannot decode: cut short: its last chunk, IEND, is missing or not whole": [PNG[:-n] for n in range(1, 22)],
+    "cannot decode: cut short: its last chunk, IEND, is missing or not whole": [PNG[:-n] for n in (1, 12, 21)],
     "cannot decode: IHDR is not the first of its chunks, or one of several": [
         png(4, 1, HEADER),
         PNG_MAGIC + png_chunk(b"tEXt", b"a\0") + png(8, 1)[len(PNG_MAGIC) :],
@@ -255,22 +250,13 @@ NOT_IMAGES = {
     bytes(5_000): "holds only zero bytes",
     b"<?xml version='1.0'?>\n<!-- drawn -->\n<svg width='9'/>": "is text (SVG, a drawing), no image",
     b"\r\n<!DOCTYPE html>\n<html><body><svg ></svg></body></html>": "is text (HTML page), no image",
-    b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>": "is text (XML), no image",
-    "\ufeffschöne Grüße".encode(): "is text (plain), no image",
     b"version https://git-lfs.github.com/spec/v1\n": BEGINS.format("a Git LFS pointer")
     + "; fetch the file itself with git lfs pull",
     b"\x1f\x8b\x08" + bytes(30): BEGINS.format("gzip"),
     ftyp(b"heic", b"mif1"): BEGINS.format("HEIC"),
     ftyp(b"isom", b"iso2", b"mp41"): BEGINS.format("MP4 or QuickTime"),
     ftyp(b"avif", b"mif1"): BEGINS.format("AVIF"),
-    **{
-        save(Image.fromarray(PIXELS), each): "is in no format of images that is read here"
-        for each in ("ICO", "TGA", "PCX")
-    },
-    save(Image.fromarray(PIXELS), "PPM"): BEGINS.format("Netpbm (PPM)"),
     save(Image.fromarray(PIXELS), "JPEG2000"): BEGINS.format("JPEG 2000"),
-    b"\xff\xd8\xff\xe0 cut": "OSError: Truncated File Read",
-    b"\xff\xd8\xff\xfe\0\2": BEGINS.format("JPEG"),
     b"\x01\x02\x03\x04" * 30: "is in no format of images that is read here",
 }
 

@@ -5,9 +5,7 @@ import resource
 import subprocess
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,6 @@ from precompute.images.decode import (
     silence_decoders,
 )
 from precompute.images.fit import unreduced
-from precompute.images.parts import refuse_costly
 from precompute.images.rejected import Rejected
 from tests.precompute.images import hostile_images as hostile
 from tests.precompute.images.fitting import FITS, fitted, recipe_of
@@ -45,6 +42,7 @@ def decoded(data: bytes) -> np.ndarray | str:
         return rejected.reason
 
 
+@pytest.mark.slow
 def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
     rng, reasons = np.random.default_rng(0), list[str]()
     recipes = [recipe_of(16, 24, fit=fit) for fit in FITS]
@@ -135,10 +133,12 @@ def test_bombs_of_every_format_are_refused_in_little_memory(tmp_path):
     assert_each_ends(tmp_path, hostile.REFUSED, ("too large", "too many parts", "cannot decode"))
 
 
+@pytest.mark.slow
 def test_files_of_many_parts_that_are_read_stay_within_the_promised_memory(tmp_path):
     assert_each_ends(tmp_path, hostile.BOUNDED, ("image",), per_byte=MEMORY_PER_BYTE)
 
 
+@pytest.mark.slow
 def test_the_largest_images_stay_within_the_promised_memory(tmp_path):
     assert_each_ends(tmp_path, hostile.HEAVY, ("image",), more=PIXEL_BYTES)
 
@@ -153,55 +153,3 @@ def test_what_is_refused_in_excess_is_read_in_ordinary_amounts():
         hostile.grey_tiff(1, 2_000, strips),
     ):
         assert not isinstance(decoded(data), str)
-
-
-def calls(function: Callable[..., object], *arguments: object) -> int:
-    """Count the calls of Python and C functions until the file is decoded or rejected."""
-    events = Counter[str]()
-    sys.setprofile(lambda frame, event, argument: events.update((event,)))
-    try:
-        with suppress(Rejected):
-            function(*arguments)
-    finally:
-        sys.setprofile(None)
-    return events["call"] + events["c_call"]
-
-
-FEW_PARTS = 500
-"""With this few parts allowed, a long run of bytes shows whether the steps depend on the limit or on the file."""
-
-RUNS = (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"\xff\x64\0\2", b"#\n", b"1 ", b"<", b"\0\0\0\x08")
-
-
-@pytest.fixture
-def few_parts(monkeypatch):
-    monkeypatch.setattr("precompute.images.parts.MAX_PARTS", FEW_PARTS)
-
-
-PHOTO = hostile.save(hostile.small().resize((64, 64)), "JPEG")
-HALVES = [data[: len(data) // 2] for data in CORPUS] + [b"", b"\xff\xd8"]
-LONG_RUNS: list[tuple[Callable[[bytes], bytes], int]] = [
-    (lambda run: PHOTO[:-400] + run, 1_000_000),
-    (lambda run: PHOTO + run, 1_000_000),
-    (hostile.jpeg_with, 1_000_000),
-    *((half.__add__, 100_000) for half in HALVES),
-]
-
-
-@pytest.mark.parametrize(("around", "size"), LONG_RUNS)
-def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around, size):
-    """The run replaces a file's second half; in a JPEG also before the first segment, in the data and after the end."""
-    silence_decoders()
-    for run in RUNS:
-        assert calls(decode, around(run * (size // len(run))), RECIPE) <= 100 * FEW_PARTS, run
-
-
-def test_behind_a_sequential_jpegs_only_scan_nothing_is_searched():
-    """Libjpeg ends with the last row: it reads no segment after it, and treats another scan as damage."""
-    begin, end = PHOTO.rindex(b"\xff\xda"), PHOTO.rindex(b"\xff\xd9")
-    segments, scans = b"\xff\xfe\0\2" * 200_000, PHOTO[begin:end] * 1_000
-    assert np.array_equal(decoded(PHOTO[:end] + segments + PHOTO[end:]), decoded(PHOTO))
-    assert str(decoded(PHOTO[:end] + scans + PHOTO[end:])).startswith("cannot decode")
-    assert calls(refuse_costly, PHOTO + segments, MAX_PIXELS) == calls(refuse_costly, PHOTO, MAX_PIXELS)
-    several = hostile.patched(PHOTO, b"\xff\xda", 4, b"\1")  # a scan of one component: others may follow
-    assert str(decoded(several[:end] + segments)).startswith("too many parts")

@@ -43,7 +43,7 @@ PHOTOGRAPHS = {
 @pytest.mark.parametrize(("fit", "name"), [*product(FITS, PHOTOGRAPHS)])
 def test_a_reduced_jpeg_gives_nearly_the_same_pixels(fit, name):
     """No edge is shifted, although EXIF may turn a partial pixel to any of them."""
-    for height, width in ((50, 50), (25, 33), (20, 25)):
+    for height, width in ((50, 50), (20, 25)):
         recipes = [recipe_of(height, width, fit=fit, decode=decode) for decode in ("full", "reduced")]
         full, reduced = (decoded(PHOTOGRAPHS[name], recipe) for recipe in recipes)
         assert reduced.size == full.size == full.rgb.size

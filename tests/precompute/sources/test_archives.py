@@ -127,11 +127,8 @@ def test_a_zip_bomb_stops_at_the_size_it_claims(tmp_path):
 ZIP_LIES: dict[str, tuple[Patch, str]] = {
     "encrypted": ((CENTRAL, 8, "<H", 1), "encrypted"),
     "a method without a bound, bzip2": ((CENTRAL, 10, "<H", zipfile.ZIP_BZIP2), "is compressed by method 12"),
-    "a place beyond the archive": ((CENTRAL, 42, "<I", 2**31), "no member begins at byte"),
     "a longer file": ((CENTRAL, 24, "<I", 4_000), "claims 4,000"),
     "a file of 256 MB": ((CENTRAL, 24, "<I", MAX_FILE_BYTES + 1), "too large: a.jpg is 268,435,457 bytes"),
-    "another checksum": ((CENTRAL, 16, "<I", 7), "CRC-32"),
-    "no local header": ((LOCAL, 1, "<B", 0), "no member begins at byte 0"),
     "a link": ((CENTRAL, 38, "<I", (stat.S_IFLNK | 0o777) << 16), "is a link"),
 }
 
@@ -159,8 +156,6 @@ def pax_records(**records: str) -> bytes:
 
 NO_FILES = {
     "a symbolic link": (tarfile.SYMTYPE, "/etc/passwd", "is a link"),
-    "a hard link": (tarfile.LNKTYPE, "b.jpg", "is a link"),
-    "a device": (tarfile.CHRTYPE, "", "is not a file"),
     "a pipe": (tarfile.FIFOTYPE, "", "is not a file"),
     "a sparse file": (tarfile.GNUTYPE_SPARSE, "", "is a sparse file"),
 }
@@ -196,23 +191,14 @@ ZIP = make_zip(io.BytesIO(), [("a.jpg", b"pixels")]).getvalue()
 
 ZIPS = {
     "with a table of 4 GB": ZIP[:-10] + b"\xff\xff\xff\xfe" + ZIP[-6:],
-    "whose table is none": ZIP.replace(CENTRAL, b"XXXX"),
     "cut in a member": ZIP[:40],
-    "cut in its last record": ZIP[:-10],
 }
 TARS = {
-    "empty": b"",
-    "cut in a header": A + member("b.jpg")[:300],
     "cut in a file": member("a.jpg", bytes(5_000))[:1_024],
-    "cut between members": A,
     "damaged in the middle": A + member("b.jpg").replace(b"b.jpg", b"x.jpg") + NOTHING,
     "a file of 2^60 bytes": member("a.jpg", b"pixels", size=2**60) + NOTHING,
     "a file of negative size": A + pax_header(pax_records(size="-1024")) + member("b.jpg") + NOTHING,
-    "a header of negative size": member("a.jpg") + pax_header(b"", size=-512) + NOTHING,
     "a header of a gigabyte": pax_header(b"x" * 100, size=2**30) + NOTHING,
-    "a header of nothing": pax_header(b"0 a=b\n") + A + NOTHING,
-    "a long name of a gigabyte": pax_header(b"x" * 100, tarfile.GNUTYPE_LONGNAME, size=2**30) + NOTHING,
-    "sparse beyond its end": pax_header(pax_records(GNU_sparse_major="1", GNU_sparse_minor="0")) + member("a.jpg"),
 }
 IN_PLACE = ", so it cannot be read in place; unpack it"
 EXPECTED = "; expected a folder, a zip or a tar of images"
@@ -220,7 +206,6 @@ REFUSED = [
     *(pytest.param("images.zip", data, "its index cannot be read", id=f"zip {lie}") for lie, data in ZIPS.items()),
     *(pytest.param("images.tar", data, "images.tar", id=f"tar {lie}") for lie, data in TARS.items()),
     ("a file", gzip.compress(A, mtime=0), f"is packed by gzip{IN_PLACE}"),
-    ("a file", b"Rar!\x1a\x07\x01\0", f"is packed by RAR{IN_PLACE}"),
     ("a file", b"", f"is empty{EXPECTED}"),
     ("a file", b"a list\n", f"is neither a zip nor a tar{EXPECTED}"),
 ]
@@ -236,15 +221,7 @@ def test_an_archive_that_cannot_be_followed_is_refused(tmp_path, name, data, mes
     assert "\n" not in str(caught.value)
 
 
-def test_a_zips_index_without_bound_is_refused_unread(tmp_path):
-    """The file is sparse: its table of contents is a hole of a gigabyte."""
-    with (tmp_path / "images.zip").open("wb") as stream:
-        stream.seek(2**30 + 1)
-        stream.write(b"PK\5\6" + struct.pack("<8xLLH", 2**30 + 1, 0, 0))
-    with pytest.raises(SourceError, match="its index needs 1,073,741,825 bytes, more than 1,073,741,824"):
-        open_image_store(tmp_path / "images.zip").listing()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 def test_damaged_archives_give_files_rejections_or_a_refusal(tmp_path, kind):
     """If a zip's member is read at all, every byte is right."""

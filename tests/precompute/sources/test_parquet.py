@@ -78,14 +78,12 @@ def test_rows_that_are_none_are_missing(tmp_path):
             source.read(uri)
 
 
-@pytest.mark.parametrize("change", ["written again", "gone"])
-def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path, change):
+def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path):
     path = write_table(tmp_path / "a.parquet", image=[b"a"])
     source = opened("parquet", path)
     path.unlink()
-    if change == "written again":
-        write_table(path, image=[b"a", b"b"])
-    with pytest.raises(SourceError, match=r"a.parquet (was changed while it was read|is missing)"):
+    write_table(path, image=[b"a", b"b"])
+    with pytest.raises(SourceError, match=r"a.parquet was changed while it was read"):
         source.read("a.parquet/0")
 
 
@@ -93,18 +91,13 @@ TURN = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 LATIN_1 = pa.StringArray.from_buffers(1, *pa.array([b"\xe9"]).buffers()[1:])
 HOSTILE: dict[str, tuple[Any, ...]] = {
     "no image": ({"photo": [b"a"]}, "has no column image or img .*source.fields.image may name: photo$"),
-    "images as text": ({"image": ["a.jpg"]}, "a column image of type string, expected a struct of bytes and path"),
-    "images as numbers": ({"image": [1], "photo": [b"a"]}, "a column image of type int64, .*: photo$"),
     "no column of that name": (
         *({"image": [b"a"], "title": ["A"]}, "no column tilte; source.fields.caption may name: title$"),
         {"caption": "tilte"},
     ),
     "images in lists": ({"image": [[b"a"]], "n": [1]}, r"of type list<.*>, expected a struct .* n \(int64\)$"),
-    "a view of bytes": ({"image": pa.array([b"a"], pa.binary_view())}, r"columns are image \(binary_view\)$"),
-    "an id that is a number with a fraction": ({"image": [b"a"], "id": [0.5]}, "a column id of type double"),
     "a row without an id": ({"image": [b"a"] * 2, "id": ["a", None]}, "row 1 has no id"),
     "a text that is not UTF-8": ({"image": [b"a"], "caption": LATIN_1}, "a.parquet is damaged"),
-    "turns that are text": ({"image": [b"a"], "conversations": ["a"]}, "expected lists of structs of from and value"),
     "a turn without a speaker": (
         {"image": [b"a"], "conversations": pa.array([[{"value": "a"}]], TURN)},
         r"a.parquet: row 0: conversations: \[0\].from: expected `str`, got `null`",
@@ -124,61 +117,42 @@ def test_other_columns_are_refused_in_one_line(tmp_path, name):
 
 READ_ALL = """
 import os, resource, sys
-from concurrent.futures import ThreadPoolExecutor
 from cache_store.errors import SourceError
 from precompute.sources import parquet
 from precompute.sources.config import SourceConfig
 from precompute.sources.opening import open_source
-path, most_image_bytes, more = sys.argv[1], *map(int, sys.argv[2:])
-parquet.MAX_GROUP_BYTES["images"] = most_image_bytes
-source = open_source(SourceConfig(kind="parquet", path=path))
+parquet.MAX_GROUP_BYTES["images"] = 2**27
+source = open_source(SourceConfig(kind="parquet", path=sys.argv[1]))
 used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-resource.setrlimit(resource.RLIMIT_AS, (used + more,) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**31,) * 2)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-def size(uri):
-    try:
-        return len(source.read(uri))
-    except SourceError as error:
-        return error  # and what its frames hold
+end = "read"
 try:
-    uris = [row["uri"] for row in source.samples()][:8]
-    with ThreadPoolExecutor(4) as pool:
-        ends = [*pool.map(size, uris)]
-    end = ends[0] if len({*map(str, ends)}) == 1 else ends
+    for row in source.samples():
+        source.read(row["uri"])
 except SourceError as error:
     end = error
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10, end)
 """
 
 
-def read_apart(path: Path, most_image_bytes: int) -> tuple[int, str]:
-    """Read all images in a process with 2 GiB more; return its growth in MiB, and the images' sizes or the error."""
-    command = [sys.executable, "-c", READ_ALL, str(path), str(most_image_bytes), str(2**31)]
+def read_apart(path: Path) -> tuple[int, str]:
+    """Read all images in a process with 2 GiB more; return its growth in MiB, and the error."""
+    command = [sys.executable, "-c", READ_ALL, str(path)]
     growth, end = subprocess.check_output(command, text=True, timeout=300).strip().split(maxsplit=1)
     return int(growth), end
 
 
-def test_images_take_the_memory_of_a_row_group_and_of_a_page(tmp_path):
-    """One page is in memory too while images become bytes."""
-    many = [bytes([number]) * 2**24 for number in range(8)]
-    path = write_table(tmp_path / "a.parquet", image=many, id=[*range(8)])
-    growth, end = read_apart(path, 2**27 + 2**12)
-    assert end == str(2**24)
-    assert growth < 2.6 * 128
-
-
-@pytest.mark.parametrize("column", ["image", "caption"])
-def test_one_value_in_many_rows_is_refused_once_it_takes_too_much(tmp_path, column):
+@pytest.mark.slow
+def test_one_value_in_many_rows_is_refused_once_it_takes_too_much(tmp_path):
     """The file of less than a kilobyte unpacks to 4 GB; it takes some rows' memory, and that of the images before."""
-    value, rows = bytes(215_000) if column == "image" else "x" * 215_000, 20_000
+    value, rows = bytes(215_000), 20_000
     repeated = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
-    columns = {"image": pa.array([b"a"] * rows), column: repeated}
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table(columns), path, row_group_size=rows, store_schema=False, compression="zstd")
+    pq.write_table(pa.table({"image": repeated}), path, row_group_size=rows, store_schema=False, compression="zstd")
     assert path.stat().st_size < 1_000
-    what, most = ("images", 2**27) if column == "image" else ("texts", 2**29)
-    growth, end = read_apart(path, 2**27)
-    assert end.startswith(f"{path}: row group 0 is too large, with more than {most:,} bytes of {what}; write the file")
+    growth, end = read_apart(path)
+    assert end.startswith(f"{path}: row group 0 is too large, with more than {2**27:,} bytes of images; write the file")
     assert growth < 256
 
 
@@ -221,9 +195,8 @@ def read_from_the_hub(url: str, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("path", ["data/train-*.parquet", "data"])
-def test_tables_on_the_hub_are_those_on_disk(hub, path):
-    endpoint, root = hub
+def test_tables_on_the_hub_are_those_on_disk(hub):
+    (endpoint, root), path = hub, "data/train-*.parquet"
     done = read_from_the_hub(f"{DATA_SET}/{path}", HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
     source = open_source(SourceConfig(kind="parquet", path=str(root / path)))
     uris = [str(sample["uri"]) for sample in source.samples()]

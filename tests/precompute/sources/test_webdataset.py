@@ -1,6 +1,5 @@
 """Tars in WebDataset's form as a source; webdataset itself writes the sound ones."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -95,13 +94,8 @@ PATTERNS = {
     "a/1.tar": ["1.tar"],
     "a/*.tar": ["0.tar", "1.tar"],
     "*/{1..1}.tar": ["a/1.tar", "b/1.tar"],
-    "{a,b}/[0-9].tar": ["a/0.tar", "a/1.tar", "b/1.tar"],
-    "a/{00..01}{,x}.tar": "00.tar, .* do not exist",
     "a/{0..2}.tar": "a/2.tar does not exist",
-    "a/none*": "does not exist",
-    "d[1]{2}": ["3.tar"],
     "**/*.tar": "name the folder",
-    "nowhere": "nowhere does not exist",
     "c": "c holds no .tar file",
 }
 """A path, and the tars that it matches, or the error."""
@@ -111,7 +105,7 @@ PATTERNS = {
 def test_a_path_is_a_tar_a_folder_or_a_pattern(tmp_path, monkeypatch, pattern):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c").mkdir()
-    for number, name in enumerate(("a/0.tar", "a/1.tar", "a/deep/2.tar", "b/1.tar", "d[1]{2}/3.tar", "b/tar")):
+    for number, name in enumerate(("a/0.tar", "a/1.tar", "a/deep/2.tar", "b/1.tar", "b/tar")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_tar(tmp_path / name, numbered(number))
     expected = PATTERNS[pattern]
@@ -124,17 +118,9 @@ def test_a_path_is_a_tar_a_folder_or_a_pattern(tmp_path, monkeypatch, pattern):
 
 LONG = b'{"a": ' * 100_000
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "cut in a file": (member("a.jpg", bytes(5_000))[:1_024], "a.tar is damaged"),
     "a caption that is a link": (A + member("a.txt", kind=b"2", linked_to="/etc") + NOTHING, "a.tar/a.txt .*is a link"),
     "a caption of 17 MB": (A + member("a.txt", b"x" * 17 * 2**20) + NOTHING, "be read: a.txt is 17,825,792 bytes"),
-    "a caption that comes twice": (
-        A + member("a.txt", b"x") * 2 + NOTHING,
-        "be read: a.txt occurs more .*a.tar",
-    ),
-    "a caption that is a number": (A + member("a.json", b'{"caption": 7}') + NOTHING, "a.json: caption: expected `str"),
     "objects in objects": (A + member("a.json", LONG) + NOTHING, "a.json: is nested too deeply"),
-    "turns without a speaker": (A + member("a.json", b'{"conversations": [{}]}') + NOTHING, "conversations.*from;"),
-    "half a character": (A + member("a.json", b'{"caption": "\\ud800"}') + NOTHING, "a.json: .*truncated"),
     "a key in two tars": (A + NOTHING, r"1 sample id came more than once: a \(first with the images \S+, \S+\); give"),
 }
 """A tar, and the error."""
@@ -149,11 +135,3 @@ def test_a_tar_that_cannot_be_planned_is_refused_in_one_line(tmp_path, name):
     with pytest.raises(EncodeOnceError, match=message) as caught:
         rows_of(opened("webdataset", tmp_path))
     assert "\n" not in str(caught.value)
-
-
-def test_a_pattern_is_remembered_as_an_absolute_one(project, monkeypatch):
-    monkeypatch.chdir(project.folder)
-    write_tar(project.folder / "tars/0.tar", numbered(1, 2))
-    project.build(source={"kind": "webdataset", "path": "tars/{0..0}.tar"})
-    remembered = json.loads((project.cache / "build.json").read_text())["config"]["source"]["path"]
-    assert remembered == str(project.folder / "tars/{0..0}.tar")
