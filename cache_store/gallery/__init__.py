@@ -1,1 +1,1 @@
-"""A page that shows a cache's contents: cached rows and rejected rows."""
+"""A page that shows a cache's contents: cached rows, rejected rows, histograms."""

@@ -1,7 +1,9 @@
-"""Make a cache's gallery: draw rows, look them up, write one page without references to other files.
+"""Make a cache's gallery: draw rows, look them up, count values, write one page without references to other files.
 
 Ids, uris and captions are untrusted, so Jinja2 escapes every value.
 """
+
+# Axes: F features, B bins.
 
 import math
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from cache_store.cache.entry_points import ReadImage, find_source_images
@@ -19,13 +22,39 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.format.array import ArraySpec
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
-from cache_store.gallery.rows import Decode, Exhibit, Showcase, draw_rejects, random_numbers
+from cache_store.gallery.rows import Decode, Exhibit, Showcase, batches, draw_rejects, numbers_to_count, random_numbers
 from cache_store.program.output_file import refuse_output
+from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
 from cache_store.storage.store import Address, Store
 
+MOST_FEATURES = 96
+"""Most features shown; no VAE has more today. If there are more, evenly spaced ones are shown."""
+BINS = 80
+HISTOGRAM_SPAN = 4.0
+"""Standard deviations on either side of a feature's mean that the histograms show."""
+READ_BYTES = 64 * 2**20
+
 SHOWN_CHARACTERS = 300
 """Characters shown of an id, uri, caption or reason, which may be very long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """How often values of one feature occur, on a scale that all features share."""
+
+    feature: int
+    mean: float
+    std: float
+    count_B: np.ndarray
+    place: float
+    """Place of the mean on the scale, in [0, BINS]."""
+
+    @property
+    def outline(self) -> str:
+        """The bars as the path of an SVG of BINS x 1."""
+        height_B = 1 - self.count_B / max(1, self.count_B.max())
+        return "M0 1" + "".join(f"V{height:.3f}h1" for height in height_B) + "V1Z"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +67,11 @@ class Gallery:
     shown: Sequence[Exhibit]
     """Cached rows."""
     rejected: Sequence[Exhibit]
+    counted: int
+    """Number of samples whose values the histograms count."""
+    histograms: Sequence[Histogram]
+    ends: tuple[float, float]
+    """The smallest and the largest value of the histograms' scale."""
     source_problem: str | None
 
     @property
@@ -54,8 +88,8 @@ class Gallery:
         if self.cache.seal.array.preview is not None:
             return None
         return (
-            f"samples of [{self.array.named_axes}] have no preview here; the page shows source {self.array.made_of}s "
-            "and rejected rows"
+            f"samples of [{self.array.named_axes}] have no preview here; the page shows source {self.array.made_of}s, "
+            "distributions and rejected rows"
         )
 
     @property
@@ -68,20 +102,24 @@ class Gallery:
 def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
     """Write the page of a sealed cache; `decode` adds decoded images and their PSNR.
 
-    The cost depends on the number of rows, not on the cache's size.
+    The cost depends on the number of rows and the limits of the draw, not on the cache's size.
     """
     cache = open_cache(address)
     refuse_output("--output", config.page, cache.root)
-    numbers = numbers_to_show(cache, config)
+    counted, numbers = numbers_to_count(cache, config.seed), numbers_to_show(cache, config)
     read_image, source_problem = source_reader(cache.store) if cache.spec.array.image else (None, None)
     showcase = Showcase(cache=cache, read_image=read_image, source_problem=source_problem, decode=decode)
     exhibits = showcase.cached(numbers)
+    histograms, ends = count_values(cache, counted)
     gallery = Gallery(
         page=config.page,
         cache=cache,
         config=config,
         shown=[exhibits[number] for number in numbers],
         rejected=showcase.rejected(draw_rejects(cache, config.rows, config.seed)),
+        counted=len(counted),
+        histograms=histograms,
+        ends=ends,
         source_problem=source_problem,
     )
     write_file(config.page, render(gallery).encode())
@@ -116,6 +154,31 @@ def source_reader(store: Store) -> tuple[ReadImage | None, str | None]:
         return None, str(error)
 
 
+def count_values(cache: Cache, numbers: np.ndarray) -> tuple[list[Histogram], tuple[float, float]]:
+    """Count the values of these samples by feature, and return the ends of the scale; reads them in batches."""
+    array, summary = cache.spec.array, cache.seal.array
+    shown = min(array.features, MOST_FEATURES)
+    features, axis = np.arange(shown) * array.features // shown, array.feature_place + 1
+    mean, std, low, high = (
+        np.array(each)[features] for each in (summary.mean, summary.std, summary.minimum, summary.maximum)
+    )
+    first = float(max((mean - HISTOGRAM_SPAN * std).min(), low.min()))
+    last = float(min((mean + HISTOGRAM_SPAN * std).max(), high.max()))
+    if last <= first:
+        first, last = first - 0.5, first + 0.5
+    count_FB = np.zeros((shown, BINS), np.int64)
+    with ProgressBar("histograms", len(numbers), "sample") as bar:
+        for batch in batches(cache, numbers, lambda sized: READ_BYTES // (4 * sized.sample_bytes)):
+            stored = cache.read(batch).take(features, axis).astype(np.float32)
+            for place, values in enumerate(np.moveaxis(stored, axis, 0)):
+                count_FB[place] += np.histogram(values, BINS, (first, last))[0]
+            bar.update(len(batch))
+    places = (mean - first) / (last - first) * BINS
+    rows = zip(features.tolist(), mean.tolist(), std.tolist(), count_FB, places.tolist(), strict=True)
+    names = ("feature", "mean", "std", "count_B", "place")
+    return [Histogram(**dict(zip(names, row, strict=True))) for row in rows], (first, last)
+
+
 def render(gallery: Gallery) -> str:
     """Render the page as one HTML text without references to other files."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -132,8 +195,10 @@ def render(gallery: Gallery) -> str:
         seal=seal,
         spec=spec,
         sizes=[(array, [*rows]) for array, rows in groupby(gallery.shown, lambda exhibit: exhibit.array)],
+        features=f"{gallery.array.feature_axis}s".capitalize(),
         facts=[*spec_lines(spec), *array_lines(spec.array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
+        bins=BINS,
     )
 
 

@@ -32,6 +32,9 @@ from cache_store.gallery.pictures import (
 )
 from cache_store.program.progress_bar import ProgressBar
 
+DRAWN_SAMPLES, DRAWN_SHARDS, DRAWN_BYTES = 16_384, 64, 2**28
+"""Limits of the draw for histograms: enough samples for smooth ones, in a few seconds."""
+
 BATCH = 4
 """Frames in memory at full size, but at least one sample."""
 
@@ -56,6 +59,20 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
     missing = [random.choice(each) for index, each in enumerate(shards) if len(each) and index not in shown]
     more = [int(cache.shards.starts[each] + random.integers(counts[each])) for each in missing]
     return np.sort([*numbers, *more])
+
+
+def numbers_to_count(cache: Cache, seed: int) -> NDArray[np.int64]:
+    """Choose samples for histograms: all of a small cache, or a draw from random shards of a large one; ascending."""
+    limit = min(DRAWN_SAMPLES, max(1, DRAWN_BYTES // max(each.sample_bytes for each in cache.arrays)))
+    counts = cache.shards.roll.cached
+    occupied = np.flatnonzero(counts)
+    if len(cache) <= limit and len(occupied) <= DRAWN_SHARDS:
+        return np.arange(len(cache))
+    random = generator(seed, "histograms")
+    shards = occupied[draw_numbers(len(occupied), min(DRAWN_SHARDS, limit), random)]
+    share = -(-limit // len(shards))
+    starts = cache.shards.starts
+    return np.concatenate([starts[each] + draw_numbers(int(counts[each]), share, random) for each in shards])
 
 
 def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, Any]]:

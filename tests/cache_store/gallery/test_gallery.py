@@ -4,10 +4,12 @@ import base64
 import io
 import math
 import re
+import shutil
 import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from tests.make_cache import caption, make_cache
 from tests.named import assert_names
 
 HERE = Path(__file__).parents[1] / "format"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ROWS, REJECTED = 30, (3, 9, 29)
 LATENTS = np.random.default_rng(5).standard_normal((ROWS, 4, 6, 5)).astype(np.float32)
 HOSTILE_ID = '<script>alert("id")</script>'
@@ -95,6 +98,23 @@ def images_of(html: str, alt: str) -> list[bytes]:
     return [base64.b64decode(uri, validate=True) for uri in uris]
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")
+def test_a_browser_shows_the_page_without_complaint(page, cache, tmp_path):
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    options += " --disable-component-update --disable-sync --enable-logging=stderr --window-size=1400,900"
+    paths = [
+        f"--user-data-dir={tmp_path}/profile",
+        f"--screenshot={tmp_path}/shot.png",
+        f"file://{cache.parent}/gallery.html",
+    ]
+    command = [str(CHROMIUM), *options.split(), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    shot = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB"))
+    assert len(np.unique(shot.reshape(-1, 3), axis=0)) > 200, "previews and strips"
+
+
 def test_the_page_refers_to_nothing_outside_itself(page):
     assert {"script", "link", "iframe", "object", "base"}.isdisjoint(re.findall(r"<(\w+)", page))
     assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', page))
@@ -104,8 +124,12 @@ def test_the_page_refers_to_nothing_outside_itself(page):
     assert not re.search(r"url\(|@import", style)
     uris = re.findall(r'(?:src|srcset)="([^"]*)"', page)
     assert len(uris) > 2 * 27, "previews and strips of random rows"
-    for _, data in (uri.split(";base64,") for uri in uris):
-        Image.open(io.BytesIO(base64.b64decode(data, validate=True))).load()
+    for kind, data in (uri.split(";base64,") for uri in uris):
+        decoded = base64.b64decode(data, validate=True)
+        if kind == "data:image/svg+xml":
+            ElementTree.fromstring(decoded)
+        else:
+            Image.open(io.BytesIO(decoded)).load()
 
 
 def test_texts_are_shown_as_text_and_sizes_by_their_names(page):
@@ -160,6 +184,7 @@ def test_previews_and_psnr_are_what_they_say(cache):
 
 @pytest.mark.parametrize("form", ["", "_tars"])
 def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
+    """Also in the histograms, in which a latent's size does not matter."""
     config = GalleryConfig(output=str(tmp_path / "a.html"))
     content = make_gallery(HERE / f"golden_sizes{form}", config)
     shapes = [exhibit.array.shape for exhibit in (*content.shown, *content.rejected)]
@@ -169,6 +194,9 @@ def test_a_cache_of_two_sizes_shows_each_row_in_its_own(tmp_path, form):
     page = text_of(config.page.read_text())
     assert "24x16: channel 2, latent_y 2, latent_x 3" in page
     assert "8x32: channel 2, latent_y 4, latent_x 1" in page
+    assert sum(each.count_B.sum() for each in content.histograms) == sum(
+        np.prod(exhibit.array.shape) for exhibit in content.shown
+    )
 
 
 def clips_cache(path: Path) -> Path:
