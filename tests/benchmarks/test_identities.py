@@ -7,6 +7,8 @@ import pytest
 from benchmarks import identities
 from tests.object_stores.server import environment, running_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def url(tmp_path_factory, monkeypatch):
@@ -26,17 +28,3 @@ def test_torchrun_in_a_store_gives_the_same_after_a_kill(capsys, tmp_path, url, 
     assert record["skipped"] == {}
     assert [each["equal_files"] for each in record["ways"].values()] == ["all"]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--ways", "store-one-process"], "--url"),
-        (["--kills=-1"], "--kills"),
-        (["--nope"], "`python -m benchmarks.identities --help`"),
-    ],
-)
-def test_a_wrong_option_is_named(capsys, monkeypatch, options, named):
-    monkeypatch.setattr("sys.argv", ["/clone/benchmarks/identities.py"])
-    assert identities.main(options) == 2
-    assert named in capsys.readouterr().err

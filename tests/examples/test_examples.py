@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from cache_store.errors import ConfigError
 from tests.command_runs import PROGRAMS
+from tests.families import first_and_slow
 from tests.make_cache import make_cache
 from tests.trainer.runs import meeting_of_two
 from trainer import LatentStream
@@ -175,7 +176,7 @@ def test_a_stream_that_accelerate_would_divide_again_is_refused(cache, dispatch_
     assert len(list(prepare(DataLoader(LatentStream(cache, BATCH), batch_size=None), num_processes=1))) == 8
 
 
-@pytest.mark.parametrize("script", [each for each in NEEDS if not each.endswith("_lora")])
+@pytest.mark.parametrize("script", first_and_slow(each for each in NEEDS if not each.endswith("_lora")))
 def test_an_example_explains_itself_and_its_errors(cache, tmp_path, script, capsys):
     assert {path.stem for path in EXAMPLES.glob("*.py")} == NEEDS.keys() | {"own_encoder"}  # tested beside this
     with pytest.raises(SystemExit, match="0"):

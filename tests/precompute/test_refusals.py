@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from precompute.build.request import BuildRequest
 from precompute.cli import main
 from tests.precompute.conftest import Project, run_build, write_source
 from tests.precompute.encoders.test_vaes import IMAGE_VAES
@@ -153,11 +152,3 @@ def test_every_field_of_the_recipe_is_refused_by_name(project, field):
     with project.untouched():
         said = project.do(f"build {OTHER_FIELDS[field]}", code=1)
     assert re.search(rf"^  {re.escape(field)}  ", said, re.MULTILINE)
-
-
-@pytest.mark.parametrize("typed", [["--cache", "r1"], ["--cache=r1"], ["--extend"], []])
-def test_a_command_that_is_named_has_no_option_twice(typed):
-    request = BuildRequest(command=("precompute", "plan", *typed, "--run.workers", "2"))
-    kept = " --extend" if "--extend" in typed else ""
-    assert request.with_options("--cache", "NEW") == f"precompute plan{kept} --run.workers 2 --cache NEW"
-    assert request.with_options("--extend").count("--extend") == 1

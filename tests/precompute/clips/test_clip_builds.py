@@ -219,18 +219,6 @@ def test_clips_of_repeated_and_of_interlaced_frames_are_counted(project):
     assert not verify(project.cache, "deep").findings
 
 
-def test_without_a_rate_a_clip_has_consecutive_frames(project):
-    project.build(clip={"frames": FRAMES, "fps": "source", "pick": "slide", "stride": 8})
-    starts = {each["id"]: each[CLIP_START] for each in samples_of(project.cache, "id", CLIP_START)}
-    expected = {
-        f"{name}@{first}": first / video.rate
-        for name, video in {**GOOD, "short.mp4": Made(frames=8)}.items()
-        for first in range(0, video.frames - FRAMES + 1, 8)
-    }
-    assert starts == pytest.approx(expected)
-    assert "5 frames" in project.run(cache_store, "info", project.cache)
-
-
 # Which parts of a video are read.
 
 

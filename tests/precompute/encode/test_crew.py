@@ -33,13 +33,10 @@ def make_config(device="auto", workers="auto", side=224, dtype="bfloat16", max_t
         (NODE, {"device": "cuda:3"}, 146, (4, 32)),  # a rank's: other ranks have the other GPUs, and their cores
         (NODE, {}, 5, (5, 8)),
         (replace(ONE_GPU, cores=8), {}, 146, (2, 2)),
-        (replace(ONE_GPU, cores=2), {}, 146, (1, 1)),
         (replace(ONE_GPU, host_bytes=12 * GIB), {}, 146, (3, 3)),
         (replace(ONE_GPU, gpu_bytes=20 * GIB), {}, 146, (2, 2)),
-        (ONE_GPU, {"side": 512}, 146, (2, 2)),
         (ONE_GPU, {"side": 1024, "dtype": "float32"}, 146, (1, 1)),
         (NODE, {"max_tokens": 512}, 146, (8, 8)),  # a text encoder has one worker on each GPU
-        (NODE, {"max_tokens": 512}, 3, (3, 8)),
     ],
 )
 def test_workers_on_gpus_follow_from_cores_memory_and_shards(machine, options, shards, crew):

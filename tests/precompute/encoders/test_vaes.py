@@ -189,7 +189,6 @@ LEVELS = {"block_out_channels": [128, 256, 512, 512]}
 @pytest.mark.parametrize(
     ("config", "multiple"),
     [
-        ({"_class_name": "AutoencoderKLWan", "dim_mult": [1, 2, 4, 4]}, 8),
         ({"_class_name": "AutoencoderKLWan", "dim_mult": 3}, None),
         ({"_class_name": "AutoencoderKL", **LEVELS, "latent_channels": 16}, 16),
         ({"_class_name": "AutoencoderKL", **LEVELS}, 8),

@@ -15,6 +15,7 @@ from precompute.sources.config import SOURCES, SourceConfig
 from precompute.sources.images import Source
 from precompute.sources.media import IMAGES, VIDEOS
 from precompute.sources.opening import open_source, recognised
+from tests.families import first_and_slow
 from tests.make_cache import make_cache
 from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, plan_table
@@ -166,7 +167,7 @@ def test_missing_captions_are_warned_of_before_the_encoding_and_masks_are_skippe
     assert ("mask or condition 2" in samples.note) == (name == "masks")
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+@pytest.mark.parametrize("kind", first_and_slow(["parquet", "webdataset"]))
 def test_tars_and_tables_give_the_latents_of_a_folder_and_grow(project, forked_workers, kind):
     """Rows stay when a file comes before the others; a file whose time alone has changed is still the same."""
     data = project.folder / "data"
