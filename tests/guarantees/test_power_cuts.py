@@ -73,7 +73,7 @@ def no_link(path: Path, target: Path) -> None:
 
 
 CASES = [*((name, "zarr", True) for name in LINES), ("copy as it is", "webdataset", True), ("extend", "zarr", False)]
-FIRST = ("build", "extend", "repair")
+FIRST = ("build", "repair")
 """Commands that `make test` tries too."""
 
 

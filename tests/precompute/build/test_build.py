@@ -168,6 +168,7 @@ def test_an_error_of_a_decoder_ends_no_more_than_its_file(project, monkeypatch):
     assert again.timeless() == project.files()
 
 
+@pytest.mark.slow
 def test_a_host_without_a_compiler_is_told_at_once(project):
     done = subprocess.run(
         [sys.executable, "-m", "precompute", "build", "--config", str(project.config()), "--encoder.compile", "true"],

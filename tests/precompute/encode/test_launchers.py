@@ -105,6 +105,7 @@ def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, distu
     assert project.files() == timeless_files(project.folder / "undisturbed")
 
 
+@pytest.mark.slow
 def test_a_model_that_changes_as_workers_start_stops_the_build(built, forked_workers):
     config = BuildConfig.of_cache(built.cache)
     encoder, source = load_encoder(config.encoder, config.image_recipe), open_source(config.source)

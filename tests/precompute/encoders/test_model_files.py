@@ -88,6 +88,7 @@ def move_to_hub_cache(folder: Path, hub_cache: Path, name: str) -> None:
     folder.rename(repo / "snapshots" / commit)
 
 
+@pytest.mark.slow
 def test_a_hub_id_loads_offline_from_the_files_of_its_encoder(vae_folder, gemma_without_language, tmp_path):
     """An absent one ends in one line; diffusers, whose import takes seconds, is not imported for these encoders."""
     folders = vae_folder, gemma_without_language

@@ -228,6 +228,7 @@ def test_a_sample_that_is_not_there_and_workers_that_read_every_block_are_refuse
         list(load(LatentStream(cache, BATCH, shuffle_block=4), num_workers=2))
 
 
+@pytest.mark.slow
 def test_a_stream_prepared_for_several_processes_is_refused(cache):
     """Accelerate calls `set_epoch`. One that knows of no other rank could not be resumed: cursors would differ."""
     LatentStream(cache, BATCH).set_epoch(1)
