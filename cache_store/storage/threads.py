@@ -31,9 +31,14 @@ def make_pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(IN_FLIGHT, THREAD)
 
 
+def is_one() -> bool:
+    """Return whether this is such a thread: it makes its calls itself, since they would wait for each other."""
+    return threading.current_thread().name.startswith(THREAD)
+
+
 def submit(call: Callable[..., T], *values: Any) -> Future[T]:
-    """Make the call in one of this process's threads; at once if this is one: they would wait for each other."""
-    if not threading.current_thread().name.startswith(THREAD):
+    """Make the call in one of this process's threads, or at once if this is one."""
+    if not is_one():
         return make_pool(os.getpid()).submit(call, *values)
     done = Future[T]()
     complete(done, lambda: call(*values))
@@ -53,8 +58,11 @@ def start_thread(call: Callable[[], object]) -> None:
 
 
 def map_concurrently(call: Callable[[T], R], items: Iterable[T]) -> Sequence[R]:
-    """Call `call` for many items at the same time and return the results in order; nested uses run one by one."""
+    """Call `call` for many items at the same time and return the results in order; nested uses run one by one.
+
+    After an error, no call begins that has not.
+    """
     each = [*items]
-    if len(each) < 2:
+    if len(each) < 2 or is_one():
         return [*map(call, each)]
-    return [made.result() for made in [submit(call, item) for item in each]]
+    return [*make_pool(os.getpid()).map(call, each)]
