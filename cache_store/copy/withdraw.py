@@ -188,6 +188,7 @@ class Withdrawal:
         build = msgspec.structs.replace(build, listed=listed, withdrawing=tuple(sorted(left)))
         write_build(store, build.config, listed, build.withdrawing, spec_digest=build.spec_digest)
         seal, shards = finish_withdrawal(store, build)
+        assert seal is not None, "the cache was sealed, so every shard is committed"
         return Withdrawn(store=store, samples=samples, shards=shards, seal=seal)
 
 

@@ -130,7 +130,7 @@ def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
 
 
 def usable_files(config: EncoderConfig) -> ModelFiles | None:
-    """Return the model's files, None for an encoder of one's own; ConfigError or ModelError if it cannot be used so."""
+    """Return the model's files; None for a user's class. Raises ConfigError if images and texts are confused."""
     if IMPORT_PATH.fullmatch(config.model):
         return None
     files = find_encoder_files(config)
