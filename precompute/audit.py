@@ -161,7 +161,6 @@ def audit(address: Address, config: AuditConfig) -> AuditReport:
 
 
 def draw(total: int, samples: int, seed: int) -> np.ndarray:
-    """Draw sample numbers at random, each once, in order."""
     return np.sort(np.random.default_rng(seed).choice(total, min(total, samples), replace=False))
 
 
@@ -209,7 +208,6 @@ def compare(cache: Cache, batch: Batch, encoded: np.ndarray, report: AuditReport
 
 
 def source_problem(sample: dict[str, Any], outcome: Outcome) -> str | None:
-    """Say why the image is not the one that was encoded; None if it is."""
     before, now = sample["content_sha256"], outcome.content_sha256
     if now is None:
         return f"its image is gone: {outcome.reason}"

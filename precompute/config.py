@@ -91,7 +91,6 @@ class RunConfig:
             raise ConfigError(f"run.max_reject_fraction must be in [0, 1], got {self.max_reject_fraction}")
 
     def threads(self, workers: int) -> int:
-        """Return the decode threads of each of `workers` workers."""
         if self.decode_threads != "auto":
             return self.decode_threads
         return max(1, usable_cores() // workers)
@@ -191,14 +190,12 @@ class BuildConfig:
 
     @property
     def media(self) -> "Media":
-        """The kind of files that the source is searched for."""
         from precompute.sources.media import IMAGES, VIDEOS  # needs Pillow, as `--help` does not
 
         return VIDEOS if self.clip.is_on else IMAGES
 
     @property
     def image_recipe(self) -> ImageRecipe | None:
-        """The recipe of images or clips; None for texts."""
         if self.encoder.reads_text:
             return None
         recipe = self.image.recipe
@@ -298,7 +295,6 @@ class CaptionsConfig:
 
 
 def option(typed: str, default: Any = None) -> Any:
-    """Make a field with a command-line option of another name."""
     return field(default=default, metadata={"option": typed})
 
 

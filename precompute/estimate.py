@@ -310,7 +310,6 @@ def training_row(config: EstimateConfig, found: Measured, speed: float) -> tuple
 
 
 def seconds_of_training(config: EstimateConfig, found: Measured, speed: float) -> tuple[float, float]:
-    """Return the seconds of a sample in a training with encoding, and from the cache."""
     live_s = max(1 / speed + found.busy_s["encoding"] / config.gpus, found.read_s / config.gpus)
     return live_s, max(1 / speed, found.sample_bytes / (config.read_mb_per_s * 1e6))
 
@@ -320,6 +319,5 @@ def per_s(seconds: float, noun: str) -> str:
 
 
 def shown_bytes(count: float) -> str:
-    """Format a byte count, such as `14.9 GB`."""
     unit, size = next(((unit, size) for unit, size in UNITS.items() if count >= size), ("bytes", 1.0))
     return f"{count / size:,.{1 if size > 1 else 0}f} {unit}"

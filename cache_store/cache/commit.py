@@ -1,7 +1,7 @@
 """Write or replace a shard's files and its commit record, and seal a cache; every writer uses this module.
 
 If the store has no exclusive claims, another program may be building a shard that has no record, so its files are not
-replaced. A mark tells a rerun of a dead build that the record was retracted, so that the files may be replaced.
+replaced; `precompute plan` deletes those of a dead build.
 """
 
 import base64
@@ -30,36 +30,8 @@ from cache_store.format.schema import ArraySummary, CommitContent, CommitRecord,
 from cache_store.format.sums import ShardSums, summarise
 from cache_store.format.tables import SUMS_KEY
 from cache_store.messages import differences_between, refuse
-from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target, unused_attempt
+from cache_store.storage.publish import unused_attempt
 from cache_store.storage.store import Draft, Store
-
-
-def retract(store: Store, shard: int) -> bool:
-    """Delete a shard's record before its files are replaced; return whether a mark was written."""
-    leaves_mark = not store.has_exclusive_claims and store.has(commit_file(shard))
-    if leaves_mark:
-        store.put_whole(mark_of(shard), b"")
-    if leaves_mark or store.has_exclusive_claims:
-        store.delete(commit_file(shard))
-    return leaves_mark
-
-
-def clear_mark(store: Store, shard: int) -> None:
-    """Delete the mark of a shard that has its new record; sealing deletes the marks of builds that died."""
-    store.delete(mark_of(shard))
-
-
-def retracted_shards(names: Iterable[str]) -> frozenset[int]:
-    """Return the shards that have a mark among the `names` in the folder of commit records."""
-    records = (record for name in names if (record := scratch_target(name)))
-    stems = (record.removesuffix(".json") for record in records)
-    return frozenset(int(stem) for stem in stems if stem.isdecimal())
-
-
-def mark_of(shard: int) -> str:
-    """Return the name of a shard's mark: that of a scratch file, so that `clear_leftovers` deletes it."""
-    folder, _, name = commit_file(shard).rpartition("/")
-    return f"{folder}/.{name}.1{SCRATCH_SUFFIX}"
 
 
 class ShardFiles:
@@ -93,7 +65,6 @@ class ShardFiles:
         return self._drafts[0].writing()
 
     def read_back(self) -> memoryview:
-        """Return the shard file as written so far."""
         self._drafts[0].finish()
         return self._drafts[0].map()
 
@@ -123,7 +94,7 @@ class ShardFiles:
 
         Raises StaleError if the other program's content differs.
         """
-        name, marked = commit_file(self._shard), False
+        name = commit_file(self._shard)
         if self._rewritten:
             self._publish()
             self._store.put_whole(name, canonical_json(record))
@@ -133,11 +104,9 @@ class ShardFiles:
                 return self._equal(other, record)
             self._publish_beside_others(record)
         else:
-            marked = retract(self._store, self._shard)
+            self._store.delete(name)  # first: a record says that its files are complete
             self._publish()
         if self._store.put_if_absent(name, canonical_json(record)):
-            if marked:
-                clear_mark(self._store, self._shard)
             return record
         if (other := read_commit(self._store, self._shard)) is None:
             raise CacheError(
@@ -192,7 +161,6 @@ def write_rows(stream: BinaryIO, samples: pa.Table, sums: bytes | None) -> None:
 
 
 def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
-    """Write the seal, unless the cache holds it already."""
     if seal != held or not store.has(SEAL_FILE):
         store.put_whole(SEAL_FILE, canonical_json(seal))
     return seal

@@ -39,7 +39,6 @@ class Described:
     """Why there is no seal."""
 
     def as_lines(self) -> list[tuple[str, str]]:
-        """List fields and values, in reading order."""
         lines = [("cache", self.cache), *spec_lines(self.spec), *array_lines(self.spec.array)]
         lines += [*progress_lines(self.spec, self.records), *pace_lines(self.pace, self.spec.array.made_of)]
         return [*lines, *seal_lines(self.seal, self.problem)]

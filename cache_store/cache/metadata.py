@@ -372,7 +372,6 @@ def put_texts(store: Store, part: int, shards: Sequence[pa.Table], held: PartTex
 
 
 def put_in_force(store: Store, parts: Sequence[PartTexts], before: Iterable[PartTexts] = ()) -> None:
-    """Write texts.json, unless it says so already."""
     extra = extra_kinds(store, dict(enumerate(parts)))
     texts = Texts(format_version=FORMAT_VERSION, parts=tuple(parts), before=tuple(before), extra=extra, sha256="")
     data = canonical_json(sign(texts))

@@ -129,7 +129,6 @@ class SealedShards:
             return b""  # reading the record reports the error
 
     def locate(self, shards: Iterable[int]) -> None:
-        """Fill `places` for shards that are not mapped; CacheError if one is not as sealed."""
         map_calls(self.store, self._locate, [*(set(shards) - self.located.keys())])
 
     def _locate(self, shard: int) -> None:
@@ -176,7 +175,6 @@ class SealedShards:
         return [Location(**each) for each in table.select(Location._fields).slice(0, 1).to_pylist()]
 
     def _refuse_other(self, shard: int, proof: int, cached: int | None = None) -> None:
-        """Raise CacheError unless a shard file has the sealed proof, and as many samples as the seal says."""
         entry, file = self.roll.entries[shard], self._format.shard_file(shard)
         if proof != entry["proof"] or cached not in (None, entry["cached"]):
             raise self.broken(f"{file} is damaged, or is not the sealed shard {shard}", " --level full")
@@ -239,7 +237,6 @@ class SealedShards:
         return table.select(names)
 
     def rejected_rows(self, reason: str | None = None) -> NDArray[np.int64]:
-        """Read the rejected rows, all or of one reason; CacheError if their file is not the sealed one."""
         columns = ["row"] if reason is None else ["row", "reason"]
         table = parse_table(self._sealed_bytes(self.seal.rejected_file), self.store.where(REJECTED_FILE), columns)
         chosen = table if reason is None else table.filter(pc.equal(table["reason"], reason))
@@ -247,7 +244,6 @@ class SealedShards:
         return rows
 
     def null_text(self) -> NDArray[Any]:
-        """Read the sample of the null prompt, [*shape]; CacheError if it is not as sealed."""
         data, array = self._sealed_file(self._sealed_content(0), NULL_TEXT_FILE), self.spec.array_of(0)
         if len(data) != array.sample_bytes:
             raise self.broken(f"{NULL_TEXT_FILE} has {len(data):,} bytes, a sample {array.sample_bytes:,}")
@@ -280,7 +276,6 @@ class SealedShards:
             raise self.broken(str(error)) from None
 
     def _sealed_content(self, shard: int) -> CommitContent:
-        """Read the shard's record; CacheError if it is not the sealed one."""
         record = read_commit(self.store, shard)
         if record is None or not self.roll.holds(shard, record.content):
             raise self.broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")

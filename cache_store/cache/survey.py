@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from cache_store.cache.commit import retracted_shards
 from cache_store.cache.metadata import (
     PartOnDisk,
     file_record,
@@ -82,14 +81,11 @@ class Survey:
     """Texts that were in force before, by part."""
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Shards that have a commit record, damaged ones included."""
-    retracted: frozenset[int] = frozenset()
-    """Shards whose record was retracted to replace their files; only a store without exclusive claims marks them."""
     metadata: Mapping[str, bytes | None] = field(default_factory=dict)
     """Bytes of the files that the spec determines; None for one that cannot be read."""
 
     @property
     def specs(self) -> list[Spec]:
-        """The specs that the cache states: its own, and the sealed one."""
         return [spec for spec in (self.spec.value, self.seal.value and self.seal.value.spec) if spec]
 
     @property
@@ -132,12 +128,11 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, ow
         spec = try_read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
-    names = names_in(there := with_listing(store), COMMITS)
+    numbers = record_numbers(names_in(there := with_listing(store), COMMITS))
     seal, roll, rejected = try_read(partial(read_checked_seal, store)), Reading[Roll](), Reading[FileRecord]()
     if seal.value:
         roll = try_read(partial(read_roll, store, seal.value))
         rejected = try_read(partial(sealed_record, store, seal.value.rejected_file))
-    numbers = record_numbers(names)
     found = Survey(
         store=store,
         has_cache=True,
@@ -149,7 +144,6 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, ow
         shards=without_foreign_records(
             dict(read_shards(there, own(numbers) if own else numbers)), seal.value, roll.value
         ),
-        retracted=retracted_shards(names),
         metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
     if isinstance(spec.problem, OlderFormatError) and not found.records and found.seal.value is None:
@@ -187,7 +181,6 @@ def try_read(parse: Callable[[], T]) -> Reading[T]:
 
 
 def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
-    """Read the files that the spec determines, other than the group."""
     names = shard_format(spec).metadata().keys() - {SPEC_FILE} if spec else ()
     return {name: try_read(partial(store.read, name)).value for name in names}
 
@@ -221,7 +214,6 @@ def sealed_record(store: Store, sealed: FileRecord) -> FileRecord:
 
 
 def sound_texts(store: Store, parts: Mapping[int, PartTexts]) -> dict[int, PartTexts]:
-    """Read every file of these texts; return the entries of those that are as stated."""
     found = map_calls(store, lambda part: try_read(partial(table_record, store, parts[part].file(part).path)), [*parts])
     pairs = zip(parts.items(), found, strict=True)
     return {part: each for (part, each), file in pairs if file.value == each.file(part)}
@@ -233,7 +225,6 @@ def record_numbers(names: Iterable[str]) -> list[int]:
 
 
 def read_shards(store: Store, shards: Sequence[int]) -> Iterator[tuple[int, ShardOnDisk]]:
-    """Read the commit records of shards, and check the sizes of their files."""
     readings = map_calls(store, partial(read_shard_record, store, {}), shards)
     for shard, record in zip(shards, readings, strict=True):
         if not record.is_absent:

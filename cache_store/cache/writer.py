@@ -249,7 +249,6 @@ class ShardBuilder:
 
 
 def scaled(outcomes: Sequence[Outcome], rounded: Rounded) -> list[Outcome]:
-    """Return the outcomes with the scales of the kept samples, if samples are quantized."""
     outcomes = [*outcomes]
     if rounded.scale is not None:
         low_NC, step_NC = (column.tolist() for column in rounded.scale)
@@ -284,7 +283,6 @@ def rows_of(
 
 
 def non_finite_values(outcome: Outcome) -> int:
-    """Return for how many values that are not finite a sample was rejected."""
     found = NOT_FINITE.fullmatch(outcome.reason or "")
     return int(found[1]) if found else 0
 

@@ -271,7 +271,6 @@ class SampleAxes(Record, frozen=True, kw_only=True):
             raise ValueError(f"a preview needs three or four axes, features first; the axes are {', '.join(self.axes)}")
 
     def refuse_shape(self, shape: Sequence[int], features: int) -> None:
-        """Raise ValueError unless a sample with these axes can have this shape, and so many features."""
         if len(shape) != len(self.axes):
             raise ValueError(f"the axes are {', '.join(self.axes)}, but shape has {len(shape)}")
         if shape[self.feature_place] != features:
@@ -280,12 +279,10 @@ class SampleAxes(Record, frozen=True, kw_only=True):
             raise ValueError(f"a preview can have at most {MAX_PREVIEW_FEATURES:,} features, got {features:,}")
 
     def named(self, shape: Sequence[int]) -> str:
-        """A shape with the names of its axes: `channel 16, latent_y 28, latent_x 28`."""
         return ", ".join(f"{axis} {side}" for axis, side in zip(self.axes, shape, strict=True))
 
     @property
     def feature_place(self) -> int:
-        """Index of the feature axis in a shape."""
         return self.axes.index(self.feature_axis)
 
     @property
@@ -334,13 +331,11 @@ class ArrayRecipe(SampleAxes, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"dtype uint8 needs features before other axes; the axes are {', '.join(self.axes)}")
 
     def of_size(self, size: Size, shape: Sequence[int]) -> "ArraySpec":
-        """Make the array of the samples of one size."""
         shared = {name: getattr(self, name) for name in ArrayRecipe.__struct_fields__}
         return ArraySpec(**shared, size=size, shape=tuple(shape))
 
     @property
     def images(self) -> ImageRecipe:
-        """The image recipe; only for an array that is made from images."""
         assert self.image is not None, "an array of texts"
         return self.image
 
@@ -362,7 +357,6 @@ class ArrayRecipe(SampleAxes, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def recipe_summary(self) -> str:
-        """The image or text recipe on one line."""
         return self.images.summary if self.text is None else self.text.summary
 
     @property
@@ -371,7 +365,6 @@ class ArrayRecipe(SampleAxes, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether values are stored as codes of 8 bits."""
         return self.dtype == "uint8"
 
     @property
@@ -398,7 +391,6 @@ class ArraySpec(ArrayRecipe, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def preview_cells(self) -> tuple[int, int]:
-        """Rows and columns of a preview; only for an array that has one."""
         return self.shape[-2], self.shape[-1]
 
     @property

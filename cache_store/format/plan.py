@@ -155,7 +155,6 @@ def without_samples(rows: pa.Table, withdrawn: NDArray[np.bool_]) -> pa.Table:
 
 
 def is_cut_as(spec: Spec, part: int, lengths: Sequence[int], sizes: Sequence[str]) -> bool:
-    """Return whether a part of shards of these lengths and sizes is cut as the spec says."""
     shards = spec.part_shards[part]
     names = [spec.names[array] for array in spec.array_indices[shards.start : shards.stop]]
     return ([*lengths], [*sizes]) == ([len(spec.shard_rows(shard)) for shard in shards], names)
@@ -281,7 +280,6 @@ class PlanPart:
 
     @property
     def stated(self) -> Part:
-        """Rows, shards and digest of the part, as its footer states them; CacheError if it does not."""
         digest = self._stated_data[:DIGEST_BYTES].hex()
         return Part(rows=sum(self.lengths), shards=self.num_shards, digest=digest)
 
@@ -354,7 +352,6 @@ class Plan:
         return rows.select(wanted)
 
     def text_columns(self, part: int) -> list[str]:
-        """Return the columns of the texts of a part, which may lack extra columns of others."""
         return list(self._texts(part).schema.names)
 
     def part_rows(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:

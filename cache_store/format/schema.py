@@ -38,7 +38,6 @@ class Recipe(Record, frozen=True, kw_only=True):
     array: ArrayRecipe
 
     def spec(self, parts: Iterable["Part"], shards: Iterable["ShardRun"], arrays: Iterable["SizedArray"]) -> "Spec":
-        """Make the spec of a cache with these samples, cut into these shards."""
         recipe = {name: getattr(self, name) for name in Recipe.__struct_fields__}
         return Spec(**recipe, parts=tuple(parts), shards=tuple(shards), arrays=tuple(arrays))
 
@@ -142,7 +141,6 @@ class Spec(Recipe, frozen=True, kw_only=True):
 
     @cached_property
     def sized_arrays(self) -> tuple[ArraySpec, ...]:
-        """The arrays, each with all that they share."""
         return tuple(self.array.of_size(each.size, each.shape) for each in self.arrays)
 
     @property

@@ -150,7 +150,6 @@ def preview_products(latent_CHW: NDArray[np.float64], rgb_HW3: Array) -> NDArray
 
 
 def as_bytes(values: Array) -> NDArray[np.uint8]:
-    """View contiguous samples [N, ...] as their bytes [N, bytes of a sample]."""
     return values.reshape(len(values), -1).view(np.uint8)
 
 

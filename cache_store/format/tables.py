@@ -228,7 +228,6 @@ class TableFile:
                 )
 
     def column(self, number: int, name: str) -> Any:
-        """Return what the footer says of a column of a row group."""
         return self.metadata.row_group(number).column(self._places[name])
 
     def claimed_bytes(self, number: int, columns: Collection[str]) -> int:

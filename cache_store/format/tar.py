@@ -107,7 +107,6 @@ class TarFormat:
         return {SPEC_FILE: canonical_json(group)}
 
     def proof(self, data: memoryview, locations: Sequence[Location | None]) -> int:
-        """Return the crc32c over the first member."""
         first = next(filter(None, locations), Location(0, 0, 0))
         return int(crc32c(data[: first.offset + first.length]))
 

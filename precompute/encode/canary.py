@@ -64,7 +64,6 @@ class Canary:
         return difference(encoded, wanted, array)
 
     def wait(self) -> None:
-        """Wait until the comparison, if one has begun, is made, or a stop is requested."""
         while self._compared is not None and not self._compared.done() and not STOP_REQUEST.is_set():
             wait([self._compared], POLL_S)
 

@@ -99,7 +99,6 @@ class Processes:
 
 
 def receivable(pipes: list[Connection], timeout_s: float) -> list[Connection]:
-    """Return the pipes with a message, or with an end."""
     return [pipe for pipe in wait(pipes, timeout_s) if isinstance(pipe, Connection)]
 
 
@@ -150,7 +149,6 @@ def ending_with_parent() -> Iterator[None]:
 
 
 def encoder_of_worker(config: EncoderConfig, index: int) -> EncoderConfig:
-    """Assign GPUs to workers in turn, unless the config names a device or there is no GPU."""
     if config.device in ("auto", "cuda") and torch.cuda.is_available():
         return replace(config, device=f"cuda:{index % torch.cuda.device_count()}")
     return config

@@ -60,7 +60,6 @@ def run_on_ray(job: EncodeJob, report: Report) -> None:
 
 
 def job_of_actors(job: EncodeJob, resources: Mapping[str, int]) -> EncodeJob:
-    """Return the job with absolute paths and the actors' device."""
     config, recorded = job.config, job.config.recorded()
     source = replace(config.source, **{name: recorded["source"][name] for name in ("path", "images")})
     device = "cuda" if resources["num_gpus"] else "cpu"
@@ -242,7 +241,6 @@ def refuse_unreachable_workers(config: BuildConfig) -> None:
 
 
 def resources_of_worker(device: str, ray: Any) -> dict[str, int]:
-    """Return a worker's Ray resources: a GPU, or ENCODER_THREADS cores for an encoder without one."""
     if device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0)):
         return {"num_gpus": 1, "num_cpus": 0}
     return {"num_gpus": 0, "num_cpus": ENCODER_THREADS}

@@ -97,7 +97,6 @@ LIMITS: dict[tuple[str, DeviceClass], Limits] = {
 
 
 def device_class(*devices: str) -> DeviceClass:
-    """Return the looser class of the devices: `cuda` if any of them is a GPU."""
     return "cuda" if any(device.startswith("cuda") for device in devices) else "cpu"
 
 

@@ -28,10 +28,11 @@ from cache_store.format.roll import Roll
 from cache_store.storage.local import LocalStore
 from precompute.build.decide import Work, damaged_metadata, decide
 from precompute.build.planning import ListedParts
+from precompute.build.refusals import growth_notes, refuse_other_samples
 from precompute.build.request import BuildRequest
 from precompute.build.source import compare_lists
 from precompute.build.stated import Planned, Stated, spec_of
-from precompute.build.steps import grown_spec, growth_notes, planned_work, refuse_other_samples, state_of
+from precompute.build.steps import grown_spec, planned_work, state_of
 from precompute.config import BuildConfig, StoreConfig
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.sources.config import SourceConfig
@@ -313,11 +314,9 @@ def test_what_is_refused_names_what_differs(name):
     assert [each for each in named if each not in str(caught.value)] == []
 
 
-RETRACTED = shard_1(None, replace(NO_SEAL, retracted=frozenset([1])))
 STATES: dict[str, tuple[Case, dict[int, str]]] = {
     "a new cache": (Case(Survey(store=STORE)), {0: "build", 1: "build"}),
     "a shard not built yet": (Case(shard_1(None, NO_SEAL)), {1: "build"}),
-    "one that a dead build retracted": (Case(RETRACTED), {1: "replace"}),
     "a lost record, sealed": (Case(shard_1(None)), {1: "mend"}),
     "a retry": (Case(recovered={1: 2}), {1: "replace"}),
 }
