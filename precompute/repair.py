@@ -16,8 +16,7 @@ from cache_store.verify.findings import Report
 from cache_store.verify.scope import Level
 from cache_store.verify.verify import verify
 from precompute.build.request import BuildRequest
-from precompute.build.steps import build
-from precompute.build.write import Summary
+from precompute.build.steps import Summary, build
 from precompute.config import BuildConfig, RepairConfig, advising_on_moved_paths
 
 MAX_REPORT_BYTES = 100 * 10**6
@@ -65,5 +64,4 @@ def still_damaged(cache: Address, report: Report) -> set[int]:
 
 
 def damaged_shards(report: Report) -> set[int]:
-    """Return the damaged shards that a report names; uncommitted ones are found without it."""
     return {each.shard for each in report.findings if each.kind != "uncommitted" and each.shard is not None}

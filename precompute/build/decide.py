@@ -84,7 +84,6 @@ class Work:
         return {shard: task.allowed for shard, task in self.tasks.items() if task.allowed}
 
     def with_recovered(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
-        """Replace these kept shards; each has a number of rejected samples."""
         tasks = {**self.tasks, **{shard: Task("replace", rejected=count) for shard, count in shards.items()}}
         kept = {shard: record for shard, record in self.kept.items() if shard not in shards}
         return replace(self, num_retried=num_retried, kept=kept, tasks=dict(sorted(tasks.items())))
@@ -188,7 +187,7 @@ def divide_shards(
         elif shard in survey.shards or shard in allowed or shard in sealed:
             tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
         else:
-            tasks[shard] = Task("replace" if shard in survey.retracted else "build")
+            tasks[shard] = Task("build")
     lost = [shard for shard, task in tasks.items() if task.state == "mend" and shard not in request.rebuild]
     return kept, tasks, [f"shard {shard}: {problems.get(shard, 'its record is missing')}" for shard in lost]
 

@@ -62,7 +62,6 @@ class ListedParts:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the source says which samples are a part."""
         return self.names != [ALL]
 
     def __iter__(self) -> Iterator[pa.Table]:

@@ -1,20 +1,40 @@
-"""The errors by which a build refuses a different recipe, sample list, image or shard content, or too little space."""
+"""What a build refuses, such as another recipe, list, image or shard content, and what it warns of and notes."""
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from cache_store.cache.metadata import read_samples
+from cache_store.cache.metadata import read_samples, write_build
 from cache_store.cache.survey import Survey
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, EncodeOnceError, NoCacheError
 from cache_store.format.layout import COMMITS, PLAN, SEAL_FILE, SPEC_FILE, commit_file
-from cache_store.format.schema import Recipe
-from cache_store.messages import ABSENT, Difference, abridge, counted, recipe_differences, refuse
+from cache_store.format.schema import Recipe, Spec
+from cache_store.format.tables import WITHDRAWN, reason_kind
+from cache_store.log import log_warning
+from cache_store.messages import (
+    ABSENT,
+    Difference,
+    abridge,
+    align_rows,
+    counted,
+    printable,
+    recipe_differences,
+    refuse,
+)
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding
+from precompute.build.decide import Work
+from precompute.build.inputs import BuildInputs
 from precompute.build.request import BuildRequest
-from precompute.build.source import GONE, NEW, RENAMED, SomeIds
+from precompute.build.source import GONE, NEW, RENAMED, SomeIds, SourceNow
+from precompute.build.stated import Stated
 from precompute.encode.job import MismatchedShard
+
+LARGE_SHARD_BYTES = 2**32
+"""A shard of 4,096 float16 latents of 1024 x 1024 images takes half as much."""
+
+LATENT_REASON = "latent "
+"""Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
 
 
 def abridge_shards(shards: Collection[int]) -> str:
@@ -158,3 +178,95 @@ def refuse_missing_shards(store: Store, shards: Collection[int], num_shards: int
             f"{store} is not sealed: {len(shards):,} of {num_shards:,} shards not committed: {abridge_shards(shards)}"
             "; run their ranks again, then seal"
         )
+
+
+def refuse_rejected(problem: str, store: Store, spec: Spec, retry: str, *more: str) -> NoReturn:
+    """Raise EncodeOnceError with the problem, a table of the samples rejected so far, and the command to `retry`."""
+    kinds = rejected_kinds(store, spec)
+    rows = [(kind, f"{count:,}", printable(example)) for kind, (count, example) in sorted(kinds.items())]
+    table = align_rows([("reason", "samples", "one of them"), *rows])
+    raise EncodeOnceError("\n  ".join([problem, *table, *reject_advice(kinds, retry), *more])) from None
+
+
+def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:
+    """Count how many samples of committed shards are rejected for each kind of reason, and the first of them."""
+    kinds: dict[str, tuple[int, str]] = {}
+    for shard in range(spec.num_shards):
+        try:
+            samples = read_samples(store, shard, ["id", "reason"])
+        except CacheError:
+            continue  # not built yet
+        for name, reason in zip(samples["id"].to_pylist(), samples["reason"].to_pylist(), strict=True):
+            if reason not in (None, WITHDRAWN):
+                count, example = kinds.get(reason_kind(reason), (0, f"{name}: {reason}"))
+                kinds[reason_kind(reason)] = (count + 1, example)
+    return kinds
+
+
+def reject_advice(kinds: Iterable[str], retry: str) -> Iterator[str]:
+    if any(not kind.startswith(LATENT_REASON) for kind in kinds):
+        yield f"fix the images, or their paths in the source, then run: {retry}"
+    if any(kind.startswith(LATENT_REASON) for kind in kinds):
+        yield (
+            "latents do not fit the dtype: set encoder.compute_dtype and store.dtype to float32, in a new cache; if "
+            "both are float32 already, check the model's weights"
+        )
+
+
+def refuse_to_mend(inputs: BuildInputs, stated: Stated, damage: Sequence[str]) -> None:
+    """Raise CacheError for damage, unless this is a repair; before, write the record that a repair needs."""
+    if damage and stated.spec and not inputs.request.mends and stated.survey.build.value is None:
+        write_build(inputs.store, inputs.config.recorded(), spec_digest=stated.spec.digest)
+    refuse_damage(inputs.store, damage, inputs.request)
+
+
+def refuse_other_samples(stated: Stated, now: SourceNow, request: BuildRequest) -> int:
+    """Raise StaleError if the source lacks samples of the cache, or has more; return how many are left out."""
+    survey, spec = stated.survey, stated.spec
+    if not survey.has_cache or now.listing is None:
+        return 0
+    if spec is None or now.missing:
+        now.count_new()
+        refuse_lost_list(survey, now.listing.rows)
+    if now.other_texts:
+        name = shlex.quote(str(survey.store))
+        raise CacheError(
+            f"{survey.store}: the texts of {counted(len(now.other_texts), 'part')} are lost, and the source has others "
+            f"now; restore its files, or take these: precompute captions {name}"
+        )
+    if request.new_samples == "append" and not now.difference:
+        return 0
+    is_other, num_new = bool(now.difference), now.count_new()
+    if is_other or (num_new and request.new_samples == "refuse"):
+        refuse_other_list(survey.store, spec.rows, now.listing.rows, now.difference, request)
+    return num_new
+
+
+def growth_notes(stated: Stated, now: SourceNow, work: Work, num_left_out: int) -> Iterator[str]:
+    if num_left_out:
+        yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
+    if work.is_extension:
+        kept = f"; {counted(len(work.kept), 'shard')} kept" if work.kept else ""
+        yield f"extending from {work.rows_before:,} to {counted(work.spec.rows, 'sample')}{kept}"
+    elif now.num_other_texts:
+        name = shlex.quote(str(stated.survey.store))
+        yield f"the source has other texts now, which `precompute captions {name}` reads; those of before stay"
+
+
+def warn_of_sizes(store: Store, work: Work) -> None:
+    """Log a warning if a stopped build would lose a shard that takes long, or if a new cache may not fit."""
+    spec, free = work.spec, store.free_bytes()
+    bytes_of = {array.size.name: array.sample_bytes for array in spec.sized_arrays}
+    largest = max(run.rows * bytes_of[run.array] for run in spec.shards)
+    if largest > LARGE_SHARD_BYTES:
+        log_warning(
+            f"a shard takes {largest / 1e9:,.1f} GB, and a stopped build loses the one in hand; a smaller "
+            "store.samples_per_shard, such as 64 for clips, loses less"
+        )
+    if free is not None and spec.sample_bytes > free and spec.array.codec == "none" and not work.kept:
+        log_warning(f"{store}: its latents take up to {spec.sample_bytes:,} bytes, and {free:,} are free there")
+
+
+def refuse_unplanned(store: Store, request: BuildRequest) -> None:
+    if not store.has(SPEC_FILE):
+        raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")

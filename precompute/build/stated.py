@@ -123,7 +123,6 @@ class Planned:
         return self.of_shard(shard, ["id", "conversations"])
 
     def facts_of(self, shard: int) -> tuple[str, int]:
-        """Return the digest of a shard's samples, and how many of them are withdrawn."""
         part = int(self.spec.part_of_shard[shard])
         digests, place = self._digests(part), shard - self.spec.part_shards[part].start
         return digests.shards[place], digests.withdrawn[place]

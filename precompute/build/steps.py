@@ -1,28 +1,28 @@
-"""The commands that make a cache: each reads the facts, decides by them, and acts; every check comes before a write.
+"""A build from top to bottom: rows of a source become planned parts, encoded shards and a sealed cache.
 
-A single-process build does all, and resumes if it was stopped. Or the work is split: plan once, encode with any number
-of ranks at the same time, seal once. A rank builds only its own shards and writes only absent files; `plan` or a
-single-process build writes all metadata and replaces files. So ranks need not know of each other: two ranks that build
-the same shard write the same bytes, and a dead rank is run again, under the same number or another.
+`build` does all of it in one process, and resumes if it was stopped. `plan` reads what the cache says and what the
+source lists, decides what is left to do, and only then writes. `build_shards` hands the shards to workers, each of
+which runs `encode_shards` in `precompute/encode/pipeline.py`: decode, encode, write, commit. `seal_cache` sums up.
+
+Many machines do the same in steps: one plans, any number of ranks encode, one seals. A rank builds only its own shards
+and writes only absent files; whoever plans writes all metadata and replaces files. So ranks need not know of each
+other: two that build the same shard write the same bytes, and a dead one is run again, under any number.
 """
 
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 
-from cache_store.cache.metadata import (
-    PartOnDisk,
-    has_cache,
-    refuse_foreign_place,
-    write_build,
-)
+from cache_store.cache.commit import sum_up, write_seal
+from cache_store.cache.metadata import PartOnDisk, has_cache, refuse_foreign_place
 from cache_store.cache.survey import Survey, held_recipe, survey, survey_as_rank
 from cache_store.copy.withdraw import resume_withdrawal
-from cache_store.errors import CacheError, EncodeOnceError, Interrupted, NoCacheError
-from cache_store.format.layout import SPEC_FILE, planned_file
-from cache_store.format.schema import Spec, joined_runs
-from cache_store.log import log_info, log_warning
+from cache_store.errors import CacheError, EncodeOnceError, Interrupted
+from cache_store.format.layout import SEAL_FILE, commit_file, planned_file
+from cache_store.format.schema import Seal, Spec, joined_runs
+from cache_store.log import log_info
 from cache_store.messages import counted, printable
+from cache_store.program.running import stop_on_signals
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.verify import clear_leftovers
 from precompute.build.compare_images import compare_images, judge_images, retry_rejected
@@ -30,37 +30,46 @@ from precompute.build.decide import Work, damaged_metadata, decide
 from precompute.build.inputs import BuildInputs, make_arranger
 from precompute.build.planning import PlannedPart, forget_planned, plan_as_rank, plan_named_parts, plan_table
 from precompute.build.refusals import (
+    growth_notes,
     refuse_damage,
-    refuse_lost_list,
     refuse_lost_recipe,
+    refuse_mismatched_shards,
     refuse_missing_shards,
     refuse_other_inputs,
-    refuse_other_list,
+    refuse_other_samples,
+    refuse_rejected,
+    refuse_to_mend,
     refuse_unfinished_plan,
+    refuse_unplanned,
+    warn_of_sizes,
 )
 from precompute.build.request import BuildRequest
 from precompute.build.source import SourceNow, list_source, listed_now, look_at_source, refuse_unfit_parts
 from precompute.build.stated import Planned, Stated, spec_of, stated_of
-from precompute.build.write import (
-    Summary,
-    build_shards,
-    delete_shard_files,
-    drop_parts,
-    seal_cache,
-    write_metadata,
-)
+from precompute.build.write import delete_shard_files, drop_parts, write_metadata
 from precompute.config import BuildConfig
-from precompute.encode.launchers import encoder_of_worker
+from precompute.encode.job import EncodeJob
+from precompute.encode.launchers import encoder_of_worker, run_workers
 from precompute.encode.pipeline import library_versions
-from precompute.encode.progress import Encoded
+from precompute.encode.progress import BuildProgress, Encoded
 from precompute.encode.rank import Rank
 from precompute.encode.ray_actors import refuse_unreachable_workers
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
+from precompute.images.rejected import CONTINUE, TooManyRejectsError
 from precompute.sources.opening import open_source
 
-LARGE_SHARD_BYTES = 2**32
-"""A shard of 4,096 float16 latents of 1024 x 1024 images takes half as much."""
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The result of a build: its seal and its counts."""
+
+    seal: Seal
+    encoded: Encoded
+    num_retried: int
+    """Rejected samples that were tried again."""
+    recovered: int
+    """Retried samples that are cached now."""
 
 
 def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
@@ -79,54 +88,6 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         return seal_cache(inputs.store, work, build_shards(inputs, work, work.to_build))
 
 
-def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
-    """Write the plan and the metadata, so that ranks can build the shards; return the work left.
-
-    Run it again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
-    CacheError if it is damaged.
-    """
-    inputs = open_build_inputs(config, request)
-    with inputs.store.claim():
-        work = plan(inputs, for_ranks=True)
-        delete_shard_files(inputs.store, work.spec, work.to_build)  # ranks replace none, and new bytes may differ
-        clear_leftovers(inputs.store, work.spec)
-        return work
-
-
-def plan_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> list[int]:
-    """Plan this rank's parts of a new cache, while other ranks plan theirs; return their numbers.
-
-    `plan_for_ranks` then joins them. Raises CacheError if the cache is planned, or another list is being planned.
-    """
-    inputs = open_build_inputs(config, request)
-    with inputs.store.claim(shared=True):
-        if has_cache(inputs.store):
-            raise CacheError(f"{inputs.store} is planned; extend it by one process: {request.with_options('--extend')}")
-        return plan_as_rank(inputs, list_source(inputs, Stated(survey=Survey(store=inputs.store))), rank)
-
-
-def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
-    """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
-    refuse_unplanned(open_store(config.cache), request)
-    refuse_unreachable_workers(config)
-    if rank.local is not None:  # several ranks share its node; a rank alone there uses all GPUs
-        config = replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
-    inputs = open_build_inputs(config, request)
-    with inputs.store.claim(shared=True):
-        work = planned_work(inputs, survey_as_rank(inputs.store, rank.shards_of), rank)
-        return build_shards(inputs, work, work.to_build, shared=True).encoded
-
-
-def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
-    """Seal a cache; raise CacheError naming the shards that are not committed."""
-    refuse_unplanned(open_store(config.cache), request)
-    inputs = open_build_inputs(config, request)
-    with inputs.store.claim():
-        work = planned_work(inputs, survey(inputs.store))
-        refuse_missing_shards(inputs.store, work.to_build, work.spec.num_shards)
-        return seal_cache(inputs.store, work, build_shards(inputs, work, []))
-
-
 def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs:
     silence_decoders()
     library_versions()  # fails now if a library that shards are recorded with is missing, not after planning
@@ -137,17 +98,7 @@ def open_build_inputs(config: BuildConfig, request: BuildRequest) -> BuildInputs
     return BuildInputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
-def state_of(inputs: BuildInputs, surveyed: Survey, *, as_rank: bool = False) -> Stated:
-    """Return what the cache says of itself; raise StaleError if it was made from other inputs."""
-    request, recipe = inputs.request, inputs.recipe
-    if not surveyed.has_cache:
-        return Stated(survey=surveyed)
-    if (held := held_recipe(surveyed)) is None:
-        refuse_lost_recipe(surveyed)
-    refuse_other_inputs(inputs.store, held, recipe, request)
-    if as_rank:
-        return Stated(survey=surveyed, spec=surveyed.spec.value)
-    return stated_of(surveyed, recipe, inputs.array_of)
+# The plan.
 
 
 def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
@@ -190,11 +141,17 @@ def plan(inputs: BuildInputs, *, for_ranks: bool = False) -> Work:
     return write_metadata(inputs, stated, work, rows, added, listed, for_ranks=for_ranks)
 
 
-def refuse_to_mend(inputs: BuildInputs, stated: Stated, damage: Sequence[str]) -> None:
-    """Raise CacheError for damage, unless this is a repair; before, write the record that a repair needs."""
-    if damage and stated.spec and not inputs.request.mends and stated.survey.build.value is None:
-        write_build(inputs.store, inputs.config.recorded(), spec_digest=stated.spec.digest)
-    refuse_damage(inputs.store, damage, inputs.request)
+def state_of(inputs: BuildInputs, surveyed: Survey, *, as_rank: bool = False) -> Stated:
+    """Return what the cache says of itself; raise StaleError if it was made from other inputs."""
+    request, recipe = inputs.request, inputs.recipe
+    if not surveyed.has_cache:
+        return Stated(survey=surveyed)
+    if (held := held_recipe(surveyed)) is None:
+        refuse_lost_recipe(surveyed)
+    refuse_other_inputs(inputs.store, held, recipe, request)
+    if as_rank:
+        return Stated(survey=surveyed, spec=surveyed.spec.value)
+    return stated_of(surveyed, recipe, inputs.array_of)
 
 
 def add_parts(inputs: BuildInputs, first: int, now: SourceNow) -> Iterator[PlannedPart]:
@@ -207,28 +164,6 @@ def add_parts(inputs: BuildInputs, first: int, now: SourceNow) -> Iterator[Plann
     arrange = make_arranger(inputs)
     for number, table in enumerate(now.new, start=first):
         yield plan_table(inputs.store, now.listing, number, arrange(table))
-
-
-def refuse_other_samples(stated: Stated, now: SourceNow, request: BuildRequest) -> int:
-    """Raise StaleError if the source lacks samples of the cache, or has more; return how many are left out."""
-    survey, spec = stated.survey, stated.spec
-    if not survey.has_cache or now.listing is None:
-        return 0
-    if spec is None or now.missing:
-        now.count_new()
-        refuse_lost_list(survey, now.listing.rows)
-    if now.other_texts:
-        name = shlex.quote(str(survey.store))
-        raise CacheError(
-            f"{survey.store}: the texts of {counted(len(now.other_texts), 'part')} are lost, and the source has others "
-            f"now; restore its files, or take these: precompute captions {name}"
-        )
-    if request.new_samples == "append" and not now.difference:
-        return 0
-    is_other, num_new = bool(now.difference), now.count_new()
-    if is_other or (num_new and request.new_samples == "refuse"):
-        refuse_other_list(survey.store, spec.rows, now.listing.rows, now.difference, request)
-    return num_new
 
 
 def grown_spec(inputs: BuildInputs, spec: Spec | None, added: Sequence[PartOnDisk]) -> Spec:
@@ -265,15 +200,137 @@ def decide_all(inputs: BuildInputs, stated: Stated, rows: Planned) -> tuple[Work
     return work, changed
 
 
-def growth_notes(stated: Stated, now: SourceNow, work: Work, num_left_out: int) -> Iterator[str]:
-    if num_left_out:
-        yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
-    if work.is_extension:
-        kept = f"; {counted(len(work.kept), 'shard')} kept" if work.kept else ""
-        yield f"extending from {work.rows_before:,} to {counted(work.spec.rows, 'sample')}{kept}"
-    elif now.num_other_texts:
-        name = shlex.quote(str(stated.survey.store))
-        yield f"the source has other texts now, which `precompute captions {name}` reads; those of before stay"
+# The shards, and the seal.
+
+
+def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
+    """Build these shards, alone or (`shared`) beside other ranks, which replace none; return the progress."""
+    spec, store, limit = work.spec, inputs.store, inputs.config.run.max_reject_fraction
+    retry = inputs.request.with_options("--retry-rejected")
+    counted = BuildProgress(
+        spec.rows,
+        work.kept.values(),
+        limit,
+        to_build=sum(len(spec.shard_rows(shard)) for shard in shards),
+        shared=shared,
+        made_of=spec.array.made_of,
+        compute_dtype=spec.array.encoder.compute_dtype,
+    )
+    with closing(counted) as progress:
+        try:
+            progress.refuse_too_many_rejects()
+            if shards:
+                # Keep the seal while shards must match its digests, so that an interrupted repair loses nothing.
+                if not shared and not all(task.allowed for task in work.tasks.values()):
+                    store.delete(SEAL_FILE)
+                encode(inputs, encode_job(inputs, work, shards, shared), progress)
+        except TooManyRejectsError as error:
+            refuse_rejected(str(error), store, spec, retry, CONTINUE)
+    if progress.is_all_rejected:
+        none = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
+        refuse_rejected(none, store, spec, retry)
+    return progress
+
+
+def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: bool) -> EncodeJob:
+    """Make the workers' job.
+
+    No file of a new shard is replaced where another program may be writing it: in a store that no claim guards, and on
+    Ray, where a lost node may still be at work; there, files without a record are deleted first.
+    """
+    store, on_ray = inputs.store, inputs.config.run.engine == "ray" and not shared
+    new = frozenset(work.shards_to("build") if on_ray or not store.has_exclusive_claims else ())
+    if store.has_exclusive_claims:
+        delete_shard_files(store, work.spec, new)
+    return EncodeJob(
+        config=inputs.config,
+        store=store,
+        spec=work.spec,
+        shards=shards,
+        allowed_digests=work.allowed_digests,
+        shared=shared,
+        never_replace=new,
+    )
+
+
+def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None:
+    """Build the job's shards; raise StaleError if one has the wrong bytes, Interrupted after a signal."""
+    is_here = inputs.config.run.engine != "ray"
+    if is_here and (inputs.config.encoder.device, inputs.encoder.device.type) == ("auto", "cpu"):
+        log_info("encoder.device auto: no GPU that torch can use was found; the CPU encodes")
+    with stop_on_signals() as stop:
+        run_workers(job, inputs.source, inputs.encoder, progress)
+    refuse_mismatched_shards(job.store, progress.mismatched, job.allowed_digests, inputs.request)
+    if stop.is_set() and not job.shared:  # the signal came after the last batch
+        raise Interrupted("every shard is committed; run the same command again to seal the cache")
+
+
+def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
+    """Delete leftovers of dead builds and seal the cache; every shard must be committed."""
+    clear_leftovers(store, work.spec)
+    records = {**work.kept, **progress.built}
+    contents = [records[shard].content for shard in range(work.spec.num_shards)]
+    store.make_durable(commit_file(0))  # and so all other records
+    made = sum_up(store, work.spec, contents, work.plan_files, work.earlier_seal if work.is_rolled_up else None)
+    seal = write_seal(store, made, work.earlier_seal)
+    if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
+        is_asked = work.has_other_samples
+        why = "its samples changed; restart training" if is_asked else "the old seal did not match these shards"
+        log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
+    retried = [(task.rejected, progress.built[shard]) for shard, task in work.tasks.items() if task.rejected]
+    recovered = sum(before - record.content.rejected for before, record in retried)
+    return Summary(seal=seal, encoded=progress.encoded, num_retried=work.num_retried, recovered=recovered)
+
+
+# The same in steps, for ranks.
+
+
+def plan_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> list[int]:
+    """Plan this rank's parts of a new cache, while other ranks plan theirs; return their numbers.
+
+    `plan_for_ranks` then joins them. Raises CacheError if the cache is planned, or another list is being planned.
+    """
+    inputs = open_build_inputs(config, request)
+    with inputs.store.claim(shared=True):
+        if has_cache(inputs.store):
+            raise CacheError(f"{inputs.store} is planned; extend it by one process: {request.with_options('--extend')}")
+        return plan_as_rank(inputs, list_source(inputs, Stated(survey=Survey(store=inputs.store))), rank)
+
+
+def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
+    """Write the plan and the metadata, so that ranks can build the shards; return the work left.
+
+    Run it again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
+    CacheError if it is damaged.
+    """
+    inputs = open_build_inputs(config, request)
+    with inputs.store.claim():
+        work = plan(inputs, for_ranks=True)
+        delete_shard_files(inputs.store, work.spec, work.to_build)  # ranks replace none, and new bytes may differ
+        clear_leftovers(inputs.store, work.spec)
+        return work
+
+
+def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
+    """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
+    refuse_unplanned(open_store(config.cache), request)
+    refuse_unreachable_workers(config)
+    if rank.local is not None:  # several ranks share its node; a rank alone there uses all GPUs
+        config = replace(config, encoder=encoder_of_worker(config.encoder, rank.local))
+    inputs = open_build_inputs(config, request)
+    with inputs.store.claim(shared=True):
+        work = planned_work(inputs, survey_as_rank(inputs.store, rank.shards_of), rank)
+        return build_shards(inputs, work, work.to_build, shared=True).encoded
+
+
+def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
+    """Seal a cache; raise CacheError naming the shards that are not committed."""
+    refuse_unplanned(open_store(config.cache), request)
+    inputs = open_build_inputs(config, request)
+    with inputs.store.claim():
+        work = planned_work(inputs, survey(inputs.store))
+        refuse_missing_shards(inputs.store, work.to_build, work.spec.num_shards)
+        return seal_cache(inputs.store, work, build_shards(inputs, work, []))
 
 
 def planned_work(inputs: BuildInputs, surveyed: Survey, rank: Rank | None = None) -> Work:
@@ -295,22 +352,3 @@ def planned_work(inputs: BuildInputs, surveyed: Survey, rank: Rank | None = None
     if any(shard in surveyed.shards for shard in work.shards_to("replace")):
         refuse_unfinished_plan(store, CacheError("its texts have changed"), request)
     return replace(work, plan_files=tuple(each.file for each in stated.parts.values()))
-
-
-def warn_of_sizes(store: Store, work: Work) -> None:
-    """Log a warning if a stopped build would lose a shard that takes long, or if a new cache may not fit."""
-    spec, free = work.spec, store.free_bytes()
-    bytes_of = {array.size.name: array.sample_bytes for array in spec.sized_arrays}
-    largest = max(run.rows * bytes_of[run.array] for run in spec.shards)
-    if largest > LARGE_SHARD_BYTES:
-        log_warning(
-            f"a shard takes {largest / 1e9:,.1f} GB, and a stopped build loses the one in hand; a smaller "
-            "store.samples_per_shard, such as 64 for clips, loses less"
-        )
-    if free is not None and spec.sample_bytes > free and spec.array.codec == "none" and not work.kept:
-        log_warning(f"{store}: its latents take up to {spec.sample_bytes:,} bytes, and {free:,} are free there")
-
-
-def refuse_unplanned(store: Store, request: BuildRequest) -> None:
-    if not store.has(SPEC_FILE):
-        raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")

@@ -33,6 +33,75 @@ WRITES_BEHIND = 2
 VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow", "ftfy", "av")
 
 
+def encode_shards(
+    job: EncodeJob,
+    source: Source,
+    encoder: Encoder,
+    runs: Iterable[Iterable[int]],
+    *,
+    decode_threads: int,
+    on_progress: Callable[[Progress], None],
+    canary: Canary | None = None,
+) -> None:
+    """Build runs of shards, each to its end; once a stop is requested, drop unfinished shards and raise Interrupted.
+
+    Reports each batch of a shard, and then the shard. A shard whose digest is not allowed leaves the old files in
+    place, and the others are still built. Raises SourceError if an image vanished since planning, DeviceError if the
+    canary refuses the device.
+    """
+    busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
+    feed, reader = feed_of(encoder), make_reader(source, job.spec.array, encoder.texts, busy=busy)
+    sink = ShardSink(job, encoder.device, busy, canary, on_progress, feed.buffers)
+    decoders = Decoders(decode_threads)
+
+    def report(shard: int | None = None, samples: int = 0) -> None:
+        nonlocal last
+        since, last = last, time.monotonic()
+        on_progress(Progress(shard, samples, last - since, busy.take(), gpu_use=meter.take()))
+
+    def writes(shards: Iterable[int]) -> Iterator[Future[None]]:
+        """Give each batch to the encoder, and then to the sink."""
+        planned = planned_batches(reader, job.store, job.spec, shards, feed.buffers.take)
+        for batch in decoded_batches(planned, decoders, busy):
+            batch.wait()
+            if STOP_REQUEST.is_set():
+                raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
+            batch.refuse_vanished()
+            batch.encoding_since = time.monotonic()
+            encoding, null_text = encode_batch(feed, batch), None
+            if reader.null_inputs is not None and (batch.shard, batch.start) == (0, 0):
+                null_text = encode_null_text(feed, batch.array, reader.null_inputs)
+            report(batch.shard, len(batch.inputs))
+            yield sink.write(batch, encoding, null_text)
+
+    try:
+        for shards in runs:
+            for begun in keep_ahead(writes(shards), WRITES_BEHIND):
+                begun.result()
+            sink.finish()
+            report()
+    finally:
+        meter.close()
+        decoders.shutdown(cancel_futures=True)
+        sink.close()
+
+
+def encode_batch(feed: DeviceFeed, batch: Batch) -> Encoding:
+    """Give a decoded batch to the device; if every sample is rejected, return zeros, which are not kept."""
+    if all(outcome.reason is not None for outcome in batch.wait()):
+        zeros = np.zeros((len(batch.inputs), *batch.array.shape), np.float32)
+        return lambda: (zeros, 0.0)
+    return feed.encode(batch.array, batch.buffer, len(batch.inputs))
+
+
+def encode_null_text(feed: DeviceFeed, array: ArraySpec, null_inputs: Inputs) -> Encoding:
+    """Give the null prompt to the device, in a batch of its own, so that its bits depend on no other text."""
+    buffer = feed.buffers.take(array)
+    buffer[0] = inputs_of(array).filler
+    buffer[0, : len(null_inputs)] = null_inputs
+    return feed.encode(array, buffer, 1)
+
+
 class ShardSink:
     """Makes shards of batches, which arrive in order, on a thread of its own.
 
@@ -60,7 +129,6 @@ class ShardSink:
         self._commit: Future[None] | None = None
 
     def write(self, batch: Batch, encoding: Encoding, null_text: Encoding | None) -> Future[None]:
-        """Begin to write a batch, and the null prompt, once they are encoded."""
         self._write_before = self._writer.submit(self._write, batch, encoding, null_text, self._write_before)
         return self._write_before
 
@@ -135,72 +203,3 @@ def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that a sample's bits may depend on, as far as they are installed."""
     installed = (name for name in VERSIONED if any(importlib.metadata.distributions(name=name)))
     return {name: importlib.metadata.version(name) for name in installed}
-
-
-def encode_shards(
-    job: EncodeJob,
-    source: Source,
-    encoder: Encoder,
-    runs: Iterable[Iterable[int]],
-    *,
-    decode_threads: int,
-    on_progress: Callable[[Progress], None],
-    canary: Canary | None = None,
-) -> None:
-    """Build runs of shards, each to its end; once a stop is requested, drop unfinished shards and raise Interrupted.
-
-    Reports each batch of a shard, and then the shard. A shard whose digest is not allowed leaves the old files in
-    place, and the others are still built. Raises SourceError if an image vanished since planning, DeviceError if the
-    canary refuses the device.
-    """
-    busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
-    feed, reader = feed_of(encoder), make_reader(source, job.spec.array, encoder.texts, busy=busy)
-    sink = ShardSink(job, encoder.device, busy, canary, on_progress, feed.buffers)
-    decoders = Decoders(decode_threads)
-
-    def report(shard: int | None = None, samples: int = 0) -> None:
-        nonlocal last
-        since, last = last, time.monotonic()
-        on_progress(Progress(shard, samples, last - since, busy.take(), gpu_use=meter.take()))
-
-    def writes(shards: Iterable[int]) -> Iterator[Future[None]]:
-        """Give each batch to the encoder, and then to the sink."""
-        planned = planned_batches(reader, job.store, job.spec, shards, feed.buffers.take)
-        for batch in decoded_batches(planned, decoders, busy):
-            batch.wait()
-            if STOP_REQUEST.is_set():
-                raise Interrupted("the unfinished shard was dropped; run the same command again to go on")
-            batch.refuse_vanished()
-            batch.encoding_since = time.monotonic()
-            encoding, null_text = encode_batch(feed, batch), None
-            if reader.null_inputs is not None and (batch.shard, batch.start) == (0, 0):
-                null_text = encode_null_text(feed, batch.array, reader.null_inputs)
-            report(batch.shard, len(batch.inputs))
-            yield sink.write(batch, encoding, null_text)
-
-    try:
-        for shards in runs:
-            for begun in keep_ahead(writes(shards), WRITES_BEHIND):
-                begun.result()
-            sink.finish()
-            report()
-    finally:
-        meter.close()
-        decoders.shutdown(cancel_futures=True)
-        sink.close()
-
-
-def encode_batch(feed: DeviceFeed, batch: Batch) -> Encoding:
-    """Give a decoded batch to the device; if every sample is rejected, return zeros, which are not kept."""
-    if all(outcome.reason is not None for outcome in batch.wait()):
-        zeros = np.zeros((len(batch.inputs), *batch.array.shape), np.float32)
-        return lambda: (zeros, 0.0)
-    return feed.encode(batch.array, batch.buffer, len(batch.inputs))
-
-
-def encode_null_text(feed: DeviceFeed, array: ArraySpec, null_inputs: Inputs) -> Encoding:
-    """Give the null prompt to the device, in a batch of its own, so that its bits depend on no other text."""
-    buffer = feed.buffers.take(array)
-    buffer[0] = inputs_of(array).filler
-    buffer[0, : len(null_inputs)] = null_inputs
-    return feed.encode(array, buffer, 1)

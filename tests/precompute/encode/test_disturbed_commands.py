@@ -80,7 +80,7 @@ def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, mon
 PHASES = [
     ("build", "precompute.build.steps:look_at_source", 1),
     ("build", "precompute.encoders.vaes.vae:VaeEncoder.encode", 3),
-    ("build", "precompute.build.write:write_seal", 1),
+    ("build", "precompute.build.steps:write_seal", 1),
     ("repair", "precompute.build.steps:compare_images", 1),
 ]
 """A command, a function (named in the module that calls it), and the number of the call before which a signal comes."""
