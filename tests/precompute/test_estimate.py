@@ -73,19 +73,6 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert len(re.findall(r" epochs +.* of GPUs, \$", said)) == 3
 
 
-def test_a_place_where_no_cache_can_be_is_refused_as_by_a_build(project, bucket, monkeypatch):
-    """Before the encoder is loaded."""
-    monkeypatch.setattr("precompute.build.steps.load_encoder", None)
-    chat = project.source / "chat.json"
-    no_bucket = f"there is no bucket '{bucket[5:]}-x': check its name, AWS_REGION"
-    for place, code, why in ((f"{bucket}-x/cache", 1, no_bucket), (chat, 2, f"cache: {chat} is not a folder\n")):
-        asked = ["--config", project.config(), "--cache", place]
-        built, estimated = (project.run(main, command, *asked, code=code) for command in ("build", "estimate"))
-        assert estimated == built
-        assert estimated.startswith(f"precompute: error: {why}")
-        assert estimated.count("\n") == 1
-
-
 def test_the_bytes_are_those_of_the_build(project):
     project.has(GOOD)
     project.settings = {"store__samples_per_shard": len(GOOD)}

@@ -1,9 +1,5 @@
 """Arrays of every format, codec, dtype and number of axes: verified, read by us and by public readers, and summed."""
 
-import contextlib
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,21 +133,6 @@ def test_webdataset_and_hugging_face_datasets_open_the_tars(array, tmp_path):
     opened += [datasets.load_dataset("webdataset", streaming=streaming, **options) for streaming in (False, True)]
     for samples in opened:
         assert_same([(each["__key__"], np.array(each["latent.npy"]), each["json"]) for each in samples], array)
-
-
-@tars
-def test_megatron_energon_prepares_the_tars(array, tmp_path):
-    """Through links, since it writes its index beside the tars."""
-    pytest.importorskip("megatron.energon", reason="needs the extra energon, whose pins are others than ours")
-    for path in shards_of(array):
-        (tmp_path / Path(path).name).symlink_to(path)
-    command = "from megatron.energon.cli.main import main; main()"
-    options = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--num-workers", "1"]
-    arguments = [sys.executable, "-c", command, "prepare", *options, str(tmp_path)]
-    subprocess.run(arguments, capture_output=True, text=True, check=True)
-    with contextlib.closing(sqlite3.connect(tmp_path / ".nv-meta/index.sqlite")) as index:
-        found = index.execute("SELECT sample_key FROM samples ORDER BY tar_file_id, sample_index").fetchall()
-    assert [key for (key,) in found] == KEYS
 
 
 # What cannot be stored, and what cannot be.

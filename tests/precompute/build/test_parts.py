@@ -10,13 +10,10 @@ from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from cache_store import open_cache
-from cache_store.cache.metadata import open_plan, put_part, put_texts, read_texts
-from cache_store.format.layout import part_file
-from cache_store.storage.local import LocalStore
+from cache_store.cache.metadata import open_plan, read_texts
 from cache_store.verify.verify import verify
 from precompute.build.planning import ListedParts
 from precompute.build.source import Matcher, match
@@ -91,18 +88,6 @@ def test_samples_come_into_the_rows_of_their_part(order):
     assert new == [f"sample-{number:06d}" for number in numbers if number >= 60]
 
 
-def test_footers_do_not_grow_with_captions(tmp_path):
-    store, sizes = LocalStore(tmp_path), list[list[int]]()
-    for length in (1, 3_000):
-        captioned = [sample(number) | {"conversations": caption(chr(97 + number) * length)} for number in range(20)]
-        shards = [make_table([each], (), "") for each in captioned]
-        put_part(store, 0, [(each, "8x8") for each in shards])
-        texts = put_texts(store, 0, shards).file(0)
-        sizes.append([pq.read_metadata(tmp_path / name).serialized_size for name in (part_file(0), texts.path)])
-    assert max(sizes[1]) < 20 * 1_024
-    np.testing.assert_allclose(*sizes, rtol=0.02)
-
-
 PARTS = {"store__rows_per_part": 10, "store__samples_per_shard": 4}
 
 
@@ -122,10 +107,7 @@ def edit(project: Project, **fields: Any) -> None:
     path.write_text(json.dumps(records))
 
 
-def test_ids_of_two_parts_are_no_duplicates_unless_they_are_equal(parts, monkeypatch):
-    """Ids of one hash are compared."""
-    monkeypatch.setattr("precompute.build.source.hash", lambda value: 7, raising=False)
-    parts.build()
+def test_an_id_that_two_parts_have_is_refused(parts):
     edit(parts, id=lambda number: sample_name(number % 15))
     said = parts.build(name="twice", code=1)
     assert "7 sample ids came more than once" in said

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cache_store.cache.metadata import read_build
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
 from precompute.build import source as module
@@ -108,12 +107,6 @@ def test_a_rerun_of_a_finished_build_opens_each_file_once_and_touches_none(built
     assert opened == dict.fromkeys([*(f"commits/{shard:06d}.json" for shard in range(3)), *metadata], 1)
 
 
-def test_a_second_build_is_refused_before_it_lists_the_source(built, listings):
-    with LocalStore(built.cache).claim():
-        assert f"process {os.getpid()}" in built.build("--check-sources", code=1)
-    assert not listings
-
-
 def test_what_is_missing_is_asked_of_each_build(project, listings):
     """Each build checks how many may be missing, and whether they are back."""
     chat = json.loads((project.source / "chat.json").read_text())
@@ -158,15 +151,6 @@ def test_where_the_plan_is_in_doubt_the_source_is_listed(built, listings, doubt)
         DOUBTS[doubt](built)
         built.build()
     assert len(listings) == 1
-
-
-def test_a_folder_of_images_is_looked_at_each_time(built, listings):
-    """Only a look at each image tells that none was written."""
-    built.unpack()
-    built.build()
-    built.build()
-    assert len(listings) == 2
-    assert read_build(built.cache).listed.source is None
 
 
 def test_what_may_not_fit_is_said_before_anything_is_encoded(project, monkeypatch):

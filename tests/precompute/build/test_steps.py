@@ -10,7 +10,6 @@ from cache_store.cache.metadata import read_seal
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, sample_name, timeless_files
-from tests.precompute.sources.pictures import write_pictures
 
 
 def rank(index, world_size):
@@ -93,23 +92,6 @@ def test_ranks_work_beside_each_other_and_beside_nothing_else(built):
         assert holder in built.step("build", *rank(0, 2), code=1)
     built.step("seal")
     assert not (built.cache / ".claim").exists()
-
-
-@pytest.mark.parametrize("kind", ["webdataset", "parquet", "cache"])
-def test_ranks_of_any_source_write_what_one_build_does(built, kind):
-    """The tests above cover lists."""
-    path = built.cache
-    if kind != "cache":
-        path = built.folder / "pictures"
-        for number in range(3):
-            write_pictures(kind, path / str(number), *range(number, SAMPLES, 3))
-    built.settings = {"source": {"kind": kind, "path": str(path)}, "image__flip": True}
-    built.cache = built.folder / "ranks"
-    built.step("plan")
-    for index in (1, 0):
-        assert f"rank {index} of 2 encoded" in built.step("build", *rank(index, 2))
-    built.step("seal")
-    built.assert_as_built()
 
 
 def test_the_log_of_ranks_and_builds_says_who_does_what(built, logging_as_before):
