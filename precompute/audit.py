@@ -27,6 +27,7 @@ from cache_store.format.tables import CACHED
 from cache_store.messages import align_rows, counted, differences_between, refuse
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Address
+from precompute.build.inputs import recipe_of
 from precompute.config import AuditConfig, BuildConfig, advising_on_moved_paths
 from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.tolerance import LIMITS, Difference, device_class, sample_units
@@ -34,7 +35,6 @@ from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import silence_decoders
 from precompute.inputs import Reader, make_reader
-from precompute.recipe import recipe_of
 from precompute.sources.opening import open_source
 
 SEEDS = 2**32
@@ -121,11 +121,7 @@ class AuditReport:
 
 
 def audit(address: Address, config: AuditConfig) -> AuditReport:
-    """Compare a random draw of samples.
-
-    Raises StaleError if the encoder is not the one that made the cache, CacheError if the cache is damaged or not
-    sealed.
-    """
+    """Compare a random draw of samples; StaleError for another encoder, CacheError for a damaged or unsealed cache."""
     silence_decoders()
     cache = open_cache(address)
     if not len(cache):

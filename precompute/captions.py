@@ -94,10 +94,7 @@ def list_texts(store: Store, spec: Spec, config: CaptionsConfig) -> ListedParts:
 
 
 def recaption(store: Store, spec: Spec, listing: ListedParts, *, keep_missing: bool) -> Recaptioned:
-    """Write the texts of every part as they are listed, and put them in force at the end; the caller holds the claim.
-
-    Raises SourceError if the list lacks samples, unless they keep their texts.
-    """
+    """Write the texts of every part as they are listed, then put them in force; SourceError for missing samples."""
     plan, written = open_plan(store, spec), dict[int, PartTexts]()
     held = dict(enumerate(plan.texts.parts)) if has_texts(plan) else {}
     records = survey_records(store).records if spec.array.text else {}

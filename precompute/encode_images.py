@@ -49,10 +49,7 @@ def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "aut
 
 
 def open_encoder(array: ArrayRecipe, model: str, device: str = "auto") -> EncodeImages:
-    """Open the encoder that made arrays of this recipe, for `cache_store.cache.entry_points`.
-
-    Raises StaleError if `model` is another encoder.
-    """
+    """Open the encoder that made arrays of this recipe; StaleError if `model` is another one."""
     if array.image is None:
         raise ConfigError("the cache was made from texts, so no image can be encoded as its samples were")
     refuse_unknown_recipe(array.image)

@@ -107,11 +107,7 @@ class Measured:
 
 
 def measure(config: EstimateConfig) -> Measured:
-    """Measure one worker of a build here.
-
-    Raises SourceError if every drawn sample is rejected, ConfigError if no such cache is possible. As in `build`, a
-    place where no cache can be is refused before anything is loaded.
-    """
+    """Measure one worker of a build here; refuse what `build` refuses, and a draw without any good sample."""
     inputs = open_build_inputs(config, BuildRequest())
     listed = inputs.reader.samples(inputs.source.samples())
     count, drawn = draw(listed, config.encoder.batch_size)

@@ -16,10 +16,7 @@ from precompute.sources.opening import open_source
 
 
 def open_source_images(cache: Address) -> ReadImage:
-    """Open a reader of samples from the cache's recorded source; raise EncodeOnceError if that fails.
-
-    The reader returns the frames as the encoder saw them, and the file's SHA-256; or it raises SourceError.
-    """
+    """Open a reader of the recorded source: a sample's frames as encoded, and the file's SHA-256, or SourceError."""
     built = BuildConfig.of_cache(cache)
     if built.encoder.reads_text:
         raise SourceError("it was made from texts")

@@ -35,11 +35,10 @@ from cache_store.storage.store import Draft, Store
 
 
 class ShardFiles:
-    """A context manager: write the shard file, finish it with its samples table, check its files, commit.
+    """Writes a shard's files unseen, then commits them; without `commit`, nothing is left.
 
-    Existing files stay unchanged until `commit`; without `commit`, nothing is left. If the shard is `shared`, other
-    programs may write it too: the first to publish a file wins, and no program replaces or deletes one. If it is
-    `rewritten` from its own files, its old record stays until the new one replaces it.
+    Other programs may write a `shared` shard, too: the first to publish a file wins, and none replaces or deletes one.
+    A `rewritten` shard keeps its old record until the new one.
     """
 
     def __init__(self, store: Store, spec: Spec, shard: int, *, shared: bool = False, rewritten: bool = False) -> None:
@@ -69,10 +68,7 @@ class ShardFiles:
         return self._drafts[0].map()
 
     def finish(self, samples: pa.Table, sums: bytes | None, null_text: bytes | None = None) -> tuple[FileRecord, ...]:
-        """Write all files to disk, unpublished, and return their records.
-
-        `sums` go into the samples table's footer. `null_text` is the null prompt's sample; shard 0 of texts has it.
-        """
+        """Write all files, unpublished, and return their records; `null_text` is in shard 0 of texts."""
         self._drafts[0].finish()
         with self._adding(self._names[1]) as stream:
             write_rows(stream, samples, sums)
@@ -90,10 +86,7 @@ class ShardFiles:
         self._drafts.append(draft)
 
     def commit(self, record: CommitRecord) -> CommitRecord:
-        """Publish files and record; return the committed record, which another program may have written first.
-
-        Raises StaleError if the other program's content differs.
-        """
+        """Publish files and record; return the committed one, perhaps another program's, or raise StaleError."""
         name = commit_file(self._shard)
         if self._rewritten:
             self._publish()
@@ -173,10 +166,7 @@ def sum_up(
     plan_files: Sequence[FileRecord],
     held: Seal | None = None,
 ) -> Seal:
-    """Write rejected.parquet and shards.bin, and make the seal; CacheError if no row is cached.
-
-    Returns the one `held`, whose shards.bin and rejected.parquet are there, if it sums up these records.
-    """
+    """Write rejected.parquet and shards.bin, and make the seal, unless the one `held` sums up these records."""
     shards_file = record_bytes(SHARDS_FILE, Roll.of(spec, contents).data)
     if held and (held.spec, held.plan_files, held.shards_file) == (spec, plan_files, shards_file):
         return held
@@ -193,10 +183,7 @@ def make_seal(
     shards_file: FileRecord,
     array: ArraySummary | None = None,
 ) -> Seal:
-    """Make the seal from the shards' records and sums, in shard order; CacheError if no row is cached.
-
-    `array`, if given, replaces the sums.
-    """
+    """Make the seal from the shards' records and sums, in order; `array`, if given, replaces the sums."""
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
     reasons, remarks = Counter[str](), Counter[str]()

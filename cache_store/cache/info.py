@@ -1,16 +1,16 @@
-"""Describe a cache in a few lines."""
+"""Describe a cache in a few lines; of an unfinished one, how its build goes on, from its commit records alone."""
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
 import numpy as np
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
-from cache_store.cache.pace import Pace, pace_of
 from cache_store.errors import CacheError
 from cache_store.format.array import ArrayRecipe
 from cache_store.format.schema import CommitContent, CommitRecord, Seal, Spec
@@ -18,11 +18,41 @@ from cache_store.messages import counted, shown_time
 from cache_store.storage.store import Address, map_calls, open_store
 from cache_store.version import __version__
 
+LEAST_WINDOW_S = 600.0
+"""The rate is that of the last ten minutes, or longer if shards take longer."""
+
+SHARDS_IN_WINDOW = 3
+"""Least time of the window, in times of the slowest shard."""
+
 SHOWN_MAKERS = 8
 """Most lines of hardware and libraries; those that made most shards are shown."""
 
 SHOWN_FEATURES = 64
 """Most features whose means and deviations are listed; if there are more, only minimum and maximum are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """A device that has built shards."""
+
+    host: str
+    device: str
+    shards: int
+    last_commit: str
+    silent_s: float
+    """Seconds since its last commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """The state of an unfinished build."""
+
+    rows_left: int
+    images_per_s: float
+    """Rows of the shards committed within the window, over its length; 0 if there are none."""
+    seconds_left: float | None
+    """Time left; None if no shard was committed within the window."""
+    builders: tuple[Builder, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +189,48 @@ def format_values(values: Sequence[float]) -> str:
     if len(values) > SHOWN_FEATURES:
         return f"{min(values):.3f} to {max(values):.3f} over {len(values):,} features"
     return ", ".join(f"{value:.3f}" for value in values)
+
+
+def pace_of(spec: Spec, records: Mapping[int, CommitRecord], now: datetime | None = None) -> Pace | None:
+    """Return the pace of a build; None if all shards are committed, or the records do not tell when they were."""
+    ends = {shard: moment for shard, each in records.items() if (moment := committed_at(each)) is not None}
+    missing = [shard for shard in range(spec.num_shards) if shard not in records]
+    if not missing or not ends:
+        return None
+    now_s = (now or datetime.now(UTC)).timestamp()
+    slowest = max(records[shard].run.seconds for shard in ends)
+    since = now_s - max(LEAST_WINDOW_S, SHARDS_IN_WINDOW * slowest)
+    recent = [shard for shard, end in ends.items() if end > since]
+    begun = max(since, min((ends[shard] - records[shard].run.seconds for shard in recent), default=now_s))
+    rate = sum(len(spec.shard_rows(shard)) for shard in recent) / max(now_s - begun, 1e-3)
+    rows_left = sum(len(spec.shard_rows(shard)) for shard in missing)
+    return Pace(
+        rows_left=rows_left,
+        images_per_s=rate,
+        seconds_left=rows_left / rate if rate else None,
+        builders=builders_of(records, ends, now_s),
+    )
+
+
+def committed_at(record: CommitRecord) -> float | None:
+    """Return when a shard was committed, in seconds since 1970; None if its record does not tell."""
+    try:
+        return datetime.fromisoformat(record.run.committed_at).timestamp()
+    except ValueError:
+        return None
+
+
+def builders_of(records: Mapping[int, CommitRecord], ends: Mapping[int, float], now_s: float) -> tuple[Builder, ...]:
+    shards: dict[tuple[str, str], list[int]] = {}
+    for shard in ends:
+        shards.setdefault((records[shard].run.host, records[shard].run.device), []).append(shard)
+    return tuple(
+        Builder(
+            host=host,
+            device=device,
+            shards=len(mine),
+            last_commit=records[last := max(mine, key=lambda shard: ends[shard])].run.committed_at,
+            silent_s=max(0.0, now_s - ends[last]),
+        )
+        for (host, device), mine in sorted(shards.items())
+    )

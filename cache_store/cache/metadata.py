@@ -7,7 +7,7 @@ import io
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,7 @@ def parse_spec(data: bytes, where: str) -> Spec:
 
 
 def spec_problems(spec: Spec) -> list[str]:
-    """List what a reader would refuse: fields out of bounds, too many or too long shards, samples too large or of no
-    size, an unsupported array.
-    """
+    """List what a reader would refuse of a spec."""
     try:
         msgspec.convert(msgspec.to_builtins(spec), Spec, strict=True)
     except msgspec.ValidationError as error:
@@ -271,15 +269,22 @@ def open_part(store: Store, part: int) -> PlanPart:
     return PlanPart(open_table(store, part_file(part), MAX_PART_FOOTER_BYTES))
 
 
-def open_plan(cache: Address, spec: Spec | None = None) -> Plan:
+def open_plan(address: Address, spec: Spec | None = None) -> Plan:
     """Open the plan, whose parts must be those of the spec, or without one are those of its folder."""
-    store = open_store(cache)
+    store = open_store(address)
     if spec is None:
         shards, opened = [open_part(store, part).num_shards for part in range(count_parts(store))], open_part
     else:
         shards, opened = [part.shards for part in spec.parts], partial(open_planned_part, spec)
-    texts = PartTextsOf(store)
-    return Plan(shards, partial(opened, store), texts, lambda: texts.in_force)
+    in_force = cache(partial(read_texts, store))  # those in force when they are first asked for stay
+
+    def open_texts_of(part: int) -> TableFile:
+        texts = in_force().parts
+        if part >= len(texts):
+            raise CacheError(f"{store.where(TEXTS_FILE)} has the texts of {len(texts)} parts, the plan more")
+        return open_texts(store, part, texts[part])
+
+    return Plan(shards, partial(opened, store), open_texts_of, in_force)
 
 
 def open_planned_part(spec: Spec, store: Store, number: int) -> PlanPart:
@@ -296,25 +301,6 @@ def count_parts(store: Store) -> int:
     if not count:
         raise CacheError(f"{store.where(part_file(0))} is missing")
     return count
-
-
-class PartTextsOf:
-    """Opens the texts of a part; those in force when they are first asked for stay."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @cached_property
-    def in_force(self) -> Texts:
-        return read_texts(self._store)
-
-    def __call__(self, part: int) -> TableFile:
-        texts = self.in_force
-        if part >= len(texts.parts):
-            raise CacheError(
-                f"{self._store.where(TEXTS_FILE)} has the texts of {len(texts.parts)} parts, the plan more"
-            )
-        return open_texts(self._store, part, texts.parts[part])
 
 
 def open_texts(store: Store, part: int, texts: PartTexts) -> TableFile:
@@ -356,10 +342,7 @@ def put_part(store: Store, number: int, shards: Sequence[tuple[pa.Table, str]]) 
 
 
 def put_texts(store: Store, part: int, shards: Sequence[pa.Table], held: PartTexts | None = None) -> PartTexts:
-    """Write the texts of a part, a table a shard, with the samples' ids, unless they are those `held`.
-
-    Returns the part's entry in texts.json.
-    """
+    """Write the texts of a part, a table a shard, unless they are those `held`; return their entry in texts.json."""
     digest = texts_digest(pa.concat_tables(shards))
     if held and held.digest == digest:
         return held
@@ -380,10 +363,7 @@ def put_in_force(store: Store, parts: Sequence[PartTexts], before: Iterable[Part
 
 
 def extra_kinds(store: Store, parts: Mapping[int, PartTexts]) -> dict[str, str]:
-    """Return the extra columns of the texts of these parts: for each, what its values are in all parts together.
-
-    Raises CacheError if a column has values of two kinds, or if the parts have other columns.
-    """
+    """Return what each extra column holds in all these parts together; CacheError if they contradict each other."""
     found = dict[str, dict[str, str]]()
     schemas = map_calls(store, lambda number: open_texts(store, number, parts[number]).schema, [*parts])
     for number, schema in zip(parts, schemas, strict=True):

@@ -106,10 +106,7 @@ class SealedShards:
         return MappedShard(data, np.asarray(data).ctypes.data)
 
     def _place_by_index(self, form: ZarrFormat, shard: int, size: int, part: Callable[[int, int], memoryview]) -> None:
-        """Fill `places` from a shard's index; `part` reads bytes of the file from a start on.
-
-        CacheError unless size, index and first sample are the sealed ones.
-        """
+        """Fill `places` from a shard's index, of which `part` reads bytes; CacheError if it is not the sealed shard."""
         file, entry = form.shard_file(shard), self.roll.entries[shard]
         if not form.index_bytes <= size == entry["bytes"]:
             raise self.broken(f"{file} is {size:,} bytes, not {entry['bytes']:,} as sealed")
@@ -213,13 +210,11 @@ class SealedShards:
         return cached
 
     def table(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
-        """Read a shard's planned samples, in row order, from the samples table; its bytes must be the sealed ones.
+        """Read a shard's planned samples, in row order; PLANNED_COLUMNS and extra columns come from the plan and its
+        texts.
 
-        PLANNED_COLUMNS and extra columns come from the plan and its texts; CacheError unless the shard's samples there
-        are those of the sealed record.
-
-        `content` is the shard's record if the caller has just read it. The record is read after the shard file is
-        mapped, to detect a cache that replaced this one after it was opened: its samples would pass their checksums.
+        CacheError unless all are as sealed. The record (`content`, if the caller has just read it) is read after the
+        shard file is mapped: a cache that replaced this one would pass its own checksums.
         """
         whole = samples_schema(self.spec.array)
         names = [*whole.names, *PLANNED_COLUMNS, *self.extra] if columns is None else columns
@@ -304,10 +299,7 @@ class SealedShards:
 
 
 def mappable_shards() -> int:
-    """Return how many shards may stay mapped, and raise the soft limit of open files if that allows more.
-
-    Each mapping holds a file handle, and many systems allow only 1,024 by default.
-    """
+    """Return how many shards may stay mapped; let this process open that many files, one a mapping, if it can."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(2 * MAPPED_SHARDS, hard) if hard != resource.RLIM_INFINITY else 2 * MAPPED_SHARDS
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -327,10 +319,7 @@ CALLS_AT_ONCE = 32
 
 
 def fetch_samples(shards: SealedShards, numbers: NDArray[np.int64]) -> Iterator[tuple[int, memoryview, int]]:
-    """Fetch samples by number: yield each sample's position in `numbers`, its encoded bytes and their crc32c.
-
-    Raises CacheError if a file is missing, or too short for a sample and not of its sealed size.
-    """
+    """Yield each sample's position in `numbers`, its encoded bytes and their crc32c."""
     by_shard = shards.shards_of(numbers)
     shards.locate(np.unique(by_shard).tolist())
     places = shards.places
@@ -355,10 +344,7 @@ def fetch_samples(shards: SealedShards, numbers: NDArray[np.int64]) -> Iterator[
 def fetch_sealed(
     shards: SealedShards, files: Sequence[FileRecord], wanted: Sequence[Ranges]
 ) -> Sequence[Sequence[memoryview]]:
-    """Fetch ranges of sealed files.
-
-    Raises CacheError if a file is missing, of a wrong size or another version; OSError if answers are cut.
-    """
+    """Fetch ranges of sealed files; CacheError if one is missing or another, OSError if answers are cut."""
     store = shards.store
     try:
         return store.fetch(wanted)

@@ -96,10 +96,8 @@ class Survey:
 def survey(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
     """Read a cache's records and its plan; `build` is the build record, if the caller has just read it.
 
-    The digests of a part are those that it states, if its file is as sealed or listed; else its rows are read.
-
-    Raises NewerFormatError if the spec has an unknown version, and OlderFormatError if it lacks a field and no
-    readable record or seal can restore it.
+    The digests of a part are those that it states, if its file is as sealed or listed; else its rows are read. Raises
+    NewerFormatError, and OlderFormatError if nothing readable can restore what the spec lacks.
     """
     found = survey_records(cache, build)
     if not found.has_cache:
@@ -157,10 +155,7 @@ def survey_build(store: Store) -> Reading[BuildRecord]:
 
 
 def held_recipe(survey: Survey) -> Recipe | None:
-    """Return the recipe of the shards, from the records, else the spec, else the seal; None if all are lost.
-
-    Raises StaleError, naming both, if two records have different recipes.
-    """
+    """Return the recipe of the records, else of the spec, else of the seal; StaleError if two records differ."""
     records = [record for _, record in sorted(survey.records.items())]
     for record in records[1:]:
         refuse_other_recipe(survey.store, records[0], record)

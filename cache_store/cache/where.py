@@ -54,10 +54,7 @@ class Samples(Protocol):
 
 
 def numbers_where(cache: Samples, text: str) -> NDArray[np.int64]:
-    """Return the numbers of the samples for which an expression is true, ascending: int64 [chosen].
-
-    ConfigError for an unknown column, for an expression that cannot be read, or values that cannot be compared.
-    """
+    """Return the numbers of the samples for which an expression is true, ascending: int64 [chosen]; or ConfigError."""
     condition, columns = parse(text, cache.columns)
     chosen = [np.empty(0, np.int64)]
     for first in range(0, len(cache), ROWS_AT_ONCE):

@@ -127,10 +127,7 @@ class ShardBuilder:
     def append_encoded(
         self, payloads: Sequence[bytes | memoryview], values: np.ndarray, outcomes: Sequence[Outcome]
     ) -> None:
-        """Add the next rows; the samples of cached rows come encoded (`payloads`) and decoded (`values`).
-
-        The shard file is then read back before it is committed.
-        """
+        """Add the next rows; cached ones come encoded and decoded. The file is read back before it is committed."""
         self._is_copy = True
         if payloads:
             self._sums.add(values)
@@ -169,10 +166,7 @@ class ShardBuilder:
     def commit(
         self, seconds: float, device: str, versions: dict[str, str], hardware: dict[str, str] | None = None
     ) -> CommitRecord:
-        """Publish the shard's files, then its record; return the committed record, perhaps another program's.
-
-        Raises MismatchedShardError if the content has none of the allowed digests.
-        """
+        """Publish the files, then the record; return the committed one. MismatchedShardError for bytes not allowed."""
         count = self._planned.num_rows
         run = CommitRun(
             attempt=self._files.attempt,

@@ -116,10 +116,7 @@ def per_channel(values: tuple[float, ...], like: Any, channel_axis: int) -> Any:
 
 
 def stack_patches(latents: Any, patch: int, channel_axis: int) -> Any:
-    """Turn the cells of each patch into channels, like `torch.pixel_unshuffle`: [..., C·P², H/P, W/P].
-
-    Each frame of a clip has patches of its own.
-    """
+    """Turn the cells of each frame's patches into channels, like `torch.pixel_unshuffle`: [..., C·P², H/P, W/P]."""
     if patch == 1:
         return latents
     latents_CHW = latents.swapaxes(channel_axis, -3)

@@ -190,12 +190,9 @@ class PartHash:
 
 
 def write_part(stream: BinaryIO, shards: Iterable[tuple[pa.Table, str]]) -> PartDigests:
-    """Write the samples of a part, one row group per shard; each comes with the name of its array.
-
-    Texts have no statistics: the least and the greatest of each row group would make a footer several times as large.
-    """
+    """Write the samples of a part, one row group per shard, each with the name of its array."""
     part_hash = PartHash()
-    # only these statistics are read
+    # only these statistics are read; those of texts would make a footer several times as large
     with pq.ParquetWriter(stream, PLAN_SCHEMA, **PAGES, write_statistics=["size", "state"]) as writer:
         for shard, size in shards:
             sizes = pa.repeat(size, shard.num_rows)
@@ -332,10 +329,7 @@ class Plan:
         return self._in_force()
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read columns of the samples of a shard, and of their texts; all of both by default.
-
-        An extra column that the texts of this part lack is null.
-        """
+        """Read columns of a shard's samples and texts, by default all; an extra column that this part lacks is null."""
         number = bisect_right(self._first, shard) - 1
         group, part = shard - self._first[number], self.part(number)
         wanted = [*PLAN_SCHEMA.names, *self.text_columns(number)] if columns is None else [*columns]

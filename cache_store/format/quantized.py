@@ -26,10 +26,7 @@ class Scale(NamedTuple):
 
 
 def quantize(samples: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Scale]:
-    """Return the codes of samples [N, C, ...] and their scale.
-
-    A sample that is not finite, or whose range overflows float32, gives values that are not finite either.
-    """
+    """Return the codes of samples [N, C, ...] and their scale; what is not finite or overflows gives such values."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         values_NCV = samples.reshape(*samples.shape[:2], -1)
         low_NC = values_NCV.min(axis=2)

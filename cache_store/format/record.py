@@ -116,10 +116,7 @@ def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> Record
 
 
 def refuse_other_version(data: bytes, where: str) -> None:
-    """Raise NewerFormatError for an unknown version before fields are parsed, since they may differ.
-
-    Data without a version passes: the record's own parser reports it.
-    """
+    """Raise NewerFormatError before fields are parsed; data without a version is left to the record's parser."""
     try:
         version = msgspec.json.decode(data, type=Versioned).format_version
     except JSON_ERRORS:

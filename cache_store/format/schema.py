@@ -294,10 +294,7 @@ class Texts(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Listed(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The source's version when it was listed, and the files of the plan that was made.
-
-    A resumed build that finds both unchanged need not list the source again.
-    """
+    """The source's version when it was listed, and the plan made of it; with both unchanged, no build lists it."""
 
     source: str | None
     """Digest over names, sizes, times and ETags of the source's files; None if every build must list the source."""

@@ -199,10 +199,7 @@ class TableFile:
         max_footer_bytes: int = MAX_FOOTER_BYTES,
         opened: BinaryIO | None = None,
     ) -> None:
-        """Open the file and parse its index; `where` names the file in messages.
-
-        If the caller has the file open as `opened`, that stream is read, and left open.
-        """
+        """Open the file, or read the stream `opened` and leave it open; `where` names the file in messages."""
         self._open_file, self.where = open_file, where
         try:
             with nullcontext(opened) if opened else open_file() as stream:

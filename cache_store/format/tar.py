@@ -181,10 +181,7 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(maxsize=HEADERS_KEPT)
 def header_after_digits(suffix: bytes, size: int, digits_sum: int) -> bytes:
-    """Make a regular file's header without the row's digits: mode 644, uid and gid 0, time 0.
-
-    It depends on the digits only through their sum, so that rows share cached headers.
-    """
+    """Make a header without the row's digits, on whose sum alone it depends: mode 644, uid and gid 0, time 0."""
     no_digits, size_field = bytes(ROW_DIGITS), b"%011o\0" % size
     checksum = digits_sum + sum(suffix) + sum(size_field) + OTHER_FIELDS_SUM
     return pack_header(no_digits + suffix, size_field, b"%06o\0 " % checksum)[ROW_DIGITS:]

@@ -76,10 +76,7 @@ class ZarrFormat:
         return ZarrShardWriter(stream, self._spec.samples_per_shard)
 
     def metadata(self) -> dict[str, bytes]:
-        """Return the contents of every metadata file.
-
-        The group contains the metadata of all arrays (consolidated), so that readers need not list the folder.
-        """
+        """Return every metadata file; the group has that of all arrays, so that readers list no folder."""
         spec = self._spec
         nodes: dict[str, object] = {ZARR_ARRAY: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
         nodes |= {f"{ZARR_ARRAY}/{name}": array_metadata(spec, array) for array, name in enumerate(spec.names)}

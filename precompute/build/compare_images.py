@@ -41,8 +41,7 @@ def compare_images(
 ) -> tuple[int, list[ImageChange], list[int]]:
     """Compare images with the encoded ones; return how many, those that changed, and shards without a trusted table.
 
-    It reads images whose fingerprint (a file's size and time, a zip member's CRC) differs from the planned one, and all
-    images of shards that are rebuilt, because a new latent would hide a changed image.
+    It reads images whose fingerprint changed, and all of shards that are rebuilt: a new latent would hide a change.
     """
     compared, changes, unknown = 0, list[ImageChange](), list[int]()
     counts = {shard: len(work.spec.shard_rows(shard)) for shard in shards_to_check(survey, work, rows, request)}
@@ -77,10 +76,7 @@ def shards_to_check(survey: Survey, work: Work, rows: Planned, request: BuildReq
 def suspects_of(
     survey: Survey, work: Work, rows: Planned, reader: Reader, shard: int, *, is_trusted: bool
 ) -> list[dict[str, Any]] | None:
-    """Return the encoded samples whose fingerprints changed, or all if these are not to be trusted.
-
-    None if no trusted table has them.
-    """
+    """Return the encoded samples whose fingerprints changed, or all; None if no trusted table has them."""
     now = rows.of_shard(shard, ["fingerprint"])["fingerprint"]
     before = rows.fingerprints_before(shard) if is_trusted else None
     changed = pa.scalar(True) if before is None else pc.not_equal(pc.fill_null(before, ""), now)
@@ -126,8 +122,7 @@ def judge_images(
 ) -> tuple[Work, frozenset[int]]:
     """Raise StaleError naming changed images; no latent depends on a rejected one.
 
-    Returns the work with notes on changed rejected images, and the parts whose fingerprints have to stay: those with
-    such images, unless they are retried, and with images that could not be compared.
+    Returns the work with notes, and the parts whose fingerprints have to stay, so that the next build looks again.
     """
     encoded = [each.difference for each in changes if not each.is_rejected]
     what = f"{len(encoded):,} of {work.rows_before:,} images changed since they were encoded"
@@ -155,10 +150,7 @@ def judge_images(
 
 
 def retry_rejected(store: Store, work: Work, rows: Planned, reader: Reader, threads: int) -> Work:
-    """Read, decode and fit every rejected sample of the kept shards, without an encoder.
-
-    Returns the work with the shards to build in which at least one can be decoded now.
-    """
+    """Read and fit the rejected samples of kept shards; return the work with those in which one can be decoded now."""
     tried, again = 0, dict[int, int]()
     contents = {shard: record.content for shard, record in work.kept.items()}
     counts = {

@@ -1,8 +1,7 @@
 """Decide what a build has to do, from what the cache states and the samples it shall have: pure, touching no disk.
 
-A cache is the recipe, the list of samples and the shards. Each is on disk more than once, so that a loss is repaired by
-copying: the recipe is in the spec, the seal and every record; the list is in the plan and the source; a shard's digest
-is in its record and the seal.
+Each fact is on disk more than once, so a loss is repaired by copying: the recipe in spec, seal and records; the list in
+plan and source; a shard's digest in its record and the seal.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,10 +103,7 @@ def decide(
     request: BuildRequest,
     shards: Sequence[int] | None = None,
 ) -> Work:
-    """Decide the work on a cache that shall have the samples of this spec, or on some of its shards alone.
-
-    Raises ConfigError if no cache can be so.
-    """
+    """Decide the work on a cache that shall have these samples, or on some of its shards; ConfigError if none can."""
     survey = stated.survey
     refuse_impossible(spec)
     if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
@@ -132,9 +128,7 @@ def refuse_impossible(spec: Spec) -> None:
 
 
 def damaged_metadata(stated: Stated) -> Iterator[str]:
-    """Yield what is damaged besides shards. Files that follow from the spec count once the cache is sealed: until then,
-    a stopped build may have left others.
-    """
+    """Yield what is damaged besides shards; what follows from the spec counts once the cache is sealed."""
     survey, spec = stated.survey, stated.spec
     if spec is None:
         return  # its loss is refused, once the source was listed

@@ -108,10 +108,9 @@ class Matcher:
 
 
 def match(part: int, planned: pa.Table, listed: pa.Table) -> Matched:
-    """Find the samples of a part in a table of a list; return them, and the other rows of the table.
+    """Find the samples of a part in a table of a list; return them and the table's other rows, or raise SourceError.
 
-    A sample that the source, another cache, has withdrawn counts as missing. Raises SourceError for one that comes
-    twice.
+    A sample that the source, another cache, has withdrawn counts as missing.
     """
     is_gone, names = is_withdrawn(planned), ["id", "uri", CLIP_START]
     places = pc.index_in(planned["id"].combine_chunks(), value_set=listed["id"].combine_chunks())
@@ -170,10 +169,7 @@ class SourceNow:
 
 
 def look_at_source(inputs: BuildInputs, stated: Stated) -> SourceNow:
-    """List the source, unless the plan still is its list; find there the samples of the plan.
-
-    Listing takes as long as planning, while that check only looks at each source file.
-    """
+    """List the source, unless a look at its files shows that the plan is its list; find there the plan's samples."""
     version, held = inputs.source.version(), held_listing(inputs, stated)
     if version is not None and held and held.source == version and not inputs.request.has_extra_work:
         return SourceNow(version=version)
@@ -199,9 +195,7 @@ def held_listing(inputs: BuildInputs, stated: Stated) -> Listed | None:
 def listed_now(
     inputs: BuildInputs, stated: Stated, now: SourceNow, parts: int, changed: Collection[int], *, is_all: bool
 ) -> Listed:
-    """Return the versions that a rerun compares, still without the plan's files: none where it has to look again, as at
-    `changed` parts, or if the cache lacks samples of the source.
-    """
+    """Return the versions that a rerun compares, still without the plan's files; None where it has to look again."""
     build, listing = stated.survey.build.value, now.listing
     if not is_all:
         return Listed(source=None, plan=())
@@ -241,9 +235,7 @@ def compare_lists(
     restore: Callable[[int, pa.Table], pa.Table | None],
     version: str | None = None,
 ) -> SourceNow:
-    """Find the samples of the plan in a list. `planned` reads a part; `restore` returns the rows of a lost part, if a
-    table has them.
-    """
+    """Find the samples of the plan, of which `planned` reads a part, in a list; `restore` finds a lost part's rows."""
 
     def match_part(number: int, table: pa.Table) -> Matched:
         if number in stated.parts:

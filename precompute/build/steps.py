@@ -179,10 +179,7 @@ def grown_spec(inputs: BuildInputs, spec: Spec | None, added: Sequence[PartOnDis
 
 
 def decide_all(inputs: BuildInputs, stated: Stated, rows: Planned) -> tuple[Work, frozenset[int]]:
-    """Decide by what is stated, and then by the images that this decision concerns; write nothing.
-
-    Returns the parts whose fingerprints have to stay, too. Raises StaleError if an encoded image changed.
-    """
+    """Decide by what is stated and by the images concerned; also return the parts whose fingerprints have to stay."""
     config, request, store, survey = inputs.config, inputs.request, inputs.store, stated.survey
     work = decide(stated, rows.spec, rows.facts_of, rows.texts_of, request)
     refuse_to_mend(inputs, stated, work.damage)
@@ -233,11 +230,7 @@ def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shar
 
 
 def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: bool) -> EncodeJob:
-    """Make the workers' job.
-
-    No file of a new shard is replaced where another program may be writing it: in a store that no claim guards, and on
-    Ray, where a lost node may still be at work; there, files without a record are deleted first.
-    """
+    """Make the job; files of a new shard replace none where another program, or a lost node of Ray, may write them."""
     store, on_ray = inputs.store, inputs.config.run.engine == "ray" and not shared
     new = frozenset(work.shards_to("build") if on_ray or not store.has_exclusive_claims else ())
     if store.has_exclusive_claims:
@@ -286,10 +279,7 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
 
 
 def plan_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> list[int]:
-    """Plan this rank's parts of a new cache, while other ranks plan theirs; return their numbers.
-
-    `plan_for_ranks` then joins them. Raises CacheError if the cache is planned, or another list is being planned.
-    """
+    """Plan this rank's parts of a new cache, while other ranks plan theirs; `plan_for_ranks` then joins them."""
     inputs = open_build_inputs(config, request)
     with inputs.store.claim(shared=True):
         if has_cache(inputs.store):
@@ -298,11 +288,7 @@ def plan_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> list[in
 
 
 def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
-    """Write the plan and the metadata, so that ranks can build the shards; return the work left.
-
-    Run it again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
-    CacheError if it is damaged.
-    """
+    """Write plan and metadata, so that ranks can build; return the work left. Run it again to extend or to retry."""
     inputs = open_build_inputs(config, request)
     with inputs.store.claim():
         work = plan(inputs, for_ranks=True)
@@ -334,10 +320,7 @@ def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
 
 
 def planned_work(inputs: BuildInputs, surveyed: Survey, rank: Rank | None = None) -> Work:
-    """Decide the work left of the plan on disk, all or a rank's; `plan` has checked list and images.
-
-    Raises CacheError if planning has not finished, or if a repair has to mend the cache first.
-    """
+    """Decide the work left of the plan on disk, all or a rank's; CacheError if planning or a repair comes first."""
     store, request = inputs.store, inputs.request
     if surveyed.build.value and surveyed.build.value.withdrawing:
         refuse_unfinished_plan(store, CacheError("a withdrawal was stopped"), request)

@@ -45,8 +45,7 @@ def write_metadata(
 ) -> Work:
     """Write the metadata that is missing, damaged or changed; return the work with the plan on disk.
 
-    `listed` has the versions that were listed. `for_ranks`, which replace no file, it also deletes the records of
-    shards to replace.
+    `listed` has the versions that were listed. `for_ranks` also deletes the records of shards to replace.
     """
     store, config, spec, survey = inputs.store, inputs.config, work.spec, stated.survey
     parts, texts = {**stated.parts}, {**survey.texts}

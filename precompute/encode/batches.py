@@ -68,10 +68,7 @@ def place_bytes(array: ArraySpec) -> int:
 
 
 class InputBuffers:
-    """Reuses buffers, inputs of a full batch: new memory must be zeroed and, for a GPU, pinned.
-
-    It holds buffers of one shape: a build encodes one size after the other, and many sizes would fill the memory.
-    """
+    """Reuses buffers of one shape, inputs of a full batch: new memory must be zeroed and, for a GPU, pinned."""
 
     def __init__(self, make: Callable[[ArraySpec], Inputs]) -> None:
         self._make, self._free, self._shape = make, deque[Inputs](), tuple[int, ...]()

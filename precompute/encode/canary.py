@@ -68,10 +68,7 @@ class Canary:
             wait([self._compared], POLL_S)
 
     def refuse_wrong_device(self, device: torch.device) -> None:
-        """Wait for the comparison; raise DeviceError if the samples differ by more than the dtype's tolerance.
-
-        Raises Interrupted once a stop is requested: a comparison may take longer than a stop allows.
-        """
+        """Wait for the comparison; DeviceError beyond the dtype's limits, Interrupted once a stop is requested."""
         self.wait()
         if self._compared is None:
             return
@@ -99,10 +96,7 @@ def choose_places(good: Sequence[int], inputs_shape: Sequence[int]) -> list[int]
 
 
 def difference(encoded: np.ndarray, reference: np.ndarray, array: SampleAxes) -> Difference:
-    """Measure how far samples [N, *shape] are from the reference; infinitely, if a value is not finite but should be.
-
-    Leaves out samples whose reference is not finite: the build rejects them.
-    """
+    """Measure how far samples [N, *shape] are from the reference, where that is finite: a build rejects the others."""
     finite = np.isfinite(reference).all(axis=tuple(range(1, reference.ndim)))
     encoded, reference = encoded[finite], reference[finite]
     if not len(reference):

@@ -41,10 +41,7 @@ class Machine:
 
 
 def crew_of(config: BuildConfig, shards: int) -> tuple[int, int]:
-    """Choose the number of workers, at most one per shard; also return how many share the machine's cores.
-
-    The latter include those on GPUs of other ranks.
-    """
+    """Choose the number of workers; also return how many share the machine's cores, on other ranks' GPUs, too."""
     device, most = config.encoder.torch_device, max(1, shards)
     if config.run.workers != "auto":
         workers = min(config.run.workers, most)
@@ -56,10 +53,7 @@ def crew_of(config: BuildConfig, shards: int) -> tuple[int, int]:
 
 
 def crew_on_gpus(config: BuildConfig, most: int, machine: Machine) -> tuple[int, int]:
-    """Choose the workers for the GPUs that the process sees, or for the one that the config names.
-
-    Each GPU of the machine gets its share of the cores.
-    """
+    """Choose the workers for the GPUs seen or named; each GPU of the machine gets its share of the cores."""
     used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
     if config.kind != "image":  # one worker keeps a GPU busy with texts or a clip, and takes much of its memory
         return min(used, most), machine.gpus

@@ -94,10 +94,9 @@ class Slot:
 
 
 class StreamedFeed:
-    """Feeds a device through streams; `encode` waits while all slots are in use.
+    """Feeds a device through streams; `encode` waits while all slots are in use, so another thread takes samples.
 
-    Slots and the captured graph are those of one size; for a batch of another one, they are made anew. One thread calls
-    `encode`, and another one must take the samples.
+    Slots and graph are those of one size; for a batch of another one, they are made anew.
     """
 
     def __init__(self, encoder: Encoder, runtime: CudaRuntime) -> None:
@@ -146,10 +145,7 @@ class StreamedFeed:
         return output
 
     def encode(self, array: ArraySpec, buffer: Inputs, count: int) -> Encoding:
-        """Give the device the first `count` inputs of a buffer; it is free once the samples have arrived.
-
-        `array` says what their samples are.
-        """
+        """Give the device the first `count` inputs of a buffer, which is free once the samples have arrived."""
         if array != self._array:
             self._prepare(array)
         slot, within = self._free.get(), self._runtime.within

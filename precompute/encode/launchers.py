@@ -30,10 +30,7 @@ STOP = -1
 
 
 def run_workers(job: EncodeJob, source: Source, encoder: Encoder, report: Report) -> None:
-    """Build the job's shards; raise Interrupted once a stop is requested.
-
-    Workers in other processes open the source and load the encoder themselves.
-    """
+    """Build the job's shards, in this process, in others or on Ray; Interrupted once a stop is requested."""
     if job.config.run.engine == "ray":
         run_on_ray(job, report)
         return
@@ -46,11 +43,7 @@ def run_workers(job: EncodeJob, source: Source, encoder: Encoder, report: Report
 
 
 class Processes:
-    """Workers in processes of this machine.
-
-    Each process shares only a pipe with this one. Locks and queues between processes use semaphores, and Python prints
-    a warning about those if this process is killed.
-    """
+    """Workers in processes of this machine, each on a pipe: Python would warn of leaked locks if this one is killed."""
 
     def __init__(self, job: EncodeJob, workers: int, threads: int) -> None:
         self._processes: dict[Connection, BaseProcess] = {}
@@ -112,10 +105,7 @@ def death_of(process: BaseProcess) -> EncodeOnceError:
 
 
 def run_process(job: EncodeJob, threads: int, pipe: Connection) -> None:
-    """Run a worker in this process until it is told to stop, or its parent is gone: the pipe then closes.
-
-    A killed parent cannot stop its workers, and a rerun must not find a second writer.
-    """
+    """Run a worker until it is told to stop, or its parent is gone: a rerun must not find a second writer."""
     ignore_stop_signals()
     inbox, sending = Inbox(), threading.Lock()
 

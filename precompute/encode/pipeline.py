@@ -45,9 +45,8 @@ def encode_shards(
 ) -> None:
     """Build runs of shards, each to its end; once a stop is requested, drop unfinished shards and raise Interrupted.
 
-    Reports each batch of a shard, and then the shard. A shard whose digest is not allowed leaves the old files in
-    place, and the others are still built. Raises SourceError if an image vanished since planning, DeviceError if the
-    canary refuses the device.
+    Reports each batch, and then its shard. A shard whose digest is not allowed leaves the old files in place. Raises
+    SourceError if an image vanished since planning, DeviceError if the canary refuses the device.
     """
     busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
     feed, reader = feed_of(encoder), make_reader(source, job.spec.array, encoder.texts, busy=busy)
@@ -103,11 +102,7 @@ def encode_null_text(feed: DeviceFeed, array: ArraySpec, null_inputs: Inputs) ->
 
 
 class ShardSink:
-    """Makes shards of batches, which arrive in order, on a thread of its own.
-
-    Another thread commits a shard (syncs, hashes and perhaps uploads its files) while the next one is written. At most
-    one shard is being committed.
-    """
+    """Makes shards of batches, which arrive in order, on a thread; another one commits the shard before."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Choose the shards that this process builds, from the options typed or from the launcher's environment.
-
-Processes do not talk to each other.
-"""
+"""Choose the shards that this process builds, by options or the launcher's environment; no process asks another."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,8 +31,7 @@ class Rank:
 def find_rank(index: str | None, world_size: str | None, environment: Mapping[str, str]) -> Rank | None:
     """Find this process's rank from the options typed, else from the launcher; None for a single-process build.
 
-    The launcher is torchrun, srun, a Slurm array or an Indexed Job of Kubernetes; an array task counts as one rank per
-    process it starts.
+    An array task counts as one rank per process that it starts.
     """
     typed = {"--rank": index, "--world-size": world_size}
     if index is not None or world_size is not None:
@@ -50,10 +46,7 @@ def find_rank(index: str | None, world_size: str | None, environment: Mapping[st
 
 
 def launcher_rank(environment: Mapping[str, str]) -> Rank:
-    """Read the rank from torchrun's variables, else from srun's, which only srun steps have, else from Kubernetes'.
-
-    In a pod, torchrun's ranks are already numbered over all pods of a Job.
-    """
+    """Read the rank of torchrun (in a pod, too), else of srun, else of Kubernetes."""
     if environment.keys() >= {*TORCHRUN_VARIABLES}:
         shares_node = read_number("LOCAL_WORLD_SIZE", environment, 1) > 1
         local = read_number("LOCAL_RANK", environment, 0) if shares_node else None

@@ -100,9 +100,8 @@ class Actors:
                     yield actor, report
 
     def _grow_or_shrink(self, shards_left: int) -> None:
-        """Let actors wait, so that the cluster can grow; if no shard is left, release those without one.
-
-        A lost actor may need the place of another to finish its shards.
+        """Let actors wait, so that the cluster can grow; if no shard is left, release them: a lost one may need the
+        place.
         """
         busy = [actor for actor, _ in self._calls.values()]
         if not shards_left:
@@ -200,12 +199,9 @@ def workers_on_this_node() -> int:
 
 @contextmanager
 def connected() -> Iterator[Any]:
-    """Connect to the cluster at RAY_ADDRESS; yield the `ray` module. Raises EncodeOnceError if that fails.
-
-    Ray shows the workers' logs, here on standard error. Its handler of SIGTERM would replace ours.
-    """
+    """Connect to the cluster at RAY_ADDRESS; yield the `ray` module. Raises EncodeOnceError if that fails."""
     ray: Any = importlib.import_module("ray")
-    address, before = os.environ["RAY_ADDRESS"], signal.getsignal(signal.SIGTERM)
+    address, before = os.environ["RAY_ADDRESS"], signal.getsignal(signal.SIGTERM)  # Ray sets its own
     with redirect_stdout(sys.stderr):
         try:
             ray.init(address=address, logging_level="error")
@@ -221,10 +217,7 @@ def connected() -> Iterator[Any]:
 
 
 def refuse_unreachable_workers(config: BuildConfig) -> None:
-    """Raise EncodeOnceError within PROBE_S if nothing answers at RAY_ADDRESS, ConfigError if no build can use it.
-
-    Call it before planning, which may take an hour; it does not import Ray.
-    """
+    """Raise within PROBE_S, before planning, if nothing answers at RAY_ADDRESS; Ray is not imported."""
     address = os.environ.get("RAY_ADDRESS", "")
     if config.run.engine != "ray" or address == "auto":
         return

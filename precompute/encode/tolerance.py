@@ -6,34 +6,8 @@ larger than the others; each of these is measured by its own root mean square. T
 square of the differences, and the difference that 99.9 % of the values do not exceed. The largest difference grows with
 the number of values, so it is printed, and judged only if it is ten times the second limit.
 
-Measured at full size against the library's own float32 (torch 2.13; initial weights, which differed more than random
-norms and biases; photographs of 256 x 256, towers of 224 x 224, texts of 128 tokens through encoders of width 1024;
-products of bfloat16 are summed in float32, then rounded, as on GPUs and on CPUs with AVX512-BF16):
-
-    bfloat16                     root mean square   99.9 %   largest
-    SDXL                         0.013              0.098    0.23
-    FLUX.1                       0.022              0.17     0.28
-    FLUX.2                       0.022              0.17     0.39
-    Wan, Qwen-Image              0.009              0.032    0.044
-    DC-AE of SANA                0.009              0.031    0.035
-    TAESD                        0.003              0.009    0.013
-    Cosmos 1.0                   0.010              0.048    0.070
-    HunyuanVideo                 0.016              0.10     0.15
-    LTX, LTX 2                   0.018              0.063    0.084
-    CogVideoX                    0.023              0.16     0.26
-    Mochi                        0.021              0.11     0.13
-    SigLIP so400m, CLIP L, DINO  0.010              0.042    0.18
-    CLIP's texts (L, bigG)       0.015              0.054    0.083
-    T5, UMT5, Gemma 2, Qwen 3    0.024              0.092    0.16
-
-    float32, folded against the library's own
-    CogVideoX                    1.2e-5             8.8e-5   1.1e-4
-    HunyuanVideo                 8.5e-6             6.0e-5   1.1e-4
-    Wan, Cosmos, LTX, Mochi      6.9e-6             3.0e-5   5.0e-5
-
-An image of one colour, lines or a gradient changed little: FLUX.1 0.030 and 0.17. So one pair of limits for each dtype
-and kind of device holds for all. TF32, which keeps 10 bits of float32 on GPUs, differed by 1.9e-3 at most (emulated,
-Wan). Two images differ by 1 and more. A convolution off by 1 % shows in float32 alone.
+docs/benchmarks.md has what was measured of each family: one pair of limits for each dtype and kind of device holds for
+all. Two images differ by 1 and more. A convolution off by 1 % shows in float32 alone.
 """
 
 from dataclasses import dataclass

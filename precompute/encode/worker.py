@@ -114,10 +114,7 @@ class Launcher(Protocol):
 
 
 def coordinate(job: EncodeJob, launcher: Launcher, report: Report) -> None:
-    """Have the job's shards built; raise Interrupted once a stop is requested, or a worker's error.
-
-    A worker first has one shard in hand and then two, so that it goes on while a shard is committed.
-    """
+    """Have the job's shards built; a worker first has one in hand, then two, so that it goes on during a commit."""
     left, unfinished, in_hand = deque(job.shards), set[int | None](job.shards), Counter[Hashable]()
     try:
         while unfinished:

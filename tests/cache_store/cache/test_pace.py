@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cache_store.cache.info import describe
-from cache_store.cache.pace import Pace, pace_of
+from cache_store.cache.info import Pace, describe, pace_of
 from cache_store.cli import main
 from cache_store.log import utc_time
 from tests.make_cache import make_cache
