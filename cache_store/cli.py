@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 
-from cache_store.copy.options import CopyConfig, WithdrawConfig
-from cache_store.gallery.command import GalleryConfig
+from cache_store.options import CopyConfig, GalleryConfig, WithdrawConfig
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.scope import VerifyConfig
 

@@ -16,7 +16,7 @@ from cache_store.errors import ConfigError, MissingPathError, ModelError, Source
 from cache_store.format.array import CodecName, ImageRecipe, Size, StoreDtype
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, StoreFormat
-from cache_store.gallery.command import GalleryConfig
+from cache_store.options import GalleryConfig
 from cache_store.program.running import usable_cores
 from cache_store.storage.store import Address, is_url, open_store
 from precompute.clips.config import ClipConfig

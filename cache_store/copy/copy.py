@@ -32,7 +32,6 @@ from cache_store.cache.metadata import (
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import ShardOnDisk, Survey, size_problem, survey_records
-from cache_store.copy.options import CopyConfig
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
@@ -56,6 +55,7 @@ from cache_store.format.schema import (
 )
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted, differences_between, refuse
+from cache_store.options import CopyConfig
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Address, Store, open_store, with_listing
 from cache_store.verify.record import usable_record

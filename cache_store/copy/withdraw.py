@@ -32,7 +32,6 @@ from cache_store.cache.metadata import (
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import Reading, survey_build, survey_records
-from cache_store.copy.options import WithdrawConfig
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.layout import BUILD_FILE, SEAL_FILE, TEXTS_FILE, commit_file, part_file
@@ -41,6 +40,7 @@ from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Sea
 from cache_store.format.tables import CACHED
 from cache_store.log import log_info, log_result
 from cache_store.messages import counted, printable
+from cache_store.options import WithdrawConfig
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import read_only_error

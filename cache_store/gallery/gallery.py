@@ -1,4 +1,4 @@
-"""Make a cache's gallery: draw rows, look them up, count values, write one page without references to other files.
+"""Show a cache on one page without references to other files: rows, rejected rows, histograms.
 
 Ids, uris and captions are untrusted, so Jinja2 escapes every value.
 """
@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from cache_store.cache.entry_points import ReadImage, find_source_images
+from cache_store.cache.entry_points import find_source_images
 from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.format.array import ArraySpec
-from cache_store.gallery.command import GalleryConfig
-from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
+from cache_store.gallery.pictures import jpeg_uri, png_uri
 from cache_store.gallery.rows import Decode, Exhibit, Showcase, batches, draw_rejects, numbers_to_count, random_numbers
+from cache_store.options import GalleryConfig
 from cache_store.program.output_file import refuse_output
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
-from cache_store.storage.store import Address, Store
+from cache_store.storage.store import Address
 
 MOST_FEATURES = 96
 """Most features shown; no VAE has more today. If there are more, evenly spaced ones are shown."""
@@ -39,9 +39,9 @@ SHOWN_CHARACTERS = 300
 """Characters shown of an id, uri, caption or reason, which may be very long."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Histogram:
-    """How often values of one feature occur, on a scale that all features share."""
+    """How often values of one feature occur, on the scale of all."""
 
     feature: int
     mean: float
@@ -65,7 +65,6 @@ class Gallery:
     cache: Cache
     config: GalleryConfig
     shown: Sequence[Exhibit]
-    """Cached rows."""
     rejected: Sequence[Exhibit]
     counted: int
     """Number of samples whose values the histograms count."""
@@ -84,7 +83,6 @@ class Gallery:
 
     @property
     def no_pictures(self) -> str | None:
-        """Why samples have no preview and what the page shows instead; None if they have one."""
         if self.cache.seal.array.preview is not None:
             return None
         return (
@@ -94,20 +92,21 @@ class Gallery:
 
     @property
     def mean_psnr(self) -> float | None:
-        """The average PSNR over rows whose source could be compared; None if there are none."""
         values = [exhibit.psnr for exhibit in self.shown if exhibit.psnr is not None]
         return sum(values) / len(values) if values else None
 
 
 def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
-    """Write the page of a sealed cache; `decode` adds decoded images and their PSNR.
-
-    The cost depends on the number of rows and the limits of the draw, not on the cache's size.
-    """
+    """Write the page of a sealed cache; `decode` adds decoded images and their PSNR."""
     cache = open_cache(address)
     refuse_output("--output", config.page, cache.root)
     counted, numbers = numbers_to_count(cache, config.seed), numbers_to_show(cache, config)
-    read_image, source_problem = source_reader(cache.store) if cache.spec.array.image else (None, None)
+    read_image, source_problem = None, None
+    if cache.spec.array.image:
+        try:
+            read_image = find_source_images(cache.store)
+        except EncodeOnceError as error:
+            source_problem = str(error)
     showcase = Showcase(cache=cache, read_image=read_image, source_problem=source_problem, decode=decode)
     exhibits = showcase.cached(numbers)
     histograms, ends = count_values(cache, counted)
@@ -147,15 +146,8 @@ def numbers_to_show(cache: Cache, config: GalleryConfig) -> list[int]:
     return numbers
 
 
-def source_reader(store: Store) -> tuple[ReadImage | None, str | None]:
-    try:
-        return find_source_images(store), None
-    except EncodeOnceError as error:
-        return None, str(error)
-
-
 def count_values(cache: Cache, numbers: np.ndarray) -> tuple[list[Histogram], tuple[float, float]]:
-    """Count the values of these samples by feature, and return the ends of the scale; reads them in batches."""
+    """Count the values of these samples by feature; also return the ends of the scale."""
     array, summary = cache.spec.array, cache.seal.array
     shown = min(array.features, MOST_FEATURES)
     features, axis = np.arange(shown) * array.features // shown, array.feature_place + 1
@@ -174,17 +166,12 @@ def count_values(cache: Cache, numbers: np.ndarray) -> tuple[list[Histogram], tu
                 count_FB[place] += np.histogram(values, BINS, (first, last))[0]
             bar.update(len(batch))
     places = (mean - first) / (last - first) * BINS
-    rows = zip(features.tolist(), mean.tolist(), std.tolist(), count_FB, places.tolist(), strict=True)
-    names = ("feature", "mean", "std", "count_B", "place")
-    return [Histogram(**dict(zip(names, row, strict=True))) for row in rows], (first, last)
+    return [*map(Histogram, features.tolist(), mean.tolist(), std.tolist(), count_FB, places.tolist())], (first, last)
 
 
 def render(gallery: Gallery) -> str:
-    """Render the page as one HTML text without references to other files."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        short=shorten_text, decibels=decibels, jpeg=jpeg_uri, png=png_uri, strip_width=strip_width
-    )
+    environment.filters.update(short=shorten_text, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     seal, spec = gallery.cache.seal, gallery.cache.spec
     return template.render(
@@ -202,14 +189,7 @@ def render(gallery: Gallery) -> str:
     )
 
 
-def strip_width(array: ArraySpec) -> str:
-    """Return the strip's width in percent: that of the pictures above it, or less if its line is not full."""
-    columns = strip_columns(*array.preview_cells)
-    return f"{100 * min(array.features, columns) / columns:.4g}%"
-
-
 def shorten_text(text: str) -> str:
-    """Put text on one line and cut it after `SHOWN_CHARACTERS`."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"
 

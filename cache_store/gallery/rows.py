@@ -1,19 +1,15 @@
-"""Choose rows to look at, and collect what the page shows of each.
-
-The cost depends on the number of rows drawn, not on the cache's size. Pictures become thumbnails a few rows at a time.
-"""
+"""Choose rows to look at, and collect what the page shows of each; the cost depends on their number alone."""
 
 # Axes: N samples, T frames, S frames shown, Y X pixels, 3 RGB.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from PIL import Image
 
 from cache_store.cache.entry_points import ReadImage
 from cache_store.cache.reader import Cache
@@ -22,7 +18,6 @@ from cache_store.format.array import ArraySpec
 from cache_store.format.plan import answers_of, text_of
 from cache_store.format.tables import CLIP_START, REJECTED, TOKENS, WITHDRAWN
 from cache_store.gallery.pictures import (
-    channel_strip,
     choose_frames,
     frames_shown,
     preview,
@@ -51,7 +46,7 @@ Decode = Callable[[np.ndarray], np.ndarray]
 
 
 def random_numbers(cache: Cache, rows: int, seed: int) -> NDArray[np.int64]:
-    """Draw sample numbers uniformly over the whole cache, and one more of each size not drawn; ascending."""
+    """Draw sample numbers over the whole cache, and one more of each size not drawn; ascending."""
     random = generator(seed, "random")
     numbers = draw_numbers(len(cache), rows, random)
     counts, shown = cache.shards.roll.cached, cache.array_indices(numbers)
@@ -89,19 +84,19 @@ def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, Any]]:
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """Make one random stream per purpose, so that more rows of one kind do not change the others."""
+    # A stream per purpose: more rows of one kind do not change the others.
     return np.random.default_rng([seed, *purpose.encode()])
 
 
 def draw_numbers(count: int, wanted: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Draw `wanted` distinct numbers of [0, count), or all, ascending; memory grows with `wanted` only."""
+    """Draw `wanted` distinct numbers of [0, count), or all, ascending."""
     if wanted >= count:
         return np.arange(count)
     return np.sort(random.choice(count, wanted, replace=False, shuffle=False))
 
 
 def batches(cache: Cache, numbers: np.ndarray, size: Callable[[ArraySpec], int]) -> Iterator[np.ndarray]:
-    """Cut samples into batches of one array each; `size` gives the number of samples in a batch of an array."""
+    """Cut samples into batches of one array each, of `size(array)` samples."""
     indices = cache.array_indices(numbers)
     for index in np.unique(indices):
         mine, step = numbers[indices == index], max(1, size(cache.arrays[index]))
@@ -127,11 +122,9 @@ class Exhibit:
     source_problem: str | None = None
     """Why the source image is missing, or may not be the encoded one."""
     preview: np.ndarray | None = None
-    strip: Image.Image | None = None
     decoded: np.ndarray | None = None
     psnr: float | None = None
     array: ArraySpec
-    """The row's array, also if the row is rejected."""
 
     @property
     def frames(self) -> int:
@@ -153,10 +146,9 @@ class Showcase:
     read_image: ReadImage | None
     decode: Decode | None
     source_problem: str | None = None
-    """Why there is no reader."""
 
     def cached(self, numbers: Iterable[int]) -> dict[int, Exhibit]:
-        """Make the exhibits of cached samples, by sample number."""
+        """Return the exhibits of cached samples, by sample number."""
         ordered, exhibits = np.array(sorted(set(numbers)), np.int64), dict[int, Exhibit]()
         with ProgressBar("rows", len(ordered), "row") as bar:
             for batch in batches(self.cache, ordered, lambda array: BATCH // array.size.frames):
@@ -165,9 +157,8 @@ class Showcase:
         return exhibits
 
     def rejected(self, samples: Iterable[dict[str, Any]]) -> list[Exhibit]:
-        """Make the exhibits of rejected rows of the samples tables."""
         spec = self.cache.spec
-        return [self._exhibit(sample, spec.array_of(spec.shard_of_row(sample["row"])))[0] for sample in samples]
+        return [self._exhibit(sample, spec.array_of(spec.shard_of_row(sample["row"]))) for sample in samples]
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored, array = self.cache.read(numbers), self.cache.array_of(numbers)
@@ -175,34 +166,34 @@ class Showcase:
         columns = [name for name in self.cache.columns if name in EXHIBIT_COLUMNS]
         samples = self.cache.samples(numbers, columns).to_pylist()
         for sample, values, decoded in zip(samples, stored.astype(np.float32), decoded_N, strict=True):
-            exhibit, source_SYX3 = self._exhibit(sample, array)
-            yield self._with_pictures(exhibit, source_SYX3, values, decoded)
+            yield self._exhibit(sample, array, values, decoded)
 
-    def _with_pictures(
-        self, exhibit: Exhibit, source_SYX3: np.ndarray | None, values: np.ndarray, decoded: np.ndarray | None
+    def _exhibit(
+        self,
+        sample: dict[str, Any],
+        array: ArraySpec,
+        values: np.ndarray | None = None,
+        decoded_TYX3: np.ndarray | None = None,
     ) -> Exhibit:
-        array, summary, pictures = exhibit.array, self.cache.seal.array, dict[str, Any]()
-        if array.has_preview:
-            values_CTHW = values.reshape(len(values), -1, *array.preview_cells)
-            pictures["strip"] = channel_strip(values_CTHW[:, values_CTHW.shape[1] // 2], summary)
-            if summary.preview is not None:
-                pictures["preview"] = side_by_side(choose_frames(preview(values_CTHW, summary.preview), exhibit.frames))
-        if decoded is not None:
-            decoded_SYX3 = choose_frames(decoded, exhibit.frames)
-            pictures["decoded"] = thumbnails(decoded_SYX3)
-            if source_SYX3 is not None and exhibit.source_problem is None:
-                pictures["psnr"] = psnr(source_SYX3, decoded_SYX3)
-        return replace(exhibit, **pictures)
-
-    def _exhibit(self, sample: dict[str, Any], array: ArraySpec) -> tuple[Exhibit, np.ndarray | None]:
-        """Collect what the samples table and the source know; also return the source at full size, [S, Y, X, 3]."""
+        """Collect what the samples table, the source and a cached row's values show."""
         source_SYX3, problem = self._source(sample, array)
-        width, height = sample.get("width"), sample.get("height")
+        pictures, to_rgb, frames = dict[str, Any](), self.cache.seal.array.preview, frames_shown(array)
+        if source_SYX3 is not None:
+            pictures["source"] = thumbnails(source_SYX3)
+        if values is not None and to_rgb is not None:
+            values_CTHW = values.reshape(len(values), -1, *array.preview_cells)
+            pictures["preview"] = side_by_side(choose_frames(preview(values_CTHW, to_rgb), frames))
+        if decoded_TYX3 is not None:
+            decoded_SYX3 = choose_frames(decoded_TYX3, frames)
+            pictures["decoded"] = thumbnails(decoded_SYX3)
+            if source_SYX3 is not None and problem is None:
+                pictures["psnr"] = psnr(source_SYX3, decoded_SYX3)
         answers = answers_of(turns := sample["conversations"])
         if array.text is not None:
             text = text_of(array.text, sample["id"], turns)
             answers = [] if text is None else [text]
-        exhibit = Exhibit(
+        width, height = sample.get("width"), sample.get("height")
+        return Exhibit(
             row=sample["row"],
             id=sample["id"],
             uri=sample["uri"],
@@ -210,14 +201,13 @@ class Showcase:
             tokens=sample.get(TOKENS),
             caption=" · ".join(" ".join(answer.split()) for answer in answers),
             reason=sample["reason"],
-            source=None if source_SYX3 is None else thumbnails(source_SYX3),
             source_problem=problem,
             array=array,
+            **pictures,
         )
-        return exhibit, source_SYX3
 
     def _source(self, sample: dict[str, Any], array: ArraySpec) -> tuple[np.ndarray | None, str | None]:
-        """Read the source, [S, Y, X, 3], and say what is wrong with it; an unreadable one does not stop the gallery."""
+        """Read the source, [S, Y, X, 3], and say what is wrong with it."""
         if sample["reason"] == WITHDRAWN:
             return None, WITHDRAWN  # not shown, even if the source still has it
         if self.read_image is None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,8 +21,8 @@ from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.gallery import pictures, rows
-from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
+from cache_store.options import GalleryConfig
 from cache_store.verify.verify import verify
 from tests.make_cache import caption, make_cache
 from tests.named import assert_names
@@ -102,34 +101,24 @@ def images_of(html: str, alt: str) -> list[bytes]:
 def test_a_browser_shows_the_page_without_complaint(page, cache, tmp_path):
     options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     options += " --disable-component-update --disable-sync --enable-logging=stderr --window-size=1400,900"
-    paths = [
-        f"--user-data-dir={tmp_path}/profile",
-        f"--screenshot={tmp_path}/shot.png",
-        f"file://{cache.parent}/gallery.html",
-    ]
-    command = [str(CHROMIUM), *options.split(), *paths]
+    files = f"--user-data-dir={tmp_path}/profile --screenshot={tmp_path}/shot.png file://{cache.parent}/gallery.html"
+    command = [str(CHROMIUM), *options.split(), *files.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr
     shot = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB"))
-    assert len(np.unique(shot.reshape(-1, 3), axis=0)) > 200, "previews and strips"
+    assert len(np.unique(shot.reshape(-1, 3), axis=0)) > 100, "previews"
 
 
 def test_the_page_refers_to_nothing_outside_itself(page):
     assert {"script", "link", "iframe", "object", "base"}.isdisjoint(re.findall(r"<(\w+)", page))
-    assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', page))
+    assert not re.search(r"href=|url\(|@import", page)
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     assert f'http-equiv="Content-Security-Policy" content="{policy}"' in page
-    (style,) = re.findall(r"<style>(.*)</style>", page, re.DOTALL)
-    assert not re.search(r"url\(|@import", style)
     uris = re.findall(r'(?:src|srcset)="([^"]*)"', page)
-    assert len(uris) > 2 * 27, "previews and strips of random rows"
-    for kind, data in (uri.split(";base64,") for uri in uris):
-        decoded = base64.b64decode(data, validate=True)
-        if kind == "data:image/svg+xml":
-            ElementTree.fromstring(decoded)
-        else:
-            Image.open(io.BytesIO(decoded)).load()
+    assert len(uris) > 27, "a preview of each row"
+    for _, data in (uri.split(";base64,") for uri in uris):
+        Image.open(io.BytesIO(base64.b64decode(data, validate=True))).load()
 
 
 def test_texts_are_shown_as_text_and_sizes_by_their_names(page):
@@ -167,8 +156,6 @@ def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
     assert text_of(pages["tars"]).count(problem) == 1, "told once, not at every row"
     first, other = (re.findall(r"latent preview of row (\d+)", pages[name])[:2] for name in "ac")
     assert first != other
-    drawn = [{each["row"] for each in rows.draw_rejects(open_cache(cache), 2, seed)} for seed in (0, 1)]
-    assert all(len(each) == 2 and each < set(REJECTED) for each in drawn)
     assert "2 of them, drawn with seed 1, are shown" in text_of(pages["c"])
 
 
@@ -240,16 +227,13 @@ def test_a_clip_is_a_strip_of_its_frames_from_the_first_to_the_last(tmp_path):
     latent, to_rgb = cache.read(np.array([4]))[0], cache.seal.array.preview
     expected = [pictures.preview(latent[:, frame].astype(np.float32), to_rgb) for frame in (0, 1, 2, 3, 5, 6, 7, 8)]
     np.testing.assert_array_equal(shown[4].preview, pictures.side_by_side(expected))
-    middle = pictures.channel_strip(latent[:, 4].astype(np.float32), cache.seal.array)
-    assert shown[4].strip.tobytes() == middle.tobytes()
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
         *(("--output", path) for path in ("nowhere/page.html", ".", "CACHE/zarr.json", "s3://bucket/page.html")),
-        *(("--rows", rows) for rows in ("0", "257")),
-        ("--seed", "-1"),
+        *(("--rows", "257"), ("--seed", "-1")),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(cache, tmp_path, monkeypatch, capsys, option, value):
