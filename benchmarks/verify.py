@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks.harness import parser_with, positive_int, program, rates, ratios, report, spread, take_turns
 from cache_store.format.array import CodecName
 from cache_store.format.schema import StoreFormat
-from cache_store.verify.verify import Level, verify
+from cache_store.verify.scope import Level
+from cache_store.verify.verify import verify
 from tests.make_cache import make_cache
 
 # Axes: N samples, C channels, H W latent cells.

@@ -25,8 +25,6 @@ EXAMPLES = """\
 WITHDRAWN_FROM = {"cache": "The caches: their folders, or their URLs. Name all of one plan, so that they still join."}
 COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
 
-VERIFIED = {"cache": "The caches: their folders, or their URLs."}
-
 INFO = {
     "--json": "Print all of it as JSON.",
 }
@@ -49,7 +47,7 @@ def info_command(arguments: Any) -> int:
 
 
 def verify_command(arguments: Any) -> int:
-    """Check every byte of caches, or only their records and sizes; exits 1 if anything is damaged."""
+    """Check every byte of a cache, or only its records and sizes; exits 1 if anything is damaged."""
     from cache_store.verify.command import run_verify
 
     return run_verify(arguments.cache, arguments.config)
@@ -86,7 +84,7 @@ def gallery_command(arguments: Any) -> int:
 
 COMMANDS = {
     "info": Command(info_command, operands=CACHE, options=INFO),
-    "verify": Command(verify_command, VerifyConfig, VERIFIED, repeats_operand=True),
+    "verify": Command(verify_command, VerifyConfig, CACHE),
     "copy": Command(copy_command, CopyConfig, COPIED, {"--reshard": RESHARD}),
     "withdraw": Command(withdraw_command, WithdrawConfig, WITHDRAWN_FROM, repeats_operand=True),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),

@@ -3,9 +3,7 @@
 The error has a summary, a short table (field, value found, value wanted now), and the command to run.
 """
 
-import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -169,18 +167,6 @@ def window(text: str, start: int) -> str:
     if len(text) <= CELL:
         return text
     return ("…" if start else "") + text[start : start + CELL] + ("…" if start + CELL < len(text) else "")
-
-
-def shell_word(path: str) -> str:
-    """Quote a path for a shell's command line; if it cannot be printed, as bash's $'…'."""
-    if path.isprintable():
-        return shlex.quote(path)
-    plain = (each if each.isprintable() and each not in "\\'" else octal(each) for each in path)
-    return f"$'{''.join(plain)}'"
-
-
-def octal(character: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from cache_store.errors import ConfigError
 from cache_store.log import log_about, log_result
 from cache_store.messages import counted
 from cache_store.program.command_line import CACHE, Command, Program, drop_options
-from cache_store.program.output_file import ReportFile
+from cache_store.program.output_file import json_report
 from precompute.build.request import BuildRequest
 from precompute.config import (
     AuditConfig,
@@ -232,9 +232,9 @@ def audit_command(arguments: Any) -> int:
     def failed(error: str) -> dict[str, object]:
         return {"sound": False, "error": error, "cache": arguments.cache, "identity": None, "findings": [], "next": []}
 
-    with ReportFile("precompute audit", config.report, arguments.cache, failed) as out:
+    with json_report("precompute audit", config.report, arguments.cache, failed) as fields:
         report = audit(arguments.cache, config)
-        out.result = report.as_dict()
+        fields.update(report.as_dict())
         print(*report.lines(), sep="\n")
     return 1 if report.findings else 0
 

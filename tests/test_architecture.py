@@ -79,7 +79,7 @@ def test_a_help_loads_no_arrow_no_codec_and_no_decoder(program):
 DECLARED_AS = {"PIL": "pillow", "yaml": "pyyaml"}
 """Distributions that have another name than their module."""
 
-NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub", "completion"], "precompute": ["video"]}
+NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub"], "precompute": ["video"]}
 """Other extras that a program's errors name."""
 
 

@@ -4,8 +4,6 @@ It is argparse with two changes: options and YAML files become a config, and a m
 """
 
 import argparse
-import os
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -14,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import yaml
 
-from cache_store.errors import ConfigError, install
+from cache_store.errors import ConfigError
 from cache_store.log import FORMATTERS, OPTION, QUIET, log_about
 from cache_store.program.config_file import (
     ConfigField,
@@ -77,9 +75,6 @@ class Program:
         return run_program(self.name, self.run, argv)
 
     def run(self, argv: Sequence[str]) -> int:
-        if (shell := completed_shell(argv)) is not None:
-            print(completion(self.parser(), shell))
-            return 0
         arguments = self.parse(argv)
         if cache := getattr(arguments, "cache", None) or getattr(getattr(arguments, "config", None), "cache", None):
             log_about(cache=cache)
@@ -99,7 +94,6 @@ class Program:
     def parser(self) -> "Parser":
         parser = Parser(prog=self.name, description=self.description, epilog=f"examples:\n{self.examples}")
         parser.usage = f"{self.name} COMMAND [options]"
-        parser.add(f"--completion {{{','.join(SHELLS)}}}", "Print the completion script of a shell, and exit.")
         parser.add_argument(
             "--version", action="version", version=f"{self.name} {__version__}", help="Show the version and exit."
         )
@@ -110,27 +104,6 @@ class Program:
         for name, command in self.commands.items():
             commands.add_parser(name, help=command.summary).add_command_arguments(command)
         return parser
-
-
-SHELLS = ("bash", "zsh", "tcsh")
-
-
-def completed_shell(argv: Sequence[str]) -> str | None:
-    if not argv or argv[0].partition("=")[0] != "--completion":
-        return None
-    return argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")
-
-
-def completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return the shell's script that completes commands and options."""
-    if shell not in SHELLS:
-        raise ConfigError(f"--completion must be one of {', '.join(SHELLS)}, got {shell!r}")
-    try:
-        import shtab
-    except ModuleNotFoundError:
-        raise ConfigError(f"--completion needs shtab; run {install('completion')}") from None
-    script: str = shtab.complete(parser, shell)
-    return script
 
 
 def parse_config(config_class: type[ConfigT], argv: Sequence[str], program: str = "", examples: str = "") -> ConfigT:
@@ -199,8 +172,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"there is no option {suggest(rest[0].partition('=')[0], known)}")
         if rest:
             remedy = "quote a pattern or a name with spaces"  # the shell expands an unquoted pattern to many words
-            if hasattr(arguments, "config") and (file := config_file_in(rest[0])) is not None:
-                remedy = f"to read the config there, `{self.prog} --config {shlex.quote(file)}`"
+            if hasattr(arguments, "config"):
+                remedy = f"a config is given as `{self.prog} --config FILE`"
             self.error(f"there is no further operand {format_value(rest[0])}; {remedy}")
         if self.config_class is not None:
             arguments.config = self.read_config(self.config_class, arguments)
@@ -226,12 +199,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         program = self.prog.removeprefix("python -m ").partition(" ")[0]
         raise ConfigError(f"{message}\n{program}: run `{self.prog} --help` for usage")
-
-
-def config_file_in(place: str) -> str | None:
-    """Return the path itself if it is a YAML file, the config of a run if it is a run's folder, or else None."""
-    names = [place, os.path.join(place, "config.yaml")]  # noqa: PTH118 (keeps the path as it was given)
-    return next((name for name in names if name.endswith((".yaml", ".yml")) and os.path.isfile(name)), None)  # noqa: PTH113
 
 
 class HelpFormatter(argparse.HelpFormatter):

@@ -2,10 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -15,8 +14,6 @@ from cache_store.storage.local import write_file
 from cache_store.storage.publish import scratch_path
 from cache_store.storage.store import is_url, local_path
 from cache_store.version import __version__
-
-Fields = Mapping[str, object]
 
 UNFINISHED = "did not end: it is running, or was killed"
 
@@ -39,60 +36,52 @@ def refuse_inside(option: str, path: Path, cache: Path | str, kind: str = "cache
         raise ConfigError(f"{option}: {path} lies in the {kind} {cache}; name another place")
 
 
-def write_result(option: str, path: Path, data: bytes) -> None:
-    """Write the file; ConfigError if it cannot be written, whose exit code tells that from damage."""
-    try:
-        write_file(path, data)
-    except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
-
-
 def real_path(path: Path) -> Path:
-    """Follow links as Path.resolve does, which raises for a link to itself."""
+    # Path.resolve raises for a link to itself.
     return Path(os.path.realpath(path))
 
 
-class ReportFile:
-    """The JSON report of one run of `command`, for other programs; a context within which `result` is set.
+@contextmanager
+def json_report(
+    command: str, path: str | None, cache: str, failed: Callable[[str], Mapping[str, object]], *, prints: bool = False
+) -> Iterator[dict[str, object]]:
+    """Yield a dict for the fields of a run's report, which is written to `path`, if given, and printed if it `prints`.
 
-    It is written when the command starts, as the report of a run that did not end, and again at the end, even after an
-    error. So no report of an earlier run stays, and `"sound": true` is always the result of the run that it names.
-    Without a path, nothing is written.
+    The file is written first as the report of a run that did not end, and again at the end, even after an error, with
+    the fields that `failed` returns: so no report of an earlier run stays. ConfigError if it cannot be written.
     """
+    file, started = None if path is None else local_path("report", path), time.monotonic()
+    head, fields = {"command": command, "version": __version__, "time": utc_time()}, dict[str, object]()
 
-    def __init__(self, command: str, path: str | None, cache: str, failed: Callable[[str], Fields]) -> None:
-        """`failed` gives the fields of a run that ended in an error.
+    def document() -> bytes:
+        seconds = round(time.monotonic() - started, 3)
+        return msgspec.json.format(msgspec.json.encode(head | {"seconds": seconds} | fields), indent=1) + b"\n"
 
-        Raises ConfigError for a path that cannot be written, once the context is entered.
-        """
-        self.path = local_path("report", path) if path is not None else None
-        self.result: Fields | None = None
-        self._command, self._cache, self._failed = command, cache, failed
-        self._time, self._started = utc_time(), time.monotonic()
+    def write() -> None:
+        if file:
+            try:
+                write_file(file, document())
+            except OSError as error:  # exit code 2 tells it from damage
+                raise ConfigError(f"report: {file} cannot be written: {error.strerror}") from None
 
-    def __enter__(self) -> Self:
-        if self.path:
-            refuse_output("report", self.path, self._cache)
-            self._write(self.path, self._failed(UNFINISHED))
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.path:
-            self._write(self.path, self.result if self.result is not None else self._failed(error_text(error)))
-
-    def document(self, fields: Fields) -> str:
-        seconds = round(time.monotonic() - self._started, 3)
-        head = {"command": self._command, "version": __version__, "time": self._time, "seconds": seconds}
-        return msgspec.json.format(msgspec.json.encode(head | dict(fields)), indent=1).decode() + "\n"
-
-    def _write(self, path: Path, fields: Fields) -> None:
-        write_result("report", path, self.document(fields).encode())
+    if file:
+        refuse_output("report", file, cache)
+    fields.update(failed(UNFINISHED))
+    write()
+    fields.clear()
+    try:
+        yield fields
+    except BaseException as error:
+        fields.update(failed(error_text(error)))
+        raise
+    finally:
+        write()
+        if prints:
+            print(document().decode(), end="")
 
 
-def error_text(error: BaseException | None) -> str:
+def error_text(error: BaseException) -> str:
     """Describe the error that ended a run; a refusal keeps its table."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or 'no file named'}"
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped by a signal"
-    return str(error) or type(error).__name__
+    return "stopped by a signal" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__

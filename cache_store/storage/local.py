@@ -215,10 +215,6 @@ class LocalStore(Store):
         """Return whether another store is this one or lies within it; always false for a URL."""
         return "://" not in str(other) and Path(str(other)).resolve().is_relative_to(self.root.resolve())
 
-    def real_name(self, name: str) -> str:
-        path, root = (Path(os.path.realpath(each)) for each in (self.root / name, self.root))
-        return str(path.relative_to(root)) if path.is_relative_to(root) else name
-
     def absolute(self) -> Self:
         return replace(self, root=self.root.absolute())
 

@@ -255,10 +255,6 @@ class Store(Protocol):
         """Return whether another store is this one or lies within it."""
         return f"{other}/".startswith(f"{self}/")
 
-    def real_name(self, name: str) -> str:
-        """Return the name of what a link to a file or folder of this store leads to, else `name`."""
-        return name
-
     def absolute(self) -> Self:
         """Return the store under an address that does not depend on the working folder."""
         return self

@@ -1,14 +1,13 @@
 """The findings of a verification, and the steps that repair them."""
 
-import os
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from cache_store.errors import CacheError, NotAFileError
 from cache_store.format.layout import BUILD_FILE, SPEC_FILE
-from cache_store.messages import MADE_BY, SEALED_BY, counted, printable, shell_word
+from cache_store.messages import MADE_BY, SEALED_BY, counted, printable
 from cache_store.storage.store import Store
 from cache_store.verify.scope import Level
 
@@ -76,10 +75,8 @@ class Report:
     """The subset that was requested; None for all shards."""
     covered: int = 0
     """Number of shards that were read at the level; `samples` and `bytes` count only these."""
-    made_by: dict[str, int] = field(default_factory=dict)
-    """Number of shards by the hardware and libraries that made them, from their records."""
     error: str | None = None
-    """Why the verification did not end; findings are then those made until it stopped."""
+    """Why the verification did not end."""
 
     @property
     def sound(self) -> bool:
@@ -97,7 +94,7 @@ class Report:
 
     def as_dict(self, report_file: str) -> dict[str, object]:
         """Return the report for the JSON file `report_file`; its `next` lists what to run if it ended."""
-        findings = [asdict(replace(finding, file=as_text(finding.file))) for finding in self.findings]
+        findings = [asdict(replace(finding, file=printable(finding.file))) for finding in self.findings]
         steps = [] if self.error else self.next_steps(report_file, "the report")
         return {"sound": self.sound, **asdict(self), "findings": findings, "next": list(steps)}
 
@@ -128,13 +125,8 @@ class Report:
         return sorted(finding.file for finding in self.findings if finding.kind == kind)
 
     def _path(self, name: str) -> str:
-        return shell_word(f"{self.cache}/{name}")
+        return shlex.quote(printable(f"{self.cache}/{name}"))
 
 
 def and_more(names: list[str], listed_by: str) -> str:
     return f" and {len(names) - 1:,} more that {listed_by} lists" if len(names) > 1 else ""
-
-
-def as_text(name: str) -> str:
-    """Escape bytes of a file's name that are not UTF-8, which JSON cannot hold."""
-    return os.fsencode(name).decode(errors="backslashreplace")

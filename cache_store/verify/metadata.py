@@ -21,7 +21,7 @@ from cache_store.format.layout import (
 )
 from cache_store.format.plan import PlanPart, encoded_texts_digest, is_cut_as, texts_digest
 from cache_store.format.roll import Roll
-from cache_store.format.schema import CommitContent, FileRecord, PartTexts, Seal, Spec
+from cache_store.format.schema import FileRecord, PartTexts, Seal, Spec
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, damage_finding
 from cache_store.verify.record import file_finding
@@ -31,7 +31,7 @@ FLOAT_TOLERANCE = 1e-6
 
 
 def is_contradicted(survey: Survey, spec: Spec) -> bool:
-    """Return whether the spec is at fault: records have another recipe, or both seal and plan have another spec."""
+    """Whether the spec is at fault: records have another recipe, or both seal and plan have another spec."""
     try:
         if held_recipe(survey) != spec.recipe:
             return True
@@ -42,7 +42,7 @@ def is_contradicted(survey: Survey, spec: Spec) -> bool:
 
 
 def is_planned(store: Store, spec: Spec) -> bool:
-    """Return whether the plan is the spec's; True also if it cannot be read."""
+    """Whether the plan is the spec's, or unreadable."""
     try:
         plan = open_plan(store)
         return plan.parts == len(spec.parts) and all(
@@ -53,7 +53,6 @@ def is_planned(store: Store, spec: Spec) -> bool:
 
 
 def has_part(part: PlanPart, spec: Spec, number: int) -> bool:
-    """Return whether a part has the samples of the spec, in its shards."""
     return is_cut_as(spec, number, part.lengths, part.sizes) and part.computed_digests().part == spec.parts[number]
 
 
@@ -100,10 +99,9 @@ class CheckedPlan:
 
 
 class PlanChecker:
-    """Checks the parts of the plan and their texts.
+    """Checks the parts of the plan and their texts: their sizes, and the SHA-256 of parts whose shards are read.
 
-    At level quick their sizes are compared; of parts whose shards are read, their SHA-256. Rows of these are read at
-    level deep, and at level full without a seal.
+    Rows are read at level deep, and at level full without a seal.
     """
 
     def __init__(self, store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> None:
@@ -137,7 +135,6 @@ class PlanChecker:
         return file_finding(self._store, file) if is_read else None
 
     def _read(self, number: int, shards: range, read: Sequence[int], texts: PartTexts, checked: CheckedPlan) -> None:
-        """Read the rows of a part and their texts; keep the digests of the shards that are read."""
         plan, spec, recipe, name = self._plan, self._spec, self._spec.array.text, part_file(number)
         try:
             part = plan.part(number)
@@ -163,10 +160,7 @@ class PlanChecker:
 def seal_findings(
     spec: Spec, seal: Seal, roll: Roll, checked: Sequence[CheckedShard], damaged: set[str]
 ) -> Iterator[Finding]:
-    """Check that the seal summarises the commit records, and name each record that was not sealed.
-
-    The statistics need every samples table's footer, so they are not checked if a shard is checked at level quick.
-    """
+    """Check that the seal summarises the commit records, and name each record that was not sealed."""
     if seal.spec != spec:
         yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
         return
@@ -178,9 +172,10 @@ def seal_findings(
     records = {commit_file(each.task.shard) for each in checked}
     if others or records & damaged:
         return  # the expected seal cannot be computed
-    contents, has_quick = contents_of(checked), any(each.task.level == "quick" for each in checked)
     if {samples_file(each.task.shard) for each in checked} & damaged:
         return
+    contents = [each.content for each in checked if each.content]
+    has_quick = any(each.task.level == "quick" for each in checked)  # statistics need every table's footer
     stated = msgspec.structs.replace(seal.array, bytes=sum(each.files[0].bytes for each in contents))
     array, sums = stated if has_quick else None, [each.sums for each in checked]
     expected = make_seal(spec, contents, sums, seal.plan_files, seal.rejected_file, seal.shards_file, array)
@@ -189,13 +184,7 @@ def seal_findings(
         yield Finding(file=SEAL_FILE, problem="is not the summary of the commit records")
 
 
-def contents_of(checked: Sequence[CheckedShard]) -> list[CommitContent]:
-    """List the contents of the readable records, in shard order."""
-    return [each.content for each in checked if each.content]
-
-
 def unsealed_records(roll: Roll, checked: Sequence[CheckedShard]) -> list[Finding]:
-    """List readable records that were not sealed."""
     return [
         Finding(
             shard=each.task.shard,
@@ -208,10 +197,7 @@ def unsealed_records(roll: Roll, checked: Sequence[CheckedShard]) -> list[Findin
 
 
 def nearly_equal(expected: Any, found: Any) -> bool:
-    """Compare two values, floats up to rounding: another machine may differ in the last bits of the preview map.
-
-    The seal's own sha256 has been checked when it was read.
-    """
+    """Compare two values, floats up to rounding, in which another machine may differ."""
     if isinstance(expected, dict) and isinstance(found, dict):
         return expected.keys() == found.keys() and all(nearly_equal(expected[name], found[name]) for name in found)
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):

@@ -36,7 +36,6 @@ from cache_store.verify.findings import Finding, damage_finding
 
 
 def file_finding(store: Store, file: FileRecord, shard: int | None = None) -> Finding | None:
-    """Compare a file's SHA-256 with its record; return a finding or None."""
     try:
         found = stored_sha256(store, file.path)
     except DAMAGE as error:
@@ -79,14 +78,13 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
 
 
 def sums_findings(shard: int, recorded: ShardSums, found: ShardSums, *, has_preview: bool) -> Iterator[Finding]:
-    """Compare a shard's recorded sums with the sums of its samples; all samples must be sound."""
     if not equal_but_for_rounding(found, recorded) or has_preview != (recorded.preview is not None):
         problem = "its sums do not follow from the shard's samples"
         yield Finding(shard=shard, file=samples_file(shard), problem=problem)
 
 
 def table_problem(samples: ShardSamples) -> str | None:
-    """Say why a samples table cannot be the shard's, or return None."""
+    """Say why a samples table cannot be the shard's."""
     if samples.table.schema != samples_schema(samples.array):
         return "does not have the columns of the format"
     if samples.table.num_rows != len(samples.rows):
@@ -95,7 +93,6 @@ def table_problem(samples: ShardSamples) -> str | None:
 
 
 def table_findings(samples: ShardSamples, content: CommitContent) -> Iterator[Finding]:
-    """Check that the samples table matches the commit record."""
     shard, table, name = samples.shard, samples.table, samples_file(samples.shard)
     digest = rows_digest(*(table[column].to_pylist() for column in ("row", "id", "content_sha256")))
     if digest != content.rows_digest:
@@ -127,10 +124,7 @@ def status_findings(samples: ShardSamples) -> Iterator[Finding]:
 
 
 def withdrawn_findings(samples: ShardSamples, files: Sequence[str]) -> Iterator[Finding]:
-    """Yield rows that only the plan or only the samples table calls withdrawn, and those of which too much is left.
-
-    `files` name the part of the plan, and its texts.
-    """
+    """Yield rows that only the plan or only the table calls withdrawn, and what is left of withdrawn ones."""
     if samples.planned is None:
         return
     shard, table, planned = samples.shard, samples.table, samples.planned
@@ -152,7 +146,7 @@ def withdrawn_findings(samples: ShardSamples, files: Sequence[str]) -> Iterator[
 
 
 def mismatched_rows(samples: ShardSamples) -> Iterator[Finding]:
-    """Yield rows of the samples table that differ from the plan; one finding if every row does."""
+    """Yield rows that differ from the plan; one finding if every row does."""
     if samples.planned is None:
         return
     shard, rows, name = samples.shard, samples.rows, samples_file(samples.shard)
@@ -168,7 +162,7 @@ def mismatched_rows(samples: ShardSamples) -> Iterator[Finding]:
 
 
 def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> pa.Table | None:
-    """Read a shard's samples table; return None unless it is, byte for byte, the one that the record names."""
+    """Read a shard's samples table; None unless it is, byte for byte, the one that the record names."""
     name = samples_file(record.content.shard)
     try:
         for file in (each for each in record.content.files if each.path == name):

