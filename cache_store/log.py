@@ -1,7 +1,6 @@
 """Log messages to standard error: plain for people, or with time and level, as text or JSON, for a job's log.
 
-Everything except results goes through Python's `logging`. Outside our programs, as in a user's own training loop,
-Python shows only warnings, and the user's handlers may receive the messages.
+Everything except results goes through Python's `logging`, whose handlers a user's own training loop may set.
 """
 
 import json
@@ -82,7 +81,6 @@ def log_as_typed(program: str, words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def split_off_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the words without `--log-format` and `--quiet`, and the environment variables that pass them on."""
     rest, chosen, given = list[str](), dict[str, str](), iter(words)
     for word in given:
         name, equals, value = word.partition("=")
@@ -145,8 +143,6 @@ class Plain(logging.Formatter):
 
 
 class Text(logging.Formatter):
-    """Formats time, level, program and message as one line."""
-
     def format(self, record: logging.LogRecord) -> str:
         return f"{written_at(record)} {record.levelname.lower():7} {Running.program}: {record.getMessage()}"
 

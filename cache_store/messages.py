@@ -53,7 +53,7 @@ def refuse(
     held: str = "in the cache",
     now: str = "now",
 ) -> NoReturn:
-    """Raise StaleError: a summary, a table of differences with columns `held` and `now`, and one line per remedy."""
+    """Raise StaleError: a summary, a table of differences with columns `held` and `now`, one line per remedy."""
     shown = [Difference(printable(each.field), *shorten(each.before, each.now)) for each in differences[:SHOWN_ROWS]]
     lines = [printable(summary), *align_rows([("field", held, now), *shown])]
     if (more := len(differences) - SHOWN_ROWS) > 0:
@@ -72,7 +72,6 @@ def refuse_unsealed(store: Store, spec: Spec) -> None:
 
 
 def is_being_withdrawn(store: Store) -> bool:
-    """Return whether the build record seems to state a withdrawal that was stopped."""
     try:
         return b'"withdrawing":[' in store.read(BUILD_FILE)
     except (OSError, CacheError):
@@ -126,14 +125,13 @@ def abridge(names: Sequence[str], count: int | None = None, most: int = SHOWN_NA
 
 
 def align_rows(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Format rows as lines of aligned text."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
     return ["  ".join(row).rstrip() for row in cells]
 
 
 def counted(number: int, noun: str) -> str:
-    """Format a number with its noun: `1 shard`, `2,000 shards`."""
+    """Format a number with its noun: `2,000 shards`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -148,7 +146,7 @@ def shown_time(seconds: float) -> str:
 
 
 def shorten(before: str, now: str) -> tuple[str, str]:
-    """Shorten both values: digests to their first digits, long texts to the part that differs."""
+    """Shorten both values: digests to their first digits, long ones to the part that differs."""
     before, now = (DIGEST.sub(lambda each: f"{each[0][:DIGEST_SHOWN]}…", printable(value)) for value in (before, now))
     if max(len(before), len(now)) <= CELL:
         return before, now
@@ -157,13 +155,12 @@ def shorten(before: str, now: str) -> tuple[str, str]:
 
 
 def common_length(left: str, right: str) -> int:
-    """Count the characters that both texts begin with."""
     shorter = min(len(left), len(right))
     return next((place for place in range(shorter) if left[place] != right[place]), shorter)
 
 
 def window(text: str, start: int) -> str:
-    """Cut out CELL characters from `start`, with an ellipsis at each cut; keep a short text whole."""
+    """Cut out CELL characters from `start`, with an ellipsis at each cut."""
     if len(text) <= CELL:
         return text
     return ("…" if start else "") + text[start : start + CELL] + ("…" if start + CELL < len(text) else "")

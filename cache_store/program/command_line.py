@@ -30,29 +30,25 @@ from cache_store.version import __version__
 ConfigT = TypeVar("ConfigT")
 
 CACHE = {"cache": "The cache: its folder, or its URL."}
-"""The operand of most commands."""
 
 LOG_FORMAT = "Messages on standard error: plain, text with time and level, or a JSON object a line (default: plain)."
-"""Help of the log option, which `run_program` reads before it parses the command."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command with its operands and options; with a config but no operand, it also has `--config FILE`."""
+    """A command; with a config but no operand, it also has `--config FILE`."""
 
     run: Callable[[Any], int]
-    """Runs the command; its docstring is the help. Its argument has the operands and options as attributes, the config
-    as `config` and the whole command line as `argv`.
-    """
+    """Its docstring is the help. Its argument has operands, options, `config` and `argv` as attributes."""
     config: type | None = None
     operands: Mapping[str, str] = field(default_factory=dict)
-    """Positional arguments, each with its help."""
+    """Each with its help."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options that are not fields of the config, each with its help: `--report FILE`, or `--extend` without a value."""
+    """Options that are not fields of the config: `--report FILE`, or `--extend` without a value."""
     repeats_operand: bool = False
-    """Whether the operand can be given more than once; as an attribute, it is then a list."""
+    """Whether the operand, then a list, can be given more than once."""
     fields_of: str = ""
-    """The command whose help explains the fields of the config; the help of this one leaves them out."""
+    """The command whose help explains the fields of the config; this one's leaves them out."""
     epilog: str = ""
     """Text below the options in the help, printed unchanged."""
 
@@ -107,7 +103,7 @@ class Program:
 
 
 def parse_config(config_class: type[ConfigT], argv: Sequence[str], program: str = "", examples: str = "") -> ConfigT:
-    """Parse the config of a program without subcommands."""
+    """Parse the config of a program without commands."""
     parser = Parser(prog=program, description=on_one_line(config_class.__doc__), epilog=examples)
     config: ConfigT = parser.add_command_arguments(Command(lambda _: 0, config_class)).parse_args(argv).config
     return config
@@ -126,7 +122,6 @@ class Parser(argparse.ArgumentParser):
         self.fields: dict[str, ConfigField] = {}
 
     def add_command_arguments(self, command: Command) -> "Parser":
-        """Add the operands and options of `command`."""
         self.config_class = command.config
         self.fields = {field.name: field for field in config_fields(command.config)} if command.config else {}
         self.description = self.description or on_one_line(command.run.__doc__)
@@ -165,7 +160,7 @@ class Parser(argparse.ArgumentParser):
         (group or self).add_argument(*names.split(","), help=text, **kind, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, refuse unknown options and operands, and make the config."""
+        """Parse, refuse unknown options and operands, and make the config."""
         arguments, rest = super().parse_known_args(args, namespace)
         if rest and rest[0].startswith("-"):
             known = [f"--{name}" for name in self.fields]
@@ -202,7 +197,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """argparse's formatter, except that it keeps the line breaks of examples and prints percent signs as they are."""
+    """Keeps the line breaks of examples, and prints percent signs as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)

@@ -31,11 +31,11 @@ MAX_VALUE = 200
 MAX_BYTES = 1_000_000
 """Most bytes of a config file."""
 
-INT, FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "merge"))
+FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("float", "timestamp", "merge"))
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """A loader that raises yaml.YAMLError for a repeated key and treats `<<` as an ordinary key."""
+    """A loader that refuses a repeated key and takes `<<` as an ordinary key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
@@ -48,10 +48,6 @@ class ConfigLoader(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Do not merge: a few lines of merges can fill the memory."""
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """Read an integer; ValueError if it has more digits than Python prints, as a long hexadecimal number may."""
-        return int(str(super().construct_yaml_int(node)))
-
 
 ConfigLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (TIMESTAMP, MERGE)]
@@ -59,7 +55,6 @@ ConfigLoader.yaml_implicit_resolvers = {
 }
 # Without this, PyYAML reads a number that has no point, such as 1e-4, as text.
 ConfigLoader.add_implicit_resolver(FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), "-+0123456789")
-ConfigLoader.add_constructor(INT, ConfigLoader.construct_yaml_int)
 
 
 def load_yaml(text: str) -> Any:
@@ -102,7 +97,6 @@ def read_mapping(file: str) -> dict[Any, Any]:
 def flatten_sections(
     values: Mapping[Any, Any], sections: Collection[str], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values; ConfigError for a section whose value is not a mapping."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name not in sections:
@@ -114,7 +108,7 @@ def flatten_sections(
 
 
 def nest_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn values by dotted name into nested mappings, one per section, as in a file."""
+    """Turn values by dotted name into nested mappings, as in a file."""
     sections: dict[str, Any] = {}
     for name, value in values.items():
         *path, last = name.split(".")
@@ -133,19 +127,17 @@ def format_value(value: object) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
 
 
-def suggest(name: str, known: Collection[str]) -> str:
+def suggest(name: str, known: Collection[str], otherwise: str = "") -> str:
     """Format an unknown name, followed by the most similar known one, if any."""
-    return format_value(name) + "".join(f"; did you mean {each}?" for each in get_close_matches(name, known, 1))
+    similar = get_close_matches(name, known, 1)
+    return format_value(name) + (f"; did you mean {similar[0]}?" if similar else otherwise)
 
 
 def suggest_or_list(name: str, known: Collection[str]) -> str:
     """Format an unknown name, followed by the most similar known one, or else by all names of its section."""
-    suggestion = suggest(name, known)
-    if suggestion != format_value(name):
-        return suggestion
     section = f"{name.rpartition('.')[0]}." if "." in name else ""
     there = dict.fromkeys(each.removeprefix(section).partition(".")[0] for each in known if each.startswith(section))
-    return f"{suggestion}; there are {', '.join(there)}" if there else suggestion
+    return suggest(name, known, f"; there are {', '.join(there)}" if there else "")
 
 
 WORDS = {
@@ -153,8 +145,8 @@ WORDS = {
     float: ("NUMBER", "a number"),
     str: ("", "text"),
     bool: ("{true,false}", "true or false"),
-    list[int]: ("[N,…]", "a list of whole numbers"),
-    list[str]: ("[TEXT,…]", "a list of texts"),
+    list[int]: ("[N,…]", "a list of whole numbers, as [0,17]"),
+    list[str]: ("[TEXT,…]", "a list of texts, as [a,b]"),
     dict[str, str]: ("{NAME: …}", "a mapping, {NAME: …, NAME: …}"),
 }
 """Names of a type in the help (text uses the field's name) and in an error."""
@@ -187,7 +179,7 @@ class ConfigField:
 
     @property
     def help(self) -> str:
-        """The docstring and the default; a default of null is left out, since the docstring explains it."""
+        """The docstring and the default, unless that is null, which the docstring explains."""
         if " " not in self.option or self.default is None:
             return self.text
         return f"{self.text} ({'required' if self.required else f'default: {format_value(self.default)}'})"
@@ -206,18 +198,9 @@ class ConfigField:
         if None in meanings:
             raise ConfigError(f"{self.name} cannot be null; give it a value, or leave it out for its default")
         expected = " or ".join(phrase for _, phrase in type_names(self.kind))
-        raise ConfigError(f"{self.name} must be {expected}, got {format_value(value)}{self.as_list(value)}")
-
-    def as_list(self, value: Any) -> str:
-        """Suggest a list if its entries, or `none`, were given without brackets."""
-        entries = [read_text(each) for each in value.split(",")] if isinstance(value, str) else [value]
-        with suppress(msgspec.ValidationError):
-            msgspec.convert(meant := [] if value == "none" else entries, self.kind)
-            return f"; did you mean [{','.join(map(format_value, meant))}]?"
-        return ""
+        raise ConfigError(f"{self.name} must be {expected}, got {format_value(value)}")
 
     def read_section(self, entry: type, name: str, value: Any) -> dict[str, Any]:
-        """Convert a named section's values by field; ConfigError for an unknown field or if it is not a section."""
         section = f"{self.name}.{name}"
         if not isinstance(value, dict):
             raise ConfigError(f"{section} is a section, got {format_value(value)}; give it fields or leave it out")
@@ -231,7 +214,7 @@ class ConfigField:
 
 
 def section_of_each(kind: Any) -> type | None:
-    """Return the dataclass of the sections if a field's type maps names to sections, else None."""
+    """Return the dataclass of the sections, if the type maps names to sections."""
     for each in union_members(kind):
         if get_origin(each) is dict and is_dataclass(section := get_args(each)[1]):
             return section if isinstance(section, type) else None
@@ -259,7 +242,6 @@ def config_fields(config_class: type, section: str = "") -> Iterator[ConfigField
 
 
 def field_texts(config_class: type) -> dict[str, str]:
-    """Return the docstring under each field, by the field's name."""
     bodies = [class_bodies(each.__module__).get(each.__name__, []) for each in reversed(config_class.__mro__)]
     return {
         field.target.id: text.value.value
@@ -292,7 +274,7 @@ def type_names(kind: Any) -> Iterator[tuple[str, str]]:
 
 
 def read_text(text: str) -> Any:
-    """Parse `text` as YAML, such as 3, 1e-4, true, null or [3, 17]; return it unchanged if it is not YAML."""
+    """Parse `text` as YAML, such as 3, 1e-4, null or [3, 17]; return it unchanged if it is not YAML."""
     try:
         return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):

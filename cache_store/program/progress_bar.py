@@ -28,7 +28,7 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
     """A bar on standard error; close it, or use it as a context."""
 
     monitor_interval = 0
-    """tqdm's thread would draw bars that are updated rarely more often; this one looks at the clock each time."""
+    # tqdm's thread would draw more often bars that are updated rarely; this one looks at the clock each time.
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
         )
 
     def update(self, count: float | None = 1, note: str = "", values: Mapping[str, object] = NO_VALUES) -> None:
-        """Count more of the work as done, and show the note behind the bar; `values` are for a log's JSON records."""
+        """Count more of the work as done, with a note behind the bar, and values for a log."""
         self._values = values
         if note:
             self.set_postfix_str(note, refresh=False)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event
 from types import FrameType
 from typing import Any, NoReturn
@@ -71,7 +72,7 @@ def handle_stop(number: int, frame: FrameType | None) -> None:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Return whether the frame or a caller of it imports a module: if interrupted, that prints tracebacks or aborts."""
+    """Whether the frame or a caller imports a module: an interrupted import prints tracebacks or aborts."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
@@ -85,10 +86,7 @@ def end_process(exit_code: int) -> NoReturn:
 
 
 def listen() -> dict[int, Any]:
-    """Handle both signals from now on; return their previous handlers.
-
-    A process that ignores Ctrl-C, such as a shell's background job, continues to ignore it.
-    """
+    """Handle both signals from now on, but not one that is ignored; return their previous handlers."""
     STOP_REQUEST.clear()
     SignalState.process, SignalState.first_s, SignalState.has_unwound = os.getpid(), None, False
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
@@ -120,10 +118,9 @@ def stop_on_signals(*, unwinds: bool = False) -> Iterator[Event]:
 
 @contextmanager
 def hold_stop_signals() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the end of the block.
+    """Delay SIGINT and SIGTERM until the end of the block; for processes started in it, until they ignore them.
 
-    Processes started in the block do not receive them until they call `ignore_stop_signals`: a signal goes to the whole
-    process group and would kill a worker that is still importing.
+    Such a signal goes to the whole process group and would kill a worker that is still importing.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -141,9 +138,6 @@ def ignore_stop_signals() -> None:
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these packages is our bug, not a missing extra."""
-
-STDERR = 2
-"""Its file descriptor."""
 
 REMEDIES = {
     errno.ENOSPC: "free some space or name another place, and run the same command again",
@@ -171,20 +165,20 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     # decode images: on a busy machine only a tenth of the speed was left.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
-    open_closed_stderr()
+    if sys.stderr is None:  # closed by the parent, as some crons do: libraries must not write to the next file opened
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (stays open until the program ends)
     with stop_on_signals(), log_as_typed(program, given) as words:
         return exit_code_of(program, lambda: run_interruptible(run, words))
 
 
 def run_interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str]) -> int:
-    """Run the body; an error after KeyboardInterrupt, or no error, becomes KeyboardInterrupt.
-
-    Libraries turn it into errors of their own, such as unreadable weights, or swallow it.
-    """
+    """Run the body; raise a KeyboardInterrupt again that a library swallowed or turned into an error of its own."""
     try:
         with stop_on_signals(unwinds=True):
             refuse_other_format()
-            refuse_other_than_utf8(given)
+            for word in given:
+                if not word.isascii() and word != word.encode(errors="replace").decode():
+                    raise ConfigError(f"{word!a} is not UTF-8; every path must be, so rename that file or folder")
             code = run(given)
             print(end="", flush=True)  # an output that cannot be written then fails here, not at exit
     except Exception as error:
@@ -225,22 +219,6 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         return 1
 
 
-def open_closed_stderr() -> None:
-    """Discard messages if the parent process has closed standard error (`2>&-`), as some crons do.
-
-    Otherwise the next file that is opened gets its number, and the messages that libraries write to it.
-    """
-    if sys.stderr is None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.fstat(STDERR)
-        except OSError:
-            os.dup2(null, STDERR)
-        if null == STDERR:
-            os.set_inheritable(STDERR, True)
-        sys.stderr = open(null, "w", closefd=False)  # noqa: SIM115 (stays open until the program ends)
-
-
 def output_fails() -> bool:
     """Return whether standard output cannot be written; if so, discard it."""
     try:
@@ -252,22 +230,10 @@ def output_fails() -> bool:
 
 
 def discard_output() -> None:
-    """Redirect stdout to the null device, so that exit does not fail again."""
+    # So that exit does not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def refuse_other_than_utf8(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word that is not UTF-8: it could not be printed, nor recorded in a cache.
-
-    Also for another encoding of file names, in which a rank would not find the files that its plan names.
-    """
-    if (encoding := sys.getfilesystemencoding()) != "utf-8":
-        raise ConfigError(f"this locale has file names in {encoding}, not UTF-8; set LC_ALL=C.UTF-8 and run it again")
-    for word in words:
-        if not word.isascii() and word != word.encode(errors="replace").decode():
-            raise ConfigError(f"{word!a} is not UTF-8; every path and option must be, so rename that file or folder")
-
-
 def usable_cores() -> int:
-    """Count the CPU cores that this process may run on, which can be fewer than the machine has."""
+    """Count the CPU cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -26,9 +26,6 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 HOLDER = re.compile(r"^(?:rank, )?(process (\d+) on (.*))$", re.MULTILINE)
 """A line of the claim file; each rank adds one."""
 
-SHOWN = 3
-"""Most holders that a refusal names, the last to start."""
-
 
 @contextmanager
 def claim_folder(root: Path, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
@@ -102,23 +99,18 @@ def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
                     f"{root} is on a file system without locks ({error.strerror}), so nothing keeps a second writer "
                     "out: run one at a time, or mount it with locks"
                 )
-            if is_same_file(stream, root / CLAIM_FILE):
+            is_ours = False
+            with suppress(FileNotFoundError):
+                is_ours = os.path.samestat(os.fstat(stream.fileno()), (root / CLAIM_FILE).stat())
+            if is_ours:
                 yield stream
                 return
 
 
 def holders(claim: str) -> str:
-    """Name the processes in a claim file, except those of this machine that have ended."""
+    """Name the last processes in a claim file, except those that have ended here."""
     here, named = os.uname().nodename, list[str]()
     for name, process, host in HOLDER.findall(claim):
         if host != here or is_running(int(process)):
             named.append(name)
-    more = f"{len(named) - SHOWN:,} more and " if len(named) > SHOWN else ""
-    return f"{more}{', '.join(named[-SHOWN:]) or 'another process'}"
-
-
-def is_same_file(stream: IO[str], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+    return ", ".join(named[-3:]) or "another process"

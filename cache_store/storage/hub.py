@@ -44,7 +44,6 @@ class HubStore(UrlStore):
 
     @classmethod
     def in_bucket(cls, scheme: str, place: str) -> Self:
-        """Return the store of the URL `scheme://place`; ConfigError unless it is a data set's."""
         if place.partition("/")[0] != "datasets":
             raise ConfigError(f"{scheme}://{place}: only data sets of the Hub can be read; {ADDRESS}")
         return super().in_bucket(scheme, place)
@@ -116,7 +115,7 @@ class HubStore(UrlStore):
 
 
 def version_of_info(info: Mapping[str, Any]) -> Version:
-    """Return a version with Git's hash of the content."""
+    # Git's hash of the content.
     return Version(info["size"], str(info.get("blob_id") or info.get("xet_hash")))
 
 
@@ -145,5 +144,4 @@ def explain_hub_errors(where: str) -> Iterator[None]:
 
 
 def first_words(error: Exception) -> str:
-    """Return the beginning of an error's text, on one line."""
     return " ".join(str(error).split())[:300]

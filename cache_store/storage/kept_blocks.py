@@ -1,15 +1,14 @@
 """Keep blocks of a remote store's files in a local folder of bounded size, which processes can share.
 
-A block's name is a recorded SHA-256, over its whole file or over a record that has that, and its number in the file, so
-that a replaced cache or a copy of a cache is never confused. A crc32 follows each block; a block that does not match it
-is fetched again. If the folder cannot be used, a message says so and the store is read directly. Other files in the
-folder are neither counted nor changed.
+A block's name is a recorded SHA-256 and its number in the file, so that a replaced cache is never confused. A crc32
+follows each block; one that does not match is fetched again. If the folder cannot be used, a message says so and the
+store is read directly. Other files in the folder are neither counted nor changed.
 """
 
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from cache_store.log import log_warning
 from cache_store.storage.protocol import Ranges
 from cache_store.storage.publish import publish, scratch_target, unused_attempt
+from cache_store.storage.wrapped import WrappedStore
 
 BLOCK_BYTES = 128 << 10
 """Bytes of a block, which holds a few samples: a whole block is fetched and checked to read one of them."""
@@ -35,14 +35,13 @@ NAME = re.compile(r"[0-9a-f]{64}\.\d+x\d+")
 LEAST_BYTES = 10 * BLOCK_BYTES
 """Least bound: with a smaller one, almost every new block would delete others before they are read again."""
 
-FetchRanges = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
 Key = tuple[str, int]
 """A file's SHA-256, and a block's number within it."""
 
 
 @dataclass(frozen=True)
-class KeptBlocks:
-    """A folder with blocks of about `max_bytes` at most; it is scanned rarely."""
+class KeptStore(WrappedStore):
+    """A store that keeps blocks of the files whose SHA-256 is known, in a folder of about `max_bytes` at most."""
 
     folder: Path
     max_bytes: int
@@ -52,15 +51,17 @@ class KeptBlocks:
     warned_processes: set[int] = field(default_factory=set, compare=False)
     """Processes that have printed that nothing more is kept."""
 
-    def fetch(self, wanted: Sequence[Ranges], fetch: FetchRanges) -> list[list[memoryview]]:
+    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
         """Return ranges of files from kept blocks; missing blocks are fetched and then kept."""
+        if not all(each.sha256 for each in wanted):
+            return self.inner.fetch(wanted)
         files = {each.sha256: each for each in wanted}
         needed = sorted({(each.sha256, number) for each in wanted for number in self._blocks_of(each)})
         sizes = {key: self._block(files[key[0]], key[1]).lengths[0] for key in needed}
-        held = {key: block for key in needed if (block := self._read(key, sizes[key])) is not None}
+        held = {key: block for key in needed if (block := self._read_block(key, sizes[key])) is not None}
         missing = [key for key in needed if key not in held]
         asked = [self._block(files[sha256], number) for sha256, number in missing]
-        for key, (block,) in zip(missing, fetch(asked), strict=True):
+        for key, (block,) in zip(missing, self.inner.fetch(asked), strict=True):
             held[key] = block
         if missing:
             with self._warning_once():
@@ -81,7 +82,6 @@ class KeptBlocks:
         return Ranges(file.name, [start], [min(self.block_bytes, file.size - start)])
 
     def _cut(self, held: dict[Key, memoryview], sha256: str, start: int, length: int) -> memoryview:
-        """Return a range of a file, cut out of the blocks that hold it."""
         pieces, end = [], start + length
         for number in range(start // self.block_bytes, (end - 1) // self.block_bytes + 1):
             first = number * self.block_bytes
@@ -90,7 +90,7 @@ class KeptBlocks:
 
     @contextmanager
     def _warning_once(self) -> Iterator[None]:
-        """Catch an OSError, such as that of a full disk, and print once per process that nothing more is kept."""
+        """Print once per process that nothing more is kept, in place of an OSError such as that of a full disk."""
         try:
             yield
         except OSError as error:
@@ -103,8 +103,8 @@ class KeptBlocks:
         sha256, number = key
         return self.folder / sha256[:2] / f"{sha256}.{number}x{self.block_bytes}"
 
-    def _read(self, key: Key, length: int) -> memoryview | None:
-        """Read a kept block; None if it is missing or damaged."""
+    def _read_block(self, key: Key, length: int) -> memoryview | None:
+        """Return a kept block; None if it is missing or damaged."""
         path = self._path(key)
         with suppress(OSError):
             data = memoryview(path.read_bytes())
@@ -123,10 +123,7 @@ class KeptBlocks:
             scratch.write_bytes(b"".join((block, crc_bytes(block))))
 
     def _make_room(self, added: int) -> None:
-        """Delete old blocks if the bound is exceeded; the folder is scanned only after enough was added.
-
-        Other processes may do so at the same time.
-        """
+        """Delete old blocks beyond the bound, as other processes may; scan only after enough was added."""
         process = os.getpid()
         unseen = self.unseen.get(process, self.max_bytes) + added
         if unseen <= UNSEEN_SHARE * self.max_bytes:
@@ -144,7 +141,7 @@ class KeptBlocks:
                 return
 
     def _by_time(self) -> Iterator[tuple[int, int, Path]]:
-        """Yield last use, size and path of each block, and of scratch files that killed processes left."""
+        """Yield last use, size and path of blocks, and of scratch files that killed processes left."""
         for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
             if NAME.fullmatch(scratch_target(path.name) or path.name):
                 with suppress(FileNotFoundError):

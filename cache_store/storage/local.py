@@ -1,10 +1,10 @@
 """Store files in a local folder: written whole or not at all, and mapped into memory to read."""
 
 import errno
+import filecmp
 import io
 import os
 import shutil
-import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -45,9 +45,6 @@ faster than after writes of 25 KB (ext4, Linux 6.18). There is no difference onc
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems without hard links."""
 
-READ_BYTES = 4 * 2**20
-"""Bytes read at a time from files to compare, and from a file that is larger than its stated size."""
-
 
 @dataclass(frozen=True)
 class LocalStore(Store):
@@ -78,7 +75,7 @@ class LocalStore(Store):
 
     @cached_property
     def _prefix(self) -> str:
-        """The folder with a slash; cached, since making a Path takes longer than reading a file's status."""
+        # Cached: making a Path takes longer than reading a status.
         return str(self.root / "x")[:-1]
 
     def has(self, name: str) -> bool:
@@ -88,17 +85,10 @@ class LocalStore(Store):
         return version_of_status(refuse_irregular(self.where(name)))
 
     def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
-        with opened_file(path := self.where(name)) as (descriptor, size), name_in_errors(path):
-            if size > at_most:
-                raise too_large_error(path, size, at_most)
-            data = os.read(descriptor, size + 1)
-            while len(data) != size and len(data) <= at_most:  # it grew, or states a wrong size, as files in /proc do
-                if not (more := os.read(descriptor, READ_BYTES)):
-                    break
-                data += more
-        if len(data) > at_most:
-            raise too_large_error(path, len(data), at_most)
-        return data
+        if (size := refuse_irregular(path := self.where(name)).st_size) > at_most:
+            raise too_large_error(path, size, at_most)
+        with NamedFile(path) as file, name_in_errors(path):
+            return file.readall()
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
         return [self._ranges(each) for each in wanted]
@@ -118,7 +108,7 @@ class LocalStore(Store):
         return map_file(self.root / name)
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        """Yield names folder by folder, sorted in each folder; without versions, which would take a call per file."""
+        """Yield names, sorted in each folder, without versions, which would take a call per file."""
 
         def refuse(error: OSError) -> None:
             raise error
@@ -169,13 +159,13 @@ class LocalStore(Store):
                 raise
             if not os.path.lexists(path):
                 self.rename(scratch, path)
-            elif not have_equal_bytes(scratch, path):
+            elif not filecmp.cmp(scratch, path, shallow=False):
                 return False
         self.make_durable(name)  # also if another program gave the name, and has not come to sync it
         return True
 
     def make_durable(self, name: str) -> None:
-        """Sync the file's folder and those above it, up to the store's: another program may have made these too."""
+        # All folders up to the store's: another program may have made these too.
         for folder in Path(name).parents:
             sync_path(self.root / folder, self.sync)
 
@@ -212,7 +202,6 @@ class LocalStore(Store):
         return None
 
     def contains(self, other: Store) -> bool:
-        """Return whether another store is this one or lies within it; always false for a URL."""
         return "://" not in str(other) and Path(str(other)).resolve().is_relative_to(self.root.resolve())
 
     def absolute(self) -> Self:
@@ -245,42 +234,15 @@ class LocalFile(File):
 
 
 class NamedFile(io.FileIO):
-    """A file whose errors name it: those of Python's own say only what failed."""
+    # Python's own errors say only what failed.
 
     def readinto(self, buffer: Any) -> int | None:
         with name_in_errors(str(self.name)):
             return super().readinto(buffer)
 
 
-@contextmanager
-def opened_file(path: str) -> Iterator[tuple[int, int]]:
-    """Open a regular file for `os.read` and yield descriptor and size; it takes half the time of Python's `open`."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: do not wait for a pipe
-    except OSError:
-        refuse_irregular(path)
-        raise
-    try:
-        if not stat.S_ISREG((status := os.fstat(descriptor)).st_mode):
-            refuse_irregular(path)
-        yield descriptor, status.st_size
-    finally:
-        os.close(descriptor)
-
-
 def version_of_status(status: os.stat_result) -> Version:
     return Version(status.st_size, str(status.st_mtime_ns), str(status.st_ctime_ns))
-
-
-def have_equal_bytes(path: Path, other: Path) -> bool:
-    """Return whether two files have the same bytes."""
-    if refuse_irregular(path).st_size != refuse_irregular(other).st_size:
-        return False
-    with path.open("rb") as ours, other.open("rb") as theirs:
-        while block := ours.read(READ_BYTES):
-            if theirs.read(READ_BYTES) != block:
-                return False
-    return True
 
 
 def write_file(path: Path, data: Data) -> None:

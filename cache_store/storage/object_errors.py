@@ -84,7 +84,6 @@ def status_text(error: Exception) -> str:
 
 
 def explain(error: Exception, where: str) -> OSError:
-    """Return the problem as an OSError that says what a person can check."""
     text, scheme, code = str(error), where.partition("://")[0], error_code(error)
     if any(name in text for name in METADATA_SERVICES):  # a metadata service itself may have none
         return PermissionError(errno.EACCES, f"no credentials were found: set {CREDENTIALS[scheme]}", where)

@@ -197,7 +197,7 @@ def version_of_meta(meta: Mapping[str, Any]) -> Version:
 
 
 def timeout_s(num_bytes: int) -> int:
-    """Return the time limit of a request of `num_bytes`, in steps, so that few clients are made."""
+    """Return the time limit of a request, in steps, so that few clients are made."""
     seconds = ANSWER_S
     while seconds * SLOWEST_BYTES_A_S < num_bytes:
         seconds *= 4
@@ -205,10 +205,7 @@ def timeout_s(num_bytes: int) -> int:
 
 
 def client(url: str, num_bytes: int = 0, retries: int = 0) -> Client:
-    """Return a client for requests of up to `num_bytes`; do not keep it, since a fork makes it unusable.
-
-    ConfigError in a forked process, if no region is set, or if obstore rejects the URL or the environment.
-    """
+    """Return a client for requests of up to `num_bytes`; do not keep it, since a fork makes it unusable."""
     if connected_process() != os.getpid():
         raise ConfigError(f"{url}: {FORKED}")
     return make_client(url, timeout_s(num_bytes), retries)
@@ -216,7 +213,7 @@ def client(url: str, num_bytes: int = 0, retries: int = 0) -> Client:
 
 @lru_cache(maxsize=1)
 def connected_process() -> int:
-    """Return the process that asked for the first client, in its forked children too."""
+    # Also in forked children of the process that asked for the first client.
     return os.getpid()
 
 
@@ -247,7 +244,7 @@ def make_client(url: str, seconds: int, retries: int) -> Client:
 
 
 def refuse_invalid_endpoint() -> None:
-    """Raise ConfigError for an endpoint that is no URL: obstore would panic."""
+    # obstore would panic.
     for name in ENDPOINTS:
         value = os.environ.get(name)
         if value is not None and re.fullmatch(r"https?://[^/\s].*", value) is None:

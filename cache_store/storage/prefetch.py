@@ -1,7 +1,7 @@
-"""Read ahead: neighbouring parts of a file, a file in order, files whose names are announced, and work of any kind.
+"""Read ahead: neighbouring parts of a file, a file in order, announced files, and work of any kind.
 
-A store behind a network takes some tens of milliseconds to begin an answer, as long as it takes to send a megabyte. So
-bytes that will probably be read next are requested early, several requests at the same time.
+A store behind a network takes as long to begin an answer as to send a megabyte. So bytes that will probably be read
+next are requested early, several requests at the same time.
 """
 
 import io
@@ -133,7 +133,7 @@ class AnnouncedResults(Generic[V]):
 
 @dataclass
 class Run:
-    """Parts that were read one after the other, roughly in order."""
+    """Parts that were read roughly in order."""
 
     start: int
     stop: int
@@ -153,7 +153,6 @@ class PartReader:
         self._lock, self._runs = threading.Lock(), deque[Run](maxlen=RUNS)
 
     def part(self, start: int, stop: int) -> bytes | memoryview:
-        """Return the bytes of a range within the file."""
         if stop - start > PART_BYTES:
             spans = [(first, min(first + PART_BYTES, stop)) for first in range(start, stop, PART_BYTES)]
             return b"".join(map_concurrently(lambda span: self._fetch(*span), spans))
@@ -189,7 +188,7 @@ SHARED = SharedResults[tuple[PartReader, int], bytes | memoryview](lambda key: k
 
 
 class RangeStream(io.RawIOBase):
-    """Bytes that are read by ranges, as a stream for one thread; `part` returns those from a start to a stop."""
+    """A stream for one thread over `part`, which returns the bytes from a start to a stop."""
 
     def __init__(self, size: int, part: Fetch) -> None:
         self._size, self._part, self._position = size, part, 0
@@ -231,7 +230,7 @@ def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable
 
 
 def group_neighbours(parts: Sequence[Span]) -> list[list[Span]]:
-    """Group parts, given in ascending order, that are close to each other."""
+    """Group parts, in ascending order, that are close to each other."""
     groups: list[list[Span]] = []
     reached = 0
     for part in parts:

@@ -1,7 +1,7 @@
-"""A store: eight verbs on files by name, and the methods that follow from them. A wrapper of a store is a store.
+"""A store: eight verbs on files by name, and the methods that follow from them.
 
-A remote place implements only `stat`, `read`, `fetch` (a `UrlStore`: `_fetch_file`), `list`, `walk`, `put_whole`,
-`put_if_absent` and `delete`: `RemoteStore` opens, maps and drafts files with these.
+A remote place implements `stat`, `read`, `fetch` (a `UrlStore`: `_fetch_file`), `list`, `walk`, `put_whole`,
+`put_if_absent` and `delete`; `RemoteStore` opens, maps and drafts files with these.
 """
 
 import errno
@@ -26,26 +26,26 @@ Data = bytes | memoryview
 
 @dataclass(frozen=True)
 class Version:
-    """Identifies the content of a file; a file that is written again, even with equal bytes, may get a new version."""
+    """Identifies a file's content; a file that is written again may get a new one, even with equal bytes."""
 
     size: int
     """In bytes."""
     mark: str
-    """Modification time in nanoseconds, or the ETag or hash that the store gives the content."""
+    """Modification time in nanoseconds, or the ETag or hash of the content."""
     touched: str = field(default="", compare=False)
-    """Time of the last change to the file or its attributes (ctime), if the place knows it."""
+    """Time of the last change to file or attributes (ctime), if known."""
 
     def __str__(self) -> str:
         return f"{self.size}:{self.mark}"
 
     @property
     def stamp(self) -> str:
-        """The version and `touched`, which exposes a changed file whose modification time was set back."""
+        """The version and `touched`, which tells a changed file whose modification time was set back."""
         return ":".join(filter(None, (str(self), self.touched)))
 
 
 class Ranges(NamedTuple):
-    """Byte ranges of one file, with facts about the whole file if they are known."""
+    """Byte ranges of one file, and what is known of the whole file."""
 
     name: str
     starts: Sequence[int]
@@ -53,14 +53,14 @@ class Ranges(NamedTuple):
     size: int = 0
     """In bytes; set if `sha256` is."""
     sha256: str = ""
-    """A SHA-256 that is recorded of its content; parts of the file may be kept in a local folder under it."""
+    """The recorded SHA-256; blocks of the file may be kept under it."""
     version: Version | None = None
     """The version that every range must come from; None for any."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A scratch file of this machine, which is written and checked before it gets its name in a store."""
+    """A local scratch file, which is written and checked before it gets its name in a store."""
 
     store: "Store"
     name: str
@@ -76,13 +76,11 @@ class Draft:
             yield self.stream
 
     def finish(self) -> None:
-        """Flush the written bytes to the disk."""
         with self.writing() as stream:
             stream.flush()
             self.store.sync(stream.fileno())
 
     def map(self) -> memoryview:
-        """Return the bytes written, read back."""
         return map_file(self.scratch)
 
     def publish(self) -> None:
@@ -207,11 +205,11 @@ class Store(Protocol):
         self.put_whole(name, map_file(scratch))
 
     def put_file_if_absent(self, name: str, scratch: Path) -> bool:
-        """Do the same unless another file has the name; return the same as `put_if_absent`."""
+        """Do so unless another file has the name; return the same as `put_if_absent`."""
         return self.put_if_absent(name, map_file(scratch))
 
     def make_durable(self, name: str) -> None:
-        """Make a file's name survive a power cut: a program that died may have given it and not come to that."""
+        """Make a file's name survive a power cut, in place of a program that died after giving it."""
         return
 
     def sync(self, descriptor: int) -> None:
@@ -223,7 +221,6 @@ class Store(Protocol):
         return f"{self}/{name}" if name else str(self)
 
     def has(self, name: str) -> bool:
-        """Return whether a file, or anything else, has that name."""
         try:
             self.stat(name)
         except FileNotFoundError:
@@ -231,11 +228,11 @@ class Store(Protocol):
         return True
 
     def size(self, name: str) -> int:
-        """Return the size of a file, in bytes."""
+        """Return a file's size in bytes."""
         return self.stat(name).size
 
     def clear_drafts(self, name: str) -> int:
-        """Delete drafts of this file that dead programs left; return the number of the next attempt, from 1."""
+        """Delete drafts that dead programs left; return the number of the next attempt, from 1."""
         return 1
 
     def refuse_foreign_names(self, ours: Collection[str], option: str, kind: str) -> None:
@@ -248,7 +245,7 @@ class Store(Protocol):
         return nullcontext()
 
     def free_bytes(self) -> int | None:
-        """Return how many more bytes can be written; None if unknown."""
+        """Return how many more bytes can be written, if known."""
         return None
 
     def contains(self, other: "Store") -> bool:
@@ -276,7 +273,6 @@ def missing_error(where: str) -> FileNotFoundError:
 
 
 def too_large_error(where: Path | str, size: int, at_most: int) -> TooLargeError:
-    """Return the error for a file that is larger than its kind can be, and is not read."""
     error = TooLargeError(f"{where} is {size:,} bytes, at most {at_most:,} can be")
     error.size = size
     return error
@@ -287,5 +283,4 @@ def changed_error(where: Path | str) -> ChangedError:
 
 
 def cut_short_error(where: str) -> OSError:
-    """Return the error for a file that seems to end before the requested bytes."""
     return OSError(errno.ENODATA, "answers are cut short, also when asked again", where)

@@ -21,7 +21,6 @@ Sync = Callable[[int], object]
 
 
 def flush(descriptor: int) -> None:
-    """Flush a file's bytes, or a folder's names, to disk."""
     os.fsync(descriptor)
 
 
@@ -85,18 +84,17 @@ def scratch_path(path: Path, attempt: int = 1) -> Path:
 
 
 def unused_attempt() -> int:
-    """Return a random number for scratch files that no other program uses."""
     return secrets.randbits(48)
 
 
 def scratch_target(name: str) -> str | None:
-    """Return the name that a scratch file was written for; None if `name` is not a scratch file's."""
+    """Return the name that a scratch file was written for, or None."""
     match = SCRATCH_NAME.fullmatch(name)
     return match and match[1]
 
 
 def clear_scratch(path: Path) -> int:
-    """Delete the scratch files of earlier attempts at `path`; return the number of the next attempt, from 1."""
+    """Delete scratch files of earlier attempts; return the number of the next, from 1."""
     attempts = [0]
     for leftover in path.parent.glob(f".{path.name}.*{SCRATCH_SUFFIX}"):
         match = SCRATCH_NAME.fullmatch(leftover.name)
@@ -107,7 +105,6 @@ def clear_scratch(path: Path) -> int:
 
 
 def clear_folders(parent: Path, name: str) -> None:
-    """Delete the scratch folders in `parent` of names that match the pattern `name`."""
     if leftovers := [*parent.glob(f".{name}.*{SCRATCH_SUFFIX}")]:
         sync_path(parent)  # or a power cut may give an emptied folder the name back that it had before
     for leftover in leftovers:
@@ -115,14 +112,14 @@ def clear_folders(parent: Path, name: str) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Rename the folder `path`, then delete it, so that no part of it is ever seen under its name."""
+    """Delete a folder, no part of which is ever seen under its name."""
     path.rename(scratch_path(path))
     clear_folders(path.parent, path.name)
 
 
 @contextmanager
 def name_in_errors(path: Path | str) -> Iterator[None]:
-    """Add `path` to an OSError that names no file, such as that of a full disk."""
+    """Name `path` in an OSError that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -132,7 +129,7 @@ def name_in_errors(path: Path | str) -> Iterator[None]:
 
 
 def name_scratch_in_errors() -> AbstractContextManager[None]:
-    """Add the folder of temporary files, and the variable that sets it, to an OSError that names no file."""
+    """Name the folder of temporary files in such an OSError."""
     return name_in_errors(scratch_folder())
 
 
@@ -141,7 +138,7 @@ def scratch_folder() -> str:
 
 
 def make_folder(folder: Path, sync: Sync = flush) -> None:
-    """Create `folder` and its parents so that the names survive a power cut."""
+    """Create a folder and its parents so that the names survive a power cut."""
     if folder.is_dir():
         return
     make_folder(folder.parent, sync)
@@ -150,7 +147,6 @@ def make_folder(folder: Path, sync: Sync = flush) -> None:
 
 
 def sync_path(path: Path, sync: Sync = flush) -> None:
-    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with name_in_errors(path):

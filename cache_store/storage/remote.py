@@ -52,7 +52,6 @@ class UrlStore(RemoteStore):
 
     @classmethod
     def in_bucket(cls, scheme: str, place: str) -> Self:
-        """Return the store of the URL `scheme://place`; ConfigError if it names no bucket."""
         if not place.strip("/") or place.startswith("/"):
             raise ConfigError(f"{scheme}://{place} names no bucket; a URL is {scheme}://BUCKET/FOLDER")
         return cls(f"{scheme}://{place.rstrip('/')}")
@@ -68,7 +67,7 @@ class UrlStore(RemoteStore):
         """Return whole byte ranges of one file."""
 
     def _ask(self, request: Callable[[], T]) -> T:
-        """Return the result of a request; it is repeated, in a thread, so that this one reacts to signals."""
+        """Return the result of a request, repeated in a thread, so that this one reacts to signals."""
         bucket = "/".join(self.url.split("/")[:3])
         return submit(lambda: repeat(bucket, request)).result()
 

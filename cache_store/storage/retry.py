@@ -48,8 +48,7 @@ def transient_error(error: OSError, status: str = "", *, is_away: bool = False) 
 def repeat(bucket: str, request: Callable[[], T]) -> T:
     """Return the result of a request to a bucket, made again after a TransientError; it may then take effect twice.
 
-    Raises Interrupted if a stop was requested. Pauses are random, so that programs refused at the same time do not
-    return at the same time.
+    Raises Interrupted if a stop was requested.
     """
     until_s, pause_s = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
     attempt = 0

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from cache_store.errors import ConfigError
 from cache_store.storage.hub import HUB, HubStore
-from cache_store.storage.kept_blocks import KeptBlocks
+from cache_store.storage.kept_blocks import KeptStore
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import SCHEMES, ObjectStore
 from cache_store.storage.protocol import Draft, Store
 from cache_store.storage.threads import map_concurrently
-from cache_store.storage.wrapped import KeptStore, ListedStore
+from cache_store.storage.wrapped import ListedStore
 
 __all__ = ["Draft", "Store"]
 """Imported from here by other packages."""
@@ -51,12 +51,12 @@ def open_store(address: Address) -> Store:
 
 
 def with_kept_blocks(store: Store, folder: Path, max_bytes: int) -> Store:
-    """Wrap a remote store so that blocks of files with a known SHA-256 are kept in a local folder of `max_bytes`."""
-    return KeptStore(store, KeptBlocks(folder, max_bytes)) if store.is_remote else store
+    """Keep blocks of a remote store's files with a known SHA-256 in a local folder."""
+    return KeptStore(store, folder, max_bytes) if store.is_remote else store
 
 
 def with_listing(store: Store) -> Store:
-    """Return a store for looking at many files: a remote store is then listed once, with all names and versions."""
+    """List a remote store once, for looks at many of its files."""
     return ListedStore(store) if store.is_remote else store
 
 
@@ -66,12 +66,11 @@ def map_calls(store: Store, call: Callable[[T], R], items: Sequence[T]) -> Seque
 
 
 def is_url(address: Address) -> bool:
-    """Return whether the address is a URL rather than a local path."""
     return "://" in str(address)
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Split a file's URL into the URL of its folder and its name; the name is empty for a bucket's URL."""
+    """Split a file's URL into that of its folder and its name, which is empty for a bucket's."""
     scheme, _, place = url.partition("://")
     folder, _, name = place.rstrip("/").rpartition("/")
     return (f"{scheme}://{folder}", name) if folder else (url, "")

@@ -32,7 +32,7 @@ def make_pool(process: int) -> ThreadPoolExecutor:
 
 
 def is_one() -> bool:
-    """Return whether this is such a thread: it makes its calls itself, since they would wait for each other."""
+    # Calls of such a thread would wait for each other, so it makes them itself.
     return threading.current_thread().name.startswith(THREAD)
 
 
@@ -53,7 +53,6 @@ def complete(future: Future[T], call: Callable[[], T]) -> None:
 
 
 def start_thread(call: Callable[[], object]) -> None:
-    """Make the call in a new thread, for a call that waits for others."""
     threading.Thread(target=call, daemon=True).start()
 
 

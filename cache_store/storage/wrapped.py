@@ -1,4 +1,4 @@
-"""Stores that wrap a store: one that is listed only once, and one that keeps blocks of its files on this machine."""
+"""Stores that wrap a store; here is one that is listed only once."""
 
 import threading
 from bisect import bisect_left
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from cache_store.storage.kept_blocks import KeptBlocks
 from cache_store.storage.protocol import MAX_READ_BYTES, Data, Ranges, Store, Version, missing_error
 from cache_store.storage.remote import RemoteStore
 
@@ -58,18 +57,6 @@ class WrappedStore(RemoteStore):
 
     def delete(self, name: str) -> None:
         self.inner.delete(name)
-
-
-@dataclass(frozen=True)
-class KeptStore(WrappedStore):
-    """A store that keeps blocks of the files whose SHA-256 is known in a folder of this machine."""
-
-    blocks: KeptBlocks
-
-    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        if all(each.sha256 for each in wanted):
-            return self.blocks.fetch(wanted, self.inner.fetch)
-        return self.inner.fetch(wanted)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import pytest
 
 from cache_store.errors import CacheError, ChangedError, ConfigError, TooLargeError
 from cache_store.storage import retry
-from cache_store.storage.kept_blocks import KeptBlocks
+from cache_store.storage.kept_blocks import KeptStore
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import Ranges, Version
 from cache_store.storage.store import Store, open_store
-from cache_store.storage.wrapped import KeptStore, ListedStore
+from cache_store.storage.wrapped import ListedStore
 from tests.hub import DATA_SET
 from tests.memory_store import MemoryStore
 
@@ -47,7 +47,7 @@ MADE: dict[str, Callable[[Path], Handles]] = {
     "folder": lambda folder: one_store(LocalStore(folder / "store")),
     "no links": lambda folder: one_store(NoLinks(folder / "store")),
     "memory": lambda folder: one_store(MemoryStore()),
-    "kept": lambda folder: one_store(KeptStore(MemoryStore(), KeptBlocks(folder / "kept", 2 << 20))),
+    "kept": lambda folder: one_store(KeptStore(MemoryStore(), folder / "kept", 2 << 20)),
     "listed": lambda folder: Handles(store := MemoryStore(), lambda: ListedStore(store)),
 }
 SERVED = ("s3", "gs", "az")

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.storage.kept_blocks import KeptBlocks
+from cache_store.storage.kept_blocks import KeptStore
 from cache_store.storage.protocol import Ranges
 from cache_store.storage.store import open_store
-from cache_store.storage.wrapped import KeptStore
 from tests.full_disk import largest_file
+from tests.memory_store import MemoryStore
 
 
 def test_what_is_kept_is_not_fetched_again(copied, proxy, tmp_path):
     """Samples of 240 bytes straddle blocks of 1,000."""
     cache, kept = open_cache(copied[0]), tmp_path / "kept"
-    numbers, there = np.arange(len(cache)), open_cache(KeptStore(open_store(copied[1]), KeptBlocks(kept, 10**9, 1_000)))
+    numbers, there = np.arange(len(cache)), open_cache(KeptStore(open_store(copied[1]), kept, 10**9, 1_000))
 
     def requests() -> int:
         before = len(proxy.requests)
@@ -35,7 +35,7 @@ def test_what_is_kept_is_not_fetched_again(copied, proxy, tmp_path):
 
 
 @dataclass(frozen=True)
-class WatchedBlocks(KeptBlocks):
+class WatchedBlocks(KeptStore):
     """Records the size of all blocks whenever one is added."""
 
     sizes: list[int] = field(default_factory=list)
@@ -52,9 +52,10 @@ def test_a_bound_holds_while_it_is_passed_and_for_blocks_alone(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(9_000))
         os.utime(path, (0, 0))
-    blocks = WatchedBlocks(tmp_path, 20_000, 1_000)
-    wanted = [Ranges(name, [0], [30_000], 30_000, name * 64) for name in "ab"]
-    found = blocks.fetch(wanted, lambda asked: [[memoryview(bytes(each.lengths[0]))] for each in asked])
+    blocks = WatchedBlocks(
+        MemoryStore(dict.fromkeys("ab", bytes(30_000)), dict.fromkeys("ab", 1)), tmp_path, 20_000, 1_000
+    )
+    found = blocks.fetch([Ranges(name, [0], [30_000], 30_000, name * 64) for name in "ab"])
     assert [bytes(part) for (part,) in found] == [bytes(30_000)] * 2
     assert len(blocks.sizes) == 60
     assert max(blocks.sizes) <= 20_000 * 1.02 + 1_004
