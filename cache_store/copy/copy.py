@@ -1,8 +1,7 @@
 """`cache-store copy`: copy a cache to another place, byte for byte or into another form or codec.
 
-Each file is checked when it is read and after it is written; in another form or codec, each sample. Shards are written
-with their commit record last, and the seal after all of them. A stopped copy resumes where it was, and is an unfinished
-cache until then.
+Each file is checked when it is read and after it is written; in another form or codec, each sample. Commit records come
+last in their shards, and the seal last of all: a stopped copy is an unfinished cache, and resumes.
 """
 
 import hashlib
@@ -62,19 +61,19 @@ from cache_store.verify.record import usable_record
 from cache_store.verify.verify import clear_leftovers, verify
 
 COPIED_AT_ONCE = 8
-"""Shards copied byte for byte at the same time: over a network, each mostly waits for answers."""
+"""Shards copied byte for byte at a time: over a network, each mostly waits for answers."""
 
 READ_BYTES = 1 << 20
 
 ShardT = TypeVar("ShardT")
 
 Copying = Callable[[ShardT], tuple[CommitRecord, bool]]
-"""Copies a shard unless it is there; returns the copy's record, and whether the shard was copied now."""
+"""Copies a shard unless it is there; returns its record, and whether it was copied now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """The result of a copy: the seal of the copy, and the numbers of shards copied now and already there."""
+    """The copy's seal, and the numbers of shards copied now and already there."""
 
     seal: Seal
     shards: int
@@ -104,7 +103,7 @@ def copy(
     """Copy the sealed cache `root` to `out`, in packed shards if asked to; `progress` gets the number of shards done.
 
     Raises ConfigError for a wrong place or a form that cannot hold the array, CacheError for a damaged source or a copy
-    that does not read back as it was written, and StaleError for an unfinished source or if `out` holds another cache.
+    that reads back wrong, StaleError for an unfinished source or if `out` holds another cache.
     """
     from_store, to_store = open_store(root), open_store(out)
     refuse_overlap(from_store, to_store)
@@ -117,7 +116,7 @@ def copy(
     refuse_foreign_place(to_store, "OUT")
     records, there = survey_records(from_store).records, survey_records(to_store)
     is_packed = target.spec.shards != source.spec.shards
-    refuse_other_cache(there, target.spec, None if is_packed else records, None if is_new_form else source_seal)
+    refuse_other_cache(there, target.spec, None if is_packed else records)
     in_order = [record for _, record in sorted(records.items())]
     with to_store.claim():
         put_checked(to_store, BUILD_FILE, build_of_copy(source, target) if is_new_form else from_store.read(BUILD_FILE))
@@ -133,7 +132,7 @@ def copy(
         for name, data in metadata_of(target.spec):
             put_checked(to_store, name, data)
         if is_new_form:
-            copy_one = ShardCopier(source, records, target, there.shards)
+            copy_one = shard_copier(source, records, target, there.shards)
             copied = copy_shards(range(target.spec.num_shards), copy_one, 1, progress)
             seal = sum_up(to_store, target.spec, [record.content for record, _ in copied], plan_files)
             if not is_packed:  # another machine may solve for the preview's map with other roundings
@@ -152,10 +151,8 @@ def copy(
 
 
 def refuse_overlap(root: Store, out: Store) -> None:
-    if root.contains(out):
-        raise ConfigError(f"OUT: {out} lies inside the cache {root}, which must not change; name another folder")
-    if out.contains(root):
-        raise ConfigError(f"OUT: {out} contains the cache {root}; name another folder")
+    if root.contains(out) or out.contains(root):
+        raise ConfigError(f"OUT: {out} lies inside the cache {root}, or contains it; name another folder")
 
 
 def spec_of_copy(spec: Spec, config: CopyConfig, *, reshard: bool) -> Spec:
@@ -197,32 +194,27 @@ def repack_plan(source: CacheAt, target: CacheAt) -> list[FileRecord]:
     return files
 
 
-def refuse_other_cache(
-    there: Survey, spec: Spec, records: Mapping[int, CommitRecord] | None, sealed: Seal | None
-) -> None:
+def refuse_other_cache(there: Survey, spec: Spec, records: Mapping[int, CommitRecord] | None) -> None:
     """Raise StaleError if the target holds another cache, so that this copy cannot resume there.
 
-    `records` are those of the copy's shards, if it has the source's shards; `sealed` is the source's seal if the
-    copy is byte for byte; in a new form, a shard may differ from the source's in its files and recipe.
+    `records` are those of the copy's shards, if it has the source's shards. Their inputs and sums are compared: in a
+    new form, a shard's files differ.
     """
-
-    def content(record: CommitRecord | None) -> Any:
-        held = msgspec.to_builtins(record and record.content)
-        return {**held, "files": None, "recipe": None, "proof": None} if held and not sealed else held
-
     pairs: list[tuple[str, Any, Any]] = []
     if there.spec.value:
         pairs.append(("spec", msgspec.to_builtins(there.spec.value), msgspec.to_builtins(spec)))
-    if there.seal.value and sealed:
-        pairs.append(("cache identity", there.seal.value.identity, sealed.identity))
-    if records is not None:
-        held = there.records.items()
-        pairs += [(f"shard {shard}", content(each), content(records.get(shard))) for shard, each in held]
+    for shard, record in there.records.items() if records is not None else ():
+        other = records.get(shard) if records else None
+        pairs.append((f"shard {shard}", made_of(record), made_of(other)))
     for name, found, expected in pairs:
         if differing := differences_between({name: found}, {name: expected}):
             refuse(
                 f"{there.store} holds another cache", differing, ["name another place for OUT; this one is untouched"]
             )
+
+
+def made_of(record: CommitRecord | None) -> dict[str, object] | None:
+    return {"rows_digest": record.content.rows_digest, "sums": record.content.sums} if record else None
 
 
 def build_of_copy(source: CacheAt, target: CacheAt) -> bytes:
@@ -240,7 +232,7 @@ def build_of_copy(source: CacheAt, target: CacheAt) -> bytes:
 def copy_shards(
     shards: Iterable[ShardT], copy_one: Copying[ShardT], at_once: int, progress: Callable[[int], object]
 ) -> list[tuple[CommitRecord, bool]]:
-    """Copy shards, `at_once` at a time; after an error, shards being copied are finished first."""
+    """Copy shards, `at_once` at a time; after an error, shards in hand are finished first."""
     with ThreadPoolExecutor(at_once) as pool:
         try:
             copied = [pool.submit(copy_one, shard) for shard in shards]
@@ -252,39 +244,35 @@ def copy_shards(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class ShardCopier:
-    """Copies the samples of a sealed cache into shards of another form or other lengths, whose plan is on disk.
+def shard_copier(
+    source: CacheAt, records: Mapping[int, CommitRecord], target: CacheAt, there: Mapping[int, ShardOnDisk]
+) -> Copying[int]:
+    """Return a function that copies samples of a sealed cache into a shard of another form or other lengths.
 
-    `records` are the source's; `there` has the shards that the target holds already.
+    The target's plan is on disk. `records` are the source's; `there` has the shards that the target holds already.
     """
+    old_plan, new_plan, (store, spec) = open_plan(*source), open_plan(*target), target
 
-    def __init__(
-        self, source: CacheAt, records: Mapping[int, CommitRecord], target: CacheAt, there: Mapping[int, ShardOnDisk]
-    ) -> None:
-        self._source, self._records, self._target, self._there = source, records, target, there
-        self._planned, self._plan = open_plan(*source), open_plan(*target)
+    def parts_with(rows: range) -> Iterator[tuple[OldShard, range]]:
+        """Yield the source's shards that have these rows, each with the rows' places in it."""
+        old = source.spec
+        for shard in range(old.shard_of_row(rows.start), old.shard_of_row(rows[-1]) + 1):
+            record, held = records[shard], old.shard_rows(shard)
+            slots = range(max(rows.start, held.start) - held.start, min(rows.stop, held.stop) - held.start)
+            yield OldShard(source, record, old_plan.recorded_rows(record.content)), slots
 
-    def __call__(self, shard: int) -> tuple[CommitRecord, bool]:
-        """Copy a shard unless it is there, undamaged; CacheError if the source is damaged."""
-        store, spec = self._target
-        if shard in self._there:
-            held, problem = usable_record(spec, shard, self._there[shard])
+    def copy_one(shard: int) -> tuple[CommitRecord, bool]:
+        if shard in there:
+            held, problem = usable_record(spec, shard, there[shard])
             if held and not problem:
                 return held, False
         store.delete(SEAL_FILE)
         try:
-            return copy_samples(self._target, shard, self._plan.shard(shard), self._parts(spec.shard_rows(shard))), True
+            return copy_samples(target, shard, new_plan.shard(shard), parts_with(spec.shard_rows(shard))), True
         except OldShardError as error:
-            raise damaged(self._source.store, str(error)) from None
+            raise damaged(source.store, str(error)) from None
 
-    def _parts(self, rows: range) -> Iterator[tuple[OldShard, range]]:
-        """Yield the source's shards that have these rows, each with the rows' places in it."""
-        spec = self._source.spec
-        for shard in range(spec.shard_of_row(rows.start), spec.shard_of_row(rows[-1]) + 1):
-            record, (start, stop) = self._records[shard], (int(each) for each in spec.bounds[shard : shard + 2])
-            planned = self._planned.recorded_rows(record.content)
-            slots = range(max(rows.start, start) - start, min(rows.stop, stop) - start)
-            yield OldShard(self._source, record, planned), slots
+    return copy_one
 
 
 def damaged(store: Store, problem: str) -> CacheError:
@@ -292,7 +280,7 @@ def damaged(store: Store, problem: str) -> CacheError:
 
 
 def copy_shard(from_store: Store, target: Store, there: Store, record: CommitRecord) -> tuple[CommitRecord, bool]:
-    """Copy a shard's files unless it is complete. `there` lists the target as it was before."""
+    """Copy a shard's files unless it is complete; `there` lists the target as it was before."""
     name, files = commit_file(record.content.shard), record.content.files
     data = canonical_json(record)
     if there.has(name):
@@ -306,7 +294,7 @@ def copy_shard(from_store: Store, target: Store, there: Store, record: CommitRec
 
 
 def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) -> None:
-    """Copy a file unless it is there; CacheError if source or copy does not have the recorded bytes."""
+    """Copy a file unless it is there; CacheError if source or copy lacks the recorded bytes."""
     if not size_problem(there, file) and stored_sha256(target, file.path) == file.sha256:
         target.make_durable(file.path)
         return
@@ -324,7 +312,7 @@ def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) 
 
 
 def put_checked(target: Store, name: str, data: bytes) -> None:
-    """Write a small file unless it is there, and check it by reading it back."""
+    """Write a small file unless it is there, and read it back."""
     if not target.has(name) or target.read(name) != data:
         target.put_whole(name, data)
         if target.read(name) != data:

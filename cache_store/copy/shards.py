@@ -1,6 +1,5 @@
-"""Copy samples from committed shards into a new one, without an encoder.
+"""Copy samples from committed shards into a new one, without an encoder: for other forms, packed shards, withdrawals.
 
-For copies in another form or in packed shards, and for withdrawals, which write a shard again without some samples.
 Each sample is checked when it is read, and again in the new file.
 """
 
@@ -32,7 +31,7 @@ BATCH_BYTES = 64 * 2**20
 
 
 class CacheAt(NamedTuple):
-    """A cache's store and its spec."""
+    """A cache's store and spec."""
 
     store: Store
     spec: Spec
@@ -81,7 +80,7 @@ class OldShard:
 
     @property
     def _is_rewritten(self) -> bool:
-        """Whether a stopped rewriting has replaced the samples table, but not yet the record."""
+        """Whether a stopped rewriting has replaced the samples table, but not the record."""
         reasons = self._samples.table["reason"].filter(pa.array(self._gone))
         return bool(pc.all(pc.equal(reasons, WITHDRAWN).fill_null(False)).as_py())
 

@@ -1,8 +1,8 @@
 """`cache-store withdraw`: take samples out of sealed caches on request, without an encoder.
 
-First, the ids are written into the build record. Then the seal is deleted, so nobody reads the cache until it is sealed
-again. The plan, the texts, the shards that had these samples and the seal are written; last, the ids leave the build
-record. Every step is idempotent: the same command, or a build of the cache, finishes a stopped withdrawal.
+The ids are written into the build record, and the seal is deleted, so that nobody reads the cache meanwhile. Plan,
+texts, the shards that had these samples and the seal are written; then the ids leave the build record. Every step is
+idempotent: the same command, or a build of the cache, finishes a stopped withdrawal.
 """
 
 import shlex
@@ -32,6 +32,7 @@ from cache_store.cache.metadata import (
 )
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import Reading, survey_build, survey_records
+from cache_store.copy.copy import damaged
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.layout import BUILD_FILE, SEAL_FILE, TEXTS_FILE, commit_file, part_file
@@ -39,16 +40,13 @@ from cache_store.format.plan import is_withdrawn, without_samples
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.tables import CACHED
 from cache_store.log import log_info, log_result
-from cache_store.messages import counted, printable
+from cache_store.messages import abridge, counted
 from cache_store.options import WithdrawConfig
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import LocalStore
-from cache_store.storage.protocol import read_only_error
 from cache_store.storage.store import Store, local_path, open_store
 from cache_store.verify.record import file_finding
 from cache_store.verify.verify import clear_leftovers, verify
-
-SHOWN_IDS = 5
 
 
 def run_withdraw(caches: Sequence[str], config: WithdrawConfig) -> int:
@@ -82,8 +80,6 @@ def read_ids(file: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Withdrawn:
-    """The result of a withdrawal from one cache."""
-
     store: Store
     samples: int
     """Samples of the cache among the ids."""
@@ -94,18 +90,15 @@ class Withdrawn:
 
 
 def withdraw(caches: Sequence[str | Path | Store], ids: Collection[str]) -> Iterator[Withdrawn]:
-    """Withdraw samples from each cache, one cache after the other.
+    """Withdraw samples from each cache in turn; a stopped withdrawal is finished first.
 
-    A withdrawal that was stopped is finished first. Before anything else is written, raises ConfigError for an id that
-    a cache does not have, CacheError for one that it has twice, for a damaged cache and for one that would have no
-    sample left, StaleError for an unfinished cache.
+    Before anything else is written, raises ConfigError for an id that a cache does not have, CacheError for one that it
+    has twice, for a damaged cache and for one that would have no sample left, StaleError for an unfinished cache.
     """
     stores = [open_store(cache) for cache in caches]
     with ExitStack() as claims:
         for store in stores:
             refuse_no_cache(store)  # a claim would make its folder
-            if store.is_read_only:
-                raise read_only_error(str(store))
             claims.enter_context(store.claim())
             resume_withdrawal(store)
         withdrawals = [Withdrawal(store, ids) for store in stores]
@@ -122,19 +115,14 @@ def refuse_unknown(stores: Sequence[Store], ids: Collection[str], counts: Sequen
         if unknown := [name for name in ids if name not in found]:
             apart = "; withdraw from caches of another plan by themselves" if len(stores) > 1 else ""
             raise ConfigError(
-                f"the plan of {store} does not have {counted(len(unknown), 'id')}: {abridged(unknown)}; nothing was "
+                f"the plan of {store} does not have {counted(len(unknown), 'id')}: {abridge(unknown)}; nothing was "
                 f"changed{apart}"
             )
         if repeated := [name for name, count in found.items() if count > 1]:
             raise CacheError(
-                f"the plan of {store} has {counted(len(repeated), 'id')} more than once: {abridged(repeated)}; nothing "
+                f"the plan of {store} has {counted(len(repeated), 'id')} more than once: {abridge(repeated)}; nothing "
                 "was changed"
             )
-
-
-def abridged(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - SHOWN_IDS:,} more" if len(ids) > SHOWN_IDS else ""
-    return ", ".join(map(printable, ids[:SHOWN_IDS])) + more
 
 
 class Withdrawal:
@@ -145,23 +133,20 @@ class Withdrawal:
         self._store, self._build, self._seal = store, read_build(store), open_cache(store).seal
         self._plan = open_plan(store, read_spec(store))
         self.counts = Counter[str]()
-        """How often the plan has each id that it has."""
+        """How often the plan has each id."""
         self._left: dict[int, pa.Table] = {}
-        """Ids of each shard that has samples to withdraw, and which are `left` to do."""
+        """Per shard: ids, and which are left to withdraw."""
         wanted = pa.array(ids, pa.string())
         for shard in range(self._plan.num_shards):
             rows = self._plan.shard(shard, ["id"])
             if pc.any(mask := pc.is_in(rows["id"], wanted)).as_py():
                 self.counts.update(rows["id"].filter(mask).to_pylist())
-                self._add(shard, rows["id"], mask)
-
-    def _add(self, shard: int, ids: pa.ChunkedArray, mask: pa.ChunkedArray) -> None:
-        is_gone = is_withdrawn(self._plan.shard(shard, ["state"]))
-        if pc.any(left := pc.and_not(mask, pa.array(is_gone))).as_py():
-            self._left[shard] = pa.table({"id": ids, "left": left})
+                is_gone = pa.array(is_withdrawn(self._plan.shard(shard, ["state"])))
+                if pc.any(left := pc.and_not(mask, is_gone)).as_py():
+                    self._left[shard] = pa.table({"id": rows["id"], "left": left})
 
     def refuse_unfit(self) -> None:
-        """Raise CacheError if the cache is damaged, or would be left without samples."""
+        """Raise CacheError if the cache is damaged, or would have no sample left."""
         if not self._left:
             return
         store, report = self._store, verify(self._store, "quick")
@@ -170,8 +155,7 @@ class Withdrawal:
         for shard, rows in self._left.items():
             for file in records[shard].content.files:
                 if finding := file_finding(store, file, shard):
-                    command = f"cache-store verify {shlex.quote(str(store))} --level full"
-                    raise CacheError(f"{store} is damaged: {finding}; nothing was changed; run `{command}`")
+                    raise damaged(store, f"{finding}; nothing was changed")
             is_cached = pc.equal(read_samples(store, shard, ["status"])["status"], CACHED)
             num_cached += pc.sum(pc.and_(is_cached, rows["left"])).as_py()
         if num_cached == self._seal.cached:
@@ -193,7 +177,7 @@ class Withdrawal:
 
 
 def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
-    """Read the build record; finish first the withdrawal of samples that it states, if one was stopped."""
+    """Read the build record; first finish the withdrawal that it states, if any."""
     build = survey_build(store)
     if build.value is None or not build.value.withdrawing:
         return build
@@ -203,7 +187,8 @@ def resume_withdrawal(store: Store) -> Reading[BuildRecord]:
 
 
 def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, int]:
-    """Do what is left of the withdrawal that the build record states; return the seal and how many shards it rewrote.
+    """Do what is left of the withdrawal that the build record states; return the seal and the number of rewritten
+    shards.
 
     The seal is None if a shard is not committed: only a build can finish such a cache.
     """
@@ -234,8 +219,8 @@ def finish_withdrawal(store: Store, build: BuildRecord) -> tuple[Seal | None, in
 def rewrite_shard(cache: CacheAt, record: CommitRecord, planned: pa.Table) -> CommitRecord:
     """Write the shard of `record` again for its rows of the new plan, `planned`; return its new record.
 
-    The new files replace the old ones in turn, the shard file first and the record last, so that a stopped rewriting
-    can be resumed. CacheError if the shard is damaged, or if the plan withdraws none of its samples.
+    New files replace old ones in turn, the record last, so that this can be resumed. CacheError if the shard is
+    damaged, or if the plan withdraws none of its samples.
     """
     shard = record.content.shard
     try:
@@ -252,10 +237,7 @@ def rewrite_shard(cache: CacheAt, record: CommitRecord, planned: pa.Table) -> Co
 
 
 def withdraw_from_plan(store: Store, spec: Spec, ids: Collection[str]) -> list[FileRecord]:
-    """Write the parts that have these samples without them, and their texts, unless they are; return all parts' files.
-
-    The seal of the old plan is deleted first.
-    """
+    """Write the parts that have these samples without them, and their texts; return all parts' files."""
     plan, wanted, texts = open_plan(store, spec), pa.array(ids, pa.string()), [*read_texts(store).parts]
     for number, shards in enumerate(spec.part_shards):
         if not any(pc.any(pc.is_in(plan.shard(shard, ["id"])["id"], wanted)).as_py() for shard in shards):
