@@ -22,6 +22,7 @@ EXAMPLES = """\
   cache-store copy data/cc3m data/tars --format webdataset
   cache-store withdraw data/cc3m data/text --ids ids.txt
 """
+VERIFIED = {"cache": "The caches: their folders, or their URLs."}
 WITHDRAWN_FROM = {"cache": "The caches: their folders, or their URLs. Name all of one plan, so that they still join."}
 COPIED = {"cache": "The source cache; only read.", "out": "The copy: a folder, created if missing, or a URL."}
 
@@ -47,7 +48,7 @@ def info_command(arguments: Any) -> int:
 
 
 def verify_command(arguments: Any) -> int:
-    """Check every byte of a cache, or only its records and sizes; exits 1 if anything is damaged."""
+    """Check every byte of caches, or only its records and sizes; exits 1 if anything is damaged."""
     from cache_store.verify.command import run_verify
 
     return run_verify(arguments.cache, arguments.config)
@@ -84,7 +85,7 @@ def gallery_command(arguments: Any) -> int:
 
 COMMANDS = {
     "info": Command(info_command, operands=CACHE, options=INFO),
-    "verify": Command(verify_command, VerifyConfig, CACHE),
+    "verify": Command(verify_command, VerifyConfig, VERIFIED, repeats_operand=True),
     "copy": Command(copy_command, CopyConfig, COPIED, {"--reshard": RESHARD}),
     "withdraw": Command(withdraw_command, WithdrawConfig, WITHDRAWN_FROM, repeats_operand=True),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),

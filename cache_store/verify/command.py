@@ -1,19 +1,22 @@
 """The `verify` command: its progress bar, its table of findings, its report."""
 
 import gc
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from cache_store.cache.metadata import read_spec, refuse_no_cache
-from cache_store.errors import CacheError
-from cache_store.log import is_plain, log_info, log_warning
+from cache_store.errors import CacheError, ConfigError, EncodeOnceError
+from cache_store.log import is_plain, log_about, log_error, log_info, log_warning
 from cache_store.messages import align_rows, counted, printable
-from cache_store.program.output_file import json_report
+from cache_store.program.output_file import error_text, json_report, refuse_output
 from cache_store.program.progress_bar import ProgressBar
-from cache_store.storage.store import open_store
+from cache_store.storage.store import is_url, local_path, open_store
 from cache_store.verify.findings import Finding, Report, empty_report
+from cache_store.verify.metrics import write_metrics
 from cache_store.verify.scope import VerifyConfig
 from cache_store.verify.verify import verify
 
@@ -23,19 +26,57 @@ FILE = "FILE"
 """Name of the report in a printed command, if none was written."""
 
 
-def run_verify(cache: str, config: VerifyConfig) -> int:
-    """Verify a cache, print and report the result, and return the exit code: 1 if it is not sound."""
+def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
+    """Verify caches, print and report the results; return 1 if one is not sound, else 2 if one is not there."""
+    files, metrics = report_files(caches, config.report), config.metrics and local_path("metrics", config.metrics)
+    if metrics:
+        for cache in caches:
+            refuse_output("metrics", metrics, cache)
+    reports, codes = dict[str, tuple[Report, float]](), {0}
+    for cache in caches:
+        if len(caches) > 1 and not config.json:
+            print(f"{cache}:", flush=True)
+        log_about(cache=cache)
+        began = time.time()
+        try:
+            report = verify_one(cache, config, files[cache])
+            codes.add(int(not report.sound))
+        except (EncodeOnceError, OSError) as error:
+            if len(caches) == 1 and not metrics:
+                raise
+            log_error(error_text(error))
+            codes.add(getattr(error, "exit_code", 1))
+            report = empty_report(cache, config.resolved_level, config.subset, error_text(error))
+        reports[cache] = report, began
+        if metrics:
+            write_metrics(metrics, reports)
+    return 1 if 1 in codes else max(codes)
 
+
+def report_files(caches: Sequence[str], report: str | None) -> dict[str, str | None]:
+    """Name the report of each cache, in a folder by the last two parts of its place; ConfigError for one of two."""
+    if report is None or not (folder := Path(report).expanduser()).is_dir():
+        if report is not None and len(caches) > 1:
+            raise ConfigError(f"report: {report} is no folder; for several caches, name a folder that exists")
+        return dict.fromkeys(caches, report)
+    places = [cache if is_url(cache) else str(Path(cache).expanduser().resolve()) for cache in caches]
+    files = [str(folder / f"{'-'.join(place.strip('/').split('/')[-2:])}.json") for place in places]
+    if len({*files}) < len(files):
+        raise ConfigError(f"report: two caches would be written to one file in {report}; verify each alone")
+    return dict(zip(caches, files, strict=True))
+
+
+def verify_one(cache: str, config: VerifyConfig, report_file: str | None) -> Report:
     def failed(error: str) -> dict[str, object]:
         return empty_report(cache, config.resolved_level, config.subset, error).as_dict(FILE)
 
-    with json_report("cache-store verify", config.report, cache, failed, prints=config.json) as fields:
+    with json_report("cache-store verify", report_file, cache, failed, prints=config.json) as fields:
         report = verify_with_a_bar(cache, config)
-        fields.update(report.as_dict(config.report or FILE))
+        fields.update(report.as_dict(report_file or FILE))
         log_report(report)
         if not config.json:
-            show_report(report, config.report)
-    return int(not report.sound)
+            show_report(report, report_file)
+    return report
 
 
 def verify_with_a_bar(cache: str, config: VerifyConfig) -> Report:

@@ -44,7 +44,7 @@ def parse_slice(text: str) -> Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
-    """Check a cache; exits 1 if anything is damaged."""
+    """Check caches; exits 1 if anything is damaged."""
 
     level: Level | None = None
     """quick: records, sizes, coverage, seal. full: every file's sha256; if one is wrong, it names the rows. deep: also
@@ -58,7 +58,10 @@ class VerifyConfig:
     jobs: int | Literal["auto"] = "auto"
     """Threads that read; auto: one per core, but at least eight for a URL."""
     report: str | None = None
-    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end."""
+    """Also write the result to this JSON file, or for several caches into this folder: `sound` is true or false, and
+    `error` says why a run did not end."""
+    metrics: str | None = None
+    """Also write the results to this file as Prometheus' textfile collector reads it: NAME.prom."""
     json: bool = field(default=False, metadata={"option": "--json"})
     """Print the result as JSON instead, in the form of a report."""
 
