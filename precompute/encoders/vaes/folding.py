@@ -6,7 +6,7 @@ sees are equal, so its temporal taps can be summed (in float64), and all frames 
 layers stay diffusers' and see videos of one frame.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -25,33 +25,28 @@ ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
 Sides = tuple[int, int]
 """Values for height and width."""
 
-Weights = Mapping[str, Tensor]
-"""Weights by name, of the whole encode path or of one part."""
-
-
 MAX_SIZES = 4_096
 """Image sizes for which a block is compiled; torch would compile eight, and run the others uncompiled."""
 
 
-def prepare_network(folded: nn.Module, config: EncoderConfig) -> Network:
-    """Move the network to its device, compile it if configured, and on a CPU split its batches."""
+def prepare_network(folded: nn.Module, blocks: Iterable[nn.Module], config: EncoderConfig) -> Network:
+    """Move the network to its device, compile its blocks if configured, and on a CPU split its batches."""
     if config.compiles:
         refuse_without_compiler(config.torch_device)
     folded = folded.to(config.torch_device).eval()
     if config.compiles:
-        compile_blocks(folded)
+        compile_blocks(blocks)
     return split_batches(folded) if config.torch_device.type == "cpu" else folded
 
 
-def compile_blocks(folded: nn.Module) -> None:
+def compile_blocks(blocks: Iterable[nn.Module]) -> None:
     """Compile each block when it first runs, so that blocks of one shape share the result.
 
     Inductor keeps the results in TORCHINDUCTOR_CACHE_DIR, so later workers and builds start sooner.
     """
     log_info("compiling the encoder's blocks, which takes a minute the first time on a machine")
-    for part in folded.children():
-        for block in part if isinstance(part, nn.Sequential) else ():
-            block.compile(dynamic=False)
+    for block in blocks:
+        block.compile(dynamic=False)
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MAX_SIZES
 
 
@@ -68,11 +63,6 @@ def refuse_without_compiler(device: torch.device) -> None:
             f"encoder.compile: torch.compile does not work here ({problem}); "
             f"install {needed}, or set encoder.compile: false"
         ) from error
-
-
-def weights_of_part(weights: Weights, part: str) -> Weights:
-    prefix = f"{part}."
-    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
 
 def flat_conv(

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from precompute.encoders.vaes.folded_wan import FoldedWanEncoder
-from precompute.encoders.vaes.wan_files import WanConfig, encode_path
+from precompute.encoders.vaes.folded_wan import FoldedWanEncoder, WanConfig, fold_weights
 from tests.precompute.encoders.conftest import narrow_vae
 from tests.precompute.encoders.loading import load, photos, signed
 
@@ -22,9 +21,11 @@ def posterior(vae: Any, image_N3YX: Tensor) -> Any:
         return vae.encode(image_N3YX.unsqueeze(2)).latent_dist
 
 
-def folded(vae: Any, image_N3YX: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return FoldedWanEncoder(vae.state_dict(), image_N3YX.dtype)(image_N3YX)
+def fold(vae: Any, **config: Any) -> FoldedWanEncoder:
+    weights = {name: each for name, each in vae.state_dict().items() if name.startswith(("encoder.", "quant_conv."))}
+    encoder = FoldedWanEncoder(WanConfig(**config), torch.float32)
+    encoder.load_state_dict(fold_weights(weights, 1))
+    return encoder
 
 
 def root_mean_square(values: Tensor) -> float:
@@ -38,7 +39,8 @@ def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, he
     expected = posterior(full_size_vae, image).parameters.squeeze(2)
     assert expected.shape == (2, 32, height // 8, width // 8)
     assert expected[:, :16].std() > 0.05
-    torch.testing.assert_close(folded(full_size_vae, image), expected, rtol=0, atol=1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(fold(full_size_vae)(image), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +54,9 @@ def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, he
 def test_every_shape_of_wan_2_1_folds(config):
     """Compared with diffusers' layers, because its `encode` cannot run `attn_scales`."""
     vae, image = narrow_vae(**config), pixels(2, 3, 40, 24)
-    held = vae.state_dict().items()
-    shapes = {name: weight.shape for name, weight in held if name.startswith(("encoder.", "quant_conv."))}
-    assert dict(encode_path(WanConfig(**{"base_dim": 8, **config}))) == shapes
     with torch.inference_mode():
         expected = vae.quant_conv(vae.encoder(image.unsqueeze(2))).squeeze(2)
-    encoder = FoldedWanEncoder(vae.state_dict(), torch.float32)
+    encoder = fold(vae, base_dim=8, **config)
     for weight in vae.parameters():
         weight.data.zero_()  # the encoder has copies
     with torch.inference_mode():
