@@ -12,7 +12,7 @@ import pytest
 from cache_store.errors import ConfigError
 from cache_store.format.array import SizeRule
 from precompute.images.buckets import PRESETS, BucketsConfig, place
-from precompute.images.buckets.placement import Sides, area_of
+from precompute.images.placement import Sides, area_of
 from precompute.images.rejected import Rejected
 
 EXAMPLES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "bucket_examples.json").read_text())["rules"]

@@ -1,7 +1,6 @@
 """Buckets: the sizes of a cache of images of many aspects, and the rules that give each image one of them.
 
-A rule is a function of an image's width and height. docs/reference/buckets.md states each one;
-bucket_examples.json of the tests names the commit that it follows.
+docs/reference/buckets.md states each rule; bucket_examples.json of the tests names the commit that it follows.
 """
 
 import re
@@ -13,39 +12,24 @@ from typing import Any
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import MAX_SIDE, Size, SizeRule
-from precompute.images.buckets.ours import place_ours, sizes_within, with_bounds
-from precompute.images.buckets.placement import (
+from precompute.images import project_rules as projects
+from precompute.images.placement import (
     Aspects,
     Placement,
     Sides,
     area_of,
     place_crop,
     place_edge,
+    place_ours,
     place_pad,
     place_squash,
-)
-from precompute.images.buckets.projects import (
-    diffusion_pipe_sizes,
-    musubi_sizes,
-    nemo_sizes,
-    novelai_sizes,
-    one_trainer_sizes,
-    place_ai_toolkit,
-    place_diffusers,
-    place_diffusion_pipe,
-    place_musubi,
-    place_nemo,
-    place_novelai,
-    place_one_trainer,
-    place_sd_scripts,
-    sd_scripts_sizes,
-    with_budget,
+    sizes_within,
+    with_bounds,
 )
 
-__all__ = ["BucketsConfig", "Placement", "Sides", "place"]
+__all__ = ["BucketsConfig", "Placement", "Sides", "place"]  # the second and third are placement.py's
 
 SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
-"""Width x height."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +38,12 @@ class Preset:
 
     place: Callable[[SizeRule, Sides], Placement]
     defaults: Mapping[str, Any]
-    """Without an entry, a field is left out; see `also`."""
     also: Collection[str] = ()
-    """Fields that it uses and that have no default of their own."""
+    """Fields that it uses without a default of their own."""
     complete: Callable[[SizeRule], SizeRule] = lambda rule: rule
     """Fills in the defaults that depend on other fields."""
     table: Callable[[SizeRule], Aspects] | None = None
-    """Lists its buckets; None if each image has its own."""
+    """Lists its buckets; None if they depend on the image."""
 
 
 PRESETS = {
@@ -71,33 +54,37 @@ PRESETS = {
         complete=with_bounds,
         table=sizes_within,
     ),
-    "diffusers": Preset(place=place_diffusers, defaults={"resolution": 512, "step": 16}, also=("sizes",)),
+    "diffusers": Preset(place=projects.place_diffusers, defaults={"resolution": 512, "step": 16}, also=("sizes",)),
     "sd-scripts": Preset(
-        place=place_sd_scripts,
+        place=projects.place_sd_scripts,
         defaults={"resolution": 1024, "min": 256, "max": 1024, "step": 64},
         also=("pixels", "no_upscale"),
-        table=sd_scripts_sizes,
+        table=projects.sd_scripts_sizes,
     ),
     "musubi": Preset(
-        place=place_musubi,
+        place=projects.place_musubi,
         defaults={"pixels": 960 * 544, "step": 16},
         also=("resolution", "no_upscale"),
-        table=musubi_sizes,
+        table=projects.musubi_sizes,
     ),
-    "one-trainer": Preset(place=place_one_trainer, defaults={"resolution": 512, "step": 64}, table=one_trainer_sizes),
+    "one-trainer": Preset(
+        place=projects.place_one_trainer, defaults={"resolution": 512, "step": 64}, table=projects.one_trainer_sizes
+    ),
     "diffusion-pipe": Preset(
-        place=place_diffusion_pipe,
+        place=projects.place_diffusion_pipe,
         defaults={"resolution": 512, "step": 32, "min_aspect": 0.5, "max_aspect": 2.0, "num_aspects": 7},
-        table=diffusion_pipe_sizes,
+        table=projects.diffusion_pipe_sizes,
     ),
-    "ai-toolkit": Preset(place=place_ai_toolkit, defaults={"resolution": 512, "step": 64}),
-    "nemo": Preset(place=place_nemo, defaults={"resolution": 256, "step": 64}, also=("pixels",), table=nemo_sizes),
+    "ai-toolkit": Preset(place=projects.place_ai_toolkit, defaults={"resolution": 512, "step": 64}),
+    "nemo": Preset(
+        place=projects.place_nemo, defaults={"resolution": 256, "step": 64}, also=("pixels",), table=projects.nemo_sizes
+    ),
     "novelai": Preset(
-        place=place_novelai,
+        place=projects.place_novelai,
         defaults={"resolution": 512, "min": 256, "max": 1024, "step": 64, "max_aspect_error": 4.0},
         also=("pixels",),
-        complete=with_budget,
-        table=novelai_sizes,
+        complete=projects.with_budget,
+        table=projects.novelai_sizes,
     ),
 }
 """Rules of buckets by name; to add one, write its function and add an entry."""
@@ -163,26 +150,17 @@ class BucketsConfig:
                 raise ConfigError(f"image.buckets.{others[0]} has no effect beside sizes; leave one of them out")
         elif {"resolution", "pixels"} <= given.keys() and self.preset != "novelai":
             raise ConfigError("give image.buckets.resolution or image.buckets.pixels, not both")
-        self._refuse_bad_numbers(given)
-        rule = self.rule
-        if not rule.sizes:
-            self._refuse_bad_grid(rule)
-
-    def _refuse_bad_numbers(self, given: Mapping[str, Any]) -> None:
         for name, value in given.items():
-            if name in ("sizes", "no_upscale"):
-                continue
             most = MAX_SIDE**2 if name == "pixels" else MAX_SIDE
-            if not 0 < value <= most:
+            if name not in ("sizes", "no_upscale") and not 0 < value <= most:
                 raise ConfigError(f"image.buckets.{name} must be above 0 and at most {most:,}, got {value}")
-        for text in self.sizes or ():
+        if self.sizes is None:
+            self._refuse_bad_grid(self.rule)
+        for text in [] if self.sizes is None else self.sizes or [""]:
             if not (match := SIZE.fullmatch(text)) or max(map(int, match.groups())) > MAX_SIDE:
                 raise ConfigError(f"image.buckets.sizes must be width x height, such as 1024x768; got {text}")
-        if self.sizes is not None and not self.sizes:
-            raise ConfigError("image.buckets.sizes is empty; list at least one size, such as 1024x768")
 
     def _refuse_bad_grid(self, rule: SizeRule) -> None:
-        """Raise ConfigError unless the fields fit together, and each bucket of the rule has pixels."""
         for name in ("min", "max"):
             if (side := getattr(rule, name)) % rule.step:
                 raise ConfigError(f"image.buckets.{name} must be a multiple of step, {rule.step}; got {side}")
@@ -197,14 +175,12 @@ class BucketsConfig:
         sizes = [size for _, size in table(rule)]
         if min((min(size) for size in sizes), default=0) < 1 or (len(sizes) == 1 and not rule.no_upscale):
             raise ConfigError(
-                f"image.buckets: {rule.preset} has {len(sizes)} buckets of about {square} x {square} pixels with min "
-                f"{rule.min}, max {rule.max} and step {rule.step}, or some without pixels; set a larger resolution, or "
-                "a smaller min or step, or image.height and image.width without buckets"
+                f"image.buckets: {rule.preset} has {len(sizes)} buckets of about {square} x {square} pixels, or some "
+                "without pixels; set a larger resolution, or a smaller min or step"
             )
 
     @property
     def _given(self) -> dict[str, Any]:
-        """The fields that are set, but for the preset."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "preset"}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from cache_store.format.array import Size, SizeRule
-from precompute.images.buckets.placement import (
+from precompute.images.placement import (
     Aspects,
     Placement,
     Sides,
@@ -29,7 +29,7 @@ from precompute.images.rejected import Rejected
 
 
 def nearest_aspect(table: Aspects, aspect: float) -> Sides:
-    """Choose by the plain difference of aspects; the first of equals wins."""
+    """The first of equals wins."""
     return min(table, key=lambda entry: abs(entry[0] - aspect))[1]
 
 
@@ -156,8 +156,7 @@ def place_nemo(rule: SizeRule, size: Sides) -> Placement:
     """Choose the first of the nearest aspects. Truncation may leave a side one pixel short; the crop then begins at -1,
     and the missing pixels are black.
     """
-    aspect = size[0] / size[1]
-    _, bucket = min(nemo_sizes(rule), key=lambda entry: abs(entry[0] - aspect))
+    bucket = nearest_aspect(nemo_sizes(rule), size[0] / size[1])
     return keep_middle(bucket, scale_by(size, covering_scale(size, bucket), int))
 
 
@@ -173,9 +172,9 @@ def one_trainer_sizes(rule: SizeRule) -> Aspects:
 
 def place_one_trainer(rule: SizeRule, size: Sides) -> Placement:
     """Choose the nearest height over width; the first of equals, in the set's order, wins."""
-    (width, height), aspect = size, size[1] / size[0]
-    nearest, bucket = min(one_trainer_sizes(rule), key=lambda entry: abs(entry[0] - aspect))
-    if aspect > nearest:
+    width, height = size
+    bucket = nearest_aspect(one_trainer_sizes(rule), height / width)
+    if height / width > bucket[1] / bucket[0]:
         resized = (bucket[0], round(height * (bucket[0] / width)))
     else:
         resized = (round(width * (bucket[1] / height)), bucket[1])
@@ -185,24 +184,19 @@ def place_one_trainer(rule: SizeRule, size: Sides) -> Placement:
 @lru_cache
 def diffusion_pipe_sizes(rule: SizeRule) -> Aspects:
     """List each size after the logarithm of its aspect, which is rounded to three decimals."""
-    least, most = rule.min_aspect, rule.max_aspect
-    assert least, "its defaults are filled in"
-    assert most, "its defaults are filled in"
-    aspects = np.unique(np.geomspace(least, most, rule.num_aspects).round(3)).tolist()
-    return [(log(aspect), diffusion_pipe_size(rule, aspect)) for aspect in aspects]
-
-
-def diffusion_pipe_size(rule: SizeRule, aspect: float) -> Sides:
-    width = sqrt(rule.resolution**2 * aspect)
-    width, height = (round(side / rule.step) * rule.step for side in (width, rule.resolution**2 / width))
-    return width, height
+    assert rule.min_aspect, "its defaults are filled in"
+    assert rule.max_aspect, "its defaults are filled in"
+    sizes = []
+    for aspect in np.unique(np.geomspace(rule.min_aspect, rule.max_aspect, rule.num_aspects).round(3)).tolist():
+        side = sqrt(rule.resolution**2 * aspect)
+        width, height = (round(each / rule.step) * rule.step for each in (side, rule.resolution**2 / side))
+        sizes.append((log(aspect), (width, height)))
+    return sizes
 
 
 def place_diffusion_pipe(rule: SizeRule, size: Sides) -> Placement:
-    """Choose the nearest aspect, by the logarithm; cut a fractional box of it, and scale that to the bucket."""
-    aspect = log(size[0] / size[1])
-    _, bucket = min(diffusion_pipe_sizes(rule), key=lambda entry: abs(entry[0] - aspect))
-    return cut_first(size, bucket)
+    """Choose the nearest aspect, by the logarithm; cut first."""
+    return cut_first(size, nearest_aspect(diffusion_pipe_sizes(rule), log(size[0] / size[1])))
 
 
 DIFFUSERS_ASPECTS = ((1, 1), (4, 5), (5, 4), (2, 3), (3, 2), (3, 4), (4, 3), (9, 16), (16, 9), (1, 2), (2, 1))

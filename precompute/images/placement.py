@@ -1,9 +1,16 @@
-"""Where a rule places an image: its bucket, the size that it is scaled to, and the part that is kept."""
+"""Where a rule places an image: its bucket, the size that it is scaled to, and the part that is kept; our own rules."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from math import isqrt
+from operator import itemgetter
 from typing import NamedTuple
 
+import msgspec
+
 from cache_store.format.array import Size, SizeRule
+from precompute.images.rejected import Rejected
 
 Sides = tuple[int, int]
 """Width and height, in pixels."""
@@ -32,7 +39,6 @@ def area_of(rule: SizeRule) -> int:
 
 
 def with_aspects(sizes: Iterable[Sides]) -> Aspects:
-    """Put its aspect, width over height, before each size."""
     return [(size[0] / size[1], size) for size in sizes]
 
 
@@ -86,7 +92,6 @@ def box_of_aspect(size: Sides, aspect: float) -> Box:
 
 
 def place_squash(rule: SizeRule, size: Sides) -> Placement:
-    """Scale both sides, whatever the aspect."""
     ((width, height),) = rule.sizes
     return Placement(Size(1, height, width), (width, height), (0, 0))
 
@@ -111,3 +116,66 @@ def place_edge(rule: SizeRule, size: Sides) -> Placement:
     (target,), side = rule.sizes, rule.resolution
     longer = int(side * max(size) / min(size))
     return keep_middle(target, (side, longer) if size[0] <= size[1] else (longer, side))
+
+
+# The rule `ours` compares no floats that could tie wrongly: exchanging width and height of an image exchanges those of
+# its bucket.
+
+ASPECT = itemgetter(0)
+
+
+def with_bounds(rule: SizeRule) -> SizeRule:
+    """Fill in the shortest and longest side: a quarter and the double of the square's."""
+    if rule.sizes:
+        return rule
+    square, step = isqrt(area_of(rule)), rule.step
+    shortest, longest = max(step, square // 4 // step * step), square * 2 // step * step
+    return msgspec.structs.replace(rule, min=rule.min or shortest, max=rule.max or max(longest, rule.min))
+
+
+@lru_cache
+def sizes_within(rule: SizeRule) -> Aspects:
+    """List the largest height within the budget for every width, and the mirrored sizes; by aspect."""
+    sizes = set(rule.sizes)
+    for width in () if rule.sizes else range(rule.min, rule.max + 1, rule.step):
+        height = min(rule.max, area_of(rule) // width // rule.step * rule.step)
+        if height >= rule.min:
+            sizes |= {(width, height), (height, width)}
+    return sorted(with_aspects(sizes))
+
+
+def place_ours(rule: SizeRule, size: Sides) -> Placement:
+    table = sizes_within(rule)
+    if rule.no_upscale:
+        table = [entry for entry in table if entry[1][0] <= size[0] and entry[1][1] <= size[1]]
+    return cover(size, nearest(table, size) if table else within(rule, size))
+
+
+def nearest(table: Aspects, size: Sides) -> Sides:
+    """Choose the nearest aspect; of equals the image's own size, then more pixels, then the shorter longest side.
+
+    The quotient of two aspects orders as the distance of their logarithms does. It is one division of exact integers,
+    so equal distances compare equal.
+    """
+    width, height = size
+
+    def rank(bucket: Sides) -> tuple[float, bool, int, int, Sides]:
+        bucket_part, image_part = bucket[0] * height, bucket[1] * width
+        quotient = max(bucket_part, image_part) / min(bucket_part, image_part)
+        return quotient, bucket != size, -bucket[0] * bucket[1], max(bucket), bucket
+
+    place = bisect_left(table, width / height, key=ASPECT)
+    below, above = table[max(place - 1, 0)][0], table[min(place, len(table) - 1)][0]
+    between = table[bisect_left(table, below, key=ASPECT) : bisect_right(table, above, key=ASPECT)]
+    return min((bucket for _, bucket in between), key=rank)
+
+
+def within(rule: SizeRule, size: Sides) -> Sides:
+    """Return the largest size of the grid inside an image that covers no bucket, within the rule's bounds."""
+    if rule.sizes:
+        raise Rejected("too small", f"{size[0]} x {size[1]} pixels cover none of the bucket sizes")
+    width, height = (min(side, rule.max) // rule.step * rule.step for side in size)
+    if min(width, height) == 0:
+        raise Rejected("too small", f"{size[0]} x {size[1]} pixels, and buckets have sides of at least {rule.step}")
+    longest = area_of(rule) // min(width, height) // rule.step * rule.step
+    return min(width, longest), min(height, longest)
