@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from cache_store.errors import ConfigError, install
-from precompute.images.not_images import TEXT_BYTES, describe_file
+from precompute.images.not_images import HEAD_BYTES, describe_file
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def open_video(file: BinaryIO, max_pixels: int) -> Opened:
     except av.FFmpegError:
         source.raise_error()
         file.seek(0)
-        raise Rejected("cannot decode", describe_file(file.read(TEXT_BYTES), "video")) from None
+        raise Rejected("cannot decode", describe_file(file.read(HEAD_BYTES), "video")) from None
     try:
         source.raise_error()
         stream = choose_stream(container, max_pixels)

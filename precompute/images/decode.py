@@ -2,19 +2,19 @@
 
 Image files are untrusted: formats are allow-listed, the pixel count and the number of parts that a decoder would walk
 are limited before anything is decoded, and a truncated file fails instead of ending in grey. Only the first frame is
-decoded. One image takes at most MEMORY_PER_PIXEL bytes for each of `max_pixels`, MEMORY_PER_BYTE for each of its file,
-and MEMORY_AT_LEAST; each decode thread has one image in hand. An AVIF whose frames are larger than its header says is
+decoded. One image takes at most MEMORY_PER_PIXEL bytes for each of `max_pixels`, 8 for each of its file, and
+MEMORY_AT_LEAST; each decode thread has one image in hand. An AVIF whose frames are larger than its header says is
 the exception: libavif decodes frames of up to 2^28 pixels, some 2 GB, before it scales them.
 """
 
 import ctypes
 import hashlib
 import logging
-import re
 import warnings
 from io import BytesIO
 from typing import NamedTuple
 
+import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError, _imaging
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
@@ -25,7 +25,6 @@ from precompute.images.config import ImageConfig
 from precompute.images.fit import Decoded, reduction, unreduced
 from precompute.images.not_images import describe_file
 from precompute.images.parts import GIF, JPEG_MAGIC, MAX_EXIF_BYTES, CountedFile, refuse_costly
-from precompute.images.pixels import to_rgb, with_true_levels
 from precompute.images.rejected import ANY_ERROR, Rejected, refuse_many_pixels, rejecting
 
 
@@ -62,15 +61,12 @@ AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # a build decodes several images at onc
 MEMORY_PER_PIXEL = 32
 """Bytes. 19 were measured for an AVIF and 16 for a WebP with alpha, 12 for a progressive JPEG in CMYK, 4 for a PNG."""
 
-MEMORY_PER_BYTE = 8
-"""Bytes. 7 were measured for a WebP of empty chunks; an honest file takes little more than itself."""
-
 MEMORY_AT_LEAST = 64 * 2**20
 """Bytes that an image may take however small it is: parts of its file as Python objects, decoders' buffers."""
 
 
 class Orientation(NamedTuple):
-    """The transform that an EXIF orientation asks for."""
+    """The transform of an EXIF orientation."""
 
     method: Image.Transpose | None = None
     exchanges_sides: bool = False
@@ -88,7 +84,6 @@ ORIENTATIONS = {
     7: Orientation(Image.Transpose.TRANSVERSE, True, (True, True)),
     8: Orientation(Image.Transpose.ROTATE_90, True, (False, True)),
 }
-"""Transforms by EXIF's number."""
 
 UNREADABLE_EXIF = Orientation(is_readable=False)
 
@@ -101,9 +96,6 @@ TOLD_BY_HEADER = frozenset({"PNG", "WEBP", "GIF", "BMP"})
 LATE_ORIENTATION = (b"eXIf", b"XML:com.adobe.xmp")
 """Marks of an orientation in a PNG, which may come after the pixels, where Pillow reads it last."""
 
-AVIF_EXIF_ITEM = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))Exif", re.DOTALL)
-"""Matches an AVIF's entry for EXIF, up to its type."""
-
 
 def content_sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
@@ -111,19 +103,13 @@ def content_sha256(data: bytes | memoryview) -> str:
 
 @rejecting()
 def decode_image(data: bytes, recipe: ImageRecipe, planned: Size) -> Decoded:
-    """Decode to upright RGB of up to the recipe's `max_pixels`; raise Rejected if that is impossible.
-
-    `planned` is the size to which the image will be fitted, and says how far it may be reduced.
-    """
-    max_pixels = recipe.max_pixels
-    refuse_costly(data, max_pixels)
+    """Decode to upright RGB; raise Rejected if that is impossible. The planned size says how far it may be reduced."""
+    refuse_costly(data, recipe.max_pixels)
     try:
-        with Image.open(CountedFile(without_exif(data)), formats=FORMATS) as image:
-            refuse_many_pixels(*image.size, max_pixels)
+        with Image.open(CountedFile(data), formats=FORMATS) as image:
+            refuse_many_pixels(*image.size, recipe.max_pixels)
             if recipe.decode == "reduced" and isinstance(image, JpegImageFile):
                 return decode_reduced(image, recipe, planned)
-            if isinstance(image, TiffImageFile):
-                image.is_animated = True  # else Pillow reads directories of EXIF, which say nothing of the pixels
             image.load()
             if is_plain(image):
                 return unreduced(image)
@@ -163,15 +149,10 @@ def upright(size: Sides, turn: Orientation) -> Sides:
     return (size[1], size[0]) if turn.exchanges_sides else size
 
 
-def without_exif(data: bytes) -> bytes:
-    """Hide an AVIF's EXIF, which may be broken: boxes of its own say how an AVIF is turned."""
-    return AVIF_EXIF_ITEM.sub(rb"\1none", data) if data[4:8] == b"ftyp" else data
-
-
 def decode_reduced(image: JpegImageFile, recipe: ImageRecipe, planned: Size) -> Decoded:
     """Let libjpeg reduce an image as far as the recipe allows."""
     (width, height), turn = image.size, orientation_of(image)
-    size = upright((width, height), turn)
+    size = upright(image.size, turn)
     factor = reduction(size, recipe, planned)
     if factor > 1:
         image.draft(None, (width // factor, height // factor))
@@ -194,10 +175,70 @@ def orientation_of(image: Image.Image) -> Orientation:
 
 
 def is_plain(image: Image.Image) -> bool:
-    """Return whether an image is an RGB JPEG without orientation data, as most are; it needs no conversion."""
+    """Return whether an image is an RGB JPEG without orientation, as most are, which needs no conversion."""
     return isinstance(image, JpegImageFile) and image.mode == "RGB" and ORIENTING.isdisjoint(image.info)
 
 
 def turn_upright(image: Image.Image, turn: Orientation) -> Image.Image:
-    """Turn an image; unlike Pillow's `exif_transpose`, without a copy and without changing EXIF."""
+    """Turn an image without a copy, and without changing EXIF, as Pillow's `exif_transpose` does."""
     return image if turn.method is None else image.transpose(turn.method)
+
+
+# Pixels of any mode become RGB; Pillow's own conversion is wrong for some.
+
+SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+"""Unsigned modes of PNG and TIFF, in any byte order."""
+
+WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
+"""Modes whose files do not say which number is black and which is white."""
+
+STRIP_PIXELS = 2**20
+"""Images are converted in strips of about this many pixels, so that intermediate steps need little memory."""
+
+TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
+TIFF_WHITE_IS_ZERO = 0
+
+
+def with_true_levels(image: Image.Image) -> Image.Image:
+    """Correct the levels of a grey TIFF of more than 8 bits, which Pillow leaves as 12 bits, or inverted."""
+    if isinstance(image, TiffImageFile) and image.mode == "I;16":
+        if image.tag_v2.get(TIFF_BITS) == (12,):
+            return image.point(lambda level: level * 16.0 + 0.0)
+        if image.tag_v2.get(TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO) == TIFF_WHITE_IS_ZERO:  # Pillow's default too
+            return image.point(lambda level: level * -1.0 + 65_535.0)
+    return image
+
+
+def to_rgb(image: Image.Image, strip_pixels: int = STRIP_PIXELS) -> Image.Image:
+    """Convert any mode of Pillow to RGB: 16-bit grey by its high byte, alpha over white, CMYK as Pillow converts it."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    rgb, rows = Image.new("RGB", image.size), max(1, strip_pixels // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        rgb.paste(strip_to_rgb(strip), (0, top))
+    return rgb
+
+
+def strip_to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in SIXTEEN_BIT_MODES:
+        image = high_byte(image)
+    elif image.mode in WITHOUT_RANGE:
+        raise Rejected("unsupported pixels", f"{WITHOUT_RANGE[image.mode]} pixels have no agreed range")
+    if image.mode == "La":
+        image = image.convert("LA")  # the only mode that Pillow makes of it
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        ground = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(ground, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def high_byte(image: Image.Image) -> Image.Image:
+    """Convert 16-bit grey to 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
+    values = np.asarray(image)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):  # PNG's one transparent level, of 65,536
+        grey.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
+    return grey

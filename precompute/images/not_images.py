@@ -5,13 +5,11 @@ These texts, as every reason to reject a sample, are bytes of a cache: another w
 
 import re
 from collections.abc import Mapping
-from itertools import product
 
-from precompute.images.parts import AVIF_BRANDS, HEIF_BRANDS
+from precompute.images.parts import AVIF_BRANDS
 
-HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
-
-LFS = "a Git LFS pointer"
+HEIC_BRANDS = (b"hei", b"hev", b"mif1", b"msf1")
+"""Beginnings of the brands of HEIC, and of HEIF without the name of a codec."""
 
 PACKED = {
     b"\x1f\x8b": "gzip",
@@ -25,7 +23,7 @@ PACKED = {
 
 BY_MAGIC = {
     **PACKED,
-    b"version https://git-lfs": LFS,
+    b"version https://git-lfs": "a Git LFS pointer",
     b"PK\x03\x04": "zip",
     b"%PDF-": "PDF",
     b"\x1a\x45\xdf\xa3": "Matroska or WebM",
@@ -36,27 +34,19 @@ BY_MAGIC = {
     **dict.fromkeys((b"II*\0", b"MM\0*"), "TIFF"),
     **dict.fromkeys((b"\xff\x0a", b"\0\0\0\x0cJXL "), "JPEG XL"),
     **dict.fromkeys((b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"), "JPEG 2000"),
-    **dict.fromkeys((b"P%d%c" % each for each in product(range(1, 7), b" \n")), "Netpbm (PPM)"),
 }
-"""Types of files by first bytes."""
 
 ADVICE = {
-    LFS: "fetch the file itself with git lfs pull",
+    "a Git LFS pointer": "fetch the file itself with git lfs pull",
     "HEIC": "convert it to PNG or JPEG, with pillow-heif for one",
-    **dict.fromkeys(("JPEG XL", "JPEG 2000", "Netpbm (PPM)"), "convert it to PNG or JPEG"),
+    **dict.fromkeys(("JPEG XL", "JPEG 2000"), "convert it to PNG or JPEG"),
 }
 
-TEXT_BYTES = 4_096
-"""Bytes that are enough to tell what a text is."""
+HEAD_BYTES = 4_096
+"""Bytes that tell what a file is."""
 
-BY_TEXT = {
-    r"\s*<(!doctype\s+html|html|head|body)[\s>]": "HTML page",
-    r"(?s)\s*<(.*?<)?svg[\s>]": "SVG, a drawing",
-    r"\s*<(\?xml|!--|\w+[\s>])": "XML",
-    r'\s*(\{\s*["}]|\[\s*[\[{"\d\]])': "JSON",
-    "": "plain",
-}
-"""Patterns of a text's beginning, in this order: a page may hold drawings, and a drawing may begin with comments."""
+SHOWN = 40
+"""Characters of a text that are shown."""
 
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
@@ -68,8 +58,10 @@ def describe_file(data: bytes, media: str) -> str:
     if name := name_by_brands(data) or name_by_magic(data, BY_MAGIC):
         advice = f"; {ADVICE[name]}" if name in ADVICE else ""
         return f"begins as {name}, but has no {media} that can be read{advice}"
-    if name := name_by_text(data[:TEXT_BYTES]):
-        return f"is text ({name}), no {media}"
+    head = data[:HEAD_BYTES]
+    text = head.decode("utf-8-sig", errors="ignore")
+    if len(text.encode()) >= len(head) - 6 and not CONTROL.search(text):  # the last character may be cut
+        return f"is text, no {media}: {text.strip()[:SHOWN]!r}"
     return f"is in no format of {media}s that is read here"
 
 
@@ -83,15 +75,8 @@ def name_by_brands(data: bytes) -> str | None:
         return "WebP" if data[8:12] == b"WEBP" else "AVI"
     if data[4:8] != b"ftyp":
         return None
-    names = data[8 : min(int.from_bytes(data[:4], "big"), TEXT_BYTES)]
+    names = data[8 : min(int.from_bytes(data[:4], "big"), HEAD_BYTES)]
     brands = {names[place : place + 4] for place in range(0, len(names), 4)}
-    kinds = {"AVIF": AVIF_BRANDS, "HEIC": HEIC_BRANDS, "HEIF": HEIF_BRANDS}
-    return next((kind for kind, each in kinds.items() if brands & each), "MP4 or QuickTime")
-
-
-def name_by_text(head: bytes) -> str | None:
-    """Name the kind of text; None if it is not text. The last character may be cut."""
-    text = head.decode("utf-8-sig", errors="ignore")
-    if len(text.encode()) < len(head) - 6 or CONTROL.search(text):
-        return None
-    return next(kind for pattern, kind in BY_TEXT.items() if re.match(pattern, text, re.IGNORECASE))
+    if brands & AVIF_BRANDS:
+        return "AVIF"
+    return "HEIC" if any(each.startswith(HEIC_BRANDS) for each in brands) else "MP4 or QuickTime"

@@ -10,21 +10,19 @@ import io
 import re
 import struct
 from collections.abc import Iterator
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from PIL import GifImagePlugin, Image
 
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
 MAX_PARTS = 100_000
-"""Parts of one file: 0.5 s and 40 MB at most. A PNG of 256 MiB in chunks of 4 KB, or a TIFF of 100,000 strips of one
+"""Parts of one file: a second and 40 MB at most. A PNG of 256 MiB in chunks of 4 KB, or a TIFF of 100,000 strips of one
 row, still fits.
 """
 READS_OF_A_PART = 4
 BYTES_OF_A_READ = 4
-"""So many reads of one byte cost as much as one larger read. Pillow reads a BMP's run lengths byte by byte: 1.6 MB at
-most.
-"""
+"""Reads of one byte that cost as a larger one does. Pillow reads a BMP's run lengths byte by byte: 1.6 MB at most."""
 
 MAX_SCANS = 100
 """Scans of one JPEG. Progressive files have about ten; libtiff has the same bound."""
@@ -36,8 +34,6 @@ MAX_AVIF_HEADER = 2**18
 """Bytes of an AVIF's items, or of its frames' list; 512 tiles need 30 KB. libavif searches all items for each item, 0.4
 s at most.
 """
-
-PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 JPEG_MAGIC = b"\xff\xd8"
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
@@ -59,7 +55,9 @@ TILE_SIDES = frozenset({322, 323})
 AVIF_BRANDS, HEIF_BRANDS = frozenset({b"avif", b"avis"}), frozenset({b"mif1", b"msf1"})
 """Pillow passes a file that begins with one of these brands to libavif."""
 AVIF_FRAME_COUNT = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
-"""Matches the number of frames that a track declares."""
+
+FARTHEST = 2**62
+"""An offset in no file, to which files cannot seek."""
 
 
 def too_many_parts() -> Rejected:
@@ -93,8 +91,6 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
     """Raise Rejected for a cost that Pillow's reads do not show; most broken files pass, and decoders refuse them."""
     if data.startswith(JPEG_MAGIC):
         refuse_many_scans(data)
-    elif data.startswith(PNG_MAGIC):
-        refuse_incomplete_png(data)
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         refuse_many_pixels(*webp_size(data), max_pixels)
     elif data[:4] in TIFF_MAGICS:
@@ -135,28 +131,6 @@ def refuse_many_scans(data: bytes) -> None:
             raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
         if number > MAX_PARTS:
             raise too_many_parts()
-
-
-def refuse_incomplete_png(data: bytes) -> None:
-    """Raise Rejected for a PNG that Pillow would accept without its end, or with its header in another place."""
-    is_whole = False
-    for number, (kind, begin) in enumerate(png_chunks(data)):
-        if (kind == b"IHDR") != (number == 0):  # Pillow uses the last one
-            raise Rejected("cannot decode", "IHDR is not the first of its chunks, or one of several")
-        if number > MAX_PARTS:
-            raise too_many_parts()
-        is_whole = kind == b"IEND" and begin + 4 <= len(data)  # with its crc32
-    if not is_whole:
-        raise Rejected("cannot decode", "cut short: its last chunk, IEND, is missing or not whole")
-
-
-def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the type of each chunk up to the end of the image, and where its content begins."""
-    position, kind = len(PNG_MAGIC), b""
-    while position + 8 <= len(data) and kind != b"IEND":
-        length, kind = struct.unpack_from(">I4s", data, position)
-        yield kind, position + 8
-        position += length + 12  # length, type, crc32
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
@@ -202,24 +176,29 @@ def refuse_costly_directory(data: bytes, max_pixels: int) -> None:
 
 def refuse_costly_boxes(data: bytes) -> None:
     """Raise Rejected for an AVIF of too many boxes, items or frames; libavif takes memory for every frame."""
-    for number, (kind, begin, end) in enumerate(boxes(data)):
-        if kind in (b"meta", b"moov") and end - begin > MAX_AVIF_HEADER:
+    file = io.BytesIO(data)
+    for number, (size, kind) in enumerate(boxes(file)):
+        if kind in (b"meta", b"moov") and size > MAX_AVIF_HEADER:
             raise Rejected("too many parts", f"a table of items of more than {MAX_AVIF_HEADER:,} bytes")
-        found = AVIF_FRAME_COUNT.finditer(data, begin, end) if kind == b"moov" else ()
-        if number + sum(int.from_bytes(match[1], "big") for match in found) > MAX_PARTS:
+        counts = AVIF_FRAME_COUNT.findall(file.read(size)) if kind == b"moov" else []
+        if number + sum(int.from_bytes(each, "big") for each in counts) > MAX_PARTS:
             raise too_many_parts()
 
 
-def boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the type of each box, and where its content begins and ends; the last box may be cut off."""
-    position = 0
-    while position + 8 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
-        begin = position + 8
-        if length == 1 and begin + 8 <= len(data):
-            length, begin = int.from_bytes(data[begin : begin + 8], "big"), begin + 8
-        following = len(data) if length == 0 else position + length
-        if following < begin:
-            raise Rejected("cannot decode", f"its box at byte {position:,} is damaged")
-        yield kind, begin, min(following, len(data))
-        position = following
+def boxes(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the size and the name of each box of ISO media at the top level; the file is then at its content."""
+    place = 0
+    while True:
+        file.seek(place)
+        if len(head := file.read(16)) < 8:
+            return
+        size, length = int.from_bytes(head[:4], "big"), 8
+        if size == 1:
+            size, length = int.from_bytes(head[8:], "big"), 16
+        file.seek(place + length)
+        if 0 < size < length or place + size >= FARTHEST:
+            return
+        yield (size - length if size else FARTHEST), head[4:8]
+        if not size:  # the box lasts until the file ends
+            return
+        place += size

@@ -16,7 +16,7 @@ from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.prefetch import AnnouncedResults
 from cache_store.storage.protocol import File
 from cache_store.storage.store import Store, is_url, open_store, split_url, with_listing
-from precompute.images.not_images import PACKED, name_by_magic
+from precompute.images.not_images import HEAD_BYTES, PACKED, name_by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
@@ -32,9 +32,6 @@ from precompute.sources.place import (
     Place,
     refuse_large,
 )
-
-HEAD_BYTES = 512
-"""Enough to tell what a file is."""
 
 MAX_PATH = 4_000
 """Nearly Linux's bound on a path; stores refuse longer names in their own ways."""

@@ -17,9 +17,9 @@ from cache_store.errors import SourceError
 from cache_store.format.record import describe_mismatch
 from cache_store.format.tables import CLIP_START
 from cache_store.storage.protocol import File
+from precompute.images.not_images import HEAD_BYTES
 from precompute.sources.config import FieldNames
 from precompute.sources.fields import Turn, conversation_of
-from precompute.sources.image_store import HEAD_BYTES
 from precompute.sources.images import ALL, ImagesOf, ImageStore, Names, Source
 from precompute.sources.listing import Samples
 from precompute.sources.media import VIDEOS, Media

@@ -77,7 +77,7 @@ BROKEN = {
     "short.mp4": "too short: has 4 of 5 frames at 12 fps from 0 s",
     "sound.mp4": "no video stream: the file has none, or only pictures as its cover",
     "cut.mp4": "cannot decode: begins as MP4 or QuickTime, but has no video that can be read",
-    "text.mp4": "cannot decode: is text (plain), no video",
+    "text.mp4": f"cannot decode: is text, no video: {('no video' * 5)!r}",
 }
 CLIPS = {f"{name}@{first}": first / FPS for name, video in sorted(GOOD.items()) for first in video.firsts}
 """Id and start of each clip that is cached."""
