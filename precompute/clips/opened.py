@@ -1,18 +1,19 @@
 """Open an untrusted video file by FFmpeg, in PyAV.
 
-Containers and codecs are allow-listed, nothing but the given file is ever opened, and what FFmpeg takes to open it is
-limited.
+Containers and codecs are allow-listed, no other file is ever opened, and the cost of opening is limited.
 """
 
 import ctypes
 import os
+import re
 from enum import Enum
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 from cache_store.errors import ConfigError, install
 from precompute.images.not_images import HEAD_BYTES, describe_file
+from precompute.images.parts import boxes
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
 if TYPE_CHECKING:
@@ -53,13 +54,28 @@ PROBE_BYTES = 5_000_000
 CODED_PIXELS = 2**20
 """Pixels by which a decoder's frame may exceed the visible one, because it has whole blocks."""
 
+MAX_SAMPLES = 2_000_000
+"""Most samples of all tracks: 9 hours of video at 60 frames per second. FFmpeg takes up to 70 bytes for each."""
+MAX_TABLES = 64 * 2**20
+"""Bytes of all boxes besides the samples themselves."""
+MAX_BOXES = 100_000
+"""At the top level; a fragmented file has two for each of its fragments."""
+
+OTHER_CONTAINERS = (b"RIFF", b"\x1a\x45\xdf\xa3")
+"""First bytes of AVI and Matroska, in which each sample takes bytes of its own."""
+
+PASSED_OVER = frozenset({b"mdat", b"free", b"skip"})
+"""Boxes in which FFmpeg looks for no others."""
+
+NUM_SAMPLES = re.compile(rb"stsz.{8}(.{4})|stz2.{8}(.{4})|trun.{4}(.{4})", re.DOTALL)
+DURATIONS = re.compile(rb"stts.{4}(.{4}).{4}(.{4})", re.DOTALL)
+"""Number of entries, and the first one's duration."""
+ONE = b"\0\0\0\1"
+
 
 @cache
 def load_av() -> ModuleType:
-    """Import PyAV, whose FFmpeg logs nothing unless asked to, and bound what it allocates at once.
-
-    Raises ConfigError if it is not installed.
-    """
+    """Import PyAV, and bound what FFmpeg allocates at once; raise ConfigError if it is not installed."""
     try:
         import av
         from av.sidedata.sidedata import Type
@@ -73,9 +89,9 @@ def load_av() -> ModuleType:
 
 
 def name_unknown_side_data(kinds: type[Enum], number: int) -> Enum:
-    """Make a member for a kind of side data that PyAV does not name, because it then lists none of a frame's.
+    """Make a member for a kind of side data that PyAV does not name, such as the view of spatial video (MV-HEVC).
 
-    Frames of spatial video (MV-HEVC) have such a kind, 29, their view; FFmpeg decodes the base view.
+    Without it PyAV lists none of a frame's side data.
     """
     kind = object.__new__(kinds)
     kind._name_, kind._value_ = f"KIND_{number}", number
@@ -110,13 +126,40 @@ class UnnamedFile:
             raise self._error
 
 
-class Opened(NamedTuple):
-    source: UnnamedFile
-    container: "InputContainer"
-    stream: "VideoStream"
+def refuse_claims(file: BinaryIO) -> None:
+    """Raise Rejected for an MP4 or QuickTime file whose tables claim many samples: FFmpeg indexes them all on opening.
+
+    Four bytes can claim billions. Tables are searched by their names, because FFmpeg accepts boxes in many places.
+    """
+    file.seek(0)
+    if file.read(4).startswith(OTHER_CONTAINERS):
+        return
+    num_bytes = num_samples = 0
+    for num_boxes, (size, name) in enumerate(boxes(file)):
+        if num_boxes == MAX_BOXES:
+            raise Rejected("too many parts", f"the file has more than {MAX_BOXES:,} boxes")
+        if name in PASSED_OVER:
+            continue
+        content = file.read(min(size, MAX_TABLES))
+        num_bytes += len(content)
+        if num_bytes >= MAX_TABLES:
+            raise Rejected("too many parts", f"the file's tables have {MAX_TABLES:,} bytes or more")
+        if b"cmov" in content:
+            raise Rejected("cannot decode", "the tables are compressed, as in old QuickTime files")
+        num_samples += sum(map(claimed_samples, content.split(b"trak")))
+        if num_samples > MAX_SAMPLES:
+            raise Rejected("too many parts", f"the file's tables claim more than {MAX_SAMPLES:,} samples")
 
 
-def open_video(file: BinaryIO, max_pixels: int) -> Opened:
+def claimed_samples(track: bytes) -> int:
+    """Return how many samples the tables of a track claim; of uncompressed sound FFmpeg indexes none singly."""
+    durations = DURATIONS.findall(track)
+    if b"soun" in track and durations and all(each == (ONE, ONE) for each in durations):
+        return 0
+    return sum(int.from_bytes(b"".join(groups), "big") for groups in NUM_SAMPLES.findall(track))
+
+
+def open_video(file: BinaryIO, max_pixels: int) -> tuple[UnnamedFile, "InputContainer", "VideoStream"]:
     """Open a file, to decode its first video stream by one thread; Rejected if it cannot be."""
     av = load_av()
     file.seek(0)
@@ -143,7 +186,7 @@ def open_video(file: BinaryIO, max_pixels: int) -> Opened:
     for other in container.streams:
         if other.index != stream.index:
             other.discard = av.stream.Discard.all
-    return Opened(source, container, stream)
+    return source, container, stream
 
 
 def choose_stream(container: "InputContainer", max_pixels: int) -> "VideoStream":

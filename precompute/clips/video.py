@@ -1,25 +1,28 @@
-"""Clips of video files: which frames a clip has, by their timestamps, as fitted RGB images.
+"""Clips of video files: which frames a clip has, by their timestamps, as fitted upright RGB images.
 
 Frame j of a clip is the one shown at `start + j / fps` seconds after the video's first frame. A frame counts as begun
 1 ms before its timestamp, and the last one lasts for its duration. Times are exact fractions.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from fractions import Fraction
 from itertools import chain, islice
 from math import ceil
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from PIL import Image
 
 from cache_store.format.array import ClipRecipe, ImageRecipe, Size
-from precompute.clips.opened import DAMAGED
-from precompute.clips.upright import Upright
+from precompute.clips.opened import DAMAGED, load_av
 from precompute.clips.video_file import TOLERANCE, Shown, VideoFile
 from precompute.images.buckets import Placement, Sides
+from precompute.images.decode import ORIENTATIONS, Orientation, turn_upright, upright
 from precompute.images.fit import RESAMPLING, fit_image, placement_of, unreduced
-from precompute.images.rejected import Rejected, rejecting
+from precompute.images.rejected import Rejected, refuse_many_pixels, rejecting
+
+if TYPE_CHECKING:
+    from av import VideoFrame
 
 MAX_SECONDS = 360_000
 """The longest video, 100 hours; a damaged timestamp would make a plan of millions of clips."""
@@ -30,12 +33,34 @@ MAX_RATE = 1_000
 MAX_DENOMINATOR = 1_000_000
 """Largest denominator of the fraction that a float stands for, such as 30000/1001, of seconds or frames a second."""
 
+EXIF_NUMBERS = {
+    (1, 0, 0, 1): 1,
+    (-1, 0, 0, 1): 2,
+    (-1, 0, 0, -1): 3,
+    (1, 0, 0, -1): 4,
+    (0, 1, 1, 0): 5,
+    (0, 1, -1, 0): 6,
+    (0, -1, -1, 0): 7,
+    (0, -1, 1, 0): 8,
+}
+"""EXIF's orientations, by the signs of a display matrix's a, b, c, d: it shows a pixel at (ax + cy, bx + dy)."""
+
+PLACES = (0, 1, 3, 4)
+"""Indices of a, b, c, d in the nine integers of a display matrix."""
+
+HDR = {16: "PQ", 18: "HLG"}
+"""Transfer functions of high dynamic range, by their numbers in ITU-T H.273."""
+
+RGB_MATRIX = 0
+MATRICES = frozenset({1, 2, 4, 5, 6, 7, 9})
+"""Matrices of YUV that FFmpeg converts by, by their numbers in ITU-T H.273; it takes 2, unspecified, for BT.601's."""
+
 
 class Video(NamedTuple):
     """What planning must know of a video file."""
 
     width: int
-    """Pixels of the upright video, made square; likewise `height`."""
+    """Square pixels of the upright video; likewise `height`."""
     height: int
     seconds: float
     """From the first frame's timestamp to the end of the last frame."""
@@ -66,14 +91,51 @@ def exact(value: float) -> Fraction:
     return Fraction(value).limit_denominator(MAX_DENOMINATOR)
 
 
+class Upright:
+    """Converts frames of one stream: to RGB by each frame's own matrix and range, to square pixels, then turned."""
+
+    def __init__(self, first: "VideoFrame", aspect: Fraction | None, max_pixels: int) -> None:
+        """`aspect` is a pixel's width over its height, 1 by default."""
+        refuse_colours(first)
+        self._turn, self._reformatter = turn_of(first), load_av().video.reformatter.VideoReformatter()
+        self._square = (max(round(first.width * (aspect or 1)), 1), first.height)
+        refuse_many_pixels(*self._square, max_pixels)
+        self.size: Sides = upright(self._square, self._turn)
+        """Size of the images."""
+
+    def image(self, frame: "VideoFrame", resample: Image.Resampling) -> Image.Image:
+        refuse_colours(frame)
+        # threads: the default is one for each core
+        plane = self._reformatter.reformat(frame, format="rgb24", threads=1).planes[0]
+        rgb = Image.frombytes("RGB", (frame.width, frame.height), memoryview(plane), "raw", "RGB", plane.line_size, 1)
+        return turn_upright(rgb if rgb.size == self._square else rgb.resize(self._square, resample), self._turn)
+
+
+def turn_of(frame: "VideoFrame") -> Orientation:
+    """Return how the display matrix turns a frame; Rejected unless by multiples of 90 degrees."""
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return Orientation()
+    matrix = memoryview(cast(bytes, data)).cast("i")
+    largest = max(abs(matrix[place]) for place in PLACES)
+    a, b, c, d = (round(matrix[place] / largest) if largest else 0 for place in PLACES)
+    if (number := EXIF_NUMBERS.get((a, b, c, d))) is None:
+        raise Rejected("cannot decode", "the display matrix turns frames by no multiple of 90 degrees")
+    return ORIENTATIONS.get(number, Orientation())
+
+
+def refuse_colours(frame: "VideoFrame") -> None:
+    """Refuse colours that would silently come out wrong."""
+    if frame.color_trc in HDR:
+        raise Rejected("hdr", f"the transfer function is {HDR[frame.color_trc]}; convert it to SDR first")
+    if not (frame.colorspace in MATRICES or (frame.colorspace == RGB_MATRIX and frame.format.is_rgb)):
+        raise Rejected("cannot decode", f"the colour matrix is number {frame.colorspace} of H.273, which is not read")
+
+
 @rejecting(OSError)
 def probe_video(file: BinaryIO, max_pixels: int) -> Video:
-    """Read a video's size and length; raise Rejected if it cannot be read.
-
-    Decodes the first frame, and reads the beginning of the file and what follows its last keyframe; all of it, if it
-    has no index.
-    """
-    with VideoFile(file, max_pixels) as video:
+    """Read a video's size and length, by its first frame and its last packets; raise Rejected if it cannot be read."""
+    with closing(VideoFile(file, max_pixels)) as video:
         first, _ = first_of(video.frames())
         width, height = Upright(first.frame, video.stream.sample_aspect_ratio, max_pixels).size
         seconds = max(video.end(), first.end) - first.begin
@@ -91,24 +153,24 @@ def probe_video(file: BinaryIO, max_pixels: int) -> Video:
 def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe, planned: Size) -> Clip:
     """Decode the clip of the planned size that begins `start` seconds after the video's first frame.
 
-    Raises Rejected here or while the images are taken; so does the file's own reader with its errors.
+    Raises Rejected, or its reader's error, here or while the images are taken.
     """
     assert recipe.clip, "a recipe of images"
     with ExitStack() as stack:
-        video = stack.enter_context(VideoFile(file, recipe.max_pixels))
+        video = stack.enter_context(closing(VideoFile(file, recipe.max_pixels)))
         first, frames = first_of(video.frames())
-        upright = Upright(first.frame, video.stream.sample_aspect_ratio, recipe.max_pixels)
+        how = Upright(first.frame, video.stream.sample_aspect_ratio, recipe.max_pixels)
         begin = first.begin + exact(start)
         if begin >= first.end:
             frames = video.frames_from(begin)
         try:
-            placement = placement_of(upright.size, recipe, planned)
+            placement = placement_of(how.size, recipe, planned)
         except Rejected:
             refuse_without_bucket(file, start, recipe)
             raise
         shown = shown_in(recipe.clip, planned.frames, begin, frames)
-        images = fitted(shown, upright, start, recipe, placement, planned, stack.pop_all())
-        return Clip(upright.size, placement, images, bool(first.frame.interlaced_frame))
+        images = fitted(shown, how, start, recipe, placement, planned, stack.pop_all())
+        return Clip(how.size, placement, images, bool(first.frame.interlaced_frame))
 
 
 def shown_in(clip: ClipRecipe, count: int, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:
@@ -139,7 +201,7 @@ def shown_at(times: Iterator[Fraction], frames: Iterator[Shown]) -> Iterator[Sho
 
 def fitted(
     shown: Iterator[Shown],
-    upright: Upright,
+    how: Upright,
     start: float,
     recipe: ImageRecipe,
     placement: Placement,
@@ -151,7 +213,7 @@ def fitted(
         count, before, image = 0, None, None
         for each in shown:
             if image is None or each is not before:
-                rgb = upright.image(each.frame, RESAMPLING[recipe.resample])
+                rgb = how.image(each.frame, RESAMPLING[recipe.resample])
                 image, before = fit_image(unreduced(rgb), recipe, placement), each
             count += 1
             yield image

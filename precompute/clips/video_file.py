@@ -6,14 +6,13 @@ machine. A damaged stream is rejected instead of concealed.
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from fractions import Fraction
 from itertools import chain
 from math import floor
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from precompute.clips.opened import DAMAGED, load_av, open_video
-from precompute.clips.sample_tables import refuse_claims
+from precompute.clips.opened import DAMAGED, load_av, open_video, refuse_claims
 from precompute.images.buckets import Sides
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
@@ -59,22 +58,12 @@ class VideoFile:
     def close(self) -> None:
         self._container.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def frames(self) -> Iterator[Shown]:
         """Decode all frames of a file that was just opened, in the order in which they are shown."""
         return self._shown(self._packets())
 
     def frames_from(self, time: Fraction) -> Iterator[Shown]:
-        """Decode from a frame that is shown at `time`, or earlier; the same bits as from the beginning.
-
-        After a seek, a decoder may lack earlier frames and report that as damage, so the file is then decoded from its
-        beginning, where damage counts.
-        """
+        """Decode from a frame that is shown at `time`, or earlier; the same bits as from the beginning."""
         after: Fraction | None = None
         with suppress(Rejected):
             for shown in self._seek(time) or ():
@@ -82,6 +71,7 @@ class VideoFile:
                 yield shown
             if after is not None:
                 return
+        # after a seek, a decoder may lack earlier frames and report that as damage; from the beginning, damage counts
         self.close()
         self._open()
         yield from (each for each in self.frames() if after is None or each.begin > after)
@@ -115,19 +105,24 @@ class VideoFile:
                 yield packet
 
     def _shown(self, packets: Iterator["Packet[VideoStream]"]) -> Iterator[Shown]:
-        """Decode packets; leave out frames that do not advance."""
+        """Decode packets; leave out frames that do not advance. Raises the errors of the file's own reader."""
         before: Shown | None = None
         size: Sides | None = None
-        with self._rejecting():
+        try:
             for frame, pts in self._decoded(packets):
                 size = size or (frame.width, frame.height)
                 self._refuse(frame, size)
-                shown = self._timed(frame, pts, before)
+                begin = pts * self._time_base if pts is not None else before.end if before else Fraction(0)
+                shown = Shown(frame, begin, begin + self._seconds_of(frame))
                 if before is None or shown.begin > before.begin:
                     yield shown
                     before = shown
                 elif before.begin - shown.begin > MOST_BACK:
                     raise Rejected("timestamps", f"they go back by more than {float(MOST_BACK)} s")
+        except load_av().FFmpegError:
+            self._source.raise_error()
+            raise Rejected(DAMAGED, "a frame cannot be decoded") from None
+        self._source.raise_error()
 
     def _decoded(self, packets: Iterator["Packet[VideoStream]"]) -> Iterator[tuple["av.VideoFrame", int | None]]:
         """Yield each frame with its timestamp. AVI has only those of packets, which frames take in their order."""
@@ -146,11 +141,6 @@ class VideoFile:
             raise Rejected(DAMAGED, "a frame is incomplete")
         if self._pixels_left < 0:
             raise Rejected("too costly", f"more than {MAX_DECODED:,} pixels to decode for one clip")
-
-    def _timed(self, frame: "av.VideoFrame", pts: int | None, before: Shown | None) -> Shown:
-        end_before = before.end if before else Fraction(0)
-        begin = end_before if pts is None else pts * self._time_base
-        return Shown(frame, begin, begin + self._seconds_of(frame))
 
     @property
     def _is_avi(self) -> bool:
@@ -193,13 +183,3 @@ class VideoFile:
                     last = end if last is None else max(last, end)
         self._source.raise_error()
         return last
-
-    @contextmanager
-    def _rejecting(self) -> Iterator[None]:
-        """Turn FFmpeg's errors into Rejected, but raise those of the file's own reader."""
-        try:
-            yield
-        except load_av().FFmpegError:
-            self._source.raise_error()
-            raise Rejected(DAMAGED, "a frame cannot be decoded") from None
-        self._source.raise_error()

@@ -17,8 +17,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.clips import video_file
 from precompute.clips.opened import load_av
-from precompute.clips.upright import Upright
-from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
+from precompute.clips.video import MAX_SECONDS, Clip, Upright, Video, decode_clip, probe_video
 from precompute.images.config import ImageConfig
 from precompute.images.fit import unreduced
 from precompute.images.rejected import Rejected
