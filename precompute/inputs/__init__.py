@@ -5,8 +5,7 @@ from precompute.clips.config import ClipConfig
 from precompute.encoders.encoder import TextInputs
 from precompute.inputs.busy import BusyTimes
 from precompute.inputs.frames import ClipReader, ImageReader
-from precompute.inputs.reader import Reader
-from precompute.inputs.texts import TextReader
+from precompute.inputs.reader import Reader, TextReader
 from precompute.sources.images import Images
 
 __all__ = ["Reader", "make_reader"]
@@ -21,8 +20,9 @@ def make_reader(
     busy: BusyTimes | None = None,
     threads: int = 1,
 ) -> Reader:
-    """Make the reader of a cache's samples; `texts` is the text encoder. Planning also gives the config of clips and
-    the number of threads that read whole images to learn their sizes.
+    """Make the reader of a cache's samples.
+
+    Planning also gives the config of clips, and the number of threads that read whole images to learn their sizes.
     """
     if array.text is not None:
         assert texts is not None, "an encoder of frames"

@@ -6,6 +6,7 @@ rule leaves out, are planned into the bucket of the image before them, and rejec
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -39,7 +40,6 @@ UNKNOWN = (0, 0, 0)
 Shard = tuple[pa.Table, Size]
 """The rows of a shard, and the size of their samples."""
 
-
 Arrange = Callable[[pa.Table], list[Shard]]
 """Orders the samples of a part, and cuts them into shards."""
 
@@ -53,38 +53,36 @@ def slices_of(table: pa.Table, size: int) -> Iterator[pa.Table]:
     return (table.slice(first, size) for first in range(0, table.num_rows, size))
 
 
+@dataclass(frozen=True)
 class BySize:
     """Orders samples by bucket, as a rule places them."""
 
-    def __init__(
-        self,
-        rule: SizeRule,
-        samples_per_shard: int,
-        reader: Reader,
-        check: Callable[[Size], object],
-        order: Order,
-        usual: Size,
-    ) -> None:
-        """`check` raises ConfigError for a size that the encoder cannot take. `usual` is where images go if none of
-        their part has a bucket.
-        """
-        self._rule, self._shard_rows, self._reader, self._check = rule, samples_per_shard, reader, check
-        self._order_of, self._usual = order, usual
+    rule: SizeRule
+    samples_per_shard: int
+    reader: Reader
+    check: Callable[[Size], object]
+    """Raises ConfigError for a size that the encoder cannot take."""
+    order: Order
+    usual: Size
+    """Where images go if none of their part has a bucket."""
 
     def __call__(self, part: pa.Table) -> list[Shard]:
         size_N3 = self.sizes_of(part)
         buckets, bucket_N = self._buckets(size_N3)
         for bucket in buckets:
-            self._checked(bucket)
+            try:
+                self.check(bucket)
+            except ConfigError as error:
+                raise ConfigError(f"image.buckets gives {bucket.width}x{bucket.height}: {error}") from None
         is_placed_N = bucket_N != NO_BUCKET
         if not buckets:
-            buckets, bucket_N = [self._usual], np.zeros_like(bucket_N)
+            buckets, bucket_N = [self.usual], np.zeros_like(bucket_N)
         like_N = last_placed(is_placed_N)
         order = self._order(bucket_N[like_N], size_N3[like_N, 2] / np.maximum(size_N3[like_N, 1], 1), like_N)
         rows, array_N = part.take(order), bucket_N[like_N][order]
         shards, borders = list[Shard](), np.flatnonzero(np.diff(array_N)) + 1
         for first, stop in zip([0, *borders], [*borders, len(array_N)], strict=True):
-            run = slices_of(rows.slice(first, stop - first), self._shard_rows)
+            run = slices_of(rows.slice(first, stop - first), self.samples_per_shard)
             shards += [(shard, buckets[array_N[first]]) for shard in run]
         return shards
 
@@ -92,13 +90,13 @@ class BySize:
         """Read frames, height and width of the files, 0 where one cannot be read: [rows, 3]."""
         sizes = list[tuple[int, ...]]()
         with ProgressBar("image sizes", part.num_rows, "image") as bar:
-            for block in slices_of(part.select([*self._reader.columns, "state"]), BLOCK_ROWS):
+            for block in slices_of(part.select([*self.reader.columns, "state"]), BLOCK_ROWS):
                 sizes += map_concurrently(self._size, block.to_pylist())
                 bar.update(block.num_rows)
         return np.array(sizes, np.int32).reshape(-1, len(UNKNOWN))
 
     def _size(self, row: dict[str, object]) -> tuple[int, ...]:
-        return UNKNOWN if row["state"] == WITHDRAWN else self._reader.size(row) or UNKNOWN
+        return UNKNOWN if row["state"] == WITHDRAWN else self.reader.size(row) or UNKNOWN
 
     def _order(
         self, array_N: NDArray[np.int64], aspect_N: NDArray[np.float64], like_N: NDArray[np.int64]
@@ -109,10 +107,10 @@ class BySize:
         image without a bucket follows the one whose bucket it has, so that a cache over the plan gives it the same one.
         """
         place_N = np.arange(len(array_N))
-        if self._order_of == "plan":
+        if self.order == "plan":
             return place_N
         behind_N = 2 * like_N + (like_N != place_N)
-        if self._order_of == "source":
+        if self.order == "source":
             return np.lexsort((behind_N, array_N))
         return np.lexsort((behind_N, aspect_N, like_N // ASPECT_ROWS, array_N))
 
@@ -127,15 +125,9 @@ class BySize:
 
     def _bucket(self, size: Size) -> Size | None:
         try:
-            return placed_size(self._rule, size) if all(size) else None
+            return placed_size(self.rule, size) if all(size) else None
         except Rejected:
             return None
-
-    def _checked(self, bucket: Size) -> None:
-        try:
-            self._check(bucket)
-        except ConfigError as error:
-            raise ConfigError(f"image.buckets gives {bucket.width}x{bucket.height}: {error}") from None
 
 
 def last_placed(is_placed_N: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -5,9 +5,8 @@ plan. A source whose samples have `clip_start` already, such as another cache of
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -26,27 +25,25 @@ Probe = Callable[[Mapping[str, Any]], Video | None]
 """Looks at the video of a row that has uri, fingerprint and place; None if it cannot be read."""
 
 
-@dataclass(frozen=True)
-class PlannedClips:
+class PlannedClips(NamedTuple):
     """The clips that a plan has of one video."""
 
-    uri: str
-    fingerprint: str | None
+    of: tuple[str, str | None]
+    """Uri and fingerprint of the video."""
     rows: list[tuple[str, float]]
     """Id and start of each clip."""
 
 
 def with_checked_starts(samples: Samples) -> Iterator[dict[str, object]]:
-    """Yield samples that say themselves where their clips begin; raise SourceError for one that does not."""
+    """Yield samples that say where their clips begin; raise SourceError for one that does not."""
     for sample in samples:
         extra: Any = sample.get("extra") or {}
         start = extra.get(CLIP_START)
         if sample["conversations"] is not None:  # not withdrawn
             if isinstance(start, bool) or not isinstance(start, int | float) or not 0 <= start <= MAX_SECONDS:
                 raise SourceError(
-                    f"source.fields.extra: {CLIP_START} of {sample['id']} is "
-                    f"{'missing' if start is None else repr(start)}, expected seconds in "
-                    f"[0, {MAX_SECONDS:,}]"
+                    f"source.fields.extra: {CLIP_START} of {sample['id']} must be seconds in [0, {MAX_SECONDS:,}], "
+                    f"got {start!r}"
                 )
             start = float(start)
         yield {**sample, "extra": {**extra, CLIP_START: start}}
@@ -60,7 +57,7 @@ def list_clips(
     def rows_of(video: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
         """Return id and start of each clip of a video; a video that cannot be read has one, and is rejected later."""
         name, held = video["id"], known.get(video["id"])
-        if held and (held.uri, held.fingerprint) == (video["uri"], video["fingerprint"]):
+        if held and held.of == (video["uri"], video["fingerprint"]):
             return held.rows
         if (facts := probe(video)) is None:
             return [(clip_id(name, config, 0), 0.0)]
@@ -88,9 +85,8 @@ def clips_in_plan(planned: Iterable[pa.Table], config: ClipConfig) -> dict[str, 
     for part in planned:
         for row in part.select(["id", "uri", "fingerprint", "state", CLIP_START]).to_pylist():
             video = row["id"] if config.pick in ("head", "middle") else row["id"].rpartition("@")[0]
-            held = found.setdefault(video, PlannedClips(row["uri"], row["fingerprint"], []))
-            if row["state"] == WITHDRAWN or (held.uri, held.fingerprint) != (row["uri"], row["fingerprint"]):
+            held = found.setdefault(video, PlannedClips(of := (row["uri"], row["fingerprint"]), []))
+            if row["state"] == WITHDRAWN or held.of != of:
                 incomplete.add(video)
-                continue
             held.rows.append((row["id"], row[CLIP_START]))
     return {video: held for video, held in found.items() if video not in incomplete}

@@ -3,7 +3,7 @@
 # Axes: T frames, Y X pixels, 3 RGB.
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ from precompute.images.fit import fit_image, placement_of
 from precompute.images.rejected import Rejected
 from precompute.inputs.busy import BusyTimes
 from precompute.inputs.clip_list import clips_in_plan, list_clips, with_checked_starts
-from precompute.inputs.reader import Inputs, Sample
+from precompute.inputs.reader import Inputs, Reader, Sample
 from precompute.sources.file_part import PartStream
 from precompute.sources.images import Images
 from precompute.sources.listing import Samples
@@ -58,29 +58,19 @@ STILL, CELLS = 0.1, 4
 H.264 changes a picture that stands still by up to 0.04."""
 
 
-class FrameReader(ABC):
+class FrameReader(Reader):
     """Reads one sample at a time from a source; a subclass reads a kind of file."""
 
     columns: Sequence[str] = ("uri", "fingerprint", "place")
-    null_inputs: Inputs | None = None
 
     def __init__(self, source: Images, recipe: ImageRecipe, busy: BusyTimes | None = None) -> None:
         self._source, self._recipe, self._busy = source, recipe, busy or BusyTimes()
-
-    def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
-        return listed
-
-    @abstractmethod
-    def size(self, sample: Sample) -> Size | None: ...
 
     def expect(self, samples: Iterable[Sample]) -> None:
         self._source.expect(sample["uri"] for sample in samples if sample["uri"])
 
     def read(self, samples: Sequence[Sample], array: ArraySpec, out: Sequence[Inputs]) -> list[Outcome]:
         return [self._read_one(sample, array.size, place) for sample, place in zip(samples, out, strict=True)]
-
-    @abstractmethod
-    def digest(self, sample: Sample) -> str: ...
 
     def _read_one(self, sample: Sample, size: Size, place: Inputs) -> Outcome:
         facts = dict[str, Any](content_sha256=None)
@@ -100,18 +90,11 @@ class FrameReader(ABC):
 class ImageReader(FrameReader):
     """Reads images, a frame each; `threads` of them at a time if their first bytes do not tell their size."""
 
-    def __init__(
-        self,
-        source: Images,
-        recipe: ImageRecipe,
-        busy: BusyTimes | None = None,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, source: Images, recipe: ImageRecipe, busy: BusyTimes | None = None, threads: int = 1) -> None:
         super().__init__(source, recipe, busy)
         self._whole = Semaphore(threads)
 
     def size(self, sample: Sample) -> Size | None:
-        """Read the size of an image, mostly from its first bytes."""
         if sample["fingerprint"] == MISSING:
             return None
         with suppress(Rejected):
@@ -157,7 +140,6 @@ class ClipReader(FrameReader):
         self._probed = lru_cache(VIDEOS_PROBED)(self._probe)
 
     def samples(self, listed: Samples, planned: Iterable[pa.Table] = ()) -> Samples:
-        """Return the clips of listed videos."""
         if CLIP_START in listed.extra:
             return replace(listed, each=with_checked_starts(listed), captioned=Counter())
         assert self._clips, "for reading alone"
@@ -165,7 +147,6 @@ class ClipReader(FrameReader):
         return replace(listed, each=clips, captioned=Counter(), extra=(*listed.extra, CLIP_START))
 
     def probe(self, sample: Sample) -> Video | None:
-        """Look at the video of a sample; None if it cannot be read."""
         return None if sample["fingerprint"] == MISSING else self._probed(*where_of(sample))
 
     def _probe(self, uri: str, place: Place | None) -> Video | None:
