@@ -30,7 +30,7 @@ from precompute.inputs.arrange import Shard
 from precompute.sources.config import SOURCES
 from precompute.sources.images import ALL, Names
 from precompute.sources.listing import Samples
-from precompute.sources.missing import Bare, refuse_missing
+from precompute.sources.media import Bare, refuse_missing
 from precompute.sources.place import MISSING
 from precompute.sources.tables import make_table
 

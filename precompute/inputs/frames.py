@@ -29,10 +29,9 @@ from precompute.images.rejected import Rejected
 from precompute.inputs.busy import BusyTimes
 from precompute.inputs.clip_list import clips_in_plan, list_clips, with_checked_starts
 from precompute.inputs.reader import Inputs, Reader, Sample
-from precompute.sources.file_part import PartStream
 from precompute.sources.images import Images
 from precompute.sources.listing import Samples
-from precompute.sources.place import MISSING, TOO_LARGE, Place, planned_place
+from precompute.sources.place import MISSING, TOO_LARGE, PartStream, Place, planned_place
 
 Where = tuple[str, Place | None]
 """The uri and place of a file."""

@@ -29,7 +29,7 @@ class CacheSource(ImagesOf, Source):
         self._store = store
 
     def version(self, part: Names = ALL) -> None:
-        """Return None: only reading the whole plan, as a listing does, shows that it is sound."""
+        """Return None: only a listing shows that the plan is sound."""
 
     def parts(self, rows: int) -> Sequence[Names]:
         """Return the parts of the other cache, so that this one has the same."""
@@ -41,13 +41,12 @@ class CacheSource(ImagesOf, Source):
         return repr([self._store.stat(name).stamp for name in names])
 
     def samples(self, part: Names = ALL) -> Samples:
-        """List the samples in the plan's rows; raise SourceError if the plan is not the one of the cache's spec."""
+        """List the plan's rows; raise SourceError if the plan is not the one of the cache's spec."""
         spec = read_spec(self._store)
         plan, parts = open_plan(self._store, spec), [int(part[0])] if part else range(len(spec.parts))
         if any(plan.part(number).computed_digests().part != spec.parts[number] for number in parts):
-            raise SourceError(
-                f"source.path: {self._store.where(PLAN)} is damaged; run `precompute repair` for that cache"
-            )
+            where = self._store.where(PLAN)
+            raise SourceError(f"source.path: {where} is damaged; run `precompute repair` for that cache")
         starts = (plan.part(number).whole([CLIP_START])[CLIP_START] for number in parts)
         extra = [*plan.extra, *([CLIP_START] if any(each.null_count < len(each) for each in starts) else [])]
         return Samples(self._samples(plan, parts, extra), extra=extra)

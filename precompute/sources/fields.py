@@ -33,10 +33,7 @@ def as_caption(text: str) -> str:
 
 
 def conversation_of(*captions: str | None) -> Conversation:
-    """Make a conversation whose question is only the image and whose answer is the caption; empty without a caption.
-
-    Each further caption is the answer to an empty question.
-    """
+    """Make a conversation: the image alone is the question to the first caption, and nothing to further ones."""
     turns: Conversation = []
     for caption in captions:
         if caption is not None:
@@ -45,7 +42,7 @@ def conversation_of(*captions: str | None) -> Conversation:
 
 
 def captions_of(where: str, fields: Mapping[str, object]) -> list[str]:
-    """Return the captions in fields of a sample, each a text, a list of texts, or absent; SourceError for others."""
+    """Return the captions in a sample's fields: texts, lists of texts, or absent; SourceError for others."""
     captions = list[str]()
     for name, value in fields.items():
         for each in value if isinstance(value, list) else [value]:

@@ -14,7 +14,7 @@ from precompute.sources.media import IMAGES, Media
 CAPTION = ".txt"
 
 CAPTIONS_AT_ONCE = 1_024
-"""Captions in memory at a time; many of them are read at the same time."""
+"""Captions in memory; many are read at the same time."""
 
 
 class FolderSource(ImagesOf, Source):
@@ -32,7 +32,7 @@ class FolderSource(ImagesOf, Source):
         return self._tree.listing()
 
     def parts(self, rows: int) -> Sequence[Names]:
-        """Return ranges of names; a video may have many clips, so all videos are listed together."""
+        """Return ranges of names; all videos are listed together, because one may have many clips."""
         names = [*filter(self._is_sample, self._listing.names)] if self._media is IMAGES else []
         firsts = ["", *names[rows::rows]]
         return [*zip(firsts, [*firsts[1:], ""], strict=True)] if len(firsts) > 1 else [ALL]

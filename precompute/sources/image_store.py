@@ -20,7 +20,6 @@ from precompute.images.not_images import HEAD_BYTES, PACKED, name_by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.tar import ImageTar, is_tar
 from precompute.sources.archives.zip import ImageZip
-from precompute.sources.file_part import PartStream
 from precompute.sources.images import ImageStore
 from precompute.sources.listing import CACHE, LINKED, NOT_UTF8, Listing, as_posix, is_mac_metadata, is_utf8
 from precompute.sources.place import (
@@ -29,6 +28,7 @@ from precompute.sources.place import (
     MISSING,
     NOWHERE,
     Located,
+    PartStream,
     Place,
     refuse_large,
 )
@@ -42,9 +42,7 @@ CACHE_FILES = (SPEC_FILE, TEXTS_FILE)
 MISSING_ERRORS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
 )
-"""A local disk's errors that mean a missing file. Other errors, of a failing disk or mount, are not the sample's fault:
-they stop the build, and a rerun resumes it.
-"""
+"""A local disk's errors that mean a missing file. Others, of a failing disk or mount, stop the build."""
 
 T = TypeVar("T")
 
@@ -140,19 +138,15 @@ def is_unsafe(name: str) -> bool:
 def open_images(address: str, field: str) -> ImageStore:
     """Open images in a folder, a zip or a tar, here or at a URL; raise MissingPathError if there is nothing."""
     try:
-        return find_images(address, field)
+        if is_url(address):
+            if file := find_file(address):
+                return open_archive(file)
+            if holds_files(store := open_store(address)):
+                return ImageFolder(store)
+        elif (path := Path(address).expanduser()).exists():
+            return open_image_store(path)
     except SourceError as error:
         raise SourceError(f"source.{field}: {error}") from None
-
-
-def find_images(address: str, field: str) -> ImageStore:
-    if is_url(address):
-        if file := find_file(address):
-            return open_archive(file)
-        if holds_files(store := open_store(address)):
-            return ImageFolder(store)
-    elif (path := Path(address).expanduser()).exists():
-        return open_image_store(path)
     raise MissingPathError(f"source.{field}: {address} does not exist")
 
 

@@ -55,13 +55,10 @@ class ImageStore(Images):
 
 
 class Source(Images):
-    """A source of samples, and of their files by uri; to add a kind, write such a class and add a line to SOURCES."""
+    """A source of samples, and of their files by uri."""
 
     def parts(self, rows: int) -> Sequence[Names]:
-        """Return the names of what is planned together, some `rows` samples each: any of these can be listed alone.
-
-        By default, all is listed together.
-        """
+        """Return the names of parts of some `rows` samples, each to be listed alone; by default, one of all."""
         return [ALL]
 
     @abstractmethod
@@ -70,12 +67,12 @@ class Source(Images):
 
     @abstractmethod
     def version(self, part: Names = ALL) -> str | None:
-        """Return a string that changes when any listed file of a part is written, added or removed, without reading the
-        files; None if that takes a look at every image.
+        """Return a string that changes when a file of a part is written, added or removed; None if that takes a look at
+        every image.
         """
 
     def list_version(self) -> str:
-        """Return a string that changes with the list of samples, as far as that is told without a look at each."""
+        """Return a string that changes with the list of samples, as far as no look at each is needed."""
         return self.version() or ""
 
 

@@ -32,9 +32,8 @@ HEIC = frozenset({".heic", ".heif", ".hif"})
 MOST_NAMED = 10
 """Files that a message names before it says how many more there are."""
 
-
 NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
-"""Matches a name that is not in normal form; this test takes a fifth of the time of parsing the name."""
+"""Matches a name that is not in normal form, in a fifth of the time of parsing it."""
 
 
 def as_posix(name: str) -> str:
@@ -43,10 +42,7 @@ def as_posix(name: str) -> str:
 
 
 def is_mac_metadata(name: str) -> bool:
-    """Return whether a file is macOS metadata.
-
-    `._a.jpg` (AppleDouble) holds attributes of `a.jpg`, in zips below `__MACOSX`; `.DS_Store` holds a folder's view.
-    """
+    """Return whether a file is macOS metadata: attributes of a file, or a folder's view."""
     if "._" not in name and "__MACOSX" not in name and ".DS_Store" not in name:  # fast path for nearly all names
         return False
     *folders, last = PurePosixPath(name).parts or ("",)
@@ -54,7 +50,6 @@ def is_mac_metadata(name: str) -> bool:
 
 
 def is_utf8(name: str) -> bool:
-    """Return whether a name is valid UTF-8, so that a table can hold it."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -87,8 +82,9 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A source's samples (id, uri, conversations, fingerprint, place, extra fields), in an order that stays the same;
-    and counts of its other files, some of which are known only after all samples are listed.
+    """A source's samples (id, uri, conversations, fingerprint, place, extra fields), in an order that stays the same.
+
+    Counts of other files are complete once all samples are listed.
     """
 
     each: Iterable[dict[str, object]]
@@ -108,7 +104,7 @@ class Samples:
             yield sample
 
     def behind(self, before: "Samples | None") -> "Samples":
-        """Return these samples, with the files of those listed before counted, too."""
+        """Count the files of samples listed before, too."""
         if before is not None:
             self.skipped.update(before.skipped)
             self.captioned.update(before.captioned)
@@ -116,7 +112,7 @@ class Samples:
 
     @property
     def note(self) -> str:
-        """One line on files and folders that are not samples; empty if there are none."""
+        """One line on files and folders that are not samples, or nothing."""
         ordered = sorted(self.skipped.items(), key=lambda each: (-each[1], each[0]))
         suffixes = [each for each in ordered if each[0].startswith(".")]
         kinds = [each for each in ordered if each not in suffixes]
@@ -128,10 +124,7 @@ class Samples:
         return f"skipped, as no {self.media}s: {', '.join(shown)}{''.join(advice)}" if shown else ""
 
     def warnings(self, add_texts: str) -> Iterator[str]:
-        """Yield a line on missing captions, if others have one or files that are not read may hold them.
-
-        `add_texts` tells how the source gives samples their texts.
-        """
+        """Yield a line on missing captions, if others have one or files that are not read may hold them."""
         files = ", ".join(f"{name} {self.skipped[name]:,}" for name in sorted(TEXT_SUFFIXES & {*self.skipped}))
         why = ["others have one"] * bool(self.captioned[True])
         why += [f"files that are not read may hold captions ({files})"] * bool(files)
@@ -141,7 +134,7 @@ class Samples:
 
 
 class BadFiles:
-    """Collects what is wrong with a source's files, for several threads, so that one message names all of them."""
+    """Collects the problems of a source's files, for several threads, so that one message names all of them."""
 
     def __init__(self) -> None:
         self._problems = list[str]()

@@ -7,6 +7,7 @@ import codecs
 import csv
 import io
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -52,6 +53,12 @@ class ListSource(ImagesOf, Source):
         images = self._images_version()
         return images and f"{self._open_list().version.stamp} {images}"
 
+    def samples(self, part: Names = ALL) -> Samples:
+        return Samples(self._samples(self._open_list()), extra=self._extra)
+
+    @abstractmethod
+    def _samples(self, file: File) -> Iterator[dict[str, object]]: ...
+
     def _sample(self, row: Row, uri: str, **texts: object) -> dict[str, object]:
         extra = {name: row.get(name) for name in self._extra}
         return {"uri": uri, "extra": extra, **texts, **self.locate(uri).columns()}
@@ -68,9 +75,6 @@ class ChatRecord(msgspec.Struct):
 
 class LlavaSource(ListSource):
     """Samples of a chat.json; a record without an image is a sample of text only."""
-
-    def samples(self, part: Names = ALL) -> Samples:
-        return Samples(self._samples(self._open_list()), extra=self._extra)
 
     def _samples(self, file: File) -> Iterator[dict[str, object]]:
         for at, row in read_json(file):
@@ -92,9 +96,6 @@ class TableSource(ListSource):
             "caption": [fields.caption] if fields.caption else [*CAPTION_COLUMNS],
         }
         self._required = [name for name in (fields.image, fields.id, fields.caption) if name]
-
-    def samples(self, part: Names = ALL) -> Samples:
-        return Samples(self._samples(self._open_list()), extra=self._extra)
 
     def _samples(self, file: File) -> Iterator[dict[str, object]]:
         for at, row in read_json(file) if begins_with(file, b"{", b"[") else read_csv(file):
@@ -126,7 +127,7 @@ class TableSource(ListSource):
 
 
 def read_json(file: File) -> Iterator[tuple[str, Row]]:
-    """Yield the objects of a JSON list, or of JSON Lines, and where each stands; a list is in memory meanwhile."""
+    """Yield the objects of a JSON list, which is read whole, or of JSON Lines, and where each stands."""
     where = f"source.path: {file}"
     if begins_with(file, b"["):
         data = file.part(0, file.version.size).removeprefix(codecs.BOM_UTF8)
@@ -161,7 +162,7 @@ def checked(decode: Callable[[], T], where: str) -> T:
 
 
 def read_csv(file: File) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a CSV, by the names of its first line, and where each stands; SourceError for broken ones."""
+    """Yield the rows of a CSV by the names of its first line, and where each stands."""
     where = f"source.path: {file}"
     with file.reopen() as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
@@ -183,7 +184,6 @@ def read_csv(file: File) -> Iterator[tuple[str, Row]]:
 
 
 def value_of(text: str | None) -> str | int | float | None:
-    """Return a CSV's value as a number if it is written as one; None if it is empty."""
     if not text:
         return None
     if (found := NUMBER.fullmatch(text)) is None:

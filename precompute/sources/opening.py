@@ -49,7 +49,7 @@ MAX_LINE = 2**20
 
 
 def recognised(config: SourceConfig) -> SourceConfig:
-    """Return the config with its kind; MissingPathError if nothing is there."""
+    """Return the config with its kind filled in; raise MissingPathError if nothing is there."""
     if config.kind != "auto":
         return config
     kind = BY_SUFFIX.get(suffix_of(config.path).lower()) or kind_of_content(config.path)
@@ -103,18 +103,6 @@ def open_list(store: Store, name: str) -> File:
         raise ConfigError(f"source.path: {error}; kind folder reads a tree") from None
 
 
-def open_tree(config: SourceConfig, media: Media) -> Source:
-    return FolderSource(open_images(config.path, "path"), media)
-
-
-def open_webdataset(config: SourceConfig, media: Media) -> Source:
-    return WebDatasetSource(find_files(config.path, TAR), config.fields, media)
-
-
-def open_parquet(config: SourceConfig, media: Media) -> Source:
-    return ParquetSource(find_files(config.path, PARQUET), config.fields, media)
-
-
 def open_cache_source(config: SourceConfig, media: Media) -> Source:
     refuse_no_cache(store := open_store(config.path if is_url(config.path) else require_path(config.path)))
     recorded = recorded_section(store, "source", SourceConfig)
@@ -130,9 +118,9 @@ def open_cache_source(config: SourceConfig, media: Media) -> Source:
 OPENERS: dict[str, Callable[[SourceConfig, Media], Source]] = {
     "llava": partial(open_listed, LlavaSource),
     "table": partial(open_listed, TableSource),
-    "folder": open_tree,
-    "webdataset": open_webdataset,
-    "parquet": open_parquet,
+    "folder": lambda config, media: FolderSource(open_images(config.path, "path"), media),
+    "webdataset": lambda config, media: WebDatasetSource(find_files(config.path, TAR), config.fields, media),
+    "parquet": lambda config, media: ParquetSource(find_files(config.path, PARQUET), config.fields, media),
     "cache": open_cache_source,
 }
 

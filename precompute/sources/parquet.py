@@ -1,9 +1,8 @@
 """Parquet files of images, as Hugging Face datasets writes them: a row is a sample.
 
 An image is a struct {bytes, path} or a binary column; its path is never followed. Planning reads only texts, in row
-order. A uri is a file and a row, so a plan needs no other place of it: reading a row begins with the file's footer,
-which says in which row group it lies. A row group is read once for the images of all its rows, because neighbours in
-the plan lie in one row group.
+order. A uri is a file and a row; the file's footer says in which row group the row lies. A row group is read once for
+the images of all its rows, because neighbours in the plan lie in one row group.
 """
 
 import threading
@@ -49,9 +48,7 @@ GROUPS_HELD = 2
 """Row groups whose images are in memory: a batch may begin in one and end in the next."""
 
 MAX_GROUP_BYTES = {"images": 2**31, "texts": 2**29}
-"""Uncompressed bytes of a row group; Hugging Face datasets' row groups take 100 MB. All images of a row group are in
-memory, and a page of it while they are read.
-"""
+"""Uncompressed bytes of a row group; Hugging Face datasets' take 100 MB. All images of one are in memory."""
 
 
 class ImageTable:
@@ -69,7 +66,9 @@ class ImageTable:
         for field, names in (("captions", self._captions), ("extra", self._extra)):
             for name in names:
                 self._column(field, name)
-        self._refuse_other_types()
+        for field, (fits, expected) in TYPES.items():
+            if (used := self._columns[field]) is not None and not fits(found := self._file.schema.field(used).type):
+                self._refuse(field, f"has a column {used} of type {found}, expected {expected}")
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
         self.num_rows = self._ends[-1] if self._ends else 0
@@ -77,7 +76,6 @@ class ImageTable:
         """The version of the whole file, because rows have no checksums of their own."""
 
     def _column(self, field: str, configured: str | None, usual: Sequence[str] = ()) -> str | None:
-        """Return the column's name; None if the file has none of the usual names."""
         names = self._file.schema.names
         name = configured or next((name for name in usual if name in names), None)
         if name is not None and (count := names.count(name)) != 1:
@@ -85,20 +83,11 @@ class ImageTable:
         return name
 
     def _refuse(self, field: str, problem: str) -> None:
-        names, columns = self._file.schema.names, list(self._file.schema)
-        fits = TYPES[field][0] if field in TYPES else bool
-        fitting = [each.name for each in columns if fits(each.type) and names.count(each.name) == 1]
-        remedy = f"source.fields.{field} may name: {', '.join(fitting)}"
-        others = abridge([f"{each.name} ({each.type})" for each in columns], most=MOST_NAMED)
-        raise SourceError(f"{self._where} {problem}; {remedy if fitting else f'its columns are {others}'}")
-
-    def _refuse_other_types(self) -> None:
-        for field, (fits, expected) in TYPES.items():
-            if (name := self._columns[field]) is not None and not fits(kind := self._file.schema.field(name).type):
-                self._refuse(field, f"has a column {name} of type {kind}, expected {expected}")
+        columns = abridge([f"{each.name} ({each.type})" for each in self._file.schema], most=MOST_NAMED)
+        raise SourceError(f"{self._where} {problem}; source.fields.{field} may name one of its columns: {columns}")
 
     def samples(self) -> Iterator[tuple[str | None, Conversation, dict[str, object]]]:
-        """Yield each row's id, None without an id column, the conversation about its image, and its extra fields."""
+        """Yield each row's id, None without an id column, its conversation, and its extra fields."""
         for row, texts in enumerate(self._texts()):
             id_, caption, turns = (texts.get(self._columns[field]) for field in ("id", "caption", "conversations"))
             if id_ is None and self._columns["id"] is not None:
@@ -202,7 +191,6 @@ class ParquetSource(Source):
         return self._files.grouped(rows, self._table(self._files.names[0]).num_rows)
 
     def samples(self, part: Names = ALL) -> Samples:
-        """List the samples in row order; without an id column, the uris are the ids."""
         return Samples(self._samples(part or self._files.names), self._files.skipped_in(part), extra=self._extra)
 
     def _samples(self, names: Sequence[str]) -> Iterator[dict[str, object]]:
@@ -234,7 +222,7 @@ class ParquetSource(Source):
         return image
 
     def _find(self, uri: str) -> tuple[str, int]:
-        """Return the file and row of a uri; an empty name if the source has no such file."""
+        """Return the file and row of a uri; an empty name if there is no such file."""
         name, _, row = uri.rpartition("/")
         is_row = row.isascii() and row.isdecimal() and len(row) <= 18
         return (name, int(row)) if name in self._names and is_row else ("", 0)

@@ -1,7 +1,10 @@
-"""Where an image's bytes lie in an archive: planning writes it into the plan, so that workers read no index."""
+"""Where a file's bytes lie: planning writes a place in an archive into the plan, so that workers read no index."""
 
+import io
 from typing import Any, NamedTuple
 
+from cache_store.storage.prefetch import RangeStream
+from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -16,9 +19,11 @@ MISSING = "missing"
 DAMAGED = "damaged archive member"
 """Kind of reject for a member that is not what its archive says."""
 
-
 TOO_LARGE = "too large"
 """Kind of reject for a file that is not read whole."""
+
+STREAM_BYTES = 2**16
+"""Bytes of a stream that are read at a time."""
 
 
 class Place(NamedTuple):
@@ -59,3 +64,16 @@ def planned_place(column: dict[str, Any] | None) -> Place | None:
 def refuse_large(name: str, size: int, max_bytes: int = MAX_FILE_BYTES) -> None:
     if size > max_bytes:
         raise Rejected(TOO_LARGE, f"{name} is {size:,} bytes, more than {max_bytes:,}")
+
+
+class PartStream(io.BufferedReader):
+    """The bytes [start, start + size) of a file as a stream that can seek; a read fails if the file has changed.
+
+    A video is read in place by it.
+    """
+
+    def __init__(self, file: File, start: int, size: int) -> None:
+        part = RangeStream(size, lambda first, stop: file.part(start + first, stop - first))
+        super().__init__(part, STREAM_BYTES)
+        self.version = f"{file.version}:{start}"
+        """Changes with the content."""

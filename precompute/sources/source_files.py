@@ -27,31 +27,31 @@ ASKED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Files of a store, each in the version that was first seen."""
+    """Files of a store, each in its first version that was seen."""
 
     store: Store
     """The folder, or the file's folder, or the part of the path before the first pattern."""
     names: list[str]
-    """File names, sorted and relative to the store, so that they stay the same when other files are added."""
+    """File names relative to the store, sorted."""
     skipped: Counter[str] = field(default_factory=Counter)
     """What else a listed folder holds, by kind."""
     _versions: dict[str, Version] = field(default_factory=dict, repr=False)
 
     def skipped_in(self, part: Names) -> Counter[str]:
-        """Return a new count of what is skipped besides the files, once: for the first part, or for all."""
+        """Return a new count of skipped files: once, for the first part or for all."""
         return Counter(self.skipped if part == ALL or part[0] == self.names[0] else ())
 
     def where(self, name: str) -> str:
         return self.store.where(name)
 
     def open(self, name: str) -> File:
-        """Open a file in its first version; FileNotFoundError if it is gone, ChangedError at a read if it changed."""
+        """Open a file; FileNotFoundError if it is gone, ChangedError at a read if it is not in its first version."""
         file = self.store.open(name, self._versions.get(name))
         self._versions.setdefault(name, file.version)
         return file
 
     def grouped(self, rows: int, rows_of_first: int) -> list[Names]:
-        """Group whole files, each group with some `rows` samples if all files hold as many for their bytes."""
+        """Group whole files by some `rows` samples, as many for their bytes as in the first file."""
         groups, held = [list[str]()], 0.0
         sizes = [version.size for version in map_calls(self.store, self.store.stat, self.names)]
         for name, size in zip(self.names, sizes, strict=True):
@@ -106,7 +106,7 @@ def named_files(path: str, suffix: str) -> SourceFiles | None:
 
 
 def matching_files(path: str) -> SourceFiles:
-    """Return the files that match a pattern, each once; raise MissingPathError if one that it spells out is gone."""
+    """Return the files that match a pattern; raise MissingPathError if one that it spells out is gone."""
     parts = path.split("/")
     first = next((place for place, part in enumerate(parts) if has_magic(part) or "{" in part), len(parts) - 1)
     if "**" in parts:
@@ -125,16 +125,14 @@ def matching_files(path: str) -> SourceFiles:
 
 
 def find_names(store: Store, listed: Store, name: str) -> list[str]:
-    """Return the files of a name, or of a pattern without braces; `listed` is the same store with a kept listing."""
+    """Return the files of a name or a pattern without braces; `listed` is the same store with a kept listing."""
     if not has_magic(name):
         return [name] if is_file(store, name) else []
-    *folders, last = name.split("/")
-    found = [""]
-    for part in folders:
-        inner = ((folder, entry) for folder in found for entry in listed.list(folder.rstrip("/")))
-        found = [f"{folder}{entry}" for folder, entry in inner if entry[-1] == "/" and fnmatchcase(entry[:-1], part)]
-    entries = ((folder, entry) for folder in found for entry in listed.list(folder.rstrip("/")))
-    return [f"{folder}{entry}" for folder, entry in entries if fnmatchcase(entry, last)]
+    found, (*folders, last) = [""], name.split("/")
+    for part in (*(f"{folder}/" for folder in folders), last):  # names of folders end with a slash in listings, too
+        entries = ((folder, entry) for folder in found for entry in listed.list(folder.rstrip("/")))
+        found = [f"{folder}{entry}" for folder, entry in entries if fnmatchcase(entry, part)]
+    return found
 
 
 def is_file(store: Store, name: str) -> bool:

@@ -25,9 +25,9 @@ MOST_TEXT = 2**31 - 1
 
 
 def make_table(samples: Iterable[Mapping[str, Any]], extra: Sequence[str], where: str) -> pa.Table:
-    """Make one table of all samples; `extra` names the fields that become columns beside their texts.
+    """Make one table of all samples, with the `extra` fields as columns.
 
-    Raises SourceError for a value that no plan can hold, and if texts would fill the memory.
+    Raises SourceError for a value that no plan can hold, and for too much text.
     """
     tables, held, rest = list[pa.Table](), 0, iter(samples)
     while (chunk := [*islice(rest, CHUNK)]) or not tables:
@@ -93,10 +93,7 @@ def extra_values(samples: Sequence[Mapping[str, Any]], name: str, where: str) ->
 
 
 def refuse_duplicates(tables: Callable[[], Iterable[pa.Table]], where: str) -> None:
-    """Raise SourceError naming ids that these tables have more than once, and two images of the first.
-
-    Ids with equal hashes are compared: among ten million, two have the same one in about one of 400,000 processes.
-    """
+    """Raise SourceError naming ids that these tables have more than once, and two images of the first."""
     hashes = [np.fromiter(map(hash, table["id"].to_pylist()), np.int64) for table in tables()]
     ordered = np.sort(np.concatenate(hashes))
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])

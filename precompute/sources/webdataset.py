@@ -1,7 +1,7 @@
 """Tars in WebDataset's form, as img2dataset writes them: members of one key are a sample.
 
 `000000012.jpg`, `000000012.txt` and `000000012.json` have the key `000000012`, which is the sample's id. Planning reads
-only headers and texts, in the order of the tars, one tar at a time.
+only headers and texts, in the order of the tars.
 """
 
 import re
@@ -41,12 +41,10 @@ T = TypeVar("T")
 SUFFIX = ".tar"
 
 TARS_AHEAD = 4
-"""Tars at a URL whose headers are read at the same time. For 10,000 samples with a text and a JSON each, a tar's index
-takes about 20 MB, and the texts some 15 MB.
-"""
+"""Tars at a URL whose headers are read at the same time; one of 10,000 samples takes some 35 MB."""
 
 TARS_HELD = 16
-"""Tars that are open to read images: threads are at neighbours in the plan, which lie in a tar or two."""
+"""Tars that are open to read images: neighbours in the plan lie in a tar or two."""
 
 MAX_TEXT_BYTES = 16 * 2**20
 """Largest `.txt` or `.json` that is read; img2dataset's take about a kilobyte."""
@@ -80,7 +78,6 @@ class WebDatasetSource(Source):
         return self._files.grouped(rows, len(groups_of(self._tar(first).index.places, Counter())))
 
     def samples(self, part: Names = ALL) -> Samples:
-        """List the samples in the order of the tars."""
         skipped = self._files.skipped_in(part)
         each = self._samples(part or self._files.names, skipped)
         return Samples(each, skipped, extra=self._extra, media=self._media.name)
@@ -114,7 +111,7 @@ class WebDatasetSource(Source):
         bad.refuse()
 
     def _indexed(self, names: Sequence[str], bad: BadFiles) -> Iterator[tuple[str, ImageTar, Index]]:
-        """Yield each tar with its headers read; at a URL, those of the next ones are being read."""
+        """Yield each tar with its headers read; at a URL, the next ones' are being read."""
         tars = SharedResults(self._index_tar, TARS_AHEAD)
         for place, name in enumerate(names):
             if self._files.store.is_remote:
@@ -123,7 +120,7 @@ class WebDatasetSource(Source):
                 yield name, *tars.get(name)
 
     def _image(self, tar: str, key: str, members: Collection[str]) -> str | None:
-        """Return the extension of the sample's image, None if it has none; raise SourceError if it has several."""
+        """Return the extension of the sample's image, if any; raise SourceError for several."""
         if self._extension is not None:
             return self._extension if self._extension in members else None
         images = [each for each in members if self._media.includes(f"name.{each}")]
@@ -137,11 +134,9 @@ class WebDatasetSource(Source):
         return images[0] if images else None
 
     def _unused(self, member: str) -> str:
-        """Return the kind under which to count a member of a sample without an image to encode."""
         return OTHER_IMAGE if self._extension is not None and self._media.includes(member) else counted_suffix(member)
 
     def locate(self, name: str) -> Located:
-        """Find an image in the tar that its name begins with; it reads all headers of that tar."""
         tar = self._tar_of(name)
         return NOWHERE if tar is None else self._tar(tar).locate(name[len(tar) + 1 :])
 
@@ -179,7 +174,7 @@ class WebDatasetSource(Source):
 
 
 def groups_of(members: Iterable[str], skipped: Counter[str]) -> Mapping[str, dict[str, str]]:
-    """Return each key's members by extension, in the order of first members; count the rest, such as `.a.jpg`."""
+    """Return each key's members by extension, in their order; count the rest, such as `.a.jpg`."""
     groups = dict[str, dict[str, str]]()
     for member in members:
         if found := KEY.fullmatch(member):
@@ -197,7 +192,6 @@ def beside(image: str, extension: str, members: Collection[str]) -> str | None:
 
 
 def read_record(tar_name: str, tar: ImageTar, member: str | None) -> tuple[TextRecord, Mapping[str, object]]:
-    """Read the `.json`, and all its fields; a record without values if there is none."""
     if member is None:
         return TextRecord(), {}
     data = read_member(tar_name, tar, member)
@@ -213,10 +207,7 @@ def read_record(tar_name: str, tar: ImageTar, member: str | None) -> tuple[TextR
 def read_conversation(
     tar_name: str, tar: ImageTar, text: str | None, record: TextRecord, captions: list[str]
 ) -> Conversation:
-    """Return the record's conversations, else these captions, else the caption of the `.txt`, else of the record.
-
-    It is empty without text.
-    """
+    """Return the record's conversations, else these captions, else the caption of the `.txt`, else of the record."""
     if record.conversations is not None:
         turns: Conversation = msgspec.to_builtins(record.conversations)
         return turns

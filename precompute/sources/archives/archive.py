@@ -1,8 +1,8 @@
 """The common part of zips and tars: planning finds members by name, and a name never becomes a path.
 
 Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere. A member
-that is a symbolic link, occurs twice, or has a wrong size is rejected alone; an archive whose index cannot be trusted
-is refused whole. An index takes some 600 bytes per member, in the process that plans.
+that is a link, occurs twice, or has a wrong size is rejected alone; an archive whose index cannot be trusted is refused
+whole. An index takes some 600 bytes per member, in the process that plans.
 """
 
 import threading
@@ -20,8 +20,6 @@ from precompute.sources.place import DAMAGED, MISSING, NOWHERE, Located, Place
 
 
 class Index(NamedTuple):
-    """An archive's members."""
-
     places: dict[str, Place]
     """By name, in the archive's own order."""
     not_utf8: int
@@ -39,7 +37,7 @@ class Archive(ImageStore):
 
     @property
     def index(self) -> Index:
-        """The members; read once. Raises SourceError if the archive cannot be read to its end."""
+        """The members, read once; SourceError if the archive cannot be read to its end."""
         with self._reading:
             if self._index is None:
                 self._index = self._indexed()
@@ -60,7 +58,7 @@ class Archive(ImageStore):
         return Index(places, not_utf8, common_top(places))
 
     @property
-    def _last_name(self) -> str:
+    def _last_name(self) -> str:  # reasons to reject are bytes of a cache, wherever its source lies
         return str(self._file).rpartition("/")[2]
 
     @abstractmethod
@@ -97,7 +95,7 @@ class Archive(ImageStore):
     def _head_at(self, name: str, place: Place) -> bytes: ...
 
     def read(self, name: str, place: Place | None = None) -> bytes:
-        """Read a member where it was planned, if it is there; else look it up: the archive was written again."""
+        """Read a member where it was planned; if it is not there, look it up: the archive was written again."""
         if place and not place.problem:
             try:
                 return self._read_at(name, place)

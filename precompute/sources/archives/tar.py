@@ -1,8 +1,7 @@
 """Images in an uncompressed tar, read in place by offset.
 
 Headers are read here and not by tarfile, which takes three times as long and trusts them. Links, sparse files and
-devices are rejected alone; a tar whose headers cannot be followed to its end is refused. Small texts are read on the
-way, because they lie between headers.
+devices are rejected alone; a tar whose headers cannot be followed to its end is refused.
 """
 
 import io
@@ -14,9 +13,8 @@ from typing import BinaryIO
 from cache_store.errors import SourceError
 from cache_store.storage.protocol import File
 from precompute.sources.archives.archive import Archive, damaged
-from precompute.sources.file_part import PartStream
 from precompute.sources.listing import as_posix
-from precompute.sources.place import DAMAGED, HEADER_BYTES, Place, refuse_large
+from precompute.sources.place import DAMAGED, HEADER_BYTES, PartStream, Place, refuse_large
 
 BLOCK = 512
 """Bytes of a header; files are filled up to whole blocks."""
@@ -25,7 +23,7 @@ CHECKSUM = slice(148, 156)
 """Place of a header's checksum, in which these bytes themselves count as spaces."""
 
 LONG_NAME, PAX, IGNORED = b"L", b"xX", b"Kg"
-"""Kinds of headers before a file's own: its name, its fields, and the name that a link leads to or fields of all."""
+"""Kinds of headers before a file's own: its name, its fields; and a link's target, or fields of all files."""
 
 REGULAR, FOLDER, LINKS, WITHOUT_DATA = b"\0" + b"07", b"5", b"12", b"123456"
 
@@ -35,21 +33,18 @@ MAX_EXTENDED_BYTES = 16 * 2**10
 TEXT_SUFFIXES = (".txt", ".json")
 
 KEPT_TEXT_BYTES = 64 * 2**10
-"""Largest text of a tar that is kept in memory until it is read; a sample's text takes a kilobyte."""
+"""Largest text that is kept in memory on the way over the headers, until it is read; most take a kilobyte."""
 
-MOST_KEPT_BYTES = 64 * 2**20
-"""Bytes of a tar's texts in memory, while it is planned."""
-
-KEPT_COSTS = 160
-"""Python's overhead in bytes per kept text."""
+MOST_KEPT = 2**16
+"""Texts of a tar that are kept."""
 
 
 def read_headers(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, Place]]:
     """Yield the name and place of every member except folders; put small texts into `texts`, by offset.
 
-    Raises SourceError unless every header up to the end mark is sound.
+    Raises SourceError unless all headers are sound.
     """
-    offset, kept, fields = 0, 0, dict[str, str]()
+    offset, fields = 0, dict[str, str]()
     with file.reopen() as stream:
         try:
             while (header := read_at(stream, offset, BLOCK)) != bytes(BLOCK):
@@ -71,9 +66,8 @@ def read_headers(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, Pla
                     name = as_posix(name)
                     if problem := why_no_file(kind, fields):
                         place = Place(offset=place.offset, problem=f"{DAMAGED}: {name}: {problem}")
-                    elif name.endswith(TEXT_SUFFIXES) and size <= KEPT_TEXT_BYTES and kept <= MOST_KEPT_BYTES:
+                    elif name.endswith(TEXT_SUFFIXES) and size <= KEPT_TEXT_BYTES and len(texts) < MOST_KEPT:
                         texts[place.offset] = read_at(stream, data, size)
-                        kept += size + KEPT_COSTS
                     yield name, place
                 fields = {}
         except ValueError as error:
@@ -89,7 +83,7 @@ def read_at(stream: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def parse_header(header: bytes) -> tuple[str, int, bytes]:
-    """Return a header's name, size and kind; ValueError if it is none."""
+    """Return a header's name, size and kind; raise ValueError if it is none."""
     if number_of(header[CHECKSUM]) != sum(header) - sum(header[CHECKSUM]) + 8 * ord(" "):
         raise ValueError("no header")
     name = text_of(header[:100])
@@ -99,7 +93,7 @@ def parse_header(header: bytes) -> tuple[str, int, bytes]:
 
 
 def number_of(field: bytes) -> int:
-    """Read a number: octal digits, or, if it is too large for them, bytes after 0x80."""
+    """Read octal digits, or, for large numbers, bytes after 0x80."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big")
     return int(field.strip(b" \0") or b"0", 8)
@@ -110,7 +104,7 @@ def text_of(field: bytes) -> str:
 
 
 def parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
-    """Return the fields that precede a file's header; records are `length key=value` and a line break."""
+    """Return fields of records, each `length key=value` and a line break."""
     if kind in LONG_NAME:
         return {"path": text_of(data)}
     fields = dict[str, str]()
@@ -141,7 +135,7 @@ class ImageTar(Archive):
         return read_headers(self._file, self._texts)
 
     def _fingerprint(self, place: Place) -> str:
-        """Return the header's CRC-32, which covers size and time, and the version of the tar itself."""
+        """Return the CRC-32 of the header, which has size and time, and the version of the tar."""
         return f"{super()._fingerprint(place)}:{self._file.version.mark}"
 
     def _read_at(self, name: str, place: Place) -> bytes:

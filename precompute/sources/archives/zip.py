@@ -1,4 +1,4 @@
-"""Images in a zip, stored or deflated: zipfile reads the index, and only that; members are read and checked here."""
+"""Images in a zip, stored or deflated: zipfile reads the index alone; members are read and checked here."""
 
 import stat
 import struct
@@ -19,13 +19,13 @@ HEADER = struct.Struct("<4s22xHH")
 """A member's header: magic, length of the name, length of extra fields."""
 
 EXTRA_BYTES = 64
-"""Bytes of extra fields to read with a member; only its header has the true number, mostly a smaller one."""
+"""Bytes of extra fields to read with a member, mostly too many; its header has the true number."""
 
 ENCRYPTED = 1 | 1 << 5 | 1 << 6
 """Flags of encrypted data; the second is that of a patch to other data."""
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Methods that are read. Others can pack a gigabyte into a kilobyte, and images are not stored that way."""
+"""Others can pack a gigabyte into a kilobyte, and images are not stored that way."""
 
 MAX_INDEX_BYTES = 2**30
 """Largest index that is read: 10 million members."""
@@ -35,7 +35,7 @@ INDEX_ERRORS = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, Ov
 
 
 class ZipIndexStream:
-    """The zip's stream for zipfile: reads are bounded, because zipfile trusts the lengths in the zip."""
+    """The zip's stream for zipfile, which trusts the lengths in the zip: reads are bounded."""
 
     def __init__(self, file: File, where: str) -> None:
         self._file, self._where = file, where

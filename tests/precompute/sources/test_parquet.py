@@ -90,9 +90,9 @@ def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path):
 TURN = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 LATIN_1 = pa.StringArray.from_buffers(1, *pa.array([b"\xe9"]).buffers()[1:])
 HOSTILE: dict[str, tuple[Any, ...]] = {
-    "no image": ({"photo": [b"a"]}, "has no column image or img .*source.fields.image may name: photo$"),
+    "no image": ({"photo": [b"a"]}, "has no column image or img .*source.fields.image .* photo "),
     "no column of that name": (
-        *({"image": [b"a"], "title": ["A"]}, "no column tilte; source.fields.caption may name: title$"),
+        *({"image": [b"a"], "title": ["A"]}, "no column tilte; source.fields.caption .* title "),
         {"caption": "tilte"},
     ),
     "images in lists": ({"image": [[b"a"]], "n": [1]}, r"of type list<.*>, expected a struct .* n \(int64\)$"),
