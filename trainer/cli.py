@@ -29,8 +29,7 @@ EVAL_OPTIONS = {
 
 PROFILE_OPTIONS = {
     "--steps N": "Steps that are recorded, after three of warm-up; default: 10.",
-    "--out FOLDER": "Folder of the report; default: run.output with -profile at its end, with an encoder -live.",
-    "--live-encoder": "Put the frozen encoder into the step, as without a cache: read, decode and encode images.",
+    "--out FOLDER": "Folder of the report; default: run.output with -profile at its end.",
 }
 
 MONITOR_OPTIONS = {"--once": "Show the run as it is now, and end."}
@@ -111,16 +110,15 @@ def profile_command(arguments: Any) -> int:
     from trainer.run.parallel import join_world
 
     config: TrainConfig = arguments.config
-    beside = f"{config.run.output.rstrip('/')}-profile{'-live' * arguments.live_encoder}"
-    folder = local_path("out", arguments.out or beside)
+    folder = local_path("out", arguments.out or f"{config.run.output.rstrip('/')}-profile")
     steps = whole_number("steps", arguments.steps or "10")
     with join_world() as world:
-        profile(config, world, steps, folder, live_encoder=arguments.live_encoder)
+        profile(config, world, steps, folder)
     return 0
 
 
 def monitor_command(arguments: Any) -> int:
-    """Show a run's progress in the terminal until it ends; its folder may disappear and come back."""
+    """Show a run's progress in the terminal until it ends."""
     from trainer.insight.monitor import monitor
 
     monitor(local_path("run", arguments.run), once=arguments.once)

@@ -25,11 +25,11 @@ from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.data.stream import LatentSource
-from trainer.insight.captioner import HeldOutCaptions
+from trainer.insight.captioner import make_captioner
 from trainer.insight.health import Watch
 from trainer.insight.log import LogStep, open_log, refuse_missing
 from trainer.insight.startup import announce
-from trainer.model.phases import phase
+from trainer.model.model import phase
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.checkpoint import (
     CheckpointFolder,
@@ -90,16 +90,6 @@ def refuse_impossible(config: TrainConfig, world_size: int) -> None:
     for cache in config.all_caches:
         refuse_inside("run.output", config.run.folder, cache)
     refuse_foreign_output(config)
-
-
-def make_captioner(session: Session) -> Captioner | None:
-    """Return the captioner of held-out samples; None if captions are off or no sample is held out.
-
-    Rank 0 captions alone, unless it cannot run the language model without the others.
-    """
-    if not session.config.run.sample_captions or not len(session.split.validation):
-        return None
-    return HeldOutCaptions(session) if session.world.is_main or session.in_step else lambda _: []
 
 
 class TrainingRun:

@@ -11,49 +11,51 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from cache_store import JoinedCache
 from cache_store.errors import ModelError
 from cache_store.gallery.pictures import preview
 from trainer.generate.generate_config import GenerateConfig
-from trainer.generate.generator import Generator, answers, turn_end
-from trainer.generate.subjects import cached_subjects
-from trainer.run.figures import Answered, Subject
+from trainer.generate.generator import Generator, answers, cached_subjects, turn_end
+from trainer.run.figures import Answered, Captioner, Subject
 from trainer.run.session import Session
 
 CAPTION_TOKENS = 64
 """Most tokens of a caption; prompt and caption have at most data.max_text_tokens, so that the model has positions."""
 
 
-class HeldOutCaptions:
-    """Captions the first few held-out samples."""
+def make_captioner(session: Session) -> Captioner | None:
+    """Return what captions the first held-out samples; None, on all ranks, if there are none to caption.
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._is_possible = session, True
-        numbers = session.split.validation[: session.config.run.sample_captions]
-        self._subjects = [*cached_subjects(session.cache, numbers, session.loader.stream.source)]
-        longest = max(len(session.chat.prompt_tokens(subject.messages)) for subject in self._subjects)
-        limit = max(1, min(CAPTION_TOKENS, session.config.data.max_text_tokens - longest))
-        config = GenerateConfig(rows="0", max_tokens=limit)
-        end = turn_end(session.chat, session.whole, session.chat.end_of_turn())
-        self._generator = Generator(session.model, session.whole, session.chat, end, config)
+    Rank 0 captions alone, unless it cannot run the language model without the others.
+    """
+    run, chat = session.config.run, session.chat
+    numbers = session.split.validation[: run.sample_captions]
+    if not len(numbers):
+        return None
+    if not (session.world.is_main or session.in_step):
+        return lambda _: []
+    subjects = [*cached_subjects(session.cache, numbers, session.loader.stream.source)]
+    longest = max(len(chat.prompt_tokens(subject.messages)) for subject in subjects)
+    limit = max(1, min(CAPTION_TOKENS, session.config.data.max_text_tokens - longest))
+    end = turn_end(chat, session.whole, chat.end_of_turn())
+    generator = Generator(session.model, session.whole, chat, end, GenerateConfig(rows="0", max_tokens=limit))
 
-    def __call__(self, stopped: Callable[[], bool]) -> list[Answered]:
-        """Caption the samples; if the model cannot generate, say so once, and the run continues without captions."""
-        if not self._is_possible:
-            return []
-        run = self._session.config.run
+    def caption(stopped: Callable[[], bool]) -> list[Answered]:
         compiled = run.compile != "none"  # each new length would be compiled anew
         try:
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-                answered = answers(self._generator, self._subjects, run.eval_batch_size, stopped)
-                return [replace(caption, preview=self._preview(caption.subject)) for caption in answered]
-        except ModelError as error:
-            self._is_possible = False
-            self._session.world.say(f"no captions: {error}")
+                answered = answers(generator, subjects, run.eval_batch_size, stopped)
+                return [replace(each, preview=picture(session.cache, each.subject)) for each in answered]
+        except ModelError as error:  # a model that can be trained but not generate
+            session.world.say(f"no captions: {error}")
             return []
 
-    def _preview(self, subject: Subject) -> np.ndarray | None:
-        """Return a picture, uint8 [H, W, 3], from the first tower whose cache has a map to RGB, if any."""
-        for name, each in self._session.cache.caches.items():
-            if (to_rgb := each.seal.array.preview) is not None:
-                return preview(subject.samples[name].float().numpy(), to_rgb)
-        return None
+    return caption
+
+
+def picture(cache: JoinedCache, subject: Subject) -> np.ndarray | None:
+    """Return a picture, uint8 [H, W, 3], from the first tower whose cache has a map to RGB, if any."""
+    for name, each in cache.caches.items():
+        if (to_rgb := each.seal.array.preview) is not None:
+            return preview(subject.samples[name].float().numpy(), to_rgb)
+    return None

@@ -1,5 +1,6 @@
 """The command `compare`: two configs, each in processes of its own, take turns on the same batches."""
 
+import io
 import json
 import math
 import multiprocessing
@@ -7,9 +8,10 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,9 +19,15 @@ from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.command_line import parse_config
+from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
+from trainer.data.prefetch import prefetched
+from trainer.run.memory import fit_memory, gpu_uuid, peak_memory_bytes
+from trainer.run.parallel import World, join_world
+from trainer.run.session import Session
+from trainer.run.update import Updater
 
 WARM_UP = 3
 """Steps of each side before the first turn."""
@@ -27,11 +35,8 @@ WARM_UP = 3
 TURNS = 5
 """Turns of each side: a slow machine then slows both alike."""
 
-MAX_RANKS = 64
-"""One machine has no more GPUs."""
-
 STUDENT_95 = (12.71, 4.30, 3.18, 2.78)
-"""Student's t for an interval of 95 %, by degrees of freedom from 1 on; for more, 1.96 + 2.5 / degrees is near."""
+"""Student's t for 95 %, by degrees of freedom from 1 on; beyond these, 1.96 + 2.5 / degrees is near."""
 
 
 @dataclass(frozen=True)
@@ -43,32 +48,30 @@ class Turn:
     seconds: float
     peak_bytes: int
     gpu_use: Sequence[float] = ()
-    """Readings of the share of time in which rank 0's GPU was busy, one a second."""
+    """How busy rank 0's GPU was, one reading a second."""
     nonfinite: int = 0
-    """Number of steps so far, warm-up included, with a loss or norm at which `train` would stop."""
+    """Steps so far, warm-up included, with a loss or norm at which `train` would stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """B compared with A; in pairs, A's figure comes first."""
+    """B compared with A; pairs are (A's, B's)."""
 
     speedup: float
-    """Speed of B's steps as a multiple of A's: the geometric mean over turns."""
+    """Geometric mean over turns."""
     low: float
     high: float
-    """Interval of 95 % of the speed-up."""
+    """The 95 % interval of the speed-up."""
     step_s: tuple[float, float]
     """Medians over turns."""
     peak_bytes: tuple[int, int]
     memory_ratio: float
     gpu_use: tuple[float | None, float | None]
-    """Mean share of time in which the GPU was busy; None without a GPU, or if all turns are shorter than a second."""
+    """Mean; None without a GPU, or if all turns are shorter than a second."""
     same_batches: bool
     max_loss_delta: float | None
-    """The largest difference between the losses of one step; None if the sides see different batches, or if no step has
-    a finite loss on both sides."""
+    """Largest difference at one step; None for different batches, or if no step is finite on both sides."""
     nonfinite: tuple[int, int]
-    """Number of steps, warm-up included, whose loss, gradient norm or parameter norm is not finite."""
     steps: int
 
     def __str__(self) -> str:
@@ -91,7 +94,7 @@ def broken_limits(
     max_memory_ratio: float = math.inf,
     max_loss_delta: float = math.inf,
 ) -> list[str]:
-    """List sides with a step that is not finite, then the limits that B breaks, with its figures."""
+    """List sides with steps that are not finite, and limits that B breaks."""
     broken = [
         f"{side}: in {count} of {WARM_UP + found.steps} steps, loss, gradient norm or parameter norm is not finite"
         for side, count in zip("AB", found.nonfinite, strict=True)
@@ -117,8 +120,8 @@ def compare(
     ranks: int = 1,
 ) -> list[str]:
     """Print how B compares with A, both read over `base`; return the broken limits. The report has every turn."""
-    if not 1 <= ranks <= MAX_RANKS:
-        raise ConfigError(f"--ranks must be in [1, {MAX_RANKS}], got {ranks}")
+    if ranks < 1:
+        raise ConfigError("--ranks must be at least 1")
     if steps < 2 * TURNS:
         raise ConfigError(f"--steps must be at least {2 * TURNS}, two for each of {TURNS} turns, got {steps}")
     options = [config_options(path, base) for path in (first, second)]
@@ -139,15 +142,11 @@ def config_options(path: str, base: str | None) -> list[str]:
 
 
 def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[list[list[Turn]], Comparison]:
-    """Open both sides, then let them take turns; return each side's turns and the comparison.
-
-    The second side opens after the first, because that one may tokenise the text of both. A line that both sides
-    announce is printed once.
-    """
+    """Open both sides, then let them take turns; return each side's turns and the comparison."""
     turns: list[list[Turn]] = [[] for _ in sides]
     with ExitStack() as stack:
         started, openings = list[list[Connection]](), list[dict[str, Any]]()
-        for options in sides:
+        for options in sides:  # one after the other: the first may tokenise the text of both
             started.append(stack.enter_context(start_ranks(options, WARM_UP + steps, ranks)))
             openings.append(answer_of(started[-1][0]))
         first, second = (each["announced"] for each in openings)
@@ -185,11 +184,9 @@ def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of the ratios, pair by pair, and its interval of 95 %."""
+    """Return the geometric mean of two or more ratios, pair by pair, and its 95 % interval."""
     logs = [math.log(one / other) for one, other in zip(numerators, denominators, strict=True)]
     degrees = len(logs) - 1
-    if not degrees:
-        return math.exp(logs[0]), 0.0, math.inf
     student = STUDENT_95[degrees - 1] if degrees <= len(STUDENT_95) else 1.96 + 2.5 / degrees
     mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs)) * student
     return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
@@ -218,13 +215,10 @@ def start_ranks(options: Sequence[str], steps: int, ranks: int) -> Iterator[list
 
 
 def run_rank(options: Sequence[str], steps: int, place: Mapping[str, str], pipe: Connection) -> None:
-    """Train in this process, as many steps at a time as the pipe says; send rank 0's answers, and any rank's error."""
+    """Do as many steps at a time as the pipe says; send rank 0's answers, and any rank's error."""
     ignore_stop_signals()
     os.environ |= place
     os.dup2(2, 1)  # standard output is the comparison's
-    from trainer.insight.compare_side import answer_each  # imports torch, which the comparing process does not need
-    from trainer.run.parallel import join_world
-
     try:
         with join_world() as world, suppress(EOFError, BrokenPipeError):  # the comparing process ended
             for answer in answer_each(parse_config(TrainConfig, options), steps, world, iter(pipe.recv, None)):
@@ -234,17 +228,41 @@ def run_rank(options: Sequence[str], steps: int, place: Mapping[str, str], pipe:
         pipe.send(str(error))
 
 
+def answer_each(config: TrainConfig, steps: int, world: World, asked: Iterable[int]) -> Iterator[dict[str, Any] | Turn]:
+    """Yield what the session announces; then do `asked` many of the run's first steps, and yield the turn."""
+    with redirect_stdout(io.StringIO()) as announced:
+        session = Session(replace(config, run=replace(config.run, max_steps=steps)), world).prepare()
+        fit_memory(session)
+    decided_by = {section: getattr(session.must_match, section) for section in ("caches", "text", "order")}
+    yield {"announced": announced.getvalue().splitlines(), "batches": decided_by}
+    total = config.run.total_steps(len(session.split.train), config.data.batch_size)
+    updater, done, nonfinite = Updater(session, max(steps, total)), 0, 0
+    with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:
+        for count in asked:
+            with closing(GpuMeter(gpu_uuid(world.device))) as meter:
+                losses, began = list[float | None](), time.perf_counter()
+                for _ in range(count):
+                    update = updater(next(batches), done)
+                    loss = update.metrics["loss"]
+                    losses.append(loss if math.isfinite(loss) else None)
+                    nonfinite += not update.is_finite
+                    done += 1
+                seconds, gpu_use = time.perf_counter() - began, meter.take()
+            yield Turn(losses, seconds, peak_memory_bytes(world.device), gpu_use, nonfinite)
+
+
 def do_steps(ranks: Sequence[Connection], steps: int) -> Turn:
     for rank in ranks:
         with suppress(OSError):  # the rank's last answer says why
             rank.send(steps)
-    return Turn(**answer_of(ranks[0]))
+    turn: Turn = answer_of(ranks[0])
+    return turn
 
 
-def answer_of(rank: Connection) -> dict[str, Any]:
+def answer_of(rank: Connection) -> Any:
     """Wait for the next answer: the first when the side is open, then one a turn."""
     try:
-        answer: dict[str, Any] | str = rank.recv()
+        answer = rank.recv()
     except (EOFError, OSError):
         answer = "a side ended: is memory too small for both?"
     if isinstance(answer, str):

@@ -10,7 +10,6 @@ import math
 import os
 import secrets
 import shlex
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -35,9 +34,6 @@ PROJECT = "encode-once"
 
 PREVIEW_SIDE = 224
 """Least pixels of a preview's longest side: TensorBoard does not enlarge small pictures."""
-
-WRITER_S = 1.0
-"""Longest wait for a writer's thread that has failed."""
 
 LogStep = Callable[[int, Metrics, Validation, Sequence[str]], None]
 """Logs a step: its number, its figures, its validation, the problems that began at it."""
@@ -122,7 +118,6 @@ def open_trackers(config: TrainConfig, completed_steps: int) -> Iterator[LogStep
         if "wandb" in config.run.report_to:
             wandb_run = start_wandb(config)
             stack.callback(wandb_run.finish)
-        stack.enter_context(hidden_tracebacks_of_writers())
         with name_in_errors(folder):
             writer: Any = stack.enter_context(SummaryWriter(folder, purge_step=completed_steps + 1))
 
@@ -150,27 +145,6 @@ def add_caption(writer: Any, step: int, caption: Answered) -> None:
     if (preview := caption.preview) is not None:
         scale = -(-PREVIEW_SIDE // max(preview.shape[:2]))
         writer.add_image(f"{tag}/preview", preview.repeat(scale, 0).repeat(scale, 1), step, dataformats="HWC")
-
-
-@contextmanager
-def hidden_tracebacks_of_writers() -> Iterator[None]:
-    """Hide what SummaryWriter's thread prints if a disk is full; flush raises the same error in this thread."""
-    shown = threading.excepthook
-
-    def is_writer(thread: object) -> bool:
-        return type(thread).__module__.startswith("tensorboard.")
-
-    def show(failed: Any) -> None:
-        if not (is_writer(failed.thread) and isinstance(failed.exc_value, OSError)):
-            shown(failed)
-
-    threading.excepthook = show
-    try:
-        yield
-    finally:
-        for thread in filter(is_writer, threading.enumerate()):
-            thread.join(WRITER_S)
-        threading.excepthook = shown
 
 
 def start_wandb(config: TrainConfig) -> Any:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -37,9 +37,8 @@ class Look:
 
     records: Sequence[LogLine]
     state: str
-    goes_on: bool
-    """Whether more steps may come: the run is alive, or its folder is away, perhaps with its disk."""
-    total: int | None = None
+    is_running: bool
+    total: int | None
     """Steps of the run; None if it is not known yet."""
 
 
@@ -47,15 +46,12 @@ def monitor(
     folder: Path, terminal: Terminal | None = None, sleep: Callable[[float], None] = time.sleep, *, once: bool = False
 ) -> Look:
     """Show the run until it ends, or `once`; return the last look. ConfigError for a folder that holds no run."""
-    if (seen := look_at(folder)) is None:
-        raise ConfigError(f"{folder} holds no run: no {CONFIG_FILE}")
-    terminal = terminal or Terminal()
+    seen, terminal = look_at(folder), terminal or Terminal()
     shown = Live(page(folder, seen), console=terminal, auto_refresh=False) if terminal.is_terminal else None
     with shown or nullcontext():
-        while seen.goes_on and not once:
+        while seen.is_running and not once:
             sleep(POLL_S)
-            away = replace(seen, state="waiting for the folder, which has disappeared", goes_on=True)
-            seen = look_at(folder) or away
+            seen = look_at(folder)
             if shown:
                 shown.update(page(folder, seen), refresh=True)
     if not shown:  # a file or a pipe gets the end alone, in lines of any length
@@ -63,13 +59,12 @@ def monitor(
     return seen
 
 
-def look_at(folder: Path) -> Look | None:
-    """Read the run's folder; None if it is missing, or disappears while it is read."""
+def look_at(folder: Path) -> Look:
     try:
         is_running, is_done = is_claimed(folder), (folder / PROJECTOR_FILE).is_file()
         config, records = yaml.safe_load((folder / CONFIG_FILE).read_bytes()) or {}, read_records(folder)
-    except OSError:
-        return None
+    except OSError as error:
+        raise ConfigError(f"{folder} holds no run: {CONFIG_FILE}: {error.strerror}") from None
     state = "done" if is_done else "stopped; rerun to go on"
     if is_running:
         quiet = quiet_s(records, datetime.now(UTC))

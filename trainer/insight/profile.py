@@ -1,9 +1,6 @@
 """The command `profile`: where the time and the memory of a training step go, as one page of markdown.
 
-With frozen encoders in the step in place of a cache, the same page shows what caching saves. The encoders read images
-from the sources that the caches were built from.
-
-A part of a step is a phase (`trainer/model/phases.py`) and a pass. A backward operation belongs to the phase of the
+A part of a step is a phase (`trainer.model.model.phase`) and a pass. A backward operation belongs to the phase of the
 forward one whose sequence number autograd gave it; a recomputed operation lies in a phase within the backward pass.
 Times are self times, so nothing counts twice, and on a CPU the parts sum to the steps' time.
 """
@@ -17,26 +14,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as Profiler
 
-from cache_store import JoinedCache
-from cache_store.cache.entry_points import EncodeImages, find_source_images, open_image_encoder
-from cache_store.errors import ConfigError, EncodeOnceError
-from cache_store.format.tables import CLIP_START
+from cache_store.errors import ConfigError
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.local import write_file
 from cache_store.storage.publish import make_folder
 from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
-from trainer.data.prefetch import Samples, prefetched
+from trainer.data.prefetch import prefetched
 from trainer.insight.startup import device_name
-from trainer.model.model import WorldModel
-from trainer.model.phases import PREFIX, Phase, phase
-from trainer.model.towers import encoder_model
+from trainer.model.model import PREFIX, Phase, WorldModel, phase
 from trainer.run.memory import fit_memory, peak_memory_bytes
 from trainer.run.parallel import World
 from trainer.run.session import Session
@@ -52,8 +42,8 @@ REST = "rest of the step"
 STEP, BACKWARD = "ProfilerStep", "autograd::engine"
 """Beginnings of the names of events that span a step, and that run a backward operation."""
 
-ON_HOST = ("data wait", "image decoding")
-"""Phases whose time is the host's, on a GPU too."""
+ON_HOST = "data wait"
+"""The phase whose time is the host's, on a GPU too."""
 
 WAIT, WARM_UP = 1, 2
 """Steps before the recorded ones: the first allocates, the profiler starts in the next."""
@@ -68,39 +58,11 @@ WAITING, IDLE, NORMS, RECOMPUTED = 0.05, 0.10, 0.15, 0.05
 """Shares beyond which advice is given."""
 
 
-class LiveEncoder:
-    """Encodes samples from their images, as the caches hold them."""
-
-    def __init__(self, cache: JoinedCache, device: torch.device) -> None:
-        self._cache = cache
-        self._planned = [name for name in ("uri", "place", CLIP_START) if name in cache.columns]
-        try:
-            self._images = {name: find_source_images(each.store) for name, each in cache.caches.items()}
-            self._encoders = dict[str, EncodeImages]()
-            for name, each in cache.caches.items():
-                if (model := encoder_model(each)) is None:
-                    raise ConfigError(f"{each.store} does not record where its encoder is")
-                self._encoders[name] = open_image_encoder(each.spec.array, model, str(device))
-        except EncodeOnceError as error:
-            raise type(error)(f"--live-encoder: {error}") from None
-
-    def read(self, numbers: np.ndarray) -> Samples:
-        planned, arrays = self._cache.samples(numbers, self._planned).to_pylist(), self._cache.arrays_of(numbers)
-        samples = dict[str, np.ndarray]()
-        for name, encode in self._encoders.items():
-            with phase("image decoding"):
-                frames = [self._images[name](each, arrays[name])[0] for each in planned]
-            with phase("live encoder"):
-                samples[name] = np.stack(encode(frames))
-        return samples
-
-
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """Measurements of some steps; times are seconds."""
 
     device: str
-    live_encoder: bool
     steps: int
     step_s: float
     """Mean of the recorded steps."""
@@ -123,7 +85,7 @@ class Profile:
         return sum(self.times.get(phase, {}).values()) / self.whole_s
 
 
-def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
+def profile(config: TrainConfig, world: World, steps: int, folder: Path) -> Profile:
     """Write page, figures and trace into `folder`, and print the page; the run's own folder stays as it is."""
     if not 1 <= steps <= MOST_STEPS:
         raise ConfigError(f"steps must be in [1, {MOST_STEPS:,}], got {steps:,}")
@@ -132,11 +94,10 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
     config.data.refuse_undivided(world.size)
     for cache in config.all_caches:
         refuse_inside("out", folder, cache)
-    session = Session(replace(config, run=replace(config.run, max_steps=None)), world)
-    session.prepare(LiveEncoder(session.cache, world.device) if live_encoder else None)
+    session = Session(replace(config, run=replace(config.run, max_steps=None)), world).prepare()
     fit_memory(session)
     make_folder(folder)
-    measured = profile_steps(session, steps, folder / TRACE_FILE, live_encoder=live_encoder)
+    measured = profile_steps(session, steps, folder / TRACE_FILE)
     page = "\n".join(page_lines(f"Profile: {folder}", measured)) + "\n"
     write_file(folder / "profile.md", page.encode())
     write_file(folder / "profile.json", json.dumps(asdict(measured), indent=1).encode() + b"\n")
@@ -144,14 +105,13 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
     return measured
 
 
-def profile_steps(session: Session, steps: int, trace: Path, *, live_encoder: bool) -> Profile:
+def profile_steps(session: Session, steps: int, trace: Path) -> Profile:
     """Wait, warm up and record steps, and write the trace; then do as many without the profiler."""
     device, recorded = session.world.device, range(WAIT + WARM_UP + steps)
     unrecorded = range(len(recorded), len(recorded) + steps)
     updater, total = Updater(session, unrecorded.stop), range(unrecorded.stop)
     loader = session.loader
-    ahead = prefetched(loader, total, loader.threads)
-    batches = map(loader, total) if live_encoder else ahead
+    batches = prefetched(loader, total, loader.threads)
     on_device, seen = device.type == "cuda", list[StepBatch]()
 
     def one_step(step: int) -> None:
@@ -161,7 +121,7 @@ def profile_steps(session: Session, steps: int, trace: Path, *, live_encoder: bo
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_device
     plan = schedule(wait=WAIT, warmup=WARM_UP, active=steps, repeat=1)
-    with closing(ahead), decoder_phases(session.model):
+    with closing(batches), decoder_phases(session.model):
         with Profiler(activities=activities, schedule=plan, record_shapes=True) as profiler:
             for step in recorded:
                 one_step(step)
@@ -184,7 +144,6 @@ def profile_steps(session: Session, steps: int, trace: Path, *, live_encoder: bo
     tokens = sum(len(each.numbers) * world + each.text_tokens for each in seen) / len(seen)
     return Profile(
         device=device_name(device),
-        live_encoder=live_encoder,
         steps=steps,
         step_s=step_s,
         unrecorded_s=unrecorded_s,
@@ -234,7 +193,7 @@ def times_of(events: Sequence[Any], *, on_device: bool) -> Times:
     times: Times = defaultdict(lambda: {"forward": 0.0, "backward": 0.0, "recomputed": 0.0})
     for event in events:
         name, which = part_of(event, forward)
-        device = on_device and name not in ON_HOST
+        device = on_device and name != ON_HOST
         times[name][which] += (event.self_device_time_total if device else event.self_cpu_time_total) / 1e6
     return {name: each for name, each in times.items() if any(each.values())}
 
@@ -274,7 +233,6 @@ def page_lines(title: str, measured: Profile) -> Iterator[str]:
     per_step, slower = 1e3 / measured.steps, measured.step_s / measured.unrecorded_s - 1
     facts = {
         "device": measured.device,
-        "encoder": "live, in the step" if measured.live_encoder else "none: samples come from the cache",
         "recorded": f"{measured.steps} steps, after {WAIT} waiting and {WARM_UP} of warm-up",
         "a step": f"{measured.unrecorded_s:.4g} s; {measured.step_s:.4g} s while recorded ({slower:+.0%})",
         "samples/s, tokens/s": f"{measured.samples_per_s:.4g}, {measured.tokens_per_s:.4g}",
@@ -300,11 +258,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def advice(measured: Profile) -> Iterator[str]:
-    encoding = measured.share("live encoder") + measured.share("image decoding")
-    if encoding:
-        left, now = measured.step_s * (1 - encoding), measured.step_s
-        yield f"encoding live {encoding:.0%}: from a cache a step takes {left:.3g} s in place of {now:.3g} s"
-    elif (wait := measured.share("data wait")) > WAITING:
+    if (wait := measured.share("data wait")) > WAITING:
         yield (
             f"data wait {wait:.0%}: copy the cache to a disk of this machine (`cache-store copy`), or set "
             "data.shuffle_block, or data.cache_dir for one at a URL"

@@ -1,9 +1,8 @@
-"""Announces a run before its first step: hardware, versions, attention, trained parameters, memory, and warnings."""
+"""Announces a run before its first step: hardware, versions, attention, trained parameters, and warnings."""
 
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainer.config import WARMUP_STEPS
 from trainer.model.kernels import MATH, attention_kernels
@@ -11,10 +10,6 @@ from trainer.model.model_config import PRETRAINED
 from trainer.model.projector_file import library_versions
 from trainer.run.memory import memory_bytes
 from trainer.run.session import Session
-
-KEPT_BYTES = {"none": 25.0, "selective": 12.0, "full": 2.0}
-"""Values that a layer keeps per token for the backward pass, in model widths, by run.gradient_checkpointing: measured
-with Gemma 3's proportions in bfloat16, in units of its two bytes; other models differ by a third."""
 
 
 def announce(session: Session, total_steps: int) -> None:
@@ -67,37 +62,11 @@ def startup_facts(session: Session, kernels: Mapping[str, str]) -> Iterator[tupl
     }
     shapes = ", ".join(f"{name} {'x'.join(map(str, each.shape))}" for name, each in trained.items())
     yield "learns", f"{sum(each.numel() for each in trained.values()):,} parameters: {shapes}"
-    memory_parts = expected_memory(session)
-    shown = ", ".join(f"{name} {value / 2**30:.2g}" for name, value in memory_parts.items())
-    whole = sum(memory_parts.values()) / 2**30
-    yield "memory", f"{whole:.2g} GiB by calculation, with texts of the longest: {shown}"
 
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
-def held_bytes(weight: torch.Tensor) -> int:
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
-    return local.numel() * local.element_size()
-
-
 def longest_sequence(session: Session) -> int:
     return session.projectors.num_tokens + int(session.text.lengths(session.split.train).max())
-
-
-def expected_memory(session: Session) -> dict[str, float]:
-    """Estimate the bytes of a pass: weights, values that layers keep, logits, the projector with its optimizer."""
-    config, language = session.config, session.language
-    samples = config.data.batch_size // (session.world.size * session.loader.accumulate)
-    layers = getattr(language.config, "num_hidden_layers", 0)
-    values = KEPT_BYTES[config.run.gradient_checkpointing] * language.width * longest_sequence(session) * layers
-    labels = float(session.text.num_labels[session.split.train].mean()) * samples
-    modules = [part for _, part in session.model.trained_modules()]
-    trained = sum(each.numel() for part in modules for each in part.parameters() if each.requires_grad)
-    return {
-        "language model": sum(map(held_bytes, language.parameters())),
-        f"{samples} samples a pass": values * (2 if config.run.precision == "bf16" else 4) * samples,
-        "logits": 3 * 4 * min(labels, config.run.loss_chunk or labels) * language.config.vocab_size,
-        "projector": (8 if config.optim.offload else 16) * trained,
-    }

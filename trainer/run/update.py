@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.data.batches import StepBatch
-from trainer.model.phases import phase
+from trainer.model.model import phase
 from trainer.run.figures import Metrics
 from trainer.run.optim import learning_rate, make_optimizer, parameter_groups
 from trainer.run.parallel import gradient_of

@@ -4,9 +4,6 @@ import json
 
 import pytest
 
-from cache_store import open_cache
-from tests.guarantees.kinds import LANDSCAPE, PORTRAIT, write_picture
-from tests.precompute.conftest import make_vae, run_build
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE
 from trainer.insight.profile import TOP, advice, profile
@@ -14,7 +11,7 @@ from trainer.insight.profile import TOP, advice, profile
 
 def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path, capsys):
     config = configured(gradient_checkpointing="full", accumulate=2)
-    found = profile(config, ALONE, 2, tmp_path / "out", live_encoder=False)
+    found = profile(config, ALONE, 2, tmp_path / "out")
     assert sum(found.share(name) for name in found.times) == pytest.approx(1, rel=0.02)
     named = {(name, which) for name, times in found.times.items() for which, seconds in times.items() if seconds}
     for name in ("attention", "MLP", "norms"):
@@ -29,17 +26,3 @@ def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path, c
     (trace,) = (tmp_path / "out").glob("*.pt.trace.json")  # the pattern of TensorBoard's profiler
     assert json.loads(trace.read_text())["traceEvents"]
     assert not config.run.folder.exists()
-
-
-def test_a_live_encoder_is_a_part_of_the_step(configured: MakeConfig, tmp_path):
-    """Images have two sizes, each of which a batch has by itself."""
-    (files := tmp_path / "files").mkdir()
-    for number in range(12):
-        write_picture(files, number, PORTRAIT if number % 2 else LANDSCAPE)
-    buckets = {"buckets": {"preset": "ours", "sizes": ["64x48", "48x64"]}}
-    vae, folder = make_vae(tmp_path), {"source__kind": "folder", "source__path": str(files), "source__images": None}
-    cache = run_build(tmp_path, files, vae, image=buckets, **folder)
-    assert len(open_cache(cache).arrays) == 2
-    found = profile(configured(cache=cache), ALONE, 4, tmp_path / "out", live_encoder=True)
-    assert {"image decoding", "live encoder"} <= found.times.keys()
-    assert next(advice(found)).startswith("encoding live ")

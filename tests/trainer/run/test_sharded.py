@@ -7,7 +7,6 @@ import pytest
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import assert_near_run, metrics, train_alone, train_on_two_ranks
 from trainer.config import TrainConfig
-from trainer.insight.startup import held_bytes
 from trainer.run import session
 
 SHARDED = {"parallel": "fsdp2", "eval_batch_size": 3, "loss_chunk": 5, "gradient_checkpointing": "selective"}
@@ -26,7 +25,7 @@ def note_parts() -> None:
     def noted(*given):
         model, full = load(*given)
         weights = list(model.named_parameters())
-        lines = (f"{name} {held_bytes(each)} {each.numel() * each.element_size()}" for name, each in weights)
+        lines = (f"{name} {each.to_local().nbytes} {each.nbytes}" for name, each in weights)
         Path(f"held-{given[-1].rank}").write_text("\n".join(lines))
         return model, full
 
