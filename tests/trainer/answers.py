@@ -13,7 +13,7 @@ from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensors
-from trainer.generate.subjects import sample_numbers
+from trainer.generate.generate import sample_numbers
 
 
 def filled(texts: Sequence[str], **places: object) -> list[str]:

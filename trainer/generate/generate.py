@@ -24,8 +24,7 @@ from cache_store.storage.store import local_path
 from trainer.config import views_of_run
 from trainer.data.stream import as_tensor
 from trainer.generate.generate_config import GenerateConfig
-from trainer.generate.generator import answers, find_language_model, open_generator
-from trainer.generate.subjects import cached_subjects, row_numbers, rows_of_ids, sample_numbers
+from trainer.generate.generator import answers, cached_subjects, find_language_model, open_generator
 from trainer.model.model_config import spell_option
 from trainer.model.projector_file import TrainedProjector
 from trainer.model.towers import describe_samples
@@ -64,13 +63,45 @@ def generate(run: str, config: GenerateConfig) -> None:
 
 def row_subjects(projector: TrainedProjector, config: GenerateConfig, cache: JoinedCache) -> Iterator[Subject]:
     """Yield the chosen rows; without a prompt, each is asked its own first question."""
-    first, ids, share = cache.first, (config.ids or "").split(","), projector.config.training.val_fraction
-    rows = rows_of_ids(first, ids) if config.rows is None else row_numbers(config.rows, first.spec.rows)
-    for each in cached_subjects(cache, sample_numbers(cache, rows), cache):
+    share = projector.config.training.val_fraction
+    for each in cached_subjects(cache, chosen_numbers(config, cache), cache):
         is_held_out = bool(held_out(np.array(id_hash(each.image["id"]), np.uint64), share))
         title, image = f"{each.title}{', held out of training' * is_held_out}", each.image | {"held_out": is_held_out}
         asked = each if config.prompt is None else replace(each, messages=config.user_turn, reference=None)
         yield replace(asked, title=title, image=image)
+
+
+def chosen_numbers(config: GenerateConfig, cache: JoinedCache) -> np.ndarray:
+    """Return the sample numbers of the rows or ids that are asked for, in their order; of equal ids, the first."""
+    if config.rows is not None:
+        return sample_numbers(cache, row_numbers(config.rows, cache.first.spec.rows))
+    ids = (config.ids or "").split(",")
+    numbers = cache.where(f"id in {ids!r}")[::-1]
+    found = dict(zip(cache.samples(numbers, ["id"])["id"].to_pylist(), numbers.tolist(), strict=True))
+    if missing := [name for name in ids if name not in found]:
+        raise ConfigError(f"ids: {cache.first.store} has no sample {', '.join(map(repr, missing))}")
+    return np.array([found[name] for name in ids])
+
+
+def row_numbers(text: str, count: int) -> list[int]:
+    """Parse `7,3` as rows. Raise ConfigError for one that is not in [0, count)."""
+    for word in map(str.strip, text.split(",")):
+        if not word.isdecimal():
+            raise ConfigError(f"rows must be whole numbers separated by commas, such as 7,3; got {word!r}")
+        if int(word) >= count:
+            raise ConfigError(f"rows: the cache has rows [0, {count:,}), and no row {int(word):,}")
+    return [*map(int, text.split(","))]
+
+
+def sample_numbers(cache: JoinedCache, rows: Sequence[int]) -> np.ndarray:
+    """Find the sample number of each row; ConfigError, with the reason, for a row that a cache has rejected."""
+    rejected = cache.rejected_rows()
+    for row in filter(rejected.__contains__, rows):
+        lacking = next(each for each in cache.caches.values() if row in each.rejected_rows())
+        shard = lacking.spec.shard_of_row(row)
+        reason = lacking.shards.table(shard, ["reason"])["reason"][row - lacking.spec.shard_rows(shard).start]
+        raise ConfigError(f"row {row:,} of {lacking.store} was rejected ({reason}), so the cache holds no sample of it")
+    return np.array(rows, np.int64) - np.searchsorted(rejected, rows)
 
 
 def image_subjects(projector: TrainedProjector, config: GenerateConfig, paths: Sequence[Path]) -> Iterator[Subject]:

@@ -1,9 +1,8 @@
 """Generate the language model's answers about images, which it reads through a trained projector.
 
 transformers' own `generate` runs with its cache of keys and values. It refuses embeddings for some models, such as the
-multimodal Gemma 3, so it is given as many tokens, in whose place the decoder's first run reads the embeddings that
-training builds. Prompts of different lengths stand in one batch, padded on the left, where the attention mask hides the
-padding.
+multimodal Gemma 3, so it is given as many tokens, and the decoder's first run reads the embeddings that training builds
+instead. Prompts in a batch are padded on the left, and the attention mask hides the padding.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteriaList
 
+from cache_store import JoinedCache
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
-from cache_store.messages import Difference, refuse
+from cache_store.messages import Difference, printable, refuse
 from trainer.config import MAX_TOKENS
 from trainer.data.buckets import parts_alike
+from trainer.data.stream import LatentSource, as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.model.language_model import image_masks
 from trainer.model.load_language_model import (
@@ -33,7 +34,7 @@ from trainer.model.model import WorldModel
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line
 from trainer.model.projector_file import TrainedProjector
 from trainer.run.figures import Answered, Subject
-from trainer.text.chat import ChatTokenizer, Message
+from trainer.text.chat import ChatTokenizer, Message, to_messages
 from trainer.text.tokenizer import load_tokenizer
 
 # Axes: N samples, T text tokens.
@@ -41,16 +42,6 @@ from trainer.text.tokenizer import load_tokenizer
 Latents = Mapping[str, Tensor]
 Prompts = Sequence[list[Message]]
 Stopped = Callable[[], bool]
-
-
-class StopWhen(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
-    """Stops each answer for which a function of all tokens so far is true."""
-
-    def __init__(self, is_over: Callable[[Tensor], list[bool]]) -> None:
-        self._is_over = is_over
-
-    def __call__(self, tokens_NT: Tensor, scores: Any, **_: Any) -> Tensor:
-        return torch.tensor(self._is_over(tokens_NT), device=tokens_NT.device)
 
 
 @dataclass(frozen=True)
@@ -74,8 +65,8 @@ class Generator:
     def __call__(self, latents: Latents, prompts: Prompts, stopped: Stopped | None = None) -> list[tuple[str, bool]]:
         """Answer each sample's messages, all in one batch, and say whether the model ended its turn.
 
-        `latents` are each tower's samples, by its name. `stopped` is called after every token; once it returns True,
-        the answers end. Sampling draws from torch's global generator.
+        `latents` are samples by tower. Answers end once `stopped`, called after every token, returns True. Sampling
+        draws from torch's global generator.
         """
         return [self._answer(each) for each in self.generate_tokens(latents, prompts, stopped)]
 
@@ -88,17 +79,20 @@ class Generator:
         length = self.model.projectors.count(latents) + max(map(len, tokens))
         self._refuse_unreadable(tokens, length)
         prompt, mask_NT = self._prompt(latents, tokens)
-        stop = [StopWhen(lambda generated: [stopped()] * len(generated))] if stopped else []
-        if words := self._end.words:  # transformers' `stop_strings` fails on word-level tokenizers
-            decode = self.chat.tokenizer.decode
-            stop.append(StopWhen(lambda generated: [words in decode(each) for each in generated[:, length:].tolist()]))
+        words, decode = self._end.words, self.chat.tokenizer.decode
+
+        def is_over(generated: Tensor, scores: Any, **_: Any) -> Tensor:
+            is_stopped, said = stopped is not None and stopped(), generated[:, length:].tolist()
+            over = [is_stopped or (words != "" and words in decode(each)) for each in said]
+            return torch.tensor(over, device=generated.device)
+
         try:
             with reading(self._whole, self.model.language.decoder, prompt):
                 tokens_NT = self._whole.generate(
                     torch.zeros_like(mask_NT),
                     attention_mask=mask_NT,
                     generation_config=generation_options(self._config, self._end, self.chat.tokenizer.pad_token_id),
-                    stopping_criteria=StoppingCriteriaList(stop),
+                    stopping_criteria=StoppingCriteriaList([is_over]),  # `stop_strings` fails on word-level tokenizers
                 )
         except UNREADABLE_MODEL as error:
             model = f"the language model, {type(self._whole).__name__}"
@@ -107,11 +101,7 @@ class Generator:
 
     @torch.no_grad()
     def _prompt(self, latents: Latents, tokens: Sequence[np.ndarray]) -> tuple[dict[str, Any], Tensor]:
-        """Embed [BOS], START, world tokens, END and each text, padded on the left, as the decoder reads them.
-
-        Returns what replaces its arguments, and the mask [N, P + T]. If an image's tokens attend to each other, masks
-        of attention are among the arguments.
-        """
+        """Return the decoder's arguments, padded on the left, and the mask [N, P + T]: 0 at padding."""
         language, longest = self.model.language, max(map(len, tokens))
         on_device = {name: each.to(language.device) for name, each in latents.items()}
         padding = [longest - len(each) for each in tokens]
@@ -145,6 +135,21 @@ class Generator:
         return before.strip(), length is not None or bool(found)
 
 
+def cached_subjects(cache: JoinedCache, numbers: np.ndarray, source: LatentSource) -> Iterator[Subject]:
+    """Yield samples by their numbers, each with its own first question; `source` gives the latents."""
+    columns = cache.samples(numbers, ["row", "id", "conversations"]).to_pydict().values()
+    for number, row, name, conversation in zip(numbers, *columns, strict=True):
+        samples = {tower: each[0] for tower, each in as_tensors(source.read(np.array([number]))).items()}
+        title, question = f"row {row}, {printable(name)}", first_exchange(to_messages(conversation))
+        yield Subject(title, {"row": row, "id": name}, *question, samples)
+
+
+def first_exchange(messages: Sequence[Message]) -> tuple[list[Message], str | None]:
+    spoken = next((turn for turn, each in enumerate(messages) if each["role"] == "assistant"), None)
+    question = list(messages[:spoken]) or [{"role": "user", "content": ""}]
+    return question, None if spoken is None else messages[spoken]["content"]
+
+
 def answers(
     generator: Generator, subjects: Sequence[Subject], batch_size: int, stopped: Stopped | None = None
 ) -> Iterator[Answered]:
@@ -159,10 +164,10 @@ def answers(
 
 @contextmanager
 def reading(whole: Any, decoder: nn.Module, prompt: dict[str, Any]) -> Iterator[None]:
-    """Within the block, give the decoder `prompt` at its first run; later tokens attend to all before them.
+    """Within the block, give the decoder `prompt` at its first run, and hide the model's own generation config.
 
-    Multimodal models around it would compute other embeddings, and not every one passes masks on unchanged. The
-    model's own generation config, which may sample, penalise or forbid words, is hidden.
+    Multimodal models around it would compute other embeddings, and not every one passes masks on unchanged. Their
+    configs may sample, penalise or forbid words.
     """
     remaining, own = [prompt], whole.generation_config
 
@@ -212,7 +217,7 @@ def open_generator(projector: TrainedProjector, name: str, config: GenerateConfi
 
 
 def turn_end(chat: ChatTokenizer, whole: Any, end_of_turn: str) -> TurnEnd:
-    """Find what ends a turn: the EOS of model and tokenizer, and the last label of training."""
+    """Return what ends a turn: the EOS of model and tokenizer, and the last label of training."""
     eos = whole.generation_config.eos_token_id
     tokens = {*(eos if isinstance(eos, list) else [eos]), chat.tokenizer.eos_token_id} - {None}
     spelled = chat.tokenizer(end_of_turn, add_special_tokens=False)["input_ids"]
