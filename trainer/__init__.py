@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from cache_store.version import __version__
 
 if TYPE_CHECKING:
-    from trainer.data.dropout import caption_dropped
+    from trainer.data.draws import caption_dropped, sample_posterior
     from trainer.data.mixed import MixedStream
-    from trainer.data.stream import LatentStream, sample_posterior
+    from trainer.data.stream import LatentStream
     from trainer.run.load_projector import load_projector
 
 HOMES = {
     "LatentStream": "trainer.data.stream",
     "MixedStream": "trainer.data.mixed",
-    "caption_dropped": "trainer.data.dropout",
+    "caption_dropped": "trainer.data.draws",
     "load_projector": "trainer.run.load_projector",
-    "sample_posterior": "trainer.data.stream",
+    "sample_posterior": "trainer.data.draws",
 }
 
 __all__ = ["LatentStream", "MixedStream", "__version__", "caption_dropped", "load_projector", "sample_posterior"]

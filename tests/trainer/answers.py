@@ -12,7 +12,7 @@ from cache_store import open_joined
 from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.data.stream import as_tensors
+from trainer.data.draws import as_tensors
 from trainer.generate.generate import sample_numbers
 
 

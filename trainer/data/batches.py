@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.draws import as_tensors
 from trainer.data.prefetch import WindowReader
-from trainer.data.stream import LatentStream, as_tensors
+from trainer.data.stream import LatentStream
 from trainer.model.model import ModelInput
 from trainer.text.store import TextBatch, TextStore
 

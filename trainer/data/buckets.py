@@ -9,8 +9,7 @@ says which gives way, for a bucket of n samples in batches of B:
 - `short`: each epoch has ceil(n / B) of its batches, and the last of them is short.
 - `repeat`: likewise, but the last batch is filled with samples of that epoch again.
 
-`Shares` deals the batches out to the buckets. The batch's number says its bucket and its own number there, and from
-this the positions in the bucket's sequence.
+`Shares` deals the batches out to the buckets: a batch's number says its bucket and its own number there.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ Remainder = Literal["carry", "short", "repeat"]
 
 @dataclass(frozen=True)
 class Runs:
-    """Sample numbers grouped by bucket; for a whole cache, runs of consecutive numbers in place of an array."""
+    """Sample numbers of a whole cache, grouped by bucket: runs of consecutive numbers in place of an array."""
 
     starts_R: Int64Array
     lengths_R: Int64Array
@@ -69,7 +68,7 @@ class Sizes:
     """The image sizes of a cache's samples."""
 
     names: tuple[str, ...]
-    """Name of each size, such as `1344x768`, in the order of their first rows."""
+    """Such as `1344x768`, in the order of their first rows."""
     starts_R: Int64Array
     """First sample number of each run, ascending."""
     sizes_R: Int64Array
@@ -111,7 +110,7 @@ def sizes_of(cache: JoinedCache) -> Sizes:
 
 
 def parts_alike(sizes_N: Int64Array, most: int) -> list[slice]:
-    """Cut samples, by the index of each one's size, into neighbours of one size, at most `most` in a part."""
+    """Cut samples, whose sizes are given by index, into neighbours of one size, at most `most` in a part."""
     bounds = [0, *(np.flatnonzero(np.diff(sizes_N)) + 1).tolist(), len(sizes_N)]
     return [
         slice(start, min(start + most, end)) for first, end in pairwise(bounds) for start in range(first, end, most)
@@ -121,10 +120,9 @@ def parts_alike(sizes_N: Int64Array, most: int) -> list[slice]:
 def group_by_size(
     sizes: Sizes, total: int, samples: Int64Array | None, weights_N: Int64Array | None = None
 ) -> tuple[Int64Array, Numbers]:
-    """Return how many samples of each size an epoch shows, and their numbers, size after size.
+    """Return how many samples of each size an epoch shows, [B], and their numbers, size after size.
 
-    `samples` lists them; None: all of the cache's `total`. Each counts as often as its weight in `weights_N`, of
-    `samples`, says. The counts are [sizes].
+    `samples` lists them; None: all of the cache's `total`. Each counts as often as its weight says.
     """
     if samples is None and weights_N is None:
         lengths_R = np.diff(sizes.starts_R, append=total)
@@ -150,15 +148,15 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The order of samples in buckets: which one is at each position, where batch k has positions [k·B, (k + 1)·B).
+    """Which sample is at each position, where batch k has positions [k·B, (k + 1)·B), a short one fewer.
 
-    A short batch has fewer positions, and the rest of its range has no sample. Indices count bucket after bucket.
+    Indices count bucket after bucket.
     """
 
     identity: str
     seed: int
     counts: tuple[int, ...]
-    """Number of samples of each bucket; it may be 0."""
+    """Samples of each bucket; may be 0."""
     batch_size: int
     remainder: Remainder = "carry"
     block: int = 1
@@ -166,7 +164,7 @@ class SampleOrder:
 
     @cached_property
     def epoch_positions(self) -> int:
-        """Number of positions of an epoch; to carry, on average."""
+        """Positions of an epoch; to carry, on average."""
         return sum(self.counts) if self.remainder == "carry" else int(self._filled.sum()) * self.batch_size
 
     def batch(self, number: int) -> Int64Array:
@@ -197,7 +195,6 @@ class SampleOrder:
         return indices
 
     def views(self, places: Places, views: int) -> Int64Array:
-        """Return the view, in [0, views), that each sample shows; see `Permutation.views_at`."""
         shown = np.empty_like(places.own_N)
         for bucket in np.unique(places.bucket_N).tolist():
             here = places.bucket_N == bucket
@@ -240,7 +237,6 @@ class SampleOrder:
 def make_order(
     identity: str, seed: int, counts: Int64Array, batch_size: int, shuffle_block: int, remainder: Remainder
 ) -> SampleOrder:
-    """Make the order of samples, or of blocks if `shuffle_block` is above 1; `counts` has the samples of each size."""
     if not (isinstance(shuffle_block, int) and 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK):
         raise ConfigError(f"shuffle_block must be a whole number in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block!r}")
     if remainder not in get_args(Remainder):

@@ -20,7 +20,7 @@ class MixedStream(BatchStream):
     """Batches of several streams, each as its stream gives it, with `stream`, the stream's name, and `cursor`, its own.
 
     Each stream goes through its own epochs; its `epochs` and position do not matter here. Passes, DataLoader workers,
-    `state_dict` and `load_state_dict` are as those of `LatentStream`. Streams are read without reading blocks ahead.
+    `state_dict` and `load_state_dict` are as those of `LatentStream`; no blocks are read ahead.
 
     Args:
         streams: At least two streams by name, with equal `batch_size`, `rank` and `world_size`.

@@ -38,7 +38,7 @@ class Permutation:
     seed: int
     count: int
     block: int = 1
-    """Number of neighbours in a block, which are shown within one window; 1: single samples are shuffled."""
+    """Neighbours in a block, shown within one window; 1: single samples are shuffled."""
     lanes: int = 1
     """Number of blocks in a window."""
 
@@ -62,10 +62,7 @@ class Permutation:
         return epoch * self.count + first, epoch * self.count + min(first + size, self.count)
 
     def views_at(self, positions: Int64Array, views: int) -> Int64Array:
-        """Return the view, in [0, views), that the sample at each position shows.
-
-        A sample shows its next view in each epoch; the first is a hash of (identity, seed) and the sample's index.
-        """
+        """Return the view that the sample at each position shows: the next in each epoch, the first one by a hash."""
         key = _round_key(hashlib.sha256(f"{self.identity}\n{self.seed}\nviews".encode()).digest(), 0)
         first = (_mix(self.at(positions).astype(np.uint64) ^ key) % np.uint64(views)).astype(np.int64)
         return (first + positions // self.count) % views
@@ -107,12 +104,12 @@ class RankShare:
             raise ConfigError(f"batch_size {size} must divide among ranks (rank {rank} of {ranks})")
 
     def of_batch(self, positions: Int64Array) -> Int64Array:
-        """Return those of a batch's positions that this rank shows; a short batch is dealt out evenly."""
+        """Return this rank's positions of a batch; a short one is dealt out evenly."""
         first, end = (len(positions) * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return positions[first:end]
 
     def select(self, positions: Int64Array) -> Int64Array:
-        """Return those of `positions` that this rank shows; they may be in any number of full batches."""
+        """Return this rank's positions of any full batches."""
         samples = self.batch_size // self.world_size
         return np.extract(positions % self.batch_size // samples == self.rank, positions)
 
@@ -121,13 +118,11 @@ class Shares:
     """Deals numbered batches out to parts in given shares: which part has batch k follows from k alone.
 
     The parts are split off one after the other: of the first k batches that are left, floor(k s + u) are of the next
-    part, where s is its share among the parts left and u in [0, 1) a hash. So a batch's own number in its part follows
-    without counting. At any time each part has had its share, to within as many batches as there are parts, and exactly
-    after each multiple of the sum of the weights.
+    part, where s is its share among the parts left and u in [0, 1) a hash of its key. At any time each part has had its
+    share to within as many batches as there are parts, and exactly after each multiple of the sum of the weights.
     """
 
     def __init__(self, weights: Sequence[int], keys: Iterable[str]) -> None:
-        """Each part's offset u is a hash of its key."""
         self._weights = weights
         self._offsets = [int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) for key in keys]
 
@@ -152,15 +147,12 @@ def epoch_key(identity: str, seed: int, epoch: int) -> bytes:
 
 
 def lanes_of(batch_size: int) -> int:
-    """Return the number of blocks in a window: the least multiple of `batch_size` that is at least OPEN_BLOCKS."""
+    """Return the least multiple of `batch_size` that is at least OPEN_BLOCKS."""
     return batch_size * -(-OPEN_BLOCKS // batch_size)
 
 
 def permute(positions: Int64Array, count: int, key: bytes, variants: Int64Array | None = None) -> Int64Array:
-    """Apply the permutation of [0, count) that `key` chooses to each position.
-
-    With `variants`, one number for each position, each number chooses a permutation of its own.
-    """
+    """Apply the permutation of [0, count) that `key` chooses, and with `variants` each position's own number."""
     half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
     round_keys = [_round_key(key, number) for number in range(ROUNDS)]
     tweaks = (
@@ -174,10 +166,7 @@ def permute(positions: Int64Array, count: int, key: bytes, variants: Int64Array 
 
 
 def permute_blocks(positions: Int64Array, order: Permutation, key: bytes) -> Int64Array:
-    """Apply the permutation in blocks that `key` chooses; samples that fill no whole block come last.
-
-    Indices are shifted by an offset that depends on the epoch's key, so each epoch has other block borders.
-    """
+    """Apply the permutation in blocks that `key` chooses; samples that fill no whole block come last."""
     count, block, lanes = order.count, order.block, order.lanes
     blocks = count // block
     indices = np.empty_like(positions)
@@ -189,7 +178,7 @@ def permute_blocks(positions: Int64Array, order: Permutation, key: bytes) -> Int
     indices[whole] = chosen * block + permute(place, block, key, variants=chosen)
     left = blocks * block
     indices[~whole] = left + permute(positions[~whole] - left, count - left, key)
-    return (indices + int.from_bytes(key[:8], "little") % count) % count
+    return (indices + int.from_bytes(key[:8], "little") % count) % count  # each epoch has other block borders
 
 
 def _round_key(key: bytes, number: int) -> np.uint64:

@@ -44,18 +44,18 @@ class BatchStream(IterableDataset[dict[str, Any]]):
 
     @abstractmethod
     def batch(self, number: int, ahead: WindowReader | None = None) -> dict[str, Any]:
-        """Read this rank's part of global batch `number`, counted from 0, as a pass yields it; any thread may call."""
+        """Read this rank's part of global batch `number`, counted from 0; any thread may call."""
 
     def read_ahead(self, end: int) -> WindowReader | None:
-        """Return a reader that reads ahead of the batches before the position `end`, if they are to be read so."""
+        """Return a reader that reads ahead of the batches before the position `end`; None to read each alone."""
         return None
 
     @abstractmethod
     def must_match(self) -> dict[str, Any]:
-        """Return everything that decides the batches; a state can be loaded only where it is equal."""
+        """Return all that decides the batches; it must be equal where a state is loaded."""
 
     def pass_end(self, position: int) -> int:
-        """Return the end position of the pass that contains `position`: the end of its last batch."""
+        """Return the position at which the pass that contains `position` ends, with a whole batch."""
         if not self.pass_positions:
             return NEVER
         passes = position // self.pass_positions + 1
@@ -83,11 +83,11 @@ class BatchStream(IterableDataset[dict[str, Any]]):
             self._passes_2W[:] = following[:, None]  # all workers have ended: the next pass may have any number of them
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stream's position; the batch last yielded counts as consumed."""
+        """Return the position after the batch last yielded, and all that must match."""
         return {"cursor": self._cursor, "end": self._end, **self.must_match()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at `state["cursor"]`; if `state` has more than that, all of it must match this stream."""
+        """Resume at `state["cursor"]`; whatever else `state` has must match this stream."""
         now, saved = self.must_match(), {name: each for name, each in state.items() if name not in ("cursor", "end")}
         if saved and (differences := differences_between(saved, now)):
             remedy = "to resume from it, open the stream with the same settings; to start anew, load no state"
@@ -104,9 +104,9 @@ class BatchStream(IterableDataset[dict[str, Any]]):
             self._passes_2W[:] = torch.tensor([[cursor], [end]])
 
     def set_epoch(self, epoch: int) -> None:
-        """Refuse to be prepared by Accelerate for several processes; its loaders call this before each pass.
+        """Refuse to be prepared by Accelerate, whose loaders call this, for several processes.
 
-        They divide batches among the processes, and this stream has done so already: most samples would never be seen.
+        They divide batches among the processes, as this stream has done already: most samples would never be seen.
         """
         if self.share.world_size > 1 or (distributed.is_initialized() and distributed.get_world_size() > 1):
             raise ConfigError(

@@ -1,11 +1,8 @@
 """Prefetching: background threads read what training needs next, while the model works on the current batch.
 
-`prefetched` makes whole batches ahead. One thread is enough for memory-mapped latents, which are copied several orders
-of magnitude faster than a language model reads them. From an object store, each batch waits for its slowest answer, so
-several threads help. An error is raised when its batch is taken.
-
-`WindowReader` reads ahead for a shuffle in blocks: a window's samples are read together before they are needed, and
-held while they are shown.
+`prefetched` makes whole batches ahead. One thread is enough for memory-mapped latents; from an object store, each batch
+waits for its slowest answer, so several help. `WindowReader` reads ahead for a shuffle in blocks: it reads a window's
+samples together, and holds them while they are shown.
 """
 
 import sys
@@ -26,19 +23,14 @@ from trainer.data.order import Int64Array, RankShare
 ITEMS_PER_THREAD = 2
 """Items made ahead by each thread."""
 
-MOST_WAITING = 0.05
-"""Share of the time spent waiting, beyond which another thread helps."""
-
-JUDGED = 20
-"""Number of items after which the time spent waiting is judged."""
+JUDGED, MOST_WAITING = 20, 0.05
+"""Another thread helps if taking so many items took more than this share of the time."""
 
 WINDOWS_AHEAD = 2
 """Windows read ahead of the current one: one can wait for answers while the other's samples are checked and copied."""
 
 MOST_WINDOWS = WINDOWS_AHEAD + 2
-"""Most windows of a bucket that are held: the current one, those ahead, and the one before, which another thread may
-still read from.
-"""
+"""Most windows of a bucket that are held: another thread may still read from the one before the current."""
 
 # Axes: N samples to show.
 
@@ -52,9 +44,9 @@ ItemT = TypeVar("ItemT")
 def prefetched(
     load: Callable[[KeyT], ItemT], keys: Iterable[KeyT], threads: int = 1, most: int = 0
 ) -> Generator[ItemT]:
-    """Yield `load(key)` for each key in order; each thread makes up to two items before they are needed.
+    """Yield `load(key)` for each key in order, or raise its error; each thread makes up to two items ahead.
 
-    If `most` is above `threads`, one more thread helps whenever taking items has waited too long, up to `most`.
+    While taking items waits for too long, more threads help, up to `most`.
     """
     pool = ThreadPoolExecutor(max(threads, most), thread_name_prefix="prefetch")
     at_once = Semaphore(threads)
@@ -99,14 +91,13 @@ class Window:
 
 
 class WindowReader:
-    """Reads one rank's part of a batch at a time. Batches must rise slowly from call to call; any thread may call.
+    """Reads one rank's part of a batch at a time; any thread may call, with batches that rise slowly.
 
-    It holds this rank's part of a bucket's window until all of that was shown, and reads its parts of the bucket's next
-    windows ahead.
+    It holds this rank's part of a bucket's window until all was shown, and reads the bucket's next windows ahead.
     """
 
     def __init__(self, order: SampleOrder, share: RankShare, read: Callable[[Places], Samples], end: int) -> None:
-        """`read` returns the samples at places; it is never asked for those of batches from the position `end` on."""
+        """`read` is never asked for places of batches from the position `end` on."""
         self._order, self._share, self._read, self._end = order, share, read, end
         self._pool = ThreadPoolExecutor(WINDOWS_AHEAD, thread_name_prefix="window")
         self._lock = threading.Lock()
@@ -135,7 +126,7 @@ class WindowReader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _bounds(self, bucket: int, own_N: Int64Array) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield for each window its range of positions [first, end), and the indices of `own_N` within it."""
+        """Yield each window's range of positions [first, end), and the indices of `own_N` within it."""
         position, last, order = int(own_N.min()), int(own_N.max()), self._order.permutation(bucket)
         while position <= last:
             first, end = order.window(position)
@@ -160,10 +151,7 @@ class WindowReader:
         return self._windows[bucket, first]
 
     def _release(self, place: tuple[int, int], window: Window, shown: int) -> None:
-        """Drop the window once all its samples were shown.
-
-        Also drop the bucket's oldest windows beyond MOST_WINDOWS: a resumed run shows only a part of its first window.
-        """
+        """Drop the window once all was shown, and old ones of which a resumed run shows only a part."""
         with self._lock:
             window.left -= shown
             if window.left == 0:

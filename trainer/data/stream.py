@@ -2,12 +2,12 @@
 
 The position is the number of samples consumed. Global batch k covers the positions [k·B, (k+1)·B) of an endless
 sequence of epochs, and is of one size (`trainer/data/buckets.py`). Rank r of R takes the r-th contiguous part of it;
-DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order. A batch may span two epochs
-and is never short; with `remainder: short`, it may have fewer samples: the last of its positions stay empty.
+DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order. With `remainder: short`, the
+last positions of a batch may stay empty.
 
 A pass covers `epochs` epochs, and the next pass continues where it ended (`trainer/data/passes.py`). An epoch of n
-samples has n positions. With `remainder: short` or `repeat`, an epoch is a whole number of batches, and so is a pass of
-whole epochs. A sample of weight w counts as w.
+samples has n positions, and with `remainder: short` or `repeat` a whole number of batches. A sample of weight w counts
+as w.
 """
 
 import hashlib
@@ -17,8 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.random import Generator, Philox
-from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -27,24 +25,24 @@ from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize, refuse_unstated
 from trainer.config import MAX_EPOCHS
 from trainer.data.buckets import Places, Remainder, group_by_size, make_order, sizes_of
-from trainer.data.dropout import caption_dropped, refuse_rate, with_nulls
-from trainer.data.order import Int64Array, RankShare, is_in, whole, whole_positions
+from trainer.data.draws import as_tensors, caption_dropped, refuse_rate, sample_posterior, with_nulls
+from trainer.data.order import Int64Array, RankShare, is_in, whole
 from trainer.data.passes import BatchStream
 from trainer.data.prefetch import Samples, WindowReader
 from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
 from trainer.model.model_config import WORLD
 
 MAX_WEIGHT = 10**6
-"""A larger weight is taken for a mistake; the sum of all stays far below 2^63."""
+"""A larger weight is taken for a mistake."""
 
-# Axes: N samples, M moments: C means, then C log-variances, H W latent cells.
+# Axes: N samples.
 
 
 class LatentSource(Protocol):
     """Stands in for a cache, such as the encoders themselves."""
 
     def read(self, numbers: np.ndarray) -> Samples:
-        """Read samples in the order of `numbers`, by the names of the caches; a cache alone is named `world`."""
+        """Read samples in the order of `numbers`, by cache; a cache alone is named `world`."""
 
 
 class LatentStream(BatchStream):
@@ -53,12 +51,11 @@ class LatentStream(BatchStream):
     Yields `latents` [batch_size / world_size, *shape] in the cache's dtype, of one image size (for joined caches, a
     mapping of names to tensors), `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for
     `sample_posterior`) and `cursor`, the position after the batch. Caches of texts add `mask` [batch_size / world_size,
-    tokens], bool, False at padding (for joined caches, a mapping of names to masks).
-    `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. A pass that you leave
-    before its end is not finished: without workers, the next pass begins where that one began; with workers, which read
-    ahead, first load the cursor of the last batch.
-    With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and save the cursor of the last batch:
-    the workers hold copies, so this object's `state_dict` does not advance. For a cache in an object store, add
+    tokens], bool, False at padding (for joined caches, a mapping too).
+    `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. If you leave a pass
+    before its end, the next one begins where it began; with workers, first load the cursor of the last batch.
+    With workers, take `DataLoader(stream, batch_size=None, num_workers=W)` and save the cursor of the last batch: the
+    workers hold copies, so this object's `state_dict` does not advance. For a cache in an object store, add
     `multiprocessing_context="spawn"`.
 
     Args:
@@ -73,21 +70,19 @@ class LatentStream(BatchStream):
         rank: The part of each global batch that this process reads, in [0, world_size).
         world_size: Number of parts; it divides `batch_size`.
         remainder: What happens to the samples of each image size that do not fill a batch at an epoch's end. `carry`:
-            they are carried into the next epoch: each sample is shown once in each epoch of its size, but not once in
-            each pass. `short`: each pass of one epoch shows each sample once, and the last batch of each size is short.
-            `repeat`: the last batch of each size is filled with samples of that size again. With one size and `carry`,
-            only the last batch of a pass reaches into the next epoch.
+            they go into the next epoch: each sample is shown once in each epoch of its size, but not once in each pass.
+            `short`: each epoch shows each sample once, and the last batch of each size is short. `repeat`: the last
+            batch of each size is filled with samples of that size again.
         shuffle_block: Above 1, that many neighbours are read together, ahead of their batches, and held while they are
-            shown (`trainer/data/order.py`), of each size. It allows at most one worker; threads read ahead.
+            shown (`trainer/data/order.py`). It allows at most one worker; threads read ahead.
         draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
         normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
             a latent is drawn first.
-        caption_dropout: Share of positions at which the null prompt's sample and mask take the place of every text's;
-            which ones is a pure function of (seed, position), `trainer.caption_dropped`.
+        caption_dropout: Share of positions at which the null prompt takes the place of every text;
+            `trainer.caption_dropped` says which.
         source: Gives samples in place of the cache, by the names of its caches.
 
-    Raises ConfigError if there are no samples or options contradict each other, and IndexError for a sample number that
-    the cache lacks.
+    Raises ConfigError without samples or for contradicting options, IndexError for a number that the cache lacks.
     """
 
     def __init__(
@@ -146,10 +141,7 @@ class LatentStream(BatchStream):
         return super().__iter__()
 
     def batch(self, number: int, ahead: WindowReader | None = None) -> dict[str, Any]:
-        """Read this rank's part of global batch `number`, counted from 0, as a pass yields it.
-
-        Any thread may call it; the stream's position stays. Blocks come from `ahead`, if given, else from the cache.
-        """
+        """Read this rank's part of global batch `number`, counted from 0, as a pass yields it; any thread may call."""
         positions = self.share.of_batch(self.order.batch(number))
         numbers = self.numbers(positions)
         tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self._mask(numbers, positions))}
@@ -173,7 +165,6 @@ class LatentStream(BatchStream):
         return self._numbers[self.order.indices(self.order.first(most))]
 
     def read_ahead(self, end: int) -> WindowReader | None:
-        """Return a reader that reads blocks ahead of their batches, up to `end`; None if the shuffle has no blocks."""
         if self.order.block == 1:
             return None
         return WindowReader(
@@ -218,7 +209,7 @@ class LatentStream(BatchStream):
 
 
 def exact(epochs: float) -> Fraction:
-    """Return the decimal that `epochs` is printed as: 0.1 of 40 samples is 4, not slightly more."""
+    """Return the decimal that `epochs` is printed as: a tenth of 40 samples is 4, not slightly more."""
     if not is_in(0, epochs, MAX_EPOCHS) or epochs == 0:
         raise ConfigError(
             f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs!r}"
@@ -227,7 +218,6 @@ def exact(epochs: float) -> Fraction:
 
 
 def whole_weights(weights: np.ndarray, count: int) -> Int64Array:
-    """Return checked weights; ConfigError unless they are whole numbers, one for each of `count` samples."""
     given = np.asarray(weights)
     if given.shape != (count,) or given.dtype.kind not in "biuf":
         raise ConfigError(f"weights must be {count:,} numbers, one a sample, got {given.dtype} {list(given.shape)}")
@@ -244,42 +234,3 @@ def whole_weights(weights: np.ndarray, count: int) -> Int64Array:
 
 def numbers_digest(numbers: np.ndarray) -> str:
     return f"{len(numbers):,}, sha256 {hashlib.sha256(np.asarray(numbers, np.int64).tobytes()).hexdigest()[:12]}"
-
-
-def sample_posterior(moments_NMHW: Tensor | np.ndarray, seed: int, positions: ArrayLike, tower: int = 0) -> Tensor:
-    """Draw a latent for each sample, mean + std · noise: [N, C, H, W] float32, from moments of any dtype on the CPU.
-
-    `positions` holds for each sample how many samples were shown before it. The result is a pure function of the
-    moments and (seed, position, tower); `tower` gives the encoders of one image different noise. The noise comes from
-    Philox (Salmon et al. 2011), a counter-based generator whose key is the seed and whose counter begins at the
-    position, so it can be computed directly, in any batch, on any rank, after any resume.
-    """
-    if isinstance(moments_NMHW, np.ndarray):
-        moments_NMHW = as_tensor(moments_NMHW)
-    if not isinstance(moments_NMHW, Tensor) or moments_NMHW.ndim < 2 or moments_NMHW.shape[1] % 2:
-        given = list(getattr(moments_NMHW, "shape", [])) or type(moments_NMHW).__name__
-        raise ConfigError(f"moments must be [N, means and as many log-variances, …], got {given}")
-    places, key = whole_positions(positions).tolist(), [whole("seed", seed), whole("tower", tower)]
-    count, moments, *cells = moments_NMHW.shape
-    if len(places) != count:
-        raise ConfigError(f"positions must be {count:,} whole numbers, one a sample, got {len(places):,}")
-    latents_NCHW = torch.empty(count, moments // 2, *cells)
-    for latent_CHW, moments_MHW, position in zip(latents_NCHW.numpy(), moments_NMHW, places, strict=True):
-        # One sample at a time: in a batch, the last bits would depend on how it is split into vectors and threads.
-        mean_CHW, logvar_CHW = np.split(moments_MHW.float().numpy(), 2)
-        philox = Philox(key=key, counter=[0, 0, 0, position])
-        Generator(philox).standard_normal(dtype=np.float32, out=latent_CHW)
-        latent_CHW *= np.exp(logvar_CHW / 2)
-        latent_CHW += mean_CHW
-    return latents_NCHW
-
-
-def as_tensors(samples: Samples) -> dict[str, Tensor]:
-    return {name: as_tensor(each) for name, each in samples.items()}
-
-
-def as_tensor(samples: np.ndarray) -> Tensor:
-    """Return a tensor that shares the array's memory; numpy's bfloat16, unknown to torch, is converted by its bits."""
-    if samples.dtype.name == "bfloat16":
-        return torch.from_numpy(samples.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(samples)

@@ -1,7 +1,7 @@
 """Opens the caches that training reads: one, joined ones, or views.
 
-Views are caches of one plan that show the same samples flipped or cropped differently. One view of a sample is read at
-a time; `SampleOrder.views_at` decides which one at a position of the run.
+Views are caches of one plan that show the same samples flipped or cropped differently; `Permutation.views_at` decides
+which view a sample shows at a position of the run.
 """
 
 import hashlib
@@ -23,8 +23,7 @@ MAY_DIFFER = {
     "text": ("caption", "shuffle_tags", "keep_tags"),
     "encoder": ("path", "compiled", "compute_dtype", "batch_size"),
 }
-"""Fields in which views may differ: those that choose the part of the image, or the caption, and those that only change
-rounding."""
+"""Fields in which views may differ: they choose the part of the image, or the caption, or only change rounding."""
 
 View = Address | Cache | Mapping[str, Address | Cache]
 """A cache, or a mapping of tower names to caches."""
@@ -37,7 +36,7 @@ ReadRows = Callable[[JoinedCache, np.ndarray], Mapping[str, np.ndarray]]
 
 
 class Views(JoinedCache):
-    """Several views of each sample; samples are the rows cached in every view, and `read` gives the first view."""
+    """Samples are the rows cached in every view; `read` gives the first view."""
 
     # Axes: N samples asked for.
 
@@ -53,15 +52,14 @@ class Views(JoinedCache):
 
     @property
     def identity(self) -> str:
-        """SHA-256 over the views' identities, in their order."""
         return hashlib.sha256("\n".join(each.identity for each in self.views).encode()).hexdigest()
 
     def show(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
-        """Read every tower's samples by number, [N, *shape], each from the view at its index in `views`."""
+        """Read every tower's samples by number, [N, *shape], each from its view."""
         return self._from_views(numbers, views_N, lambda view, rows: view.read_rows(rows))
 
     def show_mask(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
-        """Read by number the mask of each tower that has one, [N, T], each from the view at its index in `views`."""
+        """Read by number the mask of each tower that has one, [N, T], each from its view."""
         return self._from_views(numbers, views_N, lambda view, rows: view.mask_rows(rows))
 
     def _from_views(self, numbers: np.ndarray, views_N: np.ndarray, read: ReadRows) -> dict[str, np.ndarray]:
@@ -87,7 +85,7 @@ def open_caches(caches: Caches) -> JoinedCache:
 
 
 def are_named(caches: Caches) -> bool:
-    """Return whether the caller has named the caches, and so reads samples by these names."""
+    """Return whether the caller has named the caches."""
     views = [caches] if isinstance(caches, str) or not isinstance(caches, Sequence) else caches
     return any(isinstance(each, JoinedCache | Mapping) for each in views)
 
@@ -97,7 +95,6 @@ def has_moments(cache: JoinedCache) -> bool:
 
 
 def open_views(views: Sequence[View]) -> Views:
-    """Open two views or more; StaleError with a table if their plans, encoders or sample shapes differ."""
     if len(views) < 2:
         raise ConfigError("views: name two caches of one plan, or more")
     named = [each if isinstance(each, Mapping) else {WORLD: each} for each in views]
@@ -114,7 +111,7 @@ def open_views(views: Sequence[View]) -> Views:
 
 
 def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
-    """Raise StaleError if a projector that reads one view could not read the other: they differ beyond MAY_DIFFER."""
+    """Raise StaleError, with a table, for fields beyond MAY_DIFFER."""
     for name, cache in other.caches.items():
         held = [{name: shared_fields(each.spec.array)} for each in (first.caches[name], cache)]
         if differences := differences_between(*held):

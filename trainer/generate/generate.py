@@ -22,7 +22,7 @@ from cache_store.program.output_file import refuse_inside, refuse_output
 from cache_store.storage.local import write_file
 from cache_store.storage.store import local_path
 from trainer.config import views_of_run
-from trainer.data.stream import as_tensor
+from trainer.data.draws import as_tensor
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import answers, cached_subjects, find_language_model, open_generator
 from trainer.model.model_config import spell_option

@@ -21,7 +21,8 @@ from cache_store.errors import ConfigError, MissingPathError, ModelError, Source
 from cache_store.messages import Difference, printable, refuse
 from trainer.config import MAX_TOKENS
 from trainer.data.buckets import parts_alike
-from trainer.data.stream import LatentSource, as_tensors
+from trainer.data.draws import as_tensors
+from trainer.data.stream import LatentSource
 from trainer.generate.generate_config import GenerateConfig
 from trainer.model.language_model import image_masks
 from trainer.model.load_language_model import (

@@ -1,12 +1,10 @@
 """Find which attention kernel each kind of layer runs, by running it at a run's own length."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,13 +12,9 @@ from cache_store.errors import ConfigError
 from trainer.model.language_model import LanguageModel
 from trainer.model.pretrained import first_line
 
-# Axes: N samples, T tokens, D model width.
+# Axes: T tokens, D model width.
 
-
-MATH = "math"
-"""The kernel that keeps all of a sequence's attention weights in memory."""
-
-FLASH, EFFICIENT, CUDNN = "flash", "memory-efficient", "cuDNN"
+FLASH, EFFICIENT, CUDNN, MATH = "flash", "memory-efficient", "cuDNN", "math"
 
 KERNELS = {
     "_scaled_dot_product_flash_attention_for_cpu": FLASH,
@@ -30,7 +24,7 @@ KERNELS = {
     "_softmax": MATH,
     "_safe_softmax": MATH,
 }
-"""Kernels by the operation that shows them; only its softmax shows torch's math kernel."""
+"""Kernels by their operation; torch's math kernel shows only its softmax."""
 
 CHOICES = {
     "flash": (SDPBackend.FLASH_ATTENTION, FLASH),
@@ -70,35 +64,15 @@ class SeenKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def attention_kernels(model: LanguageModel, tokens: int, block_1T: Tensor | None = None) -> dict[str, str]:
-    """Name the kernel of each kind of layer, for one sequence of `tokens` tokens; empty if the layers are unknown.
+    """Name the kernel of each kind of layer, for one sequence of `tokens` tokens; empty if they are unknown.
 
-    `block_1T` is as in `LanguageModel.hidden`. Gradients are on, as in training: a kernel may have no backward pass.
-    Only the first layers run, until every kind has.
+    Gradients are on, as in training: a kernel may have no backward pass.
     """
-    layers = model.layers()
-    kinds = list(getattr(model.config, "layer_types", None) or ["attention"] * len(layers))[: len(layers)]
-    if not kinds:
-        return {}
-    needed = max(kinds.index(kind) for kind in set(kinds)) + 1
+    kinds = getattr(model.config, "layer_types", None) or ["attention"] * len(model.layers())
     embeddings_1TD = torch.zeros(1, tokens, model.width, dtype=model.dtype, device=model.device, requires_grad=True)
     # The mode does not see into compiled layers, and layers that ran under it would not be compiled later.
-    eager = torch.compiler.set_stance("force_eager")
-    with eager, first_layers(model.decoder, needed) as is_cut, SeenKernels() as seen:
+    with torch.compiler.set_stance("force_eager"), SeenKernels() as seen:
         model.hidden(embeddings_1TD, block_1T)
-    if not is_cut or len(seen.kernels) != needed:
-        return {"attention": kernel} if len(set(seen.kernels)) == 1 and (kernel := seen.kernels[0]) else {}
-    return dict(reversed(list(zip(kinds, seen.kernels, strict=False))))
-
-
-@contextmanager
-def first_layers(decoder: nn.Module, count: int) -> Iterator[bool]:
-    """Within the block, run only the decoder's first layers; yield False if it has no list named `layers`."""
-    layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        yield False
-        return
-    decoder.layers = layers[:count]
-    try:
-        yield True
-    finally:
-        decoder.layers = layers
+    if len(seen.kernels) == len(kinds):
+        return dict(zip(kinds, seen.kernels, strict=True))
+    return {"attention": seen.kernels[0]} if len(set(seen.kernels)) == 1 else {}

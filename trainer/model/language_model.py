@@ -1,8 +1,6 @@
-"""The frozen language model, in the parts that training needs.
+"""The frozen language model: the embedding of tokens, the decoder up to its last hidden states, and the output head.
 
-Only three parts of it are used: the embedding of tokens, the decoder up to its last hidden states, and the output head.
-Logits are computed only at positions that predict a label: with a vocabulary of 262 k, full-sequence logits would cost
-gigabytes a sample.
+Logits are computed only where a label is predicted: of a whole sequence they would take gigabytes a sample.
 """
 
 import hashlib
@@ -36,11 +34,11 @@ FINGERPRINT_VALUES = 4_096
 """At least this many values of each weight are hashed into the model's identity (all, if it has fewer)."""
 
 NOT_IDENTITY = {"_name_or_path", "transformers_version", "dtype", "_attn_implementation"}
-"""Parts of a config that say where and how a model was saved or loaded, not what it computes."""
+"""Fields of a config that do not change what a model computes."""
 
 
 class LanguageModel(nn.Module):
-    """A frozen causal decoder that takes embeddings and gives logits where asked."""
+    """A frozen causal decoder."""
 
     def __init__(self, embed: nn.Module, decoder: nn.Module, head: nn.Module, config: Any) -> None:
         super().__init__()
@@ -55,13 +53,13 @@ class LanguageModel(nn.Module):
         self.opened_by: AutoClass = TEXT_ALONE
         """The class of transformers that opens the whole model."""
         self.weight_names = sorted(name for name, _ in self.named_parameters())
-        """A weight that two parts share has one name, even if ranks share the model and each part has its own copy."""
+        """A weight that two parts share has one name, also after FSDP2 gives each part a copy."""
         self.requires_grad_(False)
         self.eval()
 
     @property
     def width(self) -> int:
-        """Width of the decoder's input embeddings; some models project them to another width inside."""
+        """Width of the decoder's input embeddings."""
         return int(self.embed.embedding_dim)  # type: ignore[arg-type]
 
     @property
@@ -83,13 +81,13 @@ class LanguageModel(nn.Module):
 
     @property
     def max_tokens(self) -> int | None:
-        """Longest sequence that it has positions for; None if its config does not say."""
+        """Positions of the longest sequence; None if the config does not say."""
         return getattr(self.config, "max_position_embeddings", None)
 
     def hidden(self, embeddings_NTD: Tensor, block_1T: Tensor | None = None) -> Tensor:
-        """Compute the last hidden states [N, T, D]; causality alone hides padding on the right.
+        """Compute the last hidden states [N, T, D]; tokens with the same block attend to each other (`image_masks`).
 
-        Tokens with the same `block` also attend to each other (`image_masks`); the blocks apply to every sample.
+        Causality alone hides padding on the right.
         """
         masks = {} if block_1T is None else {"attention_mask": image_masks(self.config, block_1T, self.dtype)}
         with self.chosen_attention():
@@ -97,7 +95,6 @@ class LanguageModel(nn.Module):
         return hidden
 
     def chosen_attention(self) -> AbstractContextManager[None]:
-        """Within the block, let torch run only the chosen attention kernel; any kernel if none was chosen."""
         return nullcontext() if self.attention is None else sdpa_kernel(self.attention)
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
@@ -108,17 +105,16 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def embedding_rms(self) -> float:
-        """Measure the root mean square of the token embeddings as they enter the decoder, with Gemma's factor √D."""
+        """Measure the root mean square of the token embeddings as they enter the decoder."""
         tokens = torch.arange(self.config.vocab_size, device=self.device)
         squares = [self.embed(chunk).double().square().mean(1) for chunk in torch.split(tokens, VOCABULARY_CHUNK)]
         return float(torch.cat(squares).mean().sqrt())
 
     @torch.no_grad()
     def identity(self) -> str:
-        """Hash the config and every weight's name, shape and some thousand values spread over it.
+        """Hash the config and every weight's name, shape and some thousand values, whatever the run's precision.
 
-        Values are hashed as bfloat16, so that a run's precision does not change the identity. Ranks that share the
-        model must call it together.
+        Ranks that share the model must call it together.
         """
         config = {key: value for key, value in self.config.to_dict().items() if key not in NOT_IDENTITY}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
@@ -134,7 +130,7 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def whole_head(self) -> Iterator[None]:
-        """Within the block, keep a head that ranks share whole, so that each rank may use it as often as it needs."""
+        """Within the block, a head that ranks share is whole: each rank may use it as often as it needs."""
         if not isinstance(self.head, FSDPModule):
             yield
             return
@@ -154,8 +150,7 @@ class LanguageModel(nn.Module):
     def checkpoint_layers(self, kind: Literal["selective", "full"] = "full") -> None:
         """Recompute each layer in the backward pass: all of it, or only cheap operations (`selective`).
 
-        transformers' own switch acts only in training mode, which would also turn on dropout. Without dropout nothing
-        is random, so no generator's state is kept. Recomputation runs the chosen attention kernel.
+        transformers' own switch acts only in training mode, which would also turn on dropout.
         """
         if not (layers := self.layers()):
             raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: none")
@@ -167,18 +162,14 @@ class LanguageModel(nn.Module):
             computed, again = create_selective_checkpoint_contexts(keep)  # type: ignore[no-untyped-call]
             return computed, enter_both(self.chosen_attention(), again)
 
-        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is random
         if kind == "selective" or self.attention is not None:
             options["context_fn"] = contexts
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, **options)
 
     def compile_decoder(self, part: Literal["layers", "whole"] = "whole", backend: str = "inductor") -> None:
-        """Compile the decoder, or each layer by itself, at its first use; ConfigError without a compiler.
-
-        Layers of one kind share their code, so each kind is compiled once. A model without known layers is compiled
-        whole.
-        """
+        """Compile the decoder, or each kind of layer once, at its first use; ConfigError without a compiler."""
         refuse_uncompilable(backend, self.device)
         layers = self.layers() if part == "layers" else []
         if layers:  # beyond torch's limit of 8, further sizes and lengths of text would run uncompiled
@@ -190,7 +181,7 @@ class LanguageModel(nn.Module):
 
 
 def logit_scale(config: Any) -> float:
-    """Return the factor that a model applies to its logits; loading finds one that is not known here."""
+    """Return the factor that a model applies to its logits; the probe refuses a model with an unknown one."""
     for name in ("logit_scale", "lm_head_multiplier"):  # Cohere, Falcon-H1
         if scale := getattr(config, name, None):
             return float(scale)
@@ -217,7 +208,7 @@ KEPT = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_attention_math.default,
 }
-"""Operations whose outputs selective checkpointing keeps, as it keeps large products: nearly all of a layer's work."""
+"""Operations whose outputs selective checkpointing keeps, besides large products."""
 
 
 def checkpoint_policy(width: int, _: Any, operation: Any, *inputs: Any, **__: Any) -> CheckpointPolicy:
@@ -227,10 +218,7 @@ def checkpoint_policy(width: int, _: Any, operation: Any, *inputs: Any, **__: An
 
 
 def refuse_uncompilable(backend: str, device: torch.device) -> None:
-    """Raise ConfigError, before the first step, if torch.compile finds no compiler.
-
-    precompute has the same message, and a test compares both; cache_store, which both import, must not import torch.
-    """
+    """Raise ConfigError, before the first step, if torch.compile finds no compiler; precompute says the same."""
     from torch._dynamo.exc import TorchDynamoException  # torch.compile raises it, whichever part fails
 
     try:
@@ -249,8 +237,7 @@ def refuse_uncompilable(backend: str, device: torch.device) -> None:
 def image_masks(config: Any, block_NT: Tensor, dtype: torch.dtype, is_padding_NT: Tensor | None = None) -> Masks:
     """Make causal masks under which tokens with the same `block` also attend to each other, unless it is CAUSAL.
 
-    Sliding windows and chunks limit how far a token attends, as in transformers' Gemma 3 and Llama 4. A padding token
-    attends to itself, so that its row is not empty; no other token attends to it.
+    Sliding windows and chunks limit how far a token attends. Padding is seen by itself alone: no row may be empty.
     """
     place_T = torch.arange(block_NT.shape[1], device=block_NT.device)
     same_NQK = (block_NT[:, :, None] == block_NT[:, None]) & (block_NT[:, :, None] != CAUSAL)

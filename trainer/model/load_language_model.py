@@ -25,10 +25,7 @@ from trainer.model.projector import CAUSAL
 DECODER_ALONE = "name a causal decoder, such as a Gemma 3, Qwen3 or Llama"
 
 CAUSAL_SETTINGS: dict[str, dict[str, Any]] = {"paligemma": {"use_bidirectional_attention": False}}
-"""Values of a text model's config under which it is causal, by the model type of the whole.
-
-PaliGemma's image and prompt attend to each other, and only generated text is causal; here text always is.
-"""
+"""Values of a text model's config under which it is causal, by the model type of the whole."""
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -37,10 +34,7 @@ Transformers = Any
 
 
 def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Transformers]:
-    """Load a hub id or folder; return its frozen text model, and the whole model around it, which can generate.
-
-    A multimodal checkpoint's vision tower and projector are taken out of the whole model.
-    """
+    """Load a hub id or folder; return its frozen text model, and the model around it, without a vision tower."""
     with name_model(name) as path:
         full = load_every_weight(path, dtype)
         model = take_language_model(full, image_parts_of=full)
@@ -51,7 +45,7 @@ def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tupl
 
 @contextmanager
 def name_model(name: str) -> Iterator[str]:
-    """Yield the hub id or folder for transformers to load; put the model's name before ModelErrors of the block."""
+    """Yield what transformers loads; put the model's name before ModelErrors of the block."""
     path = pretrained_name(name)
     try:
         yield path
@@ -60,14 +54,14 @@ def name_model(name: str) -> Iterator[str]:
 
 
 def refuse_no_language_model(name: str) -> None:
-    """Raise ModelError if the config of a hub id or folder is of no model that can be used; no weight is read."""
+    """Raise ModelError, by the config alone, if a hub id or folder is no model that can be used."""
     with name_model(name) as path:
         refuse_unreachable(path)
         loader_of(read_causal_config(path))
 
 
 def take_language_model(full: Transformers, image_parts_of: Transformers) -> LanguageModel:
-    """Leave in `full` only what training needs; copy the image parts of the model that has their weights."""
+    """Leave in `full` only what training needs; take the image parts of the model that has their weights."""
     if (head := full.get_output_embeddings()) is None:
         raise ModelError("has no output embeddings, so it is no language model")
     decoder = full.get_decoder()
@@ -84,10 +78,7 @@ def unreadable_model(error: Exception) -> ModelError:
 
 
 def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None = None) -> Transformers:
-    """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random.
-
-    On the device `meta` the model has shapes and no values.
-    """
+    """Load transformers' model; ModelError for weights that the checkpoint lacks, which would be random."""
     config = read_causal_config(path)
     try:
         full, report = loader_of(config).from_pretrained(
@@ -105,7 +96,6 @@ def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None
 
 
 def read_causal_config(path: str) -> Any:
-    """Read a model's config, with values under which its text model is causal; ModelError if it is quantised."""
     from transformers import AutoConfig
 
     try:
@@ -123,7 +113,7 @@ def read_causal_config(path: str) -> Any:
 
 
 def loader_of(config: Any) -> Any:
-    """Find transformers' class that opens the whole model of a config; ModelError if it holds no causal decoder."""
+    """Return transformers' class that opens the whole model; ModelError if it holds no causal decoder."""
     from transformers import (  # takes seconds to import, and reading a projector does not need it
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -149,7 +139,7 @@ def is_multimodal(config: Any) -> bool:
 
 
 def keep_only(model: LanguageModel, full: Transformers) -> None:
-    """Remove from `full` every module and bare weight that `model` does not use, such as the vision tower."""
+    """Remove from `full` every module and weight that `model` does not use, such as the vision tower."""
     used = {id(weight) for weight in model.parameters()}
     for module in list(full.modules()):
         for name, child in list(module.named_children()):
@@ -162,7 +152,6 @@ def keep_only(model: LanguageModel, full: Transformers) -> None:
 
 
 def multimodal_remedy(config: Any) -> str:
-    """Say which model to name instead of a multimodal checkpoint; some configs name the origin of their text model."""
     text = config.get_text_config(decoder=True)
     made_from = getattr(text, "_name_or_path", "") or "for example the one that it was made from"
     return (
@@ -174,7 +163,7 @@ def multimodal_remedy(config: Any) -> str:
 
 @torch.no_grad()
 def check_forward(model: LanguageModel, full: Transformers) -> None:
-    """Run the model on a few tokens as training will; ModelError unless it is causal and its own logits result."""
+    """Raise ModelError unless the model is causal and, run as in training, gives its own logits."""
     generator = torch.Generator().manual_seed(0)
     tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator).to(model.device)
     try:
@@ -207,7 +196,7 @@ def refuse_not_causal(model: LanguageModel, embeddings_NTD: Tensor, hidden_NTD: 
 
 @torch.no_grad()
 def refuse_no_image_masks(model: LanguageModel, name: str) -> None:
-    """Raise ConfigError if the model does not follow masks under which an image's tokens attend to each other."""
+    """Raise ConfigError unless the model follows masks under which an image's tokens attend to each other."""
     generator = torch.Generator().manual_seed(0)
     block_1T = torch.tensor([[CAUSAL, 0, 0, 0, CAUSAL, CAUSAL, CAUSAL, CAUSAL]], device=model.device)
     drawn_1TD = torch.randn(1, block_1T.shape[1], model.width, generator=generator)

@@ -1,8 +1,7 @@
 """The loss at label tokens, and an auxiliary loss that predicts the latent.
 
 Label tokens are taken in chunks: with a vocabulary of 262 k, a token has 1 MB of float32 logits. The auxiliary loss is
-a linear head on the language model's last hidden states at world tokens, so that they keep what an image shows. Only
-trained projectors that standardise their samples have a head.
+of a linear head on the last hidden states at the world tokens of a trained projector.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from trainer.model.language_model import LanguageModel
 from trainer.model.projector import Projector, Projectors
 
-# Axes: L label tokens, D model width, V vocabulary.
+# Axes: L label tokens, D model width, N samples, S world tokens, F values of a world token, T tokens.
 
 
 def label_losses(language: LanguageModel, states_LD: Tensor, target_L: Tensor, chunk: int | None) -> Tensor:
@@ -28,7 +27,7 @@ def label_losses(language: LanguageModel, states_LD: Tensor, target_L: Tensor, c
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Keeps each token's gradient instead of its logits: a token's loss depends only on its own state."""
+    """Keeps each token's gradient in place of its logits."""
 
     @staticmethod
     def forward(ctx: Any, states_LD: Tensor, target_L: Tensor, language: LanguageModel, chunk: int) -> Tensor:
@@ -50,14 +49,11 @@ class ChunkedLoss(torch.autograd.Function):
         return (gradient_LD * outer[0][:, None]).to(gradient_LD.dtype), None, None, None
 
 
-# Axes: N samples, P projector tokens, T text tokens, S world tokens, F values of a world token, D model width.
-
-
 KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda predicted_NSF, latent_NSF: 1 - cosine_similarity(predicted_NSF, latent_NSF, dim=-1),
     "mse": lambda predicted_NSF, latent_NSF: (predicted_NSF - latent_NSF).square().mean(-1),
 }
-"""For each kind, the loss of each world token: [N, S]."""
+"""The loss of each world token: [N, S]."""
 
 
 class Reconstruction(nn.Module):

@@ -1,7 +1,7 @@
 """The whole model: [BOS] [START] world tokens [END] … text, and the loss at the assistant's tokens.
 
-Only the projectors are trained. Their master weights are float32, and their matrix products run under autocast. The
-language model runs in its own dtype, since autocast would move some of its operations back to float32.
+Only the projectors are trained: float32 master weights, products under autocast. The language model runs in its own
+dtype, since autocast would move some of its operations back to float32.
 """
 # Axes: N samples, P projector tokens, T text tokens, D model width, L label tokens, V vocabulary.
 
@@ -73,7 +73,6 @@ class WorldModel(nn.Module):
         self.language, self.projectors, self.loss_chunk = language, projectors, loss_chunk
         self.reconstruction = reconstruction
         self.num_before = 1 if begins_with_bos else 0
-        """Number of text tokens before the first tower's tokens."""
 
     def trained_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield by name what may be trained: each tower's projector, and the heads of reconstruction."""
@@ -95,10 +94,7 @@ class WorldModel(nn.Module):
         return torch.cat([before, *(each.to(dtype) for each in world_NPD), after], 1)
 
     def blocks(self, tokens_NT: Tensor, latents: Mapping[str, Tensor] | None = None) -> Tensor | None:
-        """Return each token's block for `image_masks`: [1, P + T]; None if every tower is causal.
-
-        World tokens are those of `latents`, or the most that there can be.
-        """
+        """Return each token's block for `image_masks`, [1, P + T]; None if every tower is causal."""
         block = self.projectors.blocks(tokens_NT.shape[1], self.num_before, latents)
         return None if block is None else torch.tensor([block], device=tokens_NT.device)
 
@@ -109,13 +105,9 @@ class WorldModel(nn.Module):
             return self.language.hidden(sequence_NTD, block_1T)
 
     def label_states(self, hidden_NTD: Tensor, batch: ModelInput) -> Tensor:
-        """Select the hidden states that predict the label tokens: [L, D].
-
-        Text token t > 0 stands at P + t, after BOS and all towers' tokens; the position before predicts it.
-        """
+        """Select the hidden states that predict the label tokens: [L, D]."""
         world_tokens = hidden_NTD.shape[1] - batch.tokens_NT.shape[1]
-        predicting_L = batch.column_L + (world_tokens - 1)
-        return hidden_NTD[batch.sample_L, predicting_L]
+        return hidden_NTD[batch.sample_L, batch.column_L + world_tokens - 1]  # the position before the token's own
 
     def forward(self, batch: ModelInput) -> Tensor:
         return self.losses(batch)[0]

@@ -33,13 +33,13 @@ class TowerConfig:
     projector: ProjectorKind | None = None
     """Kind of projector; null: `model.projector`."""
     layout: Layout | None = None
-    """Layout of latents; null: `model.layout`. Samples of [token, feature] have no layout: they are tokens already."""
+    """Layout of latents; null: `model.layout`. Samples of [token, feature] have none."""
     ends: Ends | None = None
-    """Tokens around the tower's own: learned START and END, nothing, or the embeddings that the checkpoint itself puts
+    """Around the tower's tokens: learned START and END, nothing, or the embeddings that the checkpoint itself puts
     around an image. null: learned; checkpoint for a pretrained projector."""
     attention: Attention | None = None
-    """Whether the tower's tokens attend only to earlier ones (causal) or to all tokens of their image (full). null:
-    causal; full for a pretrained projector."""
+    """Whether its tokens attend only to earlier ones (causal) or to all of their image (full). null: causal; full for a
+    pretrained projector."""
     trained: bool | None = None
     """Whether the projector is trained. null: true; false for a pretrained projector."""
 
@@ -99,15 +99,11 @@ class ModelConfig:
                 f"{frozen}: nothing is left to train: {', '.join(forms)} frozen, as a pretrained projector is by "
                 f"default; to train one: --model.towers '{{{first}: {{trained: true}}}}'"
             )
-        for name, form in forms.items():
-            if form.trained or self.init_projector is not None:
-                continue
-            frozen = f"model.towers: {name} is frozen, and "
-            if form.projector != PRETRAINED:
-                raise ConfigError(f"{frozen}its weights would be random; name trained ones with model.init_projector")
-            if form.ends == "learned":
+        for name, form in forms.items() if self.init_projector is None else ():
+            if not form.trained and (form.projector != PRETRAINED or form.ends == "learned"):
                 raise ConfigError(
-                    f"{frozen}its START and END would be random; set its ends: checkpoint or none, or train it"
+                    f"model.towers: {name} is frozen, and its weights or its START and END would be random; train it, "
+                    "name trained ones with model.init_projector, or set projector: pretrained and ends: checkpoint"
                 )
 
 

@@ -1,7 +1,7 @@
 """A multimodal checkpoint's own projector, which reads cached hidden states of the checkpoint's vision tower.
 
-Gemma 3's projector pools the tower's tokens, divides each by its root mean square, and multiplies it by one matrix. A
-cache holds all of the tower's tokens or pooled ones. Hidden states are not standardised.
+Gemma 3's projector pools the tower's tokens, divides each by its root mean square, and multiplies it by one matrix.
+Hidden states are not standardised. A cache may hold pooled ones.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from trainer.model.projector import TowerProjector
 
 @dataclass(frozen=True, kw_only=True)
 class ImageParts:
-    """A multimodal checkpoint's image parts besides its vision tower; tensors are float32 on the CPU."""
+    """A multimodal checkpoint's image parts without its vision tower; float32 on the CPU."""
 
     weight_FD: Tensor
     norm_F: Tensor
@@ -36,7 +36,7 @@ class ImageParts:
 
 
 def find_image_parts(whole: Any) -> ImageParts | None:
-    """Find the image parts in transformers' model; None if their kind is unknown; zeros for weights without values."""
+    """Find the image parts in transformers' model; None if their kind is unknown."""
     named = (each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector")
     if (projector := next(named, None)) is None:
         return None
@@ -52,12 +52,12 @@ def find_image_parts(whole: Any) -> ImageParts | None:
 
 
 def copy_to_cpu(weight: Tensor) -> Tensor:
-    """Copy to the CPU, in float32; zeros if this rank has no values, which rank 0's projector will replace."""
+    # A rank without values gets rank 0's later.
     return torch.zeros(weight.shape) if weight.is_meta else weight.detach().float().cpu()
 
 
 class PretrainedProjector(TowerProjector):
-    """Gemma 3's own projector; it computes the same as transformers' Gemma3MultiModalProjector."""
+    """Gemma 3's own projector, equal to transformers' Gemma3MultiModalProjector."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PretrainedProjector(TowerProjector):
         norm_eps: float,
         ends: Tensor | Literal["learned"] | None,
     ) -> None:
-        """Make the projector without weights; `take` sets them."""
+        """Make the projector without weights; `take_weights` sets them."""
         held, features = sample_shape
         super().__init__(num_world_tokens=num_world_tokens, num_features=features, width=width, ends=ends)
         self.side, self.pooled = isqrt(held), isqrt(held) // isqrt(num_world_tokens)
@@ -90,7 +90,6 @@ class PretrainedProjector(TowerProjector):
         return states_NSF * scale_NS1 * (1 + self.norm) @ self.weight
 
     def pool(self, states_NSF: Tensor) -> Tensor:
-        """Average each square of the tower's tokens; return samples that are pooled already unchanged."""
         if self.pooled == 1:
             return states_NSF
         count, _, features = states_NSF.shape

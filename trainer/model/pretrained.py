@@ -32,11 +32,7 @@ WITHOUT_THE_HUB = (
 
 
 def pretrained_name(name: str) -> str:
-    """Return the hub id or folder for transformers to load, with `~` replaced by the user's home.
-
-    ConfigError for a file, and for a name that can only be a folder that does not exist: a hub id has at most one slash
-    and does not begin with `.`, `/` or `~`.
-    """
+    """Return the hub id or folder for transformers to load; ConfigError if it can only be a folder, and is none."""
     path = Path(name).expanduser()
     can_be_hub_id = not name.startswith((".", "/", "~")) and name.count("/") <= 1
     if not path.is_dir() and (path.exists() or not can_be_hub_id):
@@ -45,15 +41,12 @@ def pretrained_name(name: str) -> str:
 
 
 def refuse_unreachable(name: str) -> None:
-    """Raise ModelError, after one try, if a hub id is not in the local cache and the Hub cannot be reached.
-
-    transformers would try six times for each of several files. It reports a wrong id and the Hub's own errors.
-    """
+    """Raise ModelError if a hub id is not in the local cache and the Hub cannot be reached."""
     try:
         if Path(name).is_dir() or is_offline_mode() or isinstance(try_to_load_from_cache(name, CONFIG), str):
             return
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_TIMEOUT_S)
-    except (HfHubHTTPError, HFValidationError):
+    except (HfHubHTTPError, HFValidationError):  # transformers says what the Hub answered
         return
     except (HTTPError, OSError) as error:
         raise ModelError(

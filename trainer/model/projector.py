@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from cache_store import CacheError
 
-# Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of a world token, D model width.
-# A sample is a latent [C, H, W], of clips [C, T, H, W], or already tokens, [S, F], whose features are standardised as
-# channels are.
+# Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of one, D model width, P all tokens.
+# A sample is a latent [C, H, W], of clips [C, T, H, W], or already tokens [S, F]: features are then as channels.
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -49,7 +48,6 @@ class TowerProjector(nn.Module):
     def __init__(
         self, *, num_world_tokens: int, num_features: int, width: int, ends: Tensor | Literal["learned"] | None
     ) -> None:
-        """`ends`: the checkpoint's own embeddings [2, D], `learned`, or None for no START and END."""
         super().__init__()
         self.num_world_tokens, self.num_features = num_world_tokens, num_features
         if isinstance(ends, str):
@@ -59,7 +57,7 @@ class TowerProjector(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """Number of world tokens, START and END included; the most if samples have several sizes."""
+        """World tokens, START and END; the most if samples have several sizes."""
         return self.num_world_tokens + self.num_ends
 
     @property
@@ -109,10 +107,7 @@ class Projector(TowerProjector):
         seed: int,
         ends: Tensor | Literal["learned"] | None = "learned",
     ) -> None:
-        """Make a projector of samples of a shape, the largest if there are several sizes.
-
-        `mean` and `std` are per channel or feature. For posterior moments, only the first half, the means, is read.
-        """
+        """Take the largest shape of samples, and mean and std of each channel or feature that is read."""
         rows, columns = (len(mean), math.prod(sample_shape[1:])) if layout != "token" else sample_shape
         tokens, features = (columns, rows) if layout == "spatial" else (rows, columns)
         super().__init__(num_world_tokens=tokens, num_features=features, width=width, ends=ends)
@@ -125,7 +120,7 @@ class Projector(TowerProjector):
             self._initialise(torch.Generator().manual_seed(seed))
 
     def _initialise(self, generator: torch.Generator) -> None:
-        """Draw variance-preserving weights and zero biases, the same in every process: the generator is our own."""
+        """Draw variance-preserving weights and zero biases, the same in every process."""
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5, generator=generator)
@@ -134,7 +129,7 @@ class Projector(TowerProjector):
             nn.init.normal_(self.ends, generator=generator)
 
     def read(self, samples: Tensor) -> Tensor:
-        """Return the part of samples that is read: all but the second half of posterior moments."""
+        """Return the part of samples that is read: of posterior moments, the means."""
         return samples if self.layout == "token" else samples[:, : len(self.mean)]
 
     def count(self, samples: Tensor) -> int:
@@ -171,15 +166,12 @@ def rms(values: Tensor) -> float:
 
 
 def find_scale(rms_at: Callable[[float], float], target: float) -> float:
-    """Find where the increasing `rms_at` reaches `target`, by bisection of the scale's logarithm; exact to 1e-9."""
+    """Find where the increasing `rms_at` reaches `target`, by bisection of the scale's logarithm."""
     low, high = -30.0, 30.0
     for _ in range(SEARCH_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if rms_at(2.0**middle) < target else (low, middle)
     return float(2.0**low)
-
-
-# Axes: N samples, P projector tokens, D model width.
 
 
 class Projectors(nn.Module):
@@ -201,7 +193,6 @@ class Projectors(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """Number of all towers' tokens; the most if samples have several sizes."""
         return sum(each.num_tokens for _, each in self.items())
 
     def count(self, samples: Mapping[str, Tensor]) -> int:
@@ -220,10 +211,9 @@ class Projectors(nn.Module):
     def blocks(
         self, text_tokens: int, num_before: int, samples: Mapping[str, Tensor] | None = None
     ) -> list[int] | None:
-        """Return the block of each token of a sequence, with `num_before` text tokens first; None if all are CAUSAL.
+        """Return the block of each token of a sequence: the tower's number in a full tower; None if all are CAUSAL.
 
-        Tokens of a tower whose tokens attend to each other have its number. World tokens are those of `samples`, or the
-        most that there can be.
+        World tokens are those of `samples`, or the most that there can be.
         """
         if not self.full:
             return None

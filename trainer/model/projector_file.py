@@ -5,9 +5,8 @@
     {tower}.norm, {tower}.weight      in place of these four, if the projector is a checkpoint's own
     {tower}.ends                      [2, D]: START and END, if the tower has them
 
-All tensors are float32. Frozen towers are included, so the file is complete by itself. Its metadata has one key,
-METADATA_KEY, whose value is a `ProjectorConfig` as canonical JSON. `config.json` beside it holds the same for people
-and other programs; this program never reads it.
+All tensors are float32, frozen towers' too. The metadata has one key, METADATA_KEY, whose value is a `ProjectorConfig`
+as canonical JSON. `config.json` beside the file repeats it; this program never reads that.
 """
 
 import json
@@ -29,48 +28,44 @@ from cache_store.errors import CacheError, ConfigError
 from cache_store.format.array import ArrayRecipe, Count, Side
 from cache_store.format.record import Record, canonical_json, parse_record, refuse_other_version
 from cache_store.storage.files import file_sha256
-from trainer.model.model_config import PRETRAINED, TEXT_ALONE, Attention, AutoClass
+from trainer.model.model_config import PRETRAINED, TEXT_ALONE, Attention, AutoClass, ProjectorKind
 from trainer.model.own_projector import PretrainedProjector
-from trainer.model.projector import LAYOUTS, SHAPES, Projector, Projectors, TowerProjector
+from trainer.model.projector import Projector, Projectors, TowerProjector
 
 PROJECTOR_FILE, CONFIG_FILE = "projector.safetensors", "config.json"
 METADATA_KEY = "encode_once.projector"
-"""The only metadata key: safetensors writes several keys in no fixed order, and equal projectors must give equal
-bytes."""
+"""The only metadata key: safetensors writes several in no fixed order, and equal projectors give equal bytes."""
 
 VERSIONED = ("encode-once", "torch", "transformers")
 
 
+TowerLayout = Literal["spatial", "channel", "token"]
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-"""A language model's width; the limit is far above that of any real model."""
 
 
 class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One encoder's samples, and the projector that turns them into tokens.
 
-    Defaults are not written, so that equal projectors give equal bytes, whichever version wrote them.
+    Defaults are not written: equal projectors give equal bytes in every version.
     """
 
     name: str
-    """The tower's name, with which its tensors' names begin."""
-    projector: str
-    layout: str
-    """How a sample becomes tokens: `spatial` or `channel` for latents, `token` for samples that are tokens already."""
+    projector: ProjectorKind
+    layout: TowerLayout
+    """`spatial` or `channel` for latents, `token` for samples that are tokens already."""
     ends: bool
     """Whether START and END are put around its tokens."""
     ends_from: Literal["learned", "checkpoint"] = "learned"
     attention: Attention = "causal"
     """Whether its tokens attend to each other (`full`) or only to earlier ones (`causal`)."""
     trained: bool = True
-    """Whether the run trained it; if not, its weights are those that the run started with."""
     norm_eps: float | None = None
     """Epsilon of the norm in a checkpoint's own projector; None for other kinds."""
     tokens: Count
-    """Number of tokens that the language model reads, START and END included; the most if images have several sizes."""
+    """START and END included; the most if images have several sizes."""
     features: Count
     """Values of one token before the projector."""
     array: ArrayRecipe
-    """Axes and dtype of a sample; image recipe and encoder, with the SHA-256 of its weights."""
     shapes: Annotated[tuple[tuple[Side, ...], ...], msgspec.Meta(min_length=1)]
     """Shape of a sample of each size that the cache has."""
     encoder_model: str | None
@@ -88,7 +83,7 @@ class ReadBy(Record, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     """A hub id or a folder."""
     identity: str
-    """SHA-256 over its config and some values of every weight (`LanguageModel.identity`)."""
+    """`LanguageModel.identity`"""
     width: Width
     precision: Literal["bf16", "fp32"]
     opened_by: AutoClass = TEXT_ALONE
@@ -103,9 +98,8 @@ class TextRule(Record, frozen=True, kw_only=True, omit_defaults=True):
     chat_template: str
     """Jinja."""
     content_in_parts: bool = False
-    """Whether the template reads a message's content as a list of parts, not as a string."""
     end_of_turn: str
-    """Text that the template writes after the assistant's words, without white space around it; a label in training."""
+    """What the template writes after the assistant's words; a label in training."""
 
 
 class Training(Record, frozen=True, kw_only=True):
@@ -115,9 +109,8 @@ class Training(Record, frozen=True, kw_only=True):
     samples: Count
     """Samples consumed; counted again in each epoch."""
     val_fraction: float
-    """Share of samples held out by a hash of the id, so the same ids are held out of every cache."""
     started_from: str | None = None
-    """SHA-256 of the projector file that training started from; null: random weights."""
+    """SHA-256 of that projector's file; null: random weights."""
 
 
 class ProjectorConfig(Record, frozen=True, kw_only=True):
@@ -180,9 +173,6 @@ def parse_config(data: bytes, where: str) -> ProjectorConfig:
     names = [tower.name for tower in config.towers]
     if not names or len(set(names)) < len(names):
         raise CacheError(f"{where} names its towers {names}; it must name at least one, each with a different name")
-    for tower in config.towers:
-        if tower.projector not in (*SHAPES, PRETRAINED) or tower.layout not in LAYOUTS:
-            raise CacheError(f"{where} holds no projector that this program knows: {tower.projector}, {tower.layout}")
     return config
 
 
@@ -225,7 +215,7 @@ class TrainedProjector(Projectors):
             self[tower.name].register_forward_pre_hook(partial(refuse_no_batch, path, tower))
 
     def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
-        """Return all towers' tokens, as `Projectors` does; ConfigError for what is no batch of a tower's samples."""
+        """Return all towers' tokens; ConfigError for what is no batch of a tower's samples."""
         given = samples if isinstance(samples, Mapping) else dict.fromkeys(self.names[:1], samples)
         if missing := [name for name in self.names if name not in given]:
             raise ConfigError(f"{self.path} reads a mapping of samples by tower; there are none of {missing[0]}")
@@ -246,7 +236,7 @@ def refuse_no_batch(path: Path, tower: Tower, _: object, given: tuple[object]) -
 
 
 def make_empty_projector(tower: Tower, width: int, tensors: Mapping[str, Tensor]) -> TowerProjector:
-    """Make a tower's projector without weights; its mean in `tensors` tells how many channels of a sample are read."""
+    """Make a tower's projector without weights; its mean in `tensors` has as many values as channels are read."""
     ends = torch.empty(2, width) if tower.ends else None
     if tower.projector == PRETRAINED:
         if tower.norm_eps is None:

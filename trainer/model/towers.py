@@ -20,17 +20,15 @@ from trainer.model.load_language_model import refuse_no_image_masks
 from trainer.model.model_config import PRETRAINED, WORLD, Ends, ModelConfig
 from trainer.model.own_projector import ImageParts, PretrainedProjector, refuse_other_states
 from trainer.model.projector import Projector, Projectors, TowerProjector
-from trainer.model.projector_file import Tower, shared_shape
+from trainer.model.projector_file import Tower, TowerLayout, shared_shape
 
 NOT_OF_MEANING = {"max_pixels", "flip", "decode", "path", "compiled", "compute_dtype", "batch_size"}
 """Fields of image recipe and encoder that do not change what a latent means: they choose the picture, or only round.
-
-Reducing a JPEG while it is decoded changes samples about as much as bfloat16 does. A projector reads a flipped picture
-like any other."""
+"""
 
 
 def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
-    """Raise ConfigError for a cache whose samples no projector can read; called before the language model is loaded."""
+    """Raise ConfigError, before the language model is loaded, for samples that no projector can read."""
     for name, cache in joined.caches.items():
         layout_of(config, name, cache)
     if all(cache.spec.array.text for cache in joined.caches.values()):
@@ -41,7 +39,7 @@ def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
 
 
 def make_projectors(config: ModelConfig, caches: Mapping[str, Cache], language: LanguageModel, seed: int) -> Projectors:
-    """Make each tower's projector with its initial weights, before scaling, and freeze those that are not trained."""
+    """Make each tower's projector, not yet scaled, and freeze those that are not trained."""
     towers = {name: make_projector(config, name, cache, language, seed) for name, cache in caches.items()}
     full = frozenset(name for name in caches if config.form(name).attention == "full")
     if full:
@@ -82,18 +80,18 @@ def make_projector(config: ModelConfig, name: str, cache: Cache, language: Langu
 
 
 def tower_seed(name: str, seed: int) -> int:
-    """Return the seed of a tower's random weights: the run's own for `world`, else one that depends on the name too."""
+    """Return the seed of a tower's random weights: the run's own for `world`, else derived from it and the name."""
     if name == WORLD:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8], "little") // 2
 
 
-def layout_of(config: ModelConfig, name: str, cache: Cache) -> str:
+def layout_of(config: ModelConfig, name: str, cache: Cache) -> TowerLayout:
     """Return the layout of a cache's samples; ConfigError if no projector reads them as the config says."""
     asked = config.towers[name].layout if config.towers and name in config.towers else None
     array, where = cache.spec.array, cache.store
     axes, feature = len(array.axes), array.feature_place
-    layout: str = config.form(name).layout
+    layout: TowerLayout = config.form(name).layout
     if (axes, feature) == (2, 1):
         if asked:
             raise ConfigError(
@@ -126,7 +124,6 @@ def require_image_parts(config: ModelConfig, language: LanguageModel) -> ImagePa
 
 @torch.no_grad()
 def ends_of(ends: Ends, config: ModelConfig, language: LanguageModel) -> Tensor | Literal["learned"] | None:
-    """Return the checkpoint's own embeddings, float32 [2, D] on the CPU; or `learned`; or None for no ends."""
     if ends != "checkpoint":
         return "learned" if ends == "learned" else None
     parts = require_image_parts(config, language)
@@ -135,7 +132,7 @@ def ends_of(ends: Ends, config: ModelConfig, language: LanguageModel) -> Tensor 
 
 
 def sample_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each feature: the encoder's own, else the cache's."""
+    """Return mean and standard deviation of each feature that is read: the encoder's own, else the cache's."""
     array, summary = cache.spec.array, cache.seal.array
     features = array.features // 2 if array.encoder.posterior == "moments" else array.features
     if len(array.encoder.latents_mean) == features:  # FLUX.2's statistics are of patches
@@ -164,7 +161,6 @@ def tower_record(config: ModelConfig, name: str, cache: Cache, projector: TowerP
 
 
 def encoder_model(cache: Cache) -> str | None:
-    """Return where the cache's build found its encoder; None if the cache has no record of it."""
     if not cache.store.has(BUILD_FILE):
         return None
     model = read_build(cache.store).config.get("encoder", {}).get("model")
@@ -178,6 +174,10 @@ def describe_by_tower(towers: Sequence[Tower], describe: Callable[[Tower], dict[
     return {prefix + key: value for prefix, fields in described for key, value in fields.items()}
 
 
+def describe_tower_samples(tower: Tower) -> dict[str, str]:
+    return describe_samples(tower.array, tower.shapes)
+
+
 def describe_form(tower: Tower) -> dict[str, str]:
     return {
         "model.layout": tower.layout,
@@ -188,12 +188,8 @@ def describe_form(tower: Tower) -> dict[str, str]:
     }
 
 
-def describe_tower_samples(tower: Tower) -> dict[str, str]:
-    return describe_samples(tower.array, tower.shapes)
-
-
 def describe_samples(array: ArrayRecipe, shapes: Sequence[tuple[int, ...]]) -> dict[str, str]:
-    """Describe the pixels, or the text, and the encoder that samples come from, as far as it changes their meaning."""
+    """Describe the pixels, or the text, and the encoder that samples come from, as far as they change their meaning."""
     parts = {"encoder": to_builtins(array.encoder), array.made_of: to_builtins(array.text or array.images)}
     meant = {
         part: {name: value for name, value in fields.items() if name not in NOT_OF_MEANING}

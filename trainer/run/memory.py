@@ -10,7 +10,7 @@ import torch
 
 from cache_store.errors import EncodeOnceError
 from trainer.data.batches import StepBatch
-from trainer.data.stream import as_tensors
+from trainer.data.draws import as_tensors
 from trainer.run.session import Session
 from trainer.run.update import Updater
 

@@ -13,7 +13,8 @@ from cache_store.storage.store import is_url
 from cache_store.verify.verify import verify
 from trainer.config import TrainConfig
 from trainer.data.batches import StepLoader
-from trainer.data.stream import LatentSource, LatentStream, as_tensor
+from trainer.data.draws import as_tensor
+from trainer.data.stream import LatentSource, LatentStream
 from trainer.data.views import has_moments, open_caches
 from trainer.model.kernels import choose_attention
 from trainer.model.load_language_model import PRECISIONS, load_with_whole, refuse_no_language_model

@@ -1,9 +1,8 @@
 """Turn conversations into tokens with the tokenizer's chat template, and mark the tokens that are learned.
 
-Labels are the assistant's words and the end of its turn. An empty turn has no labels: its end alone would teach the
-projector to say nothing. A turn's place in the text is found by rendering the messages before it with the template's
-own generation prompt, so that no template has to be known here. If a template writes no end of turn, as LLaVA 1.5's,
-EOS is put after the last turn, or answers would never end.
+Labels are the assistant's words and the end of its turn; an empty turn has none. A turn's place in the text is found by
+rendering the messages before it with the template's own generation prompt, so no template has to be known here. If a
+template writes no end of turn, as LLaVA 1.5's, EOS is put after the last turn, or answers would never end.
 """
 
 import hashlib
@@ -25,17 +24,16 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assi
 
 MARKER = "<image>"
 IMAGE_MARKER = re.compile(rf"(?<![ \t])[ \t]*{MARKER}\n?")
-"""LLaVA's marker for the image, removed since world tokens come first. The lookbehind keeps long runs of blanks
-fast."""
+"""LLaVA's marker for the image, removed. The lookbehind keeps long runs of blanks fast."""
 
 TEMPLATE_ERRORS = (
     *(TemplateError, TypeError, ValueError, ArithmeticError),
     *(LookupError, AttributeError, RecursionError, MemoryError),
 )
-"""Exceptions that Jinja raises, and those that code in a template can raise."""
+"""Exceptions of Jinja, and of code in a template."""
 
 KEPT_PROMPTS = 256
-"""Rendered prompts to keep: captions share a few questions, and rendering takes most of the time."""
+"""Rendered prompts to keep: captions share a few questions."""
 
 Message = dict[str, str]
 
@@ -49,7 +47,7 @@ class TokenizedText:
     is_label: np.ndarray
     """bool [tokens]"""
     problem: str = ""
-    """Why a sample that has words was left without tokens; empty if there is no problem."""
+    """Why a sample that has words has no tokens."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +58,18 @@ class Rendered:
     masked: str = ""
     """The same turns, rendered with every word masked."""
     spans: Sequence[Span] = ()
-    """Places of the assistant's turns in `text`, each with its end of turn."""
+    """The assistant's turns in `text`, each with its end of turn."""
     problem: str = ""
-    """Why there is no text although the sample has words."""
 
 
 def has_moved_image(conversation: Sequence[Message]) -> bool:
-    """Return whether there is an image marker anywhere but at the beginning, where an image's tokens are put."""
+    """Return whether an image marker is anywhere but at the beginning, where an image's tokens are put."""
     text = "\n".join(turn["value"] or "" for turn in conversation)
     return MARKER in text and (text.count(MARKER) > 1 or not text.lstrip().startswith(MARKER))
 
 
 def to_messages(conversation: Sequence[Message]) -> list[Message]:
-    """Turn LLaVA's turns into chat messages without image markers; SourceError names an unknown role.
-
-    If the assistant speaks first, an empty user turn is put before it: it answers the image alone.
-    """
+    """Turn LLaVA's turns into chat messages without image markers; an empty user turn stands before a first answer."""
     messages = []
     for turn in conversation:
         if turn["from"] not in ROLES:
@@ -161,7 +155,7 @@ class ChatTokenizer:
         return self._render_answer()[1]
 
     def _render_answer(self) -> tuple[str, str]:
-        """Render a masked answer; return its words, empty if they are not rendered, and the text after them."""
+        """Render a masked answer; return its words, if they are rendered, and the text after them."""
         messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
         _, words, after = self._try_render(self._in_template_form(messages)).rpartition(MASK)
         return words, after.strip()

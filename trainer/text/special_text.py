@@ -1,10 +1,9 @@
 """Text in a conversation that looks like a special token is data: it is tokenised like any other words.
 
-A tokenizer reads `<end_of_turn>` in a caption as the token that ends a turn. To find the template's own special tokens,
-the conversation is rendered again with every letter masked (`mask_words`): those that remain are the template's. The
-real text is tokenised, and each special token that is missing from the masked text is replaced by the tokens that spell
-it (`spell_out`). The result must have exactly the template's own special tokens, by id and place, or the sample is
-refused.
+A tokenizer reads `<end_of_turn>` in a caption as the token that ends a turn. So the conversation is rendered again with
+every letter masked (`mask_words`): the special tokens that remain are the template's own. Each other one in the real
+text is replaced by the tokens that spell it (`spell_out`). The result must have exactly the template's own special
+tokens, by id and place, or the sample is refused.
 """
 
 import re
@@ -21,7 +20,7 @@ MASK = "\ue000"
 Span = tuple[int, int]
 
 Control = tuple[int, int]
-"""A special token's id and the place of its first visible character; it may also cover white space before that."""
+"""A special token's id and the place of its first visible character."""
 
 
 def mask_words(content: str) -> str:
@@ -30,7 +29,7 @@ def mask_words(content: str) -> str:
 
 
 def visible_start(text: str, span: Span) -> int:
-    """Find the first visible character; tokenizers differ in whether a token's offsets hold white space before it."""
+    """Find the first visible character; tokenizers differ in whether offsets hold white space before it."""
     return span[1] - len(text[slice(*span)].lstrip())
 
 
@@ -88,7 +87,7 @@ class SpecialText:
     def _refuse_other_controls(
         self, tokens: Sequence[int], spans: Sequence[Span], text: str, own: dict[Control, Span]
     ) -> None:
-        """Raise SourceError unless the special tokens are exactly the template's own; the unknown token is ignored."""
+        """Raise SourceError unless the special tokens, but the unknown one, are exactly the template's own."""
         unknown = self.tokenizer.unk_token_id
         left = {
             (token, visible_start(text, span))

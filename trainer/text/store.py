@@ -7,7 +7,7 @@
                    id_hash     uint64 [samples]; decides the split
                    meta.json   the key and every array's crc32c, signed; written last
 
-The cache itself is sealed and stays untouched. The folder appears whole or not at all.
+The folder appears whole or not at all.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ META_FILE = "meta.json"
 READ_BYTES = 64 * 2**20
 
 PLANNED, LENGTH_UNIT = 4, 8
-"""Number of lengths that texts are padded to if each new one costs a compilation, and the unit of these lengths."""
+"""How many lengths texts are padded to if each new one costs a compilation, and the lengths' unit."""
 
 
 class TextMeta(Record, frozen=True):
@@ -44,17 +44,16 @@ class TextMeta(Record, frozen=True):
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Texts padded to one length, and the place and value of each label token; numpy, made outside the main thread."""
+    """Texts padded to one length, and the place and value of each label token."""
 
     # Axes: N samples, T text tokens, L label tokens of the batch.
 
     tokens_NT: np.ndarray
     sample_L: np.ndarray
-    """Row in tokens_NT of each label token."""
+    """Row in tokens_NT."""
     column_L: np.ndarray
-    """Column in tokens_NT of each label token."""
     target_L: np.ndarray
-    """Id of each label token."""
+    """Token id."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Split:
     train: np.ndarray
     validation: np.ndarray
     unlabelled: int
-    """Number of samples without a label token within the length limit; they are in neither array."""
+    """Number of samples without a label within the length limit, which are in neither array."""
 
     def among(self, numbers: np.ndarray) -> "Split":
         train, validation = (np.intersect1d(each, numbers) for each in (self.train, self.validation))
@@ -75,8 +74,7 @@ class TextStore:
     """Tokens and labels by sample number."""
 
     def __init__(self, folder: Path) -> None:
-        self.meta = read_meta(folder)
-        refuse_damaged(folder, self.meta)
+        self.meta = read_sound(folder)
         arrays = (np.memmap(folder / name, dtype, mode="r") for name, dtype in ARRAYS.items())
         self.tokens, self.is_label, self.ends, self.num_labels, self.id_hash = arrays
 
@@ -122,32 +120,25 @@ class TextStore:
 
 
 def held_out(id_hashes: np.ndarray, val_fraction: float) -> np.ndarray:
-    """Return, as bool, which samples are for validation: ids that hash into the first `val_fraction` of the range."""
+    """Return which samples are for validation: ids that hash into the first `val_fraction` of the range."""
     if val_fraction == 1:
         return np.ones_like(id_hashes, bool)
     is_held_out: np.ndarray = id_hashes < np.uint64(int(val_fraction * 2**64))
     return is_held_out
 
 
-def read_meta(folder: Path) -> TextMeta:
+def read_sound(folder: Path) -> TextMeta:
+    """Read the folder's meta file; CacheError unless it belongs there and every array is as it was written."""
     try:
         meta = parse_signed(TextMeta, (folder / META_FILE).read_bytes(), META_FILE)
+        changed = [name for name in ARRAYS if file_crc32c(folder / name) != meta.crc32c.get(name)]
     except (OSError, CacheError) as error:
-        problem = f"{META_FILE}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise damaged_text(folder, problem) from None
-    if meta.key != folder.name:
-        raise damaged_text(folder, f"{META_FILE} belongs to the key {meta.key}")
-    return meta
-
-
-def refuse_damaged(folder: Path, meta: TextMeta) -> None:
-    for name in ARRAYS:
-        try:
-            found = file_crc32c(folder / name)
-        except OSError as error:
-            raise damaged_text(folder, f"{name} cannot be read: {error.strerror}") from None
-        if found != meta.crc32c.get(name):
-            raise damaged_text(folder, f"{name} does not match its crc32c")
+        problem = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    else:
+        if not changed and meta.key == folder.name:
+            return meta
+        problem = f"{changed[0]} does not match its crc32c" if changed else f"{META_FILE} has the key {meta.key}"
+    raise CacheError(f"{folder} is damaged: {problem}; delete the folder and run the same command again") from None
 
 
 def file_crc32c(path: Path) -> int:
@@ -156,10 +147,6 @@ def file_crc32c(path: Path) -> int:
         while block := stream.read(READ_BYTES):
             checksum = crc32c(block, checksum)
     return checksum
-
-
-def damaged_text(folder: Path, problem: str) -> CacheError:
-    return CacheError(f"{folder} is damaged: {problem}; delete the folder and run the same command again")
 
 
 def text_folder(cache: JoinedCache, chat: ChatTokenizer, text_dir: str | None) -> Path:

@@ -12,14 +12,13 @@ from trainer.model.pretrained import UNREADABLE_MODEL, explain_unreadable, first
 from trainer.text.chat import TEMPLATE_ERRORS, ChatTokenizer
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
-"""A folder without any such file has no tokenizer, though transformers would make an empty one."""
+"""Of a folder without any, transformers would make an empty tokenizer."""
 
 PROCESSOR_TEMPLATE = "chat_template.json"
-"""Older multimodal checkpoints keep their template in this file of their processor, if their tokenizer has none."""
+"""File of a processor in which older multimodal checkpoints keep their template."""
 
 
 def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
-    """Load the tokenizer of a hub id or folder, with its own chat template or the one in `template_file`."""
     tokenizer = load_tokenizer(model)
     if template_file is None:
         template = tokenizer.chat_template or processor_template(model)
@@ -60,7 +59,6 @@ def processor_template(model: str) -> str | None:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load a fast tokenizer; labels need its character offsets. Raise ModelError if there is none."""
     name = pretrained_name(model)
     if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
         raise ModelError(f"no tokenizer can be loaded from {model!r}: the folder has no tokenizer files")

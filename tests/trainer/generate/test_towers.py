@@ -12,7 +12,7 @@ from tests.trainer.models import PROMPTS, assert_batched_as_alone
 from tests.trainer.runs import assert_near_run, train_alone, train_on_two_ranks
 from trainer import load_projector
 from trainer.cli import main
-from trainer.data.stream import as_tensors
+from trainer.data.draws import as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
 from trainer.model.load_language_model import load_with_whole

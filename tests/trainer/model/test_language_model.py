@@ -77,32 +77,20 @@ def test_the_identity_follows_the_weights_and_not_the_precision(language_model, 
 
 @pytest.mark.slow
 @compiling
-def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
-    folder = save_language_model(tmp_path, num_hidden_layers=1, layer_types=["full_attention"])
-    plain, compiled = load(folder), load(folder)
-    compiled.checkpoint_layers()
-    # Graphs are captured as they are for inductor, whose own compilation would take minutes here.
-    compiled.compile_decoder(backend="aot_eager")
-    for length in (7, 12, 9):
-        leaves = [torch.linspace(-1, 1, 2 * length * 32).view(2, length, 32).requires_grad_() for _ in range(2)]
-        for model, leaf in zip((plain, compiled), leaves, strict=True):
-            model.hidden(leaf * 2).square().sum().backward()
-        assert torch.allclose(leaves[0].grad, leaves[1].grad, atol=1e-5)
-
-
-@pytest.mark.slow
-@compiling
-def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
-    """A length that comes again costs nothing; torch's own limit of 8 does not count."""
+def test_layers_are_compiled_once_for_each_kind_and_length_to_the_same_gradients(tmp_path):
     kinds = ["sliding_attention", "full_attention"] * 2
-    model = load(save_language_model(tmp_path, num_hidden_layers=4, layer_types=kinds))
+    folder = save_language_model(tmp_path, num_hidden_layers=4, layer_types=kinds)
+    plain, model = load(folder), load(folder)
     torch._dynamo.reset()
     model.compile_decoder("layers", backend="aot_eager")
     attention_kernels(model, 8)  # a run asks for them first
     counters.clear()
     graphs = []
     for length in (*range(8, 48, 8), 8, 16):
-        model.hidden(torch.randn(2, length, 32, requires_grad=True) * 2).sum().backward()
+        leaves = [torch.linspace(-1, 1, 2 * length * 32).view(2, length, 32).requires_grad_() for _ in range(2)]
+        for each, leaf in zip((plain, model), leaves, strict=True):
+            each.hidden(leaf * 2).square().sum().backward()
+        assert torch.allclose(leaves[0].grad, leaves[1].grad, atol=1e-5)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] < graphs[1] < graphs[2] < graphs[3] < graphs[4] == graphs[5] == graphs[6]
     assert 8 < graphs[4] <= 10

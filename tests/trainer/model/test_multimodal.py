@@ -17,21 +17,6 @@ from trainer.config import TrainConfig
 from trainer.generate.generator import TurnEnd
 from trainer.model.load_language_model import load_with_whole
 
-DECODERS = {
-    "qwen2_vl": "Qwen2VLTextModel",
-    "qwen2_5_vl": "Qwen2_5_VLTextModel",
-    "qwen3_vl": "Qwen3VLTextModel",
-    "qwen3_vl_moe": "Qwen3VLMoeTextModel",
-    "llava": "LlamaModel",
-    "llava_next": "LlamaModel",
-    "llava_next_video": "LlamaModel",
-    "llava_onevision": "Qwen2Model",
-    "paligemma": "GemmaModel",
-    "paligemma2": "Gemma2Model",
-    "llama4": "Llama4TextModel",
-    "gemma3": "Gemma3TextModel",
-}
-
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def kind(request: pytest.FixtureRequest) -> str:
@@ -58,7 +43,6 @@ def test_its_logits_are_those_of_the_whole_model_for_tokens_and_for_embeddings(k
     tokens_NT = torch.randint(3, 20, (2, 14), generator=torch.Generator().manual_seed(0))
     drawn_NTD = torch.randn(2, 14, 32, generator=torch.Generator().manual_seed(1))
     model = load(folder)
-    assert type(model.decoder).__name__ == DECODERS[kind]
     for entering, embeddings_NTD in (
         ({"input_ids": tokens_NT}, model.embed(tokens_NT)),
         ({"inputs_embeds": drawn_NTD}, drawn_NTD),

@@ -26,7 +26,7 @@ from tests.trainer.runs import (
 )
 from trainer import load_projector
 from trainer.config import TrainConfig
-from trainer.data.stream import as_tensor
+from trainer.data.draws import as_tensor
 from trainer.model.projector_file import CONFIG_FILE, METADATA_KEY, PROJECTOR_FILE
 from trainer.run.checkpoint import restore_projectors
 from trainer.run.folder import checkpoints_of

@@ -14,7 +14,7 @@ from tests.trainer.conftest import MakeConfig, describe, described_cache
 from tests.trainer.runs import Caches, named_fields, open_alone, train_alone
 from trainer import load_projector
 from trainer.config import TrainConfig
-from trainer.data.stream import as_tensor
+from trainer.data.draws import as_tensor
 from trainer.model.model_config import TowerConfig
 from trainer.model.projector import rms
 from trainer.model.projector_file import CONFIG_FILE

@@ -1,4 +1,4 @@
-"""Latents drawn from posteriors: the right distribution, and the same draw wherever a position is drawn."""
+"""Latents drawn from posteriors and captions dropped: seed, position and rate alone decide."""
 
 from functools import partial
 from pathlib import Path
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from cache_store import open_cache
+from cache_store import JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
-from tests.make_cache import make_cache
-from trainer import LatentStream, sample_posterior
+from tests.make_cache import make_cache, text_recipe
+from trainer import LatentStream, caption_dropped, sample_posterior
 
 CHANNELS, CELLS = 3, (5, 7)
 
@@ -43,23 +43,16 @@ def test_a_draw_depends_on_its_seed_and_position_alone(dtype):
     shown_again = sample_posterior(moments[:1].expand(9, -1, -1, -1), 1, positions)
     others = sample_posterior(moments[:1], 2, [0]), sample_posterior(moments[:1], 1, [0], tower=1)
     assert len({each.numpy().tobytes() for each in (*shown_again, *others)}) == 11
+    drawn = sample_posterior(torch.tensor([0.5, -2.0, 0.0, 1.0]).view(1, 4, 1, 1), 3, [41])
+    assert drawn.flatten().tolist() == pytest.approx([0.6465368, 0.3118525], abs=1e-6), "in every version"
 
 
 def test_arrays_are_drawn_from_as_tensors_and_what_is_no_moments_is_refused():
     moments, drawn = make_moments(2), partial(sample_posterior, seed=1, positions=[3, 4])
     assert torch.equal(drawn(moments.numpy()), drawn(moments))
-    with pytest.raises(ConfigError, match="moments must be"):
-        drawn(moments[:, :3])
-    for name, wrong in {"seed": -1, "positions": [0.5, 1]}.items():
+    for name, wrong in {"moments": moments[:, :3], "seed": -1, "positions": [0.5, 1]}.items():
         with pytest.raises(ConfigError, match=f"{name} must be"):
-            drawn(moments, **{name: wrong})
-
-
-def test_what_is_drawn_is_the_same_in_every_version():
-    """A later version may resume a run."""
-    moments = torch.tensor([0.5, -2.0, 0.0, 1.0]).view(1, 4, 1, 1)
-    drawn = sample_posterior(moments, 3, [41]).flatten().tolist()
-    assert drawn == pytest.approx([0.6465368, 0.3118525], abs=1e-6)
+            drawn(**{"moments_NMHW": moments, "moments_NMHW" if name == "moments" else name: wrong})
 
 
 @pytest.mark.parametrize("clips", [False, True], ids=["images", "clips"])
@@ -84,3 +77,58 @@ def test_normalised_latents_are_drawn_first_and_float32(tmp_path: Path, posterio
             assert torch.equal(latents, (drawn.float() - mean) / std)
     if posterior == "mean":
         assert np.array_equal(cache.read(batch["numbers"].numpy(), normalize=True), batch["latents"]["a"].numpy())
+
+
+ROWS, TOKENS, RATE = 40, 6, 0.3
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> JoinedCache:
+    """Latents and two text encoders' samples, all above 1; null prompts are zeros of one token."""
+    folder: Path = tmp_path_factory.mktemp("dropout")
+    rng = np.random.default_rng(0)
+    shapes = {"world": (4, 3, 3), "tokens": (TOKENS, 8), "more": (TOKENS, 2)}
+    return open_joined(
+        {
+            name: make_cache(
+                folder / name,
+                1 + rng.random((ROWS, *shape), np.float32),
+                text=None if name == "world" else text_recipe(TOKENS),
+            )
+            for name, shape in shapes.items()
+        }
+    )
+
+
+def test_a_position_is_decided_by_seed_and_rate_alone():
+    positions = np.arange(20_000)
+    dropped = caption_dropped(positions, 0, RATE)
+    assert abs(dropped.mean() - RATE) < 0.01
+    scattered = np.random.default_rng(0).permutation(positions)[:500]
+    np.testing.assert_array_equal(caption_dropped(scattered, 0, RATE), dropped[scattered])
+    assert (caption_dropped(positions, 1, RATE) != dropped).mean() > 0.3
+    assert not (dropped & ~caption_dropped(positions, 0, 2 * RATE)).any()
+    assert caption_dropped(positions[:9], 0, 1.0).all()
+    assert not caption_dropped(positions[:9], 0, 0.0).any()
+    assert "".join(str(int(each)) for each in dropped[:24]) == "000010101001010101000000"
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_block": 4}])
+def test_dropped_captions_are_null_prompts_with_their_masks_and_others_stay(joined, options):
+    """Images stay too; a shuffle in blocks, which holds samples, gives them whole in a later epoch."""
+    plain, dropping = (LatentStream(joined, 4, seed=5, epochs=3, caption_dropout=rate, **options) for rate in (0, RATE))
+    for one, other in zip(plain, dropping, strict=True):
+        dropped = torch.from_numpy(caption_dropped(one["positions"], 5, RATE))
+        assert torch.equal(one["latents"]["world"], other["latents"]["world"])
+        for name in ("tokens", "more"):
+            assert torch.equal(one["latents"][name][~dropped], other["latents"][name][~dropped])
+            assert (other["latents"][name][dropped] == 0).all()
+            assert (one["latents"][name] >= 1).all()
+            assert torch.equal(one["mask"][name][~dropped], other["mask"][name][~dropped])
+            assert other["mask"][name][dropped].sum(1).tolist() == [1] * int(dropped.sum())
+
+
+def test_dropout_without_texts_or_beyond_its_range_is_refused(joined):
+    for cache, rate in ((joined.caches["world"], 0.1), (joined, 1.1)):
+        with pytest.raises(ConfigError, match="caption_dropout"):
+            LatentStream(cache, 4, caption_dropout=rate)
