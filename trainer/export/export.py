@@ -85,9 +85,8 @@ trained it, and nothing else:
 trainer generate .{options} --image photo.jpg --prompt "What is this?"
 ```
 
-Without it, `projector.py` needs torch and safetensors, and for answers transformers, and towers that are causal.
-`samples` are a tensor [N, …] as the encoder gives it, or a mapping of such tensors by tower;
-`encode_once.encode_images` makes them from pictures:
+Without it, `projector.py` needs torch and safetensors, and for answers transformers. `samples` are a tensor [N, …] as
+the encoder gives it, or a mapping of such tensors by tower; `encode_once.encode_images` makes them from pictures:
 
 ```python
 from projector import Answerer, ExportedProjector

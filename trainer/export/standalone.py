@@ -11,6 +11,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def pool(states: Tensor, world_tokens: int) -> Tensor:
 
 
 class Answerer:
-    """The language model, loaded once by transformers, on the CPU; it answers about one image."""
+    """The language model, which answers about one image; it is loaded once, on the CPU, by transformers."""
 
     def __init__(self, folder: str | Path = ".", language_model: str | None = None) -> None:
         """Load the language model from a folder or hub id, by default the one that config.json names."""
@@ -87,10 +88,10 @@ class Answerer:
 
         self.projector = ExportedProjector(folder)
         config = self.projector.config
-        language, self.text = config["language_model"], config["text"]
-        if any(tower.get("attention") == "full" for tower in config["towers"]):
+        language, self.text, kinds = config["language_model"], config["text"], token_kinds(config)
+        if kinds is None:
             raise ValueError("an image's tokens attend to each other, which takes attention masks: use encode-once")
-        opened_by = language.get("opened_by", TEXT_ALONE)
+        self.kinds, opened_by = kinds, language.get("opened_by", TEXT_ALONE)
         # PaliGemma's faster attention lets a prompt attend to later tokens.
         options = {} if opened_by == TEXT_ALONE else {"attn_implementation": "eager"}
         name, dtype = language_model or language["name"], DTYPES[language["precision"]]
@@ -108,15 +109,36 @@ class Answerer:
         tokens = tokenizer.encode(words, add_special_tokens=False)
         x = embed(torch.tensor([tokens if tokens[:1] == first else first + tokens]))
         x = torch.cat([x[:, : len(first)], self.projector(samples).to(x), x[:, len(first) :]], 1)
+        kinds = [*self.kinds, *[0] * (x.shape[1] - len(self.kinds))]
+        more = {"token_type_ids": torch.tensor([kinds])} if self.kinds else {}
         eos = self.model.generation_config.eos_token_id
         stop = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
         stop |= {*tokenizer.encode(text["end_of_turn"], add_special_tokens=False)[:1]}
         cache, generated = None, list[int]()
         while len(generated) < longest:
-            out = self.model(inputs_embeds=x, past_key_values=cache, use_cache=True)
-            cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            out = self.model(inputs_embeds=x, past_key_values=cache, use_cache=True, **more)
+            cache, token, more = out.past_key_values, out.logits[:, -1:].argmax(-1), {}
             if token.item() in stop:
                 break
             generated, x = [*generated, token.item()], embed(token)
         answer: str = tokenizer.decode(generated, skip_special_tokens=True).strip()
         return answer
+
+
+def token_kinds(config: Mapping[str, Any]) -> list[int] | None:
+    """Return the token types, up to the last image token, under which Gemma 3's image tokens attend to each other.
+
+    It is empty if no tokens do, and None if no types can say which do.
+    """
+    runs, full = [(0, int(config["text"]["begins_with_bos"]))], False
+    for tower in config["towers"]:
+        attends = tower.get("attention") == "full"
+        inside, full = (int(attends), tower["tokens"] - 2 * tower["ends"]), full or attends
+        runs += [(0, 1), inside, (0, 1)] if tower["ends"] else [inside]
+    if not full:
+        return []
+    is_gemma = any(tower.get("norm_eps") is not None for tower in config["towers"])
+    has_sizes = any(len(tower["shapes"]) > 1 for tower in config["towers"])  # then token counts differ
+    if not is_gemma or has_sizes or any(one == other == 1 for (one, _), (other, _) in pairwise(runs)):
+        return None
+    return [kind for kind, length in runs for _ in range(length)]

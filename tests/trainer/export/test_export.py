@@ -37,7 +37,7 @@ def exported(place: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("layout", "shape"), [("spatial", "mlp"), ("channel", "mlp_gelu")])
+@pytest.mark.parametrize(("layout", "shape"), [("channel", "linear"), ("spatial", "mlp"), ("channel", "mlp_gelu")])
 def test_the_exported_code_says_what_generate_says(configured, tmp_path, layout, shape):
     config = train_alone(configured(max_steps=2, layout=layout, projector=shape))
     assert "print(Answerer(" in export_and_ask(config, tmp_path)
@@ -67,7 +67,7 @@ def test_the_exported_file_alone_gives_the_tokens_of_the_trained_projector(train
     assert torch.allclose(tokens, load_projector(trained.run.folder)(latents), atol=1e-6)
 
 
-def test_the_card_shows_the_runs_figures(trained, tmp_path):
+def test_the_card_shows_the_runs_figures_in_forty_lines(trained, tmp_path):
     folder, run = exported(trained.run.folder, tmp_path / "exported"), trained.run.folder
     _, header, text = (folder / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "encode-once"
@@ -77,6 +77,7 @@ def test_the_card_shows_the_runs_figures(trained, tmp_path):
     assert_names(text, f"AutoencoderKLWan lm0 {figures} 16x24, squash, bilinear")
     for words in ("12 steps, 96 samples", "[channel 4, latent_y 3, latent_x 2]", "8 tokens"):
         assert words in text
+    assert len((folder / "README.md").read_text().splitlines()) <= 40
     earlier = exported(checkpoints_of(trained.run).path(6), tmp_path / "earlier")
     assert "6 steps, 48 samples" in (earlier / "README.md").read_text()
 
@@ -90,6 +91,8 @@ def test_an_export_names_no_folder_of_this_machine(trained, tmp_path):
         assert os.fsencode(Path(trained.model.language_model).parent) not in data
     projector, own = load_projector(first), load_projector(trained.run.folder)
     assert all(torch.equal(each, own.state_dict()[name]) for name, each in projector.state_dict().items())
+    assert main(["export", str(first / PROJECTOR_FILE), str(tmp_path / "from a file")]) == 0
+    assert (tmp_path / "from a file" / PROJECTOR_FILE).read_bytes() == (first / PROJECTOR_FILE).read_bytes()
 
 
 REFUSED = [
