@@ -1,4 +1,7 @@
-"""The array of a cache: what a sample is, and the encoder and recipe that made it from an image or a text."""
+"""The array of a cache: what a sample is, and the encoder and recipe that made it from an image or a text.
+
+docs/format.md says what each field is.
+"""
 
 import math
 from collections.abc import Sequence
@@ -68,29 +71,16 @@ class SizeRule(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The rule that gives each image its size, and says how it is scaled and cut to that."""
 
     preset: str
-    """Name of the rule: `squash`, `crop`, `pad` or `edge` for the one size in `sizes`, or a rule of buckets;
-    docs/reference/buckets.md states each one."""
     resolution: Count = 0
-    """Side of the square that has a bucket's pixels; of `edge`, the shorter side before the cut. The record omits every
-    field that the rule does not use."""
     pixels: Count = 0
-    """Most pixels of a bucket, if they are not the square's."""
     min: Count = 0
-    """Shortest side of a bucket."""
     max: Count = 0
-    """Longest side of a bucket."""
     step: Count = 0
-    """Sides are multiples of it."""
     no_upscale: bool = False
-    """Whether the rule leaves small images small."""
     sizes: tuple[tuple[Side, Side], ...] = ()
-    """The sizes, [width, height] each, if they were listed."""
     min_aspect: float | None = None
-    """Width over height of the tallest bucket."""
     max_aspect: float | None = None
-    """Width over height of the widest bucket."""
     num_aspects: Count = 0
-    """Number of aspects, in equal steps of the logarithm."""
     max_aspect_error: float | None = None
     """Images whose aspect differs by this or more from the nearest bucket's are rejected. The record omits None; it
     would not omit a float, which is another object after a pickle."""
@@ -113,9 +103,7 @@ class ClipRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Which frames of a video a sample has; the plan's column `clip_start` says where the first one is."""
 
     counts: Annotated[tuple[Side, ...], msgspec.Meta(min_length=1)]
-    """The numbers of frames that a clip may have, ascending."""
     fps: float | None = None
-    """Frames per second of the clip; the record omits None, which takes every frame of the file."""
 
     @property
     def summary(self) -> str:
@@ -133,9 +121,7 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
     range: str
     max_pixels: Count
     decode: str
-    """`full`, or `reduced`: libjpeg scaled a large JPEG down while it decoded it."""
     flip: bool
-    """Whether the fitted image is mirrored left to right."""
     orientation: str = "exif applied"
     alpha: str = "on white"
     colour: str = "rgb, profiles ignored"
@@ -155,31 +141,20 @@ class TextRecipe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The steps from a sample's text to tokens; every field changes the latents."""
 
     source: str
-    """The text that is encoded: `caption`, an answer of the sample's conversation."""
     caption: Side = 1
-    """Which answer, from 1; a sample with fewer begins again with its first."""
     shuffle_tags: Count | None = None
-    """Seed by which the caption's tags, between commas, are put into an order that depends on the sample's id."""
     keep_tags: Count = 0
-    """Number of first tags that keep their places."""
     clean: str
-    """How it is cleaned first: `none`; `prompt_clean`, as in diffusers' pipelines of Wan; `lower`, as in SANA's."""
     template: str
-    """A text around the sample's, which replaces its one `{}`."""
     max_tokens: Count
-    """Tokens per sample: a longer text is cut, a shorter one padded at its end, or with `left` before it."""
     drop: Count
-    """Number of the template's first tokens that are encoded, then left out of the sample."""
     keeps_first: bool
-    """Whether the very first token is kept, and the `drop` tokens after it left out."""
     padding: str
     """With `seen`, text tokens attend to padding; with `masked`, they do not; both store the encoder's output there.
     With `zero`, text tokens do not attend to padding, with `seen-zero` they do, and it is stored as zeros. `left` is
     `masked` with the padding before the text."""
     null_prompt: str
-    """The text that is encoded as the null prompt: the template around no text, or nothing at all."""
     null_tokens: Count
-    """Number of its tokens, without the dropped ones."""
 
     def mask(self, counts: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which tokens are a text's, [N, T], of texts with so many tokens each, [N]; the others are padding."""
@@ -208,7 +183,6 @@ class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     latents_mean: tuple[float, ...]
-    """Mean of each channel after stacking; empty, like `latents_std`, if the model states none."""
     latents_std: tuple[float, ...]
     latents_shift: float | None = None
     latents_scale: float | None = None
@@ -222,22 +196,15 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
     weights_sha256: str
     path: Literal["folded", "native"]
     compiled: bool | Literal["auto"]
-    """auto: compiled on a GPU that supports it."""
     posterior: str
     compute_dtype: str
     batch_size: Count
     pool: Side = 1
-    """A vision tower averages `pool` x `pool` patches into one token; the record omits the value 1."""
     layer: int | None = None
-    """Index of the tower's hidden state that is cached, as transformers counts them; the record omits the last one."""
     class_token: bool = False
-    """Whether a tower's tokens before the patches are kept; the record omits false."""
     layers: tuple[int, ...] = ()
-    """Indices of a text encoder's hidden states whose features were joined; omitted if there is only one."""
     pooled: bool = False
-    """Whether a text encoder's one vector per text is cached instead of its tokens; the record omits false."""
     tokenizer_sha256: str = ""
-    """SHA-256 over the files of a text encoder's tokenizer; the record omits it for other encoders."""
 
     @property
     def summary(self) -> str:
@@ -257,7 +224,6 @@ class SampleAxes(Record, frozen=True, kw_only=True):
     axes: Annotated[tuple[Axis, ...], msgspec.Meta(min_length=1, max_length=MAX_AXES)]
     """A VAE has `channel, latent_y, latent_x`, a vision tower or a text encoder `token, feature`."""
     feature_axis: Axis
-    """The axis that has separate statistics for each entry: a VAE's channels, a tower's features."""
     has_preview: bool
     """Whether a linear map turns a sample into a picture; the axes must then be features, cell rows, cell columns, with
     latent frames after the features if samples are clips."""
@@ -314,14 +280,11 @@ class ArrayRecipe(SampleAxes, frozen=True, kw_only=True, omit_defaults=True):
     """Axes, storage and recipe, which samples of all sizes of a cache share."""
 
     features: Side
-    """Length of the feature axis."""
     dtype: StoreDtype
     codec: CodecName
     encoder: EncoderIdentity
     image: ImageRecipe | None = None
-    """The record omits it if samples are texts."""
     text: TextRecipe | None = None
-    """The record omits it if samples are images or clips."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -378,7 +341,6 @@ class ArraySpec(ArrayRecipe, frozen=True, kw_only=True, omit_defaults=True):
 
     size: Size
     shape: tuple[Side, ...]
-    """Shape of one sample."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,7 @@
-"""The records of a cache: spec, commit records, build record and seal, all strict and frozen."""
+"""The records of a cache: spec, commit records, build record and seal, all strict and frozen.
+
+docs/format.md says what each field is.
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -48,7 +51,6 @@ class Part(Record, frozen=True, kw_only=True):
     rows: Annotated[int, msgspec.Meta(ge=1)]
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
     digest: str
-    """SHA-256 over its samples, however they are cut into shards."""
 
 
 class ShardRun(Record, frozen=True, kw_only=True):
@@ -56,18 +58,14 @@ class ShardRun(Record, frozen=True, kw_only=True):
 
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
     rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
-    """Rows of each of these shards."""
     array: str
-    """Name of the array's size, such as `1344x768`."""
 
 
 class SizedArray(Record, frozen=True, kw_only=True):
     """An array of the cache: all samples of one size."""
 
     size: Size
-    """Frames, height and width."""
     shape: tuple[Side, ...]
-    """Shape of a sample."""
 
 
 class Spec(Recipe, frozen=True, kw_only=True):
@@ -77,11 +75,8 @@ class Spec(Recipe, frozen=True, kw_only=True):
     """A million shards that all differ in length from their neighbours take 60 MB."""
 
     parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
-    """The samples, part by part: row numbers continue from each part to the next."""
     shards: Annotated[tuple[ShardRun, ...], msgspec.Meta(min_length=1)]
-    """The lengths of all shards, in order: row numbers continue from each shard to the next."""
     arrays: Annotated[tuple[SizedArray, ...], msgspec.Meta(min_length=1)]
-    """The arrays, one for each size that occurs."""
 
     @property
     def recipe(self) -> Recipe:
@@ -182,7 +177,6 @@ def require_lengths(length: int, *lists: Sized) -> None:
 
 class FileRecord(Record, frozen=True, kw_only=True):
     path: str
-    """Relative to the cache's folder."""
     bytes: Count
     sha256: str
 
@@ -197,31 +191,21 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     shard: Count
     first_row: Count
-    """The shard has the rows from here on, as many as `cached` and `rejected` together."""
     array: str
-    """Name of the shard's array."""
     recipe: Recipe
     samples: str
-    """Digest of the shard's planned samples, which exposes a shard of another cache."""
     texts: str | None = None
     """SHA-256 over the ids and texts that were encoded, in a cache of texts; a change of other texts is none of it."""
     files: Annotated[tuple[FileRecord, ...], msgspec.Meta(min_length=1)]
     rows_digest: str
-    """SHA-256 over (row, id, content_sha256) of every planned sample; it exposes a swapped or renumbered shard."""
     cached: Count
     rejected: Count
     withdrawn: Count = 0
-    """Rejected samples that were taken out on request; the record omits 0."""
     reasons: dict[str, Count]
-    """Number of rejected samples by kind of reason: the words before its colon."""
     non_finite: Count
-    """Number of non-finite values that the encoder returned; their samples are rejected."""
     remarks: dict[str, Count] = msgspec.field(default_factory=dict)
-    """Number of cached samples by what was odd about their files and what was done; the record omits none."""
     cut_texts: Count = 0
-    """Cached samples whose text was cut, since it has more tokens than a sample; the record omits 0."""
     sums: str | None
-    """SHA-256 over the sums in the footer of the samples table; None if no row is cached."""
     proof: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
     """CRC32C over bytes of the shard file that no other shard has, by which a reader that maps the file knows it."""
 
@@ -236,9 +220,7 @@ class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     device: str
     versions: dict[str, str]
     hardware: dict[str, str] = msgspec.field(default_factory=dict)
-    """The device: a GPU's name, driver, CUDA and cuDNN, or a CPU's name and widest vector instructions."""
     committed_at: str = ""
-    """When the record was written: `2026-01-31T23:59:59.123Z`; empty if unknown."""
 
     @property
     def made_by(self) -> str:
@@ -253,14 +235,12 @@ class CommitRecord(Record, frozen=True, kw_only=True):
     content: CommitContent
     run: CommitRun
     sha256: str
-    """SHA-256 over the record's canonical form without this field."""
 
 
 class PartTexts(Record, frozen=True, kw_only=True):
     """The texts of a part that are in force."""
 
     digest: str
-    """SHA-256 over ids and texts; the file's name begins with it."""
     bytes: Count
     sha256: str
 
@@ -276,12 +256,8 @@ class Texts(Record, frozen=True, kw_only=True, omit_defaults=True):
     format_version: int
     parts: Annotated[tuple[PartTexts, ...], msgspec.Meta(min_length=1)]
     before: tuple[PartTexts, ...] = ()
-    """The texts of these parts before: they stay for programs that have opened them. The record omits none."""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
-    """For each extra column, what its values are in all parts together; a part has the narrowest type that it needs.
-    The record omits none."""
     sha256: str
-    """SHA-256 over the record's canonical form without this field."""
 
     @property
     def files(self) -> list[str]:
@@ -299,7 +275,6 @@ class Listed(Record, frozen=True, kw_only=True, omit_defaults=True):
     source: str | None
     """Digest over names, sizes, times and ETags of the source's files; None if every build must list the source."""
     plan: tuple[str, ...]
-    """SHA-256 of each part's file."""
     parts: tuple[str | None, ...] = ()
     """Version of the files of each part, None if every build must list it; the record omits it unless all parts have
     files of their own."""
@@ -314,19 +289,15 @@ class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     format_version: int
     config: dict[str, Any]
     spec_digest: str = ""
-    """The digest of the cache's spec, which shows the record of another cache."""
     listed: Listed | None = None
     withdrawing: tuple[str, ...] = ()
-    """Ids of samples that are being withdrawn; the record omits them once no other file has these samples."""
     sha256: str
-    """SHA-256 over the record's canonical form without this field."""
 
 
 class PreviewMap(Record, frozen=True, kw_only=True):
     """RGB in [0, 1] = weight · features of a cell + bias: a picture without a decoder."""
 
     weight: tuple[tuple[Moment, ...], ...]
-    """[3, features]."""
     bias: tuple[Moment, ...]
 
     def __post_init__(self) -> None:
@@ -342,7 +313,6 @@ class ArraySummary(Record, frozen=True, kw_only=True):
     minimum: tuple[Moment, ...]
     maximum: tuple[Moment, ...]
     preview: PreviewMap | None
-    """The preview's linear map; None if the array has no preview, or every shard has a withdrawn row."""
 
     def __post_init__(self) -> None:
         weight = self.preview.weight if self.preview else ()
@@ -360,19 +330,14 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     cached: Count
     rejected: Count
     withdrawn: Count = 0
-    """Rejected samples that were taken out on request; the record omits 0."""
     reasons: dict[str, Count]
     remarks: dict[str, Count] = msgspec.field(default_factory=dict)
-    """The record omits none."""
     cut_texts: Count = 0
-    """The record omits 0."""
     plan_files: tuple[FileRecord, ...]
-    """The files of the plan, part by part."""
     rejected_file: FileRecord
     shards_file: FileRecord
     array: ArraySummary
     sha256: str
-    """SHA-256 over the seal's canonical form without this field."""
 
     @property
     def identity(self) -> str:
