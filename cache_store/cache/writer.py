@@ -1,14 +1,14 @@
 """Build one shard: samples stream in, files stream out, and the commit record is written last.
 
 Samples are written as they arrive, so that a shard of any size needs the memory of one batch. Existing files are
-replaced only when the new ones are whole on disk and have one of the allowed digests, if any are given.
+replaced only when the new ones are whole on disk and have the digest that is asked for, if one is.
 """
 
 import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -68,7 +68,7 @@ class MismatchedShardError(CacheError):
 class ShardBuilder:
     """A context manager: append every row of the shard in order, then commit; without commit, existing files stay.
 
-    `planned` has the shard's rows of the plan. If `allowed_digests` are given, the content must have one of them. Other
+    `planned` has the shard's rows of the plan. If a `digest` is given, the content must have it. Other
     programs may be building a `shared` shard too; a `rewritten` one keeps its old record until the new one.
     """
 
@@ -78,13 +78,13 @@ class ShardBuilder:
         spec: Spec,
         shard: int,
         planned: pa.Table,
-        allowed_digests: Collection[str] = (),
+        digest: str = "",
         *,
         shared: bool = False,
         rewritten: bool = False,
     ) -> None:
         self._spec, self._array, self._shard, self._planned = spec, spec.array_of(shard), shard, planned
-        self._allowed_digests = allowed_digests
+        self._digest = digest
         self._files = ShardFiles(store, spec, shard, shared=shared, rewritten=rewritten)
         self._outcomes: list[Outcome] = []
         self._places: list[np.ndarray] = []
@@ -166,7 +166,7 @@ class ShardBuilder:
     def commit(
         self, seconds: float, device: str, versions: dict[str, str], hardware: dict[str, str] | None = None
     ) -> CommitRecord:
-        """Publish the files, then the record; return the committed one. MismatchedShardError for bytes not allowed."""
+        """Publish the files, then the record; return the committed one. MismatchedShardError for another digest."""
         count = self._planned.num_rows
         run = CommitRun(
             attempt=self._files.attempt,
@@ -196,7 +196,7 @@ class ShardBuilder:
             sums = sums._replace(preview=None)  # it cannot be taken apart, and a build must give the same record again
         data = sums.data if sums else None
         content = self._content(self._files.finish(samples, data, self._null_text), samples, data, proof)
-        if self._allowed_digests and content.digest not in self._allowed_digests:
+        if self._digest not in ("", content.digest):
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = sign(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
         committed = self._files.commit(record)

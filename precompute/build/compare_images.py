@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 
 from cache_store.cache.survey import Survey
 from cache_store.format.array import ArraySpec
+from cache_store.format.layout import samples_file
 from cache_store.format.tables import REJECTED, WITHDRAWN, reason_kind
 from cache_store.messages import ABSENT, Difference, abridge, counted
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import Store
 from cache_store.verify.record import recorded_samples
 from precompute.build.decide import Work
-from precompute.build.refusals import refuse_changed_images, refuse_unknown_images
+from precompute.build.refusals import refuse_changed_images, refuse_damage
 from precompute.build.request import BuildRequest
 from precompute.build.stated import Planned
 from precompute.images.rejected import Rejected
@@ -38,12 +39,12 @@ class ImageChange(NamedTuple):
 
 def compare_images(
     survey: Survey, work: Work, rows: Planned, reader: Reader, request: BuildRequest, threads: int
-) -> tuple[int, list[ImageChange], list[int]]:
-    """Compare images with the encoded ones; return how many, those that changed, and shards without a trusted table.
+) -> tuple[int, list[ImageChange]]:
+    """Compare images with the encoded ones; return how many, and those that changed; CacheError for a damaged table.
 
     It reads images whose fingerprint changed, and all of shards that are rebuilt: a new latent would hide a change.
     """
-    compared, changes, unknown = 0, list[ImageChange](), list[int]()
+    compared, changes = 0, list[ImageChange]()
     counts = {shard: len(work.spec.shard_rows(shard)) for shard in shards_to_check(survey, work, rows, request)}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
@@ -52,13 +53,12 @@ def compare_images(
         for shard, count in counts.items():
             is_trusted = shard in work.kept and not request.check_sources
             suspects = suspects_of(survey, work, rows, reader, shard, is_trusted=is_trusted)
-            if suspects is None:
-                unknown.append(shard)
-            else:
-                changes += filter(None, pool.map(partial(compare_image, reader, shard), suspects))
-                compared += len(suspects)
+            if suspects is None and not request.mends:  # a repair gives the shard its old bytes, or none
+                refuse_damage(survey.store, [f"{samples_file(shard)} or its record is damaged"], request)
+            changes += filter(None, pool.map(partial(compare_image, reader, shard), suspects or ()))
+            compared += len(suspects or ())
             bar.update(count)
-    return compared, changes, unknown
+    return compared, changes
 
 
 def shards_to_check(survey: Survey, work: Work, rows: Planned, request: BuildRequest) -> list[int]:
@@ -90,7 +90,7 @@ def encoded_samples(
 ) -> list[dict[str, Any]] | None:
     """Return a shard's samples with their recorded SHA-256 and status; None without a trusted table."""
     record, task = survey.records.get(shard), work.tasks.get(shard)
-    if record is None or (task and task.allowed and record.content.digest not in task.allowed):
+    if record is None or (task and task.digest not in ("", record.content.digest)):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
     planned = rows.of_shard(shard, [*{"id": None, **dict.fromkeys(reader.columns)}])
@@ -117,7 +117,6 @@ def judge_images(
     work: Work,
     compared: int,
     changes: Sequence[ImageChange],
-    unknown: Sequence[int],
     request: BuildRequest,
 ) -> tuple[Work, frozenset[int]]:
     """Raise StaleError naming changed images; no latent depends on a rejected one.
@@ -130,7 +129,6 @@ def judge_images(
     refuse_changed_images(store, what, encoded, f"to encode them as they are now, build another cache: {another}")
     notes = list[str]()
     if request.check_sources:
-        refuse_unknown_images(store, unknown)
         notes.append(f"{counted(compared, 'image')} read again; every encoded image is unchanged")
     rejected = [each for each in changes if each.is_rejected and not request.retry_rejected]
     held, retry = (
@@ -144,7 +142,7 @@ def judge_images(
             f"images that were rejected are there now, or have changed: {len(ids):,} ({abridge(ids)}); they stay "
             f"rejected, unless you run {retry}"
         )
-    shards = *(each.shard for each in rejected), *unknown
+    shards = *(each.shard for each in rejected), *work.shards_to("mend")
     parts = frozenset(int(work.spec.part_of_shard[shard]) for shard in shards)
     return replace(work, notes=(*notes, *work.notes)), parts
 

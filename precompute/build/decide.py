@@ -33,8 +33,8 @@ class Task(NamedTuple):
     """The work on a shard that is not kept."""
 
     state: State
-    allowed: frozenset[str] = frozenset()
-    """Content digests that a mended shard may have; empty if none is known."""
+    digest: str = ""
+    """The content digest that a mended shard must have; empty if none is known."""
     rejected: int = 0
     """Rejected samples of a replaced shard, before."""
 
@@ -67,11 +67,6 @@ class Work:
         return 0 < self.rows_before < self.spec.rows
 
     @property
-    def has_other_samples(self) -> bool:
-        """Whether this work changes the cache's samples, and so its identity, on purpose."""
-        return self.is_extension or bool(self.shards_to("replace"))
-
-    @property
     def to_build(self) -> list[int]:
         return [*self.tasks]
 
@@ -79,8 +74,8 @@ class Work:
         return [shard for shard, task in self.tasks.items() if task.state in states]
 
     @property
-    def allowed_digests(self) -> dict[int, frozenset[str]]:
-        return {shard: task.allowed for shard, task in self.tasks.items() if task.allowed}
+    def digests(self) -> dict[int, str]:
+        return {shard: task.digest for shard, task in self.tasks.items() if task.digest}
 
     def with_recovered(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
         tasks = {**self.tasks, **{shard: Task("replace", rejected=count) for shard, count in shards.items()}}
@@ -166,11 +161,9 @@ def divide_shards(
             records[shard] = record
         if problem is not None:
             problems[shard] = problem
-    allowed = allowed_digests(spec, survey, records)
-    seal = survey.seal.value
-    sealed = range(seal.spec.num_shards if seal and begins_with(spec, seal.spec) else 0)
+    digests = known_digests(spec, survey, records)
     for shard, record in records.items():
-        if shard not in problems and record.content.digest not in allowed.get(shard, ()):
+        if shard not in problems and record.content.digest != digests[shard]:
             problems[shard] = f"{commit_file(shard)}: is not the record that the cache was sealed with"
     again = {*problems, *request.rebuild, *outdated}
     kept = {shard: each for shard, each in records.items() if shard not in again}
@@ -178,8 +171,8 @@ def divide_shards(
     for shard in (shard for shard in shards if shard not in kept):
         if shard in outdated:
             tasks[shard] = Task("replace", rejected=records[shard].content.rejected)
-        elif shard in survey.shards or shard in allowed or shard in sealed:
-            tasks[shard] = Task("mend", allowed.get(shard, frozenset()))
+        elif shard in survey.shards or shard in digests:
+            tasks[shard] = Task("mend", digests.get(shard, ""))
         else:
             tasks[shard] = Task("build")
     lost = [shard for shard, task in tasks.items() if task.state == "mend" and shard not in request.rebuild]
@@ -199,19 +192,17 @@ def refuse_lost_withdrawals(survey: Survey, shards: Sequence[int], facts_of: Fac
         )
 
 
-def allowed_digests(spec: Spec, survey: Survey, records: Mapping[int, CommitRecord]) -> Mapping[int, frozenset[str]]:
-    """Return the digests allowed for rebuilt shards: damage is repaired to the old bytes or not at all.
+def known_digests(spec: Spec, survey: Survey, records: Mapping[int, CommitRecord]) -> Mapping[int, str]:
+    """Return the digests of shards, as sealed, else as recorded, else "": damage is repaired to the old bytes or not.
 
-    The seal's digests count if at least one record matches them or no record is left; otherwise a shard may match its
-    record or the seal. While a cache is extended, its seal covers only its first shards.
+    While a cache is extended, its seal covers only its first shards.
     """
-    recorded = {shard: record.content.digest for shard, record in records.items()}
     seal, roll = survey.seal.value, survey.roll.value
-    is_sealed = seal is not None and seal.spec.recipe == spec.recipe and begins_with(spec, seal.spec)
-    sealed = {shard: roll.digest(shard) for shard in range(len(roll))} if roll and is_sealed else {}
-    if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
-        return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
-    return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}
+    recorded = {shard: record.content.digest for shard, record in records.items()}
+    if not (seal and seal.spec.recipe == spec.recipe and begins_with(spec, seal.spec)):
+        return recorded
+    sealed = {shard: roll.digest(shard) for shard in range(len(roll))} if roll else {}
+    return {**dict.fromkeys(range(seal.spec.num_shards), ""), **recorded, **sealed}
 
 
 def begins_with(spec: Spec, sealed: Spec) -> bool:

@@ -102,15 +102,6 @@ def refuse_changed_images(store: Store, what: str, changes: Sequence[Difference]
         refuse(f"{store}: {what}: {ids}; the cache is untouched", named, [remedy, again])
 
 
-def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
-    if shards:
-        first = shlex.join(["precompute", "repair", str(store), "--shards", str(list(shards))])
-        raise CacheError(
-            f"{store}: the images of {counted(len(shards), 'shard')} cannot be checked, because their samples tables "
-            f"or records are damaged; first run {first}"
-        )
-
-
 def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:
     """Yield how samples differ from the table on disk; only for messages, because the table may be damaged."""
     try:
@@ -130,7 +121,7 @@ def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Differ
 def refuse_mismatched_shards(
     store: Store,
     mismatched: Mapping[int, MismatchedShard],
-    allowed: Mapping[int, Collection[str]],
+    digests: Mapping[int, str],
     request: BuildRequest,
 ) -> None:
     """Raise StaleError naming rebuilt shards that differ, whose old files stay, and their changed samples."""
@@ -141,7 +132,7 @@ def refuse_mismatched_shards(
         {shard: [*sample_changes(store, each)] for shard, each in mismatched.items()},
     )
     for shard, each in sorted(mismatched.items()):
-        differences += [Difference(f"content of shard {shard}", min(allowed[shard]), each.digest), *changes[shard]]
+        differences += [Difference(f"content of shard {shard}", digests[shard], each.digest), *changes[shard]]
     culprits = "an image may have changed unnoticed, or the machine or a library is a different one"
     if all(changes.values()):
         culprits = "samples changed since they were encoded"

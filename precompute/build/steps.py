@@ -218,7 +218,7 @@ def build_shards(inputs: BuildInputs, work: Work, shards: Sequence[int], *, shar
             progress.refuse_too_many_rejects()
             if shards:
                 # Keep the seal while shards must match its digests, so that an interrupted repair loses nothing.
-                if not shared and not all(task.allowed for task in work.tasks.values()):
+                if not shared and not all(task.digest for task in work.tasks.values()):
                     store.delete(SEAL_FILE)
                 encode(inputs, encode_job(inputs, work, shards, shared), progress)
         except TooManyRejectsError as error:
@@ -240,7 +240,7 @@ def encode_job(inputs: BuildInputs, work: Work, shards: Sequence[int], shared: b
         store=store,
         spec=work.spec,
         shards=shards,
-        allowed_digests=work.allowed_digests,
+        digests=work.digests,
         shared=shared,
         never_replace=new,
     )
@@ -253,7 +253,7 @@ def encode(inputs: BuildInputs, job: EncodeJob, progress: BuildProgress) -> None
         log_info("encoder.device auto: no GPU that torch can use was found; the CPU encodes")
     with stop_on_signals() as stop:
         run_workers(job, inputs.source, inputs.encoder, progress)
-    refuse_mismatched_shards(job.store, progress.mismatched, job.allowed_digests, inputs.request)
+    refuse_mismatched_shards(job.store, progress.mismatched, job.digests, inputs.request)
     if stop.is_set() and not job.shared:  # the signal came after the last batch
         raise Interrupted("every shard is committed; run the same command again to seal the cache")
 
@@ -267,9 +267,7 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Summary:
     made = sum_up(store, work.spec, contents, work.plan_files, work.earlier_seal if work.is_rolled_up else None)
     seal = write_seal(store, made, work.earlier_seal)
     if work.earlier_seal is not None and work.earlier_seal.identity != seal.identity:
-        is_asked = work.has_other_samples
-        why = "its samples changed; restart training" if is_asked else "the old seal did not match these shards"
-        log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
+        log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}; restart training")
     retried = [(task.rejected, progress.built[shard]) for shard, task in work.tasks.items() if task.rejected]
     recovered = sum(before - record.content.rejected for before, record in retried)
     return Summary(seal=seal, encoded=progress.encoded, num_retried=work.num_retried, recovered=recovered)

@@ -33,8 +33,8 @@ class EncodeJob:
     store: Store
     spec: Spec
     shards: Sequence[int] = ()
-    allowed_digests: Mapping[int, Collection[str]] = field(default_factory=dict)
-    """Content digests that each shard may have; a shard without an entry may have any content."""
+    digests: Mapping[int, str] = field(default_factory=dict)
+    """Content digests that shards must have; one without an entry may have any content."""
     shared: bool = False
     """Whether other programs build this cache too, perhaps the same shards."""
     never_replace: Collection[int] = frozenset()
@@ -43,7 +43,7 @@ class EncodeJob:
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchedShard:
-    """A rebuilt shard whose digest is not allowed; the old shard stays."""
+    """A rebuilt shard with another digest than it must have; the old shard stays."""
 
     shard: int
     digest: str

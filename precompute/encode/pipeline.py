@@ -45,8 +45,8 @@ def encode_shards(
 ) -> None:
     """Build runs of shards, each to its end; once a stop is requested, drop unfinished shards and raise Interrupted.
 
-    Reports each batch, and then its shard. A shard whose digest is not allowed leaves the old files in place. Raises
-    SourceError if an image vanished since planning, DeviceError if the canary refuses the device.
+    Reports each batch, and then its shard. A shard with another digest than it must have leaves the old files in
+    place. Raises SourceError if an image vanished since planning, DeviceError if the canary refuses the device.
     """
     busy, meter, last = BusyTimes(decode_threads), GpuMeter(gpu_uuid(encoder.device)), time.monotonic()
     feed, reader = feed_of(encoder), make_reader(source, job.spec.array, encoder.texts, busy=busy)
@@ -146,10 +146,10 @@ class ShardSink:
     def _append(self, batch: Batch, samples: np.ndarray, null_text: np.ndarray | None) -> None:
         if batch.start == 0:
             self._started = batch.encoding_since
-            allowed = self._job.allowed_digests.get(batch.shard, ())
+            digest = self._job.digests.get(batch.shard, "")
             job, shard, planned = self._job, batch.shard, batch.planned
             shared = job.shared or shard in job.never_replace
-            builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=shared)
+            builder = ShardBuilder(job.store, job.spec, shard, planned, digest, shared=shared)
             self._builder = self._shard.enter_context(builder)
         outcomes = batch.wait()
         if self._canary and self._canary.wants_samples:
@@ -160,7 +160,7 @@ class ShardSink:
             self._builder.add_null_text(null_text)
 
     def _commit_shard(self, builder: ShardBuilder, shard: ExitStack, seconds: float) -> None:
-        """Commit the shard; if its digest is not allowed, report that in place of a commit."""
+        """Commit the shard; if its digest is another than it must be, report that in place of a commit."""
         with shard:
             if self._canary:
                 self._canary.refuse_wrong_device(self._device)

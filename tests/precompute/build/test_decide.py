@@ -263,7 +263,7 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "neither spec nor seal": (Case(without("spec", "seal", "roll")), [], [], "zarr.json is missing"),
     "a lost seal": (Case(NO_SEAL), [], [], ""),
     "a damaged seal": (Case(replace(NO_SEAL, seal=DAMAGED)), [], [], "it is damaged"),
-    "a foreign seal": (Case(OTHER_SEAL), [], [], ""),
+    "a foreign seal": (Case(OTHER_SEAL), [0, 1], [], "is not the record that the cache was sealed with"),
     "an extension": (Case(source=LONGER, request=APPEND), [2], [2], EXTENDS),
     "one beside damage": (Case(shard_1(NO_FILE), LONGER, APPEND), [1, 2], [2], EXTENDS),
 }
@@ -276,14 +276,12 @@ def test_what_is_kept_and_built(name):
     work, written = case.decided()
     count = 12 if case.request is LEAVE_OUT else case.source.num_rows
     assert (work.to_build, work.spec.rows) == (to_build, count)
-    vouching = [WHOLE, FOREIGN] if case.found is OTHER_SEAL else [WHOLE]
-    held = {shard: {each.records[shard].content.digest for each in vouching} for shard in {*to_build} - {*free}}
-    assert work.allowed_digests == held
+    vouching = FOREIGN if case.found is OTHER_SEAL else WHOLE
+    held = {shard: vouching.records[shard].content.digest for shard in {*to_build} - {*free}}
+    assert work.digests == held
     assert said in " ".join(work.notes)
     assert bool(work.notes) == bool(said)
     assert bool(written) is (said == PLAN or "nor plan" in name or name == "lost texts")
-    is_replaced = bool(case.recovered) or name == "a shard with a withdrawn sample"
-    assert work.has_other_samples is (is_replaced or said == EXTENDS)
     if said == EXTENDS:
         assert work.spec.bounds.tolist() == [0, 8, 12, 20]
 

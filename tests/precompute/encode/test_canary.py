@@ -124,7 +124,7 @@ def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
     ended.set()
 
 
-def test_a_record_names_its_hardware_and_commands_say_where_shards_differ(project):
+def test_a_record_names_its_hardware_and_info_says_where_shards_differ(project):
     project.build()
     made = json.loads((project.cache / "commits/000001.json").read_bytes())["run"]["hardware"]
     assert made == hardware_of(DEVICE)
@@ -134,7 +134,3 @@ def test_a_record_names_its_hardware_and_commands_say_where_shards_differ(projec
     save_signed(commit, record)
     other = "1 shard: NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, av "
     assert other in project.run(cache_store, "info", project.cache)
-    for level in ("quick", "full"):
-        said = project.run(cache_store, "verify", project.cache, "--level", level)
-        assert "shards were made by 2 kinds of hardware or libraries:\n" in said
-        assert other in said

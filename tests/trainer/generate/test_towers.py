@@ -1,17 +1,15 @@
 """A VAE's latents and Gemma 3's own vision tower train together, are exported and answer."""
 
-import runpy
-
 import numpy as np
 import pytest
 import torch
 
 from cache_store import open_joined
+from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
 from tests.trainer.models import PROMPTS, assert_batched_as_alone
 from tests.trainer.runs import assert_near_run, train_alone, train_on_two_ranks
 from trainer import load_projector
-from trainer.cli import main
 from trainer.data.draws import as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
@@ -66,12 +64,5 @@ def test_prompts_under_full_attention_go_in_padded_batches(home, towers, caches)
     assert_batched_as_alone(generator, samples)
 
 
-def test_the_exported_code_of_a_pretrained_tower_projects_and_refuses_to_answer(towers, caches, tmp_path):
-    assert main(["export", str(towers.run.folder), str(tmp_path / "exported")]) == 0
-    assert "its tokens attend to each other; not trained here" in (tmp_path / "exported/README.md").read_text()
-    alone = runpy.run_path(str(tmp_path / "exported/projector.py"))
-    samples = as_tensors(open_joined(caches).read(np.arange(3)))
-    expected = load_projector(towers.run.folder)(samples)
-    assert torch.allclose(alone["ExportedProjector"](tmp_path / "exported")(samples), expected, atol=1e-5)
-    with pytest.raises(ValueError, match="attention masks"):
-        alone["Answerer"](tmp_path / "exported")
+def test_the_exported_code_of_a_pretrained_tower_says_what_generate_says(towers, tmp_path):
+    assert "its tokens attend to each other; not trained here" in export_and_ask(towers, tmp_path, [0])
