@@ -1,13 +1,13 @@
 """A frozen encoder as the build sees it (pixels or tokens in, float32 samples out), and a family of encoders.
 
-Everything that changes a sample is in `identity`, or in the recipe. A family has the checks that need no torch, and
-loads its models.
+Everything that changes a sample is in `identity`, or in the recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from cache_store.errors import ConfigError
@@ -42,16 +42,14 @@ NO_TOKEN = -1
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text."""
-
     ids: list[int]
-    """Tokens for the encoder, cut to its maximum."""
+    """A text's tokens, cut to the encoder's maximum."""
     whole: int
     """Number of tokens before the cut, without the dropped ones of the template."""
 
 
 class TextInputs(Protocol):
-    """Turns texts into tokens, as a text encoder reads them."""
+    """Turns texts into tokens."""
 
     recipe: TextRecipe
     null_ids: Sequence[int]
@@ -84,43 +82,24 @@ class Encoder(Protocol):
         """
 
     def prefix(self, inputs: Tensor) -> tuple[Tensor, int | None]:
-        """Return the beginning of the inputs whose samples say enough of the encoder, and how many of their latent
-        frames are those of the whole inputs; by default the inputs, and None for all of a sample.
+        """Return a beginning of the inputs, enough to check the encoder by, and how many of its latent frames are those
+        of the whole inputs, None for all.
         """
         return inputs, None
 
 
-def to_signed(pixels: Tensor) -> Tensor:
-    """Map [0, 255] to [-1, 1], the range that encoders were trained on, in place."""
-    return pixels.div_(127.5).sub_(1)
-
-
-def to_theworld(pixels: Tensor) -> Tensor:
-    """Leave [0, 255] unchanged, as TheWorld feeds its VAE."""
-    return pixels
-
-
-def to_unit(pixels: Tensor) -> Tensor:
-    """Map [0, 255] to [0, 1], in place."""
-    return pixels.div_(255)
-
-
-def make_standardiser(mean: Channels, std: Channels) -> Callable[[Tensor], Tensor]:
-    """Return a map, in place, from [0, 255] to [0, 1], then to each colour's mean 0 and deviation 1."""
-
-    def to_range(pixels_N3YX: Tensor) -> Tensor:
-        mean_3YX, std_3YX = (pixels_N3YX.new_tensor(each).view(3, 1, 1) for each in (mean, std))
-        return to_unit(pixels_N3YX).sub_(mean_3YX).div_(std_3YX)
-
-    return to_range
+def standardise(mean: Channels, std: Channels, pixels_N3YX: Tensor) -> Tensor:
+    mean_3YX, std_3YX = (pixels_N3YX.new_tensor(each).view(3, 1, 1) for each in (mean, std))
+    return pixels_N3YX.div_(255).sub_(mean_3YX).div_(std_3YX)
 
 
 PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {
-    "signed": to_signed,
-    "theworld": to_theworld,
-    "unit": to_unit,
-    **{name: make_standardiser(mean, std) for name, (mean, std) in COLOUR_STATISTICS.items()},
+    "signed": lambda pixels: pixels.div_(127.5).sub_(1),
+    "theworld": lambda pixels: pixels,
+    "unit": lambda pixels: pixels.div_(255),
+    **{name: partial(standardise, *statistics) for name, statistics in COLOUR_STATISTICS.items()},
 }
+"""Maps of [0, 255], in place."""
 
 
 def frames_in_range(
@@ -138,7 +117,7 @@ def frames_in_range(
 
 
 def still_in_range(pixels_NTYX3: Tensor, to_range: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    """Convert the only frame of uint8 RGB to a model's range: [N, 3, Y, X], float32, channels last, on `device`."""
+    """Convert the only frame of uint8 RGB to a model's range: [N, 3, Y, X], float32, on `device`."""
     image_NYX3 = pixels_NTYX3.to(device, non_blocking=True)[:, 0]
     return to_range(image_NYX3.permute(0, 3, 1, 2).float())
 
@@ -148,14 +127,12 @@ class Family:
     """Checks and loads models of some classes."""
 
     load: Callable[[ModelFiles, EncoderConfig, ImageRecipe | None], Encoder]
-    """Loads a model for images or clips of a recipe, or for texts."""
     refuse_size: Callable[[ModelFiles, int, int], None]
     """Raises ConfigError if the model, by its config.json, cannot take images of this height and width."""
     takes: tuple[str, ...] = ()
     """Fields in `FAMILY_FIELDS` that this family uses."""
     load_decoder: Callable[[ModelFiles, torch.device], Decoder] | None = None
     takes_clips: bool = False
-    """Whether it can load models for clips."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +140,11 @@ class TowerLocation:
     """Where checkpoints of a class keep the vision tower."""
 
     kinds: tuple[str, ...] = ()
-    """Model types that the tower may have, the first if its config names none; if empty, any type."""
+    """Model types that the tower may have, the first by default; if empty, any type."""
     prefixes: tuple[str, ...] | None = None
     """Prefixes of its weights' names, longest first; None for those of its class in transformers."""
     is_part: bool = False
-    """Whether the checkpoint has other parts, so that the tower's config is a section."""
+    """Whether the tower's config is a section of the checkpoint's."""
 
     def tower_values(self, config: Mapping[str, Any]) -> Any:
         return config.get(VISION_CONFIG) if self.is_part else config
@@ -180,13 +157,11 @@ class TextLocation:
     runs: str
     """The class of transformers that runs."""
     names: Mapping[str, str | None]
-    """Prefixes of weights' names in the checkpoint, and in the class that runs, or None for another part's weights; the
-    first that fits counts.
-    """
+    """Prefixes of weights' names in the checkpoint, and in the class that runs, or None for another part's."""
     padding: Padding
     """Padding as in the pipelines of diffusers, but zeros if their transformers ignore it."""
     clean: Clean = "none"
-    """How a caption is cleaned in the pipelines of diffusers, or in most of them if they differ."""
+    """How a caption is cleaned in most pipelines of diffusers."""
     null_is_bare: bool = False
     """Whether the pipelines of diffusers encode the null prompt without a template."""
     config_keys: tuple[str, ...] = ()
@@ -201,7 +176,7 @@ class TextLocation:
 
 
 def accept_any_size(files: ModelFiles, height: int, width: int) -> None:
-    """Refuse no size: the family reads no images, or its `array` refuses sizes."""
+    """Refuse no size."""
 
 
 def refuse_cropping(height: int, width: int, factor: int) -> None:
@@ -210,18 +185,6 @@ def refuse_cropping(height: int, width: int, factor: int) -> None:
         nearest = "x".join(str(max(1, round(side / factor)) * factor) for side in (height, width))
         got = f"got {height}x{width}; the nearest is {nearest}"
         raise ConfigError(f"image.height and image.width must be multiples of {factor}, {got}")
-
-
-CLIPS_UNSUPPORTED = {"AutoencoderKLCosmos": "the normalisation of its latents differs by frame"}
-"""Classes that could encode clips, and the reason why they do not."""
-
-
-def images_alone(class_name: str) -> ConfigError:
-    """Make the error for a model that cannot encode clips."""
-    why = f" here, because {CLIPS_UNSUPPORTED[class_name]}" if class_name in CLIPS_UNSUPPORTED else ""
-    return ConfigError(
-        f"encoder.model: {class_name} encodes images alone{why}; leave clip out, or take a video model's VAE"
-    )
 
 
 def layout_of_tokens(tokens: int, features: int) -> SampleLayout:

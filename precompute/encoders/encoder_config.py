@@ -19,7 +19,7 @@ Padding = Literal["seen", "masked", "zero", "seen-zero", "left"]
 Clean = Literal["none", "prompt_clean", "lower"]
 
 LARGEST_BATCH = 65_536
-"""Largest batch; a larger number is a slip of the keyboard. So many images of 64 x 64 pixels take 0.8 GB."""
+"""A larger number is a slip of the keyboard."""
 
 TEXT_FIELDS = ("max_tokens", "output", "clean", "template", "drop", "padding")
 FAMILY_FIELDS = ("posterior", "pool", "layer", "class_token", "fold", "compile", *TEXT_FIELDS)
@@ -29,7 +29,7 @@ VISION_CONFIG = "vision_config"
 """The section of config.json for the vision tower of a model with several parts."""
 
 STILL_FIELDS = ("fold", "compile")
-"""Fields without effect on clips, which diffusers' own encoder of a model encodes."""
+"""Fields without effect on clips, which diffusers itself encodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class EncoderConfig:
 
     @classmethod
     def from_identity(cls, identity: EncoderIdentity, takes: Collection[str], model: str, device: str) -> Self:
-        """Make the config of the encoder that made a cache; `takes` are the fields for its class."""
+        """Make the config of a cache's encoder; `takes` are the fields for its class."""
         made: dict[str, Any] = {
             "posterior": "moments" if identity.posterior == "moments" else "mean",
             "pool": identity.pool,
@@ -116,11 +116,10 @@ class EncoderConfig:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model is used as a text encoder; some models could also read images."""
         return self.max_tokens is not None
 
     def refuse_unused_fields(self, takes: Collection[str], class_name: str) -> None:
-        """Raise ConfigError if a field is set that only other classes use; `takes` are the fields for this one."""
+        """Raise ConfigError if a field is set that only other classes use."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in FAMILY_FIELDS and field.name not in takes and value != field.default:
@@ -129,7 +128,6 @@ class EncoderConfig:
 
     @property
     def compiles(self) -> bool:
-        """Whether the encoder is compiled on this machine."""
         if self.compile == "auto":
             return self.fold and self.torch_device.type == "cuda" and find_spec("triton") is not None
         return self.compile
@@ -142,7 +140,7 @@ class EncoderConfig:
 
     @property
     def torch_device(self) -> "torch.device":
-        """The configured device; raises ConfigError if this host does not have it."""
+        """The device; ConfigError if this host does not have it."""
         import torch
 
         if self.device == "auto":

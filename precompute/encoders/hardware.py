@@ -12,7 +12,7 @@ CPUINFO, DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
 
 @cache
 def hardware_of(device: torch.device) -> dict[str, str]:
-    """Describe a GPU by name, driver and the loaded CUDA and cuDNN; a CPU by name and widest instructions in use."""
+    """Describe a GPU by name, driver, CUDA and cuDNN; a CPU by name and widest instructions in use."""
     if device.type != "cuda":
         return {"cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability()}
     found = {"gpu": torch.cuda.get_device_name(device), "driver": driver_version(), "cuda": torch.version.cuda}
@@ -33,7 +33,7 @@ def cpu_name() -> str:
 
 
 def driver_version() -> str:
-    """Return the version of the NVIDIA kernel module, such as `570.86.15`; empty if the system has no such file."""
+    """Return the version of the NVIDIA kernel module, such as `570.86.15`, or nothing."""
     text = DRIVER.read_text() if DRIVER.exists() else ""
     found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
     return found[0] if found else ""

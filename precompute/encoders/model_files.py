@@ -28,7 +28,6 @@ from precompute.encoders.encoder_config import VISION_CONFIG
 SUBFOLDERS = ("vae", "")
 """Subfolders to search, in this order: a pipeline may have a config of its own at its root."""
 
-
 PIPELINE_FILE = "model_index.json"
 """The file of a pipeline that names its class."""
 
@@ -37,8 +36,6 @@ UNQUANTISED = "quantised checkpoints are not supported; use one in float32, bflo
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """A model that was found."""
-
     model: str
     """Folder or hub id, as `from_pretrained` takes it."""
     subfolder: str
@@ -48,10 +45,7 @@ class ModelFiles:
 
 
 def find_model(model: str, subfolders: Sequence[str] = SUBFOLDERS) -> ModelFiles:
-    """Locate the encoder of `model`, a folder or a hub id (owner/name), in the first of these subfolders with a config.
-
-    Raises MissingPathError if there is none.
-    """
+    """Find a model in the first subfolder, of a folder or a hub id, with a config; MissingPathError if none has one."""
     names = {subfolder: str(PurePosixPath(subfolder, "config.json")) for subfolder in subfolders}
     folder = Path(model).expanduser()
     if folder.exists():
@@ -66,20 +60,21 @@ def find_model(model: str, subfolders: Sequence[str] = SUBFOLDERS) -> ModelFiles
 
 
 def first_config(model: str, configs: dict[str, Path], names: Mapping[str, str]) -> ModelFiles:
-    for subfolder, config in configs.items():
-        class_name, values = read_config(config)
-        return ModelFiles(model=model, subfolder=subfolder, class_name=class_name, config=values)
-    raise MissingPathError(f"encoder.model {model} holds no model: it has none of {', '.join(names.values())}")
+    if not configs:
+        raise MissingPathError(f"encoder.model {model} holds no model: it has none of {', '.join(names.values())}")
+    subfolder, config = next(iter(configs.items()))
+    class_name, values = read_config(config)
+    return ModelFiles(model=model, subfolder=subfolder, class_name=class_name, config=values)
 
 
 def cached_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
-    """Find configs in the Hub's local cache; they come first, so that no network is needed."""
+    """Find configs in the Hub's local cache."""
     configs = {subfolder: try_to_load_from_cache(model, config) for subfolder, config in names.items()}
     return {subfolder: Path(path) for subfolder, path in configs.items() if isinstance(path, str)}
 
 
 def hub_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
-    """Download the first of these configs that the Hub has, and its pipeline's file; give up after half a minute."""
+    """Download the first of these configs that the Hub has, and its pipeline's file."""
     if not is_offline_mode():
         log_info(f"looking for encoder.model {model} on the Hub")
     for subfolder, config in names.items():
@@ -91,7 +86,6 @@ def hub_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
 
 
 def hub_file(model: str, name: str) -> Path | None:
-    """Download a file; return None if the model has none of that name."""
     try:
         with silence_library(hub_logging):
             return Path(hf_hub_download(model, name))
@@ -107,14 +101,13 @@ def hub_file(model: str, name: str) -> Path | None:
 
 
 def model_file(model: str, *names: str) -> Path | None:
-    """Find the first of these files in the model's folder or the Hub's local cache, else download it from the Hub."""
+    """Find the first of these files in the model's folder, the Hub's local cache, or the Hub."""
     if (path := local_file(model, *names)) or Path(model).is_dir():
         return path
     return next(filter(None, (hub_file(model, name) for name in names)), None)
 
 
 def local_file(model: str, *names: str) -> Path | None:
-    """Find the first of these files in the model's folder, or in the Hub's local cache."""
     if (folder := Path(model)).is_dir():
         return next((folder / name for name in names if (folder / name).is_file()), None)
     cached = (try_to_load_from_cache(model, name) for name in names)
@@ -122,7 +115,7 @@ def local_file(model: str, *names: str) -> Path | None:
 
 
 def pipeline_class(model: str) -> str:
-    """Read the class of the pipeline that the model is, or is in; empty if that is not known."""
+    """Read the class of the pipeline that the model is, or is in, if known."""
     above = [f"../{PIPELINE_FILE}"] if Path(model).is_dir() else []
     path = local_file(model, PIPELINE_FILE, *above)
     try:
@@ -133,7 +126,7 @@ def pipeline_class(model: str) -> str:
 
 @contextmanager
 def silence_library(library: Any) -> Iterator[None]:
-    """Silence a library of Hugging Face by its `logging` module; our own errors report problems."""
+    """Silence a library of Hugging Face; our own errors report problems."""
     before = library.get_verbosity()
     library.set_verbosity(logging.CRITICAL)
     try:
@@ -143,7 +136,6 @@ def silence_library(library: Any) -> Iterator[None]:
 
 
 def read_config(config: Path) -> tuple[str, dict[str, Any]]:
-    """Read the class of diffusers or transformers that a `config.json` names, and all its values."""
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -155,13 +147,13 @@ def read_config(config: Path) -> tuple[str, dict[str, Any]]:
 
 
 def refuse_quantised(files: ModelFiles, reads_text: bool) -> None:
-    """Raise ModelError if config.json names a quantisation; one of a larger model may leave its vision tower alone."""
+    """Raise ModelError for a quantised model; a larger model's quantisation may leave its vision tower alone."""
     if "quantization_config" in files.config and (reads_text or VISION_CONFIG not in files.config):
         raise ModelError(f"encoder.model {files.model} has a quantization_config in its config.json: {UNQUANTISED}")
 
 
 def refuse_incomplete(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
-    """Raise ModelError if a library's loading report lists missing, unknown or mismatched weights of a path."""
+    """Raise ModelError if a loading report lists missing, unknown or mismatched weights of a path."""
     for kind in ("missing", "unexpected", "mismatched"):
         found = (key if isinstance(key, str) else key[0] for key in report[f"{kind}_keys"])
         if names := sorted(name for name in found if name.startswith(prefixes)):

@@ -41,7 +41,7 @@ NEEDED = ("identity", "layout", "encode")
 
 
 class OwnEncoder(Protocol):
-    """The protocol of a user's class; each process makes one, as `MyEncoder(device, dtype)`.
+    """A user's class; each process makes one, as `MyEncoder(device, dtype)`.
 
     A `decode` is optional: for galleries, it maps samples to RGB in [-1, 1], [N, 3, T, Y, X]; T may be left out if it
     is 1. A `normalization`, optional too, says how its diffusion models take its samples: fields of `Normalization`.
@@ -62,8 +62,6 @@ class OwnEncoder(Protocol):
 
 
 class OwnFamilyEncoder(Encoder):
-    """Maps uint8 RGB to samples, with the user's encoder."""
-
     def __init__(self, own: OwnEncoder, path: str, config: EncoderConfig, pixel_range: PixelRange) -> None:
         self.device = config.torch_device
         identity = native_identity(config, class_name=path, weights_sha256=digest_of(own))
@@ -72,7 +70,7 @@ class OwnFamilyEncoder(Encoder):
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
     def array(self, size: Size) -> SampleLayout:
-        """Ask the user's class; raise ConfigError for an unsuitable size, or a layout that no cache can have."""
+        """Raise ConfigError for an unsuitable size, or a layout that no cache can have."""
         try:
             sides = dict(self._own.layout(size))
             axes = tuple(sides)
@@ -85,7 +83,6 @@ class OwnFamilyEncoder(Encoder):
             raise ConfigError(f"encoder.model {self._path}: {one_line(error)}") from error
 
     def encode(self, pixels_NTYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to samples in float32, on the encoder's device."""
         import torch
 
         expected = (len(pixels_NTYX3), *self.array(Size(*pixels_NTYX3.shape[1:4])).shape)
@@ -98,7 +95,7 @@ class OwnFamilyEncoder(Encoder):
 
 
 def normalization_of(own: OwnEncoder, path: str) -> dict[str, Any]:
-    """Return the fields of the normalisation that the class states; raise ConfigError for other ones."""
+    """Return the normalisation that the class states; raise ConfigError for other fields."""
     stated = {**msgspec.structs.asdict(UNSTATED), **getattr(own, "normalization", {})}
     try:
         return msgspec.structs.asdict(msgspec.convert(stated, Normalization))
@@ -107,7 +104,6 @@ def normalization_of(own: OwnEncoder, path: str) -> dict[str, Any]:
 
 
 def refuse_other_channels(stated: Normalization, channels: int) -> None:
-    """Raise ValueError for means or deviations of another number of channels than that of the latents."""
     stacked = channels * stated.latents_patch**2
     for name, values in (("latents_mean", stated.latents_mean), ("latents_std", stated.latents_std)):
         if len(values) not in (0, stacked):
@@ -119,7 +115,6 @@ def digest_of(own: OwnEncoder) -> str:
 
 
 def make_own(path: str, config: EncoderConfig) -> Any:
-    """Import the class and make one; raise ModelError if it cannot be imported or lacks part of the protocol."""
     module_name, _, class_name = path.partition(":")
     try:
         own_class = getattr(importlib.import_module(module_name), class_name)
@@ -135,9 +130,7 @@ def make_own(path: str, config: EncoderConfig) -> Any:
     except TypeError as error:
         raise ModelError(f"encoder.model {path} cannot be made as {class_name}(device, dtype): {error}") from error
     if missing := [name for name in NEEDED if not hasattr(own, name)]:
-        raise ModelError(
-            f"encoder.model {path} has no {' and no '.join(missing)}; expected a class with {', '.join(NEEDED)}"
-        )
+        raise ModelError(f"encoder.model {path} has no {missing[0]}; expected a class with {', '.join(NEEDED)}")
     return own
 
 

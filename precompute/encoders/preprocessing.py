@@ -1,7 +1,7 @@
 """The image recipe of a vision tower's own processor, from its preprocessor_config.json, as values of `image:`.
 
-Transformers' processors that work with Pillow are reproduced pixel by pixel: they squash an image, or scale its shorter
-side and crop the middle. Any other processor is refused with its values, for the user to choose.
+Transformers' processors that squash an image with Pillow, or scale its shorter side and crop the middle, are reproduced
+pixel by pixel. Any other one is refused with its values, for the user to choose.
 """
 
 import json
@@ -24,15 +24,15 @@ BY_SHORTER_SIDE = ("CLIPImageProcessor", "CLIPFeatureExtractor", "BitImageProces
 """Processors for which a bare number is the size of the shorter side; for others, of both sides."""
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""The file of the image processor, or of all processors."""
 
 NOT_PILLOW = ("DINOv3ViTImageProcessor",)
-"""Processors that do not resize with Pillow."""
 
 
 def recipe_of_model(model: str) -> Values:
-    """Return height, width, fit, resample and range of `image:` from the model's processor; ConfigError if unknown."""
-    held = processor_values(model)
+    """Return values of `image:` from the model's processor; ConfigError if it cannot be followed."""
+    if not (path := model_file(find_model(model).model, *PROCESSOR_FILES)):
+        raise MissingPathError(f"image.from_model: {model} has no preprocessor_config.json; leave it out and choose")
+    held = read_processor(path)
     kind = str(held.get("image_processor_type") or held.get("feature_extractor_type") or "")
     try:
         if kind.startswith(NOT_PILLOW) or held.get("crop_pct") or held.get("do_pad") or held.get("do_resize") is False:
@@ -59,12 +59,6 @@ def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
             f"image.range is {pixel_range}, but the processor of {model} gives it {stated}; set image.range: {stated}, "
             "or image.from_model: true"
         )
-
-
-def processor_values(model: str) -> Values:
-    if path := model_file(find_model(model).model, *PROCESSOR_FILES):
-        return read_processor(path)
-    raise MissingPathError(f"image.from_model: {model} has no preprocessor_config.json; leave it out and choose")
 
 
 def read_processor(path: Path) -> Values:

@@ -1,7 +1,6 @@
 """The vision tower of a Qwen-VL, as transformers runs it, at a fixed size: tokens of its merger, or a deepstack level.
 
-Qwen3-VL's language model takes the merger's tokens as others do, and adds those of its deepstack levels to the output
-of its first layers; each level is a cache of its own.
+Qwen3-VL's language model adds the tokens of deepstack levels to the output of its first layers; each level is a cache.
 """
 
 from dataclasses import replace
@@ -23,20 +22,13 @@ from precompute.encoders.encoder import (
 )
 from precompute.encoders.encoder_config import VISION_CONFIG, EncoderConfig
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.tower import (
-    one_layer,
-    read_whole_tower,
-    tower_config,
-    weights_of_output,
-)
+from precompute.encoders.tower import one_layer, read_whole_tower, tower_config, weights_of_output
 from precompute.encoders.weights import model_errors, native_identity
 
 # Axes: N images, Y X pixels, T tokens, F features, G squares of patches, S patches of a square's side, P pixels.
 
 
 class QwenEncoder(Encoder):
-    """Maps uint8 RGB to the tokens for the language model, on one device."""
-
     def __init__(
         self, files: ModelFiles, location: TowerLocation, config: EncoderConfig, pixel_range: PixelRange
     ) -> None:
@@ -48,25 +40,19 @@ class QwenEncoder(Encoder):
         layer = one_layer(config, None)
         self._level = None if layer is None else level_of(files, tower.config, layer)
         self.device = config.torch_device
-        self.identity = native_identity(
-            config,
-            class_name=type(tower).__name__,
-            weights_sha256=weights_of_output(tower),
-            layer=layer,
-        )
+        name, digest = type(tower).__name__, weights_of_output(tower)
+        self.identity = native_identity(config, class_name=name, weights_sha256=digest, layer=layer)
         self._config, self._side = tower.config, tower.config.patch_size * tower.config.spatial_merge_size
         self._features = getattr(tower.config, "out_hidden_size", tower.config.hidden_size)  # Qwen2-VL's own name
         self._tower = tower.to(config.torch_device, config.torch_dtype)
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
     def array(self, size: Size) -> SampleLayout:
-        """Describe a sample [T, F], rows of tokens from the top; raise ConfigError for a size that needs cropping."""
         refuse_cropping(size.height, size.width, self._side)
         return layout_of_tokens((size.height // self._side) * (size.width // self._side), self._features)
 
     @torch.inference_mode()
     def encode(self, pixels_NTYX3: Tensor) -> Tensor:
-        """Map uint8 RGB images, on any device, to [N, T, F], float32, on the encoder's device."""
         pixels_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
         number, _, height, width = pixels_N3YX.shape
         patch = self._config.patch_size
@@ -89,7 +75,7 @@ class QwenEncoder(Encoder):
 
 
 def level_of(files: ModelFiles, config: Any, layer: int) -> int:
-    """Return the deepstack level after the block that `encoder.layer` names; raise ModelError if there is none."""
+    """Return the deepstack level after the block that `encoder.layer` names."""
     blocks = list(getattr(config, "deepstack_visual_indexes", ()))
     if layer not in blocks:
         levels = f"has deepstack features of the layers {blocks}" if blocks else "has no deepstack features"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders import text_families, tower_families
-from precompute.encoders.encoder import Encoder, Family, images_alone
+from precompute.encoders.encoder import Encoder, Family
 from precompute.encoders.encoder_config import STILL_FIELDS, EncoderConfig
 from precompute.encoders.vaes import families as vae_families
 
@@ -52,14 +52,12 @@ REFUSED = {
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
     **dict.fromkeys(("ViTMAEModel", "ViTMAEForPreTraining"), "it masks and shuffles patches at random"),
-    "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
-    "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
+    **dict.fromkeys(("Siglip2Model", "Siglip2VisionModel"), "it is NaFlex; take a SigLIP 2 of fixed size"),
 }
 """Classes that cannot be served, and the reason."""
 
 OTHER_ORDER = "Ideogram4Pipeline"
-"""A pipeline with the class of FLUX.2's VAE that stacks cells into channels in another order, which `normalize` would
-get wrong."""
+"""A pipeline that stacks the cells of FLUX.2's class of VAE in another order, which `normalize` would get wrong."""
 
 KNOWN = "`precompute build --help` lists those that are"
 
@@ -69,7 +67,7 @@ def help_lines() -> Iterator[str]:
 
 
 def family_of(files: ModelFiles, *, reads_text: bool) -> Family | None:
-    """Return the family of the model's class; that of towers for an unlisted class whose config has an `image_size`."""
+    """Return the family of the model's class; that of towers for an unlisted class with an `image_size`."""
     name = files.class_name
     if reads_text:
         return text_families.FAMILY if name in text_families.LOCATIONS else None
@@ -100,8 +98,7 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
     if files.class_name == "AutoencoderKLFlux2" and pipeline_class(files.model) == OTHER_ORDER:
         raise ModelError(
-            f"encoder.model {model} is of class {OTHER_ORDER}, which is not served: it stacks cells into channels in "
-            "another order than FLUX.2, so normalize=True would give wrong values"
+            f"encoder.model {model} is of class {OTHER_ORDER}, which is not served: its order of channels is another"
         )
     if (family := family_of(files, reads_text=config.reads_text)) is None:
         raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {KNOWN}")
@@ -117,7 +114,7 @@ def find_encoder_files(config: EncoderConfig) -> ModelFiles:
 
 
 def refuse_wrong_use(files: ModelFiles, config: EncoderConfig) -> None:
-    """Raise ConfigError if the config asks a model for images to read texts, or the reverse."""
+    """Raise ConfigError if a model for images is to read texts, or the reverse."""
     where = f"encoder.model {config.model} is of class {files.class_name}"
     of_texts, of_images = (family_of(files, reads_text=reads_text) for reads_text in (True, False))
     if config.reads_text and not of_texts:
@@ -139,7 +136,7 @@ def usable_files(config: EncoderConfig) -> ModelFiles | None:
 
 
 def refuse_other_class(of: str, name: str, files: ModelFiles) -> None:
-    """Raise ConfigError if an encoder's class does not begin as its cache is named: t5, or clip for a pooled vector."""
+    """Raise ConfigError if an encoder's class does not begin as its cache is named, as t5; clip for a pooled vector."""
     begins = name.partition("-")[0].replace("pooled", "clip")
     if not files.class_name.lower().startswith(begins):
         raise ConfigError(
@@ -161,15 +158,16 @@ def refuse_image_size(config: EncoderConfig, height: int, width: int) -> None:
 
 
 def load_encoder(config: EncoderConfig, image: ImageRecipe | None) -> Encoder:
-    """Load the frozen encoder that `config` names, on its device, for images or clips of a recipe, or for texts.
+    """Load the frozen encoder that `config` names, for images or clips of a recipe, or for texts.
 
-    For clips it is never folded: the folded network has no time. Raises ConfigError for a model that encodes images
-    alone.
+    For clips it is never folded: the folded network has no time.
     """
     family, files = find_family(config)
     is_clip = image is not None and bool(image.clip)
     if is_clip and not family.takes_clips:
-        raise images_alone(files.class_name)
+        raise ConfigError(
+            f"encoder.model: {files.class_name} encodes images alone; leave clip out, or take a video model's VAE"
+        )
     used_on = f"clips of {files.class_name}" if is_clip else files.class_name
     config.refuse_unused_fields(taken_fields(family, image), used_on)
     return family.load(files, config, image)

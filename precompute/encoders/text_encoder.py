@@ -1,7 +1,7 @@
 """Frozen text encoders as transformers runs them: hidden states of a text's tokens, or one pooled vector.
 
-Only files with weights of the encoder are downloaded, and only those weights are read, from safetensors only. They are
-hashed as saved and kept in the compute dtype: they may be 20 GB.
+Only the encoder's weights are read, and files without any are not downloaded. They are hashed as saved and kept in the
+compute dtype: they may be 20 GB.
 """
 
 from typing import Any
@@ -44,12 +44,9 @@ def padded_before(ids_NT: Tensor) -> Tensor:
 
 
 class TransformersTextEncoder(Encoder):
-    """Maps tokens of texts to samples, on one device."""
-
     texts: TemplateTokenizer
 
     def __init__(self, files: ModelFiles, held: TextLocation, config: EncoderConfig) -> None:
-        """Load the text encoder of the checkpoint in `files`; raise ModelError if that fails."""
         self.device = config.torch_device
         with model_errors(files):
             model_config = config_of(files, held)
@@ -76,22 +73,18 @@ class TransformersTextEncoder(Encoder):
         )
 
     def array(self, size: Size) -> SampleLayout:
-        """Describe a sample [T, F], or [F] for a pooled vector, with statistics per feature."""
+        """Describe a sample: [T, F], or [F] for a pooled vector."""
         if self._pooled is None:
             return layout_of_tokens(self.texts.recipe.max_tokens, self._features)
         return SampleLayout(axes=("feature",), shape=(self._features,), feature_axis="feature", has_preview=False)
 
     @torch.inference_mode()
     def encode(self, ids_NT: Tensor) -> Tensor:
-        """Map tokens, int32 on any device, padded with `NO_TOKEN`, to samples in float32, on the encoder's device.
-
-        A text without tokens attends to one token of its padding, because attention needs at least one.
-        """
         padding, ids_NT = self.texts.recipe.padding, ids_NT.to(self.device, non_blocking=True).long()
         if padding == "left":
             ids_NT = padded_before(ids_NT)
         is_token_NT = ids_NT != NO_TOKEN
-        is_token_NT[:, -1 if padding == "left" else 0] = True
+        is_token_NT[:, -1 if padding == "left" else 0] = True  # attention needs at least one token
         ids_NT = torch.where(ids_NT == NO_TOKEN, self.texts.pad or 0, ids_NT)
         made = self._model(
             input_ids=ids_NT,
@@ -114,7 +107,7 @@ class TransformersTextEncoder(Encoder):
 
 
 def config_of(files: ModelFiles, held: TextLocation) -> Any:
-    """Return the encoder's part of the checkpoint's config; raise ModelError if that is of another class."""
+    """Return the encoder's part of the checkpoint's config."""
     kind, wanted = files.config.get("model_type"), getattr(transformers, held.runs).config_class
     if kind not in transformers.CONFIG_MAPPING:
         raise ModelError(f"encoder.model {files.model} is of model type {kind}, which transformers does not know")
@@ -137,7 +130,6 @@ def encoder_weights(files: ModelFiles, held: TextLocation) -> dict[str, Tensor]:
 def read_model(
     files: ModelFiles, held: TextLocation, config: Any, weights: dict[str, Tensor], dtype: torch.dtype
 ) -> Any:
-    """Load the encoder, frozen."""
     with silence_transformers():
         model, report = getattr(transformers, held.runs).from_pretrained(
             None,
@@ -147,9 +139,7 @@ def read_model(
             ignore_mismatched_sizes=True,  # so that they are reported, and refused below
             output_loading_info=True,
         )
-    refuse_incomplete(
-        files, {kind: keys for kind, keys in report.items() if kind.endswith("_keys")}, "text encoder", ("",)
-    )
+    refuse_incomplete(files, report, "text encoder", ("",))
     return model.requires_grad_(False).eval()
 
 
@@ -163,7 +153,6 @@ def refuse_too_many_tokens(model_config: Any, tokenizer: TemplateTokenizer) -> N
 
 
 def layers_of(files: ModelFiles, model_config: Any, config: EncoderConfig) -> tuple[int, ...]:
-    """Return the hidden states to keep; none for the last one, after any final norm."""
     layers = () if config.layer == "auto" else (config.layer,) if isinstance(config.layer, int) else tuple(config.layer)
     most: int = model_config.num_hidden_layers
     for layer in layers:
@@ -177,7 +166,7 @@ def layers_of(files: ModelFiles, model_config: Any, config: EncoderConfig) -> tu
 
 
 def pooled_output(name: str) -> str:
-    """Return the name of the output with one vector of a text; raise ConfigError if the class has none."""
+    """Return the name of the output with one vector of a text."""
     outputs = {"CLIPTextModelWithProjection": "text_embeds", "CLIPTextModel": "pooler_output"}
     if name not in outputs:
         raise ConfigError(f"encoder.output: a {name} has no pooled vector of a text; leave it out")

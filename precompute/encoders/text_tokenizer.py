@@ -5,7 +5,7 @@ import html
 import re
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import ftfy
@@ -25,13 +25,8 @@ FILES = (
 """Files that a tokenizer may be saved in."""
 
 
-def tokenizer_folder(files: ModelFiles) -> str:
-    """Return the tokenizer's folder: tokenizer_2 for a pipeline's text_encoder_2, else the model's own."""
-    return re.sub("^text_encoder", "tokenizer", files.subfolder)
-
-
 def prompt_clean(text: str) -> str:
-    """Clean a text as the function of this name in diffusers' pipelines of Wan and Kandinsky 5 does."""
+    """Clean a text as diffusers' pipelines of Wan and Kandinsky 5 do."""
     return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
 
 
@@ -45,28 +40,25 @@ CLEAN: dict[Clean, Callable[[str], str]] = {
     "prompt_clean": prompt_clean,
     "lower": lambda text: text.lower().strip(),
 }
-"""Functions that clean a text, by the value of `encoder.clean`."""
 
 
 class TemplateTokenizer(TextInputs):
-    """Cleans texts, puts them into a template and makes tokens of them; safe to share between threads."""
+    """Cleans texts, puts them into a template and makes tokens of them, for several threads."""
 
     def __init__(self, files: ModelFiles, held: TextLocation, config: EncoderConfig) -> None:
-        """Load a tokenizer; ModelError if none is found, ConfigError if the config's template does not fit it."""
         assert config.max_tokens is not None
         self._tokenizer, self.sha256 = load_tokenizer(files)
         self.pad: int | None = self._tokenizer.pad_token_id
-        """The token that pads texts; None if there is none."""
         clean: Clean = held.clean if config.clean == "auto" else config.clean
         padding: Padding = held.padding if config.padding == "auto" else config.padding
         self._clean, self._template = CLEAN[clean], config.template
         self._lock = threading.Lock()
-        """Held during calls, because a tokenizer keeps the option to cut from one call to the next."""
+        """Held during calls: a tokenizer keeps the option to cut from one call to the next."""
         blank, before = self._ids([self._within(""), self._template.partition(PLAIN_TEMPLATE)[0]], cut=False)
         self._keeps_first = config.drop == "instruction"
         self._drop = max(0, len(before) - 2) if config.drop == "instruction" else config.drop
         self.most = self._drop + config.max_tokens
-        """Number of tokens of a text that are encoded, with those that are dropped afterwards."""
+        """Most tokens of a text that are encoded, with those that are dropped afterwards."""
         if len(blank) < self._drop:
             raise ConfigError(f"encoder.drop is {self._drop}, but encoder.template is {len(blank)} tokens alone")
         if len(blank) >= self.most:
@@ -101,14 +93,12 @@ class TemplateTokenizer(TextInputs):
         return self._tokens([self._within(self._clean(text)) for text in texts]) if texts else []
 
     def _tokens(self, whole: list[str]) -> list[Tokens]:
-        """Tokenize texts that are in their template already."""
         with self._lock:
             found = self._ids(whole, cut=False)
             long = [place for place, ids in enumerate(found) if len(ids) > self.most]
             counts = [max(len(ids) - self._drop, int(self._keeps_first)) for ids in found]
             if long:  # cut by the tokenizer, which keeps the tokens that end a text
                 cut = self._ids([whole[place] for place in long], cut=True)
-                found = [*found]
                 for place, ids in zip(long, cut, strict=True):
                     found[place] = ids
         return [Tokens(ids, count) for ids, count in zip(found, counts, strict=True)]
@@ -124,18 +114,14 @@ class TemplateTokenizer(TextInputs):
 
 def load_tokenizer(files: ModelFiles) -> tuple[Any, str]:
     """Load the tokenizer of the encoder in `files`, with the SHA-256 of its files; ModelError if none is found."""
-    folder = tokenizer_folder(files)
+    folder = re.sub("^text_encoder", "tokenizer", files.subfolder)  # tokenizer_2 for text_encoder_2
     found = [(name, model_file(files.model, str(PurePosixPath(folder, name)))) for name in FILES]
     held = [(name, path) for name, path in found if path is not None]
     if not held:
         where = f"{files.model}/{folder}" if folder else files.model
         raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
-    with model_errors(files), silence_transformers():
-        return AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False), files_sha256(held)
-
-
-def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
-    for name, path in files:
+    for name, path in held:
         digest.update(json_line({"name": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
-    return digest.hexdigest()
+    with model_errors(files), silence_transformers():
+        return AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False), digest.hexdigest()

@@ -1,11 +1,10 @@
 """Frozen vision towers as transformers runs them: a hidden state, one token per patch or per square of patches.
 
-Only files with weights of the tower are downloaded, and only those weights are read, from safetensors only.
-Transformers only warns about missing weights and leaves them random; here they are an error.
+Only the tower's weights are read, and files without any are not downloaded. Transformers only warns about missing
+weights and leaves them random; here they are an error.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -37,22 +36,17 @@ from precompute.encoders.weights import (
 
 # Axes: N images, Y X pixels, T tokens, F features, G squares per side, P patches per side of a square.
 
-
 TOWER_CPU_PIXELS = 2**19
-"""Pixels that a CPU encodes at once: 10 images of 224x224, 3 of 384x384, 1 of 896x896.
+"""Pixels that a CPU encodes at once: 10 images of 224x224, 1 of 896x896.
 
-On two Zen 5 cores 10 of 224x224 at once take 7 to 17 % less CPU time with SigLIP base than one at a time, in float32
-and in bfloat16; the tokens' bits are equal. More at once only cost memory.
+On two Zen 5 cores 10 take 7 to 17 % less time with SigLIP base than one by one; the bits are equal. More cost memory.
 """
 
 
 class TowerEncoder(Encoder):
-    """Maps uint8 RGB to tokens, on one device."""
-
     def __init__(
         self, files: ModelFiles, location: TowerLocation, config: EncoderConfig, pixel_range: PixelRange
     ) -> None:
-        """Load the tower of the checkpoint in `files`; ModelError if that fails, ConfigError for unfit settings."""
         with model_errors(files):
             held = tower_config(files, location)
             tower = read_whole_tower(files, location, held)
@@ -80,7 +74,7 @@ class TowerEncoder(Encoder):
         if config.class_token and pool > 1:
             raise ConfigError("encoder.class_token cannot stand beside pooled patches; set encoder.pool: 1")
         self._dropped = 0 if config.class_token else before
-        """Number of class tokens and registers to leave out; they stand before the patches."""
+        """Number of class tokens and registers, before the patches, to leave out."""
         self._side, self._tokens = side, before - self._dropped + (patches // pool) ** 2
         self._to_range, self._dtype, self.device = PIXEL_RANGES[pixel_range], config.torch_dtype, config.torch_device
         self.identity = native_identity(
@@ -94,17 +88,12 @@ class TowerEncoder(Encoder):
         self._tower = tower.to(self.device, self._dtype)
 
     def array(self, size: Size) -> SampleLayout:
-        """Describe a sample [T, F] with statistics per feature; raise ConfigError for any size but the tower's."""
         refuse_other_size(size.height, size.width, self._side)
         return layout_of_tokens(self._tokens, self._features)
 
     @torch.inference_mode()
     def encode(self, pixels_NTYX3: Tensor) -> Tensor:
-        """Map uint8 RGB images, on any device, to [N, T, F], float32, on the encoder's device.
-
-        A CPU takes a few images at a time. Their number depends only on their size, so that the bits do not depend on
-        the machine's load.
-        """
+        # the number at once depends only on the images' size, so that the bits do not depend on the machine's load
         pixels_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
         at_once = max(1, TOWER_CPU_PIXELS // self._side**2) if self.device.type == "cpu" else len(pixels_N3YX)
         chunks = torch.split(pixels_N3YX.to(self._dtype).contiguous(), at_once)
@@ -131,7 +120,7 @@ ENCODE_CONFIG = {
     "siglip_vision_model": (*COMMON, "patch_size", "hidden_act", "layer_norm_eps"),
     "clip_vision_model": (*COMMON, "patch_size", "hidden_act", "layer_norm_eps"),
 }
-"""Config values that a tower's output depends on, by model type; for other types, all values of the config count."""
+"""Config values that a tower's output depends on, by model type; for other types, all values."""
 
 NOT_OF_OUTPUT = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"})
 """Config values that no output depends on."""
@@ -141,7 +130,6 @@ UNUSED = ("head.", "pooler.")
 
 
 def one_layer(config: EncoderConfig, default: int | None) -> int | None:
-    """Return the layer that `encoder.layer` names, or the model's own; ConfigError for several."""
     if isinstance(config.layer, list):
         raise ConfigError(f"encoder.layer: {config.layer} is for text encoders; name one layer of a vision tower")
     return default if config.layer == "auto" else config.layer
@@ -158,7 +146,7 @@ def own_layer(files: ModelFiles) -> int | None:
 
 
 def tower_config(files: ModelFiles, location: TowerLocation) -> Any:
-    """Make the tower's config, without a head; raise ModelError if the checkpoint has no tower of a known type."""
+    """Make the tower's config, without a head."""
     values = location.tower_values(files.config)
     if not isinstance(values, Mapping):
         raise ModelError(
@@ -173,7 +161,6 @@ def tower_config(files: ModelFiles, location: TowerLocation) -> Any:
 
 
 def read_whole_tower(files: ModelFiles, location: TowerLocation, config: Any) -> Any:
-    """Load the tower in float32, frozen."""
     tower_class = class_of_tower(config)
     with silence_transformers():
         tower, report = tower_class.from_pretrained(
@@ -185,7 +172,7 @@ def read_whole_tower(files: ModelFiles, location: TowerLocation, config: Any) ->
             ignore_mismatched_sizes=True,  # so that they are reported, and refused below
             output_loading_info=True,
         )
-    needed = {kind: [key for key in keys if is_used(key)] for kind, keys in report.items() if kind.endswith("_keys")}
+    needed = {kind: [key for key in report[kind] if is_used(key)] for kind in report if kind.endswith("_keys")}
     refuse_incomplete(files, needed, "vision tower", ("",))
     return tower.requires_grad_(False).eval()
 
@@ -206,7 +193,7 @@ def is_used(key: Any) -> bool:
 
 
 def shape_of_output(files: ModelFiles, tower_class: Any, config: Any, side: int) -> tuple[int, int]:
-    """Return the number of tokens of an image and of their features, by shapes only: nothing is computed."""
+    """Return the number of tokens of an image and of their features, without computing them."""
     with torch.device("meta"), torch.inference_mode():
         made = tower_class(config).eval()(pixel_values=torch.empty(1, config.num_channels, side, side))
     if made.last_hidden_state.dim() != 3:
@@ -225,16 +212,15 @@ def weights_of_output(tower: Any) -> str:
 
 
 def tower_weights(files: ModelFiles, location: TowerLocation, tower_class: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield each weight of the tower in the checkpoint, except a head's, by its name in the tower."""
+    """Yield the tower's weights in the checkpoint, except a head's, by their names in the tower."""
     prefixes = location.prefixes
     if prefixes is None:
         is_alone = files.class_name == tower_class.__name__
         prefixes = (f"{tower_class.base_model_prefix}.", *([""] if is_alone else []))
-    for name, weight in read_weights(files, TRANSFORMERS_FILES, partial(name_within, prefixes)):
+
+    def name_within(name: str) -> str | None:
+        return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), None)
+
+    for name, weight in read_weights(files, TRANSFORMERS_FILES, name_within):
         if is_used(name) and not name.endswith("position_ids"):  # saved by older versions
             yield name, weight
-
-
-def name_within(prefixes: tuple[str, ...], name: str) -> str | None:
-    """Map a weight's name in the checkpoint to its name in the tower; None if it is not the tower's."""
-    return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), None)

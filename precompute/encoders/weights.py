@@ -1,9 +1,8 @@
 """Read the weights of one part of a model, from safetensors only, and hash a frozen encoder.
 
-Only files that hold weights of the part are read. The SHA-256 covers the inputs of encoding: named config values, and
-the encode path's weights as float32, by name. So it does not change when a decoder is finetuned, when float32 weights
-that bfloat16 holds exactly are saved as bfloat16, when a checkpoint is split into shards, or when diffusers adds a
-config key with a default.
+The SHA-256 covers what encoding depends on: named config values, and the encode path's weights as float32, by name. So
+it does not change when a decoder is finetuned, when weights are saved exactly in another dtype, when a checkpoint is
+split into shards, or when diffusers adds a config key with a default.
 """
 
 import hashlib
@@ -46,7 +45,7 @@ INDEX = ".index.json"
 
 @contextmanager
 def model_errors(files: ModelFiles) -> Iterator[None]:
-    """Turn libraries' errors while a model is read into a ModelError that names the model."""
+    """Turn libraries' errors into a ModelError that names the model."""
     try:
         yield
     except LOADING_ERRORS as error:
@@ -69,7 +68,7 @@ def silence_transformers() -> Iterator[None]:
 
 
 def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> Iterator[tuple[str, Tensor]]:
-    """Yield each weight of the part by its name in it; `names` are the index and the file of all weights."""
+    """Yield each weight of the part by its name in it; `names` are the index and the file of weights."""
     for path in weight_files(files, names, name_within):
         with open_weights(path) as weights:
             for name in weights.keys():  # noqa: SIM118 (it is no mapping)
@@ -89,7 +88,7 @@ def open_weights(path: Path) -> Iterator[Any]:
 
 
 def refuse_unusable(files: ModelFiles, names: tuple[str, str]) -> None:
-    """Raise ModelError if weights are missing, damaged or quantised, before a library reads the whole model."""
+    """Raise ModelError if weights are missing, damaged or quantised, before a library reads the model."""
     for path in weight_files(files, names, lambda name: name):
         with open_weights(path) as weights:
             for name in weights.keys():  # noqa: SIM118 (it is no mapping)
@@ -97,14 +96,14 @@ def refuse_unusable(files: ModelFiles, names: tuple[str, str]) -> None:
 
 
 def refuse_integers(path: Path, name: str, weights: Any) -> None:
-    """Raise ModelError for a weight of integers: without the scales that belong to them they are no weights."""
+    """Raise ModelError for a weight of integers, which needs scales."""
     kind: str = weights.get_slice(name).get_dtype()
     if not kind.startswith(("F", "BF")) and kind != NOT_WEIGHTS:
         raise ModelError(f"{path} has {kind} values in {name}, which are no floating-point numbers: {UNQUANTISED}")
 
 
 def weight_files(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> list[Path]:
-    """List the files with weights of the part, downloading them if needed; the first of `names` found decides."""
+    """List the files with weights of the part, downloaded if needed; the first of `names` found decides."""
     folder = PurePosixPath(files.subfolder)
     first = model_file(files.model, *(str(folder / name) for name in names))
     if first is None:
@@ -134,7 +133,7 @@ def json_line(value: Any) -> bytes:
 
 
 def native_identity(config: EncoderConfig, class_name: str, weights_sha256: str, **others: Any) -> EncoderIdentity:
-    """Make the identity of an encoder that its library runs, without a posterior and without normalisation."""
+    """Make the identity of an encoder without a posterior and without normalisation, run by its library."""
     return EncoderIdentity(
         class_name=class_name,
         weights_sha256=weights_sha256,

@@ -1,7 +1,7 @@
 """VAEs as diffusers itself runs them: the encoder, and the decoder to view latents.
 
 Diffusers only warns about missing weights and leaves them unset; here a missing or unknown weight of a needed path is
-an error. Weights are read from safetensors only.
+an error.
 """
 
 # Axes: N images, C latent channels, H W latent cells, T frames, Y X pixels, 3 RGB.
@@ -25,7 +25,7 @@ Fold = Callable[[torch.nn.Module, torch.dtype], None]
 
 
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
-    """Load the model in float32, frozen; raise ModelError if a needed path is not complete and sound."""
+    """Load the model in float32, frozen; ModelError if a needed path is not whole."""
     with silence_library(logging), model_errors(files):
         refuse_unusable(files, DIFFUSERS_FILES)
         vae, report = getattr(diffusers, files.class_name).from_pretrained(
@@ -45,7 +45,7 @@ def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> 
 def load_native(
     files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: Fold | None = None, *, is_clip: bool = False
 ) -> FrozenVae:
-    """Load the frozen encode path of the model in `files`, run by diffusers, perhaps with layers replaced by `fold`."""
+    """Load the encode path, run by diffusers, perhaps with layers replaced by `fold`."""
     vae = read_whole_vae(files, {"encode path": kind.encode_weights + kind.further_weights})
     free_weights(vae, kind.decode_weights)
     with model_errors(files):
@@ -70,7 +70,7 @@ def load_native(
 
 
 def free_weights(vae: Any, weights: tuple[str, ...]) -> None:
-    """Free a path's weights, but keep empty modules, because some classes count their contents."""
+    """Free a path's weights, but keep empty modules: some classes count their contents."""
     for name in weights:
         setattr(vae, name.removesuffix("."), torch.nn.Module())
 
@@ -117,10 +117,9 @@ def load_decoder(files: ModelFiles, kind: VaeKind, device: torch.device) -> tupl
 
 
 def decoder_of(vae: Any, takes_frames: bool, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Make a function from posterior means [N, C, H, W], not normalised, to RGB in [-1, 1], [N, 3, Y, X].
+    """Make a function from posterior means [N, C, H, W], or [N, C, T, H, W], not normalised, to RGB in [-1, 1].
 
-    For clips, both have an axis of frames after the first two. It works in float32, one image or clip at a time: a
-    decoder's activations are large.
+    It works in float32, one image or clip at a time: a decoder's activations are large.
     """
     with silence_library(logging):
         vae = vae.to(device)

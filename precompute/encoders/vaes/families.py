@@ -39,7 +39,7 @@ COGVIDEOX_BATCH = 8
 """Frames that diffusers' CogVideoX encodes at a time; the first time, one more."""
 
 HUNYUAN_TILE, HUNYUAN_STRIDE = 16, 12
-"""Frames of a tile in time without its first one, and from tile to tile; diffusers' defaults, which no config says."""
+"""Frames of a tile in time without its first one, and from tile to tile: diffusers' defaults."""
 
 
 def two_cells(config: Config) -> int:
@@ -47,17 +47,15 @@ def two_cells(config: Config) -> int:
 
 
 def cells_of_kl(config: Config) -> int:
-    """Return 2 for a VAE of 16 channels: all diffusion models that have one (FLUX.1, SD3, …) take 2x2 cells as one."""
+    """Return 2 for a VAE of 16 channels: all diffusion models with one (FLUX.1, SD3, …) take 2x2 cells as one."""
     return 2 if config.get("latent_channels", 4) == 16 else 1
 
 
 def wan_factor(config: Config, levels: tuple[int, ...]) -> int:
-    """Return a latent cell's side in pixels: doubled between levels, and multiplied by the side of patches."""
     return factor_of_levels("dim_mult", levels)(config) * (config.get("patch_size") or 1)
 
 
 def ltx_factor(config: Config) -> int:
-    """Return the config's stated factor, or else compute it from patches and from halvings between levels."""
     halves = config.get("spatio_temporal_scaling", (True, True, True, False))
     kinds = config.get("downsample_type", ("conv",) * 4)
     halved = sum(halving and kind != "temporal" for halving, kind in zip(halves, kinds, strict=False))
@@ -101,18 +99,14 @@ def ltx_normalization(config: Config, weights: Config, is_clip: bool) -> Normali
 
 
 def cogvideox_normalization(config: Config, weights: Config, is_clip: bool) -> Normalization:
-    """Normalise as diffusers' `CogVideoXVideoToVideoPipeline.prepare_latents`, which uses no means, does clips.
-
-    An image that a video begins with is divided by the scale in CogVideoX 1.5 (`invert_scale_latents`), as in
-    `CogVideoXImageToVideoPipeline.prepare_latents`.
-    """
+    """Normalise as diffusers' `prepare_latents`: CogVideoX 1.5 (`invert_scale_latents`) divides images by the scale."""
     scale = config["scaling_factor"]
     divides = config["invert_scale_latents"] and not is_clip
     return config_normalization({"scaling_factor": 1 / scale if divides else scale}, weights)
 
 
 def wan_clips(config: Config) -> ClipRule:
-    """Encode one frame, then four at a time with the features of the last ones; the prefix of a clip is exact."""
+    """Encode one frame, then four at a time with the features of the last ones."""
     return ClipRule(factor=2 ** sum(config["temperal_downsample"]), step=4)
 
 
@@ -135,17 +129,13 @@ def mochi_clips(config: Config) -> ClipRule:
 def cogvideox_clips(config: Config) -> ClipRule:
     """Encode nine frames, then eight at a time with the features of the last ones.
 
-    Each batch is normalised as a whole, so that the first latent frame is not that of a still image. The decoder gives
-    an even number of latent frames too many frames, so that a clip has 8k + 1.
+    Each batch is normalised as a whole. Decoding an even number of latent frames gives too many, so a clip has 8k + 1.
     """
     return ClipRule(factor=config["temporal_compression_ratio"], step=COGVIDEOX_BATCH)
 
 
 def hunyuan_clips(config: Config) -> ClipRule:
-    """Encode tiles of 17 frames, the next one 12 frames on, and blend the latent frames that two tiles have in common.
-
-    A tile is normalised as a whole, so that even the first latent frame is not that of a still image.
-    """
+    """Encode tiles of 17 frames, each normalised as a whole, 12 frames apart, and blend their common latent frames."""
     factor: int = config["temporal_compression_ratio"]
 
     def prefix_of(frames: int) -> Prefix:

@@ -18,12 +18,9 @@ from cache_store.log import log_info
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.vaes.vae import Network, split_batches
 
-# Axes: N images, C channels, Y X cells, O I a kernel's outputs and inputs.
-
+# Axes: N images, C channels, T frames, Y X cells, O I a kernel's outputs and inputs.
 
 ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
-Sides = tuple[int, int]
-"""Values for height and width."""
 
 MAX_SIZES = 4_096
 """Image sizes for which a block is compiled; torch would compile eight, and run the others uncompiled."""
@@ -40,10 +37,7 @@ def prepare_network(folded: nn.Module, blocks: Iterable[nn.Module], config: Enco
 
 
 def compile_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Compile each block when it first runs, so that blocks of one shape share the result.
-
-    Inductor keeps the results in TORCHINDUCTOR_CACHE_DIR, so later workers and builds start sooner.
-    """
+    """Compile each block when it first runs; Inductor keeps the results in TORCHINDUCTOR_CACHE_DIR."""
     log_info("compiling the encoder's blocks, which takes a minute the first time on a machine")
     for block in blocks:
         block.compile(dynamic=False)
@@ -51,7 +45,7 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
 
 
 def refuse_without_compiler(device: torch.device) -> None:
-    """Raise ConfigError if torch.compile does not work, before a cache is started and not at its first image."""
+    """Raise ConfigError if torch.compile does not work, before a cache is started."""
     from torch._dynamo.exc import TorchDynamoException  # the base of all errors of torch.compile
 
     try:
@@ -69,16 +63,14 @@ def flat_conv(
     weight_OIYX: Tensor,
     bias: Tensor,
     dtype: torch.dtype,
-    stride: Sides = (1, 1),
-    padding: Sides | None = None,
-    padding_mode: str = "zeros",
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    padding_mode: str,
 ) -> nn.Module:
-    """Make a frozen convolution from copies of these weights; the default padding of a 3x3 is 1, or 0 if it strides."""
+    """Make a frozen convolution from copies of these weights."""
     outputs, inputs, height, width = weight_OIYX.shape
     if height == width == 1:
         return set_parameters(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
-    if padding is None:
-        padding = (height // 2, width // 2) if stride == (1, 1) else (0, 0)
     flat = nn.Conv2d(
         inputs,
         outputs,
@@ -102,9 +94,6 @@ def set_parameters(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: tor
     layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
     layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
     return layer
-
-
-# Axes: N images, C channels, T frames, Y X cells, O I a kernel's outputs and inputs.
 
 
 HAS_CACHE = {
@@ -132,7 +121,7 @@ class StillConv(nn.Module):
         self.has_cache = HAS_CACHE[type(causal).__name__]
 
     def forward(self, x_NCTYX: Tensor, *_: Any, **__: Any) -> Any:
-        """Map equal frames [N, I, T, Y, X] to equal frames, as diffusers' layer would; no cache is kept."""
+        """Map equal frames to equal frames, as diffusers' layer would; no cache is kept."""
         frames = -(-x_NCTYX.shape[2] // self.step)
         made_NCTYX = self.flat(x_NCTYX[:, :, 0]).unsqueeze(2).expand(-1, -1, frames, -1, -1)
         return (made_NCTYX, None) if self.has_cache else made_NCTYX

@@ -20,7 +20,7 @@ MEANS = ("latents_mean", "latents_std")
 
 
 def config_normalization(config: Config, weights: Config, is_clip: bool = False) -> Normalization:
-    """Normalise as most pipelines: by mean, deviation, shift and scale of the config, as far as it has them."""
+    """Normalise as most pipelines: by the config's mean, deviation, shift and scale, if it has them."""
     scale = config.get("scaling_factor")
     return Normalization(
         latents_mean=tuple(config.get("latents_mean") or ()),
@@ -46,7 +46,7 @@ class ClipRule:
     """Returns the prefix of a clip with so many frames; by default the shortest clip of several frames."""
 
     def latent_frames(self, frames: int, class_name: str) -> int:
-        """Return how many latent frames a clip has; raise ConfigError for a number of frames that would be cut."""
+        """Return how many latent frames a clip has; ConfigError for a number of frames that would be cut."""
         if frames % self.step != 1 % self.step:
             below = (frames - 1) // self.step * self.step + 1
             raise ConfigError(
@@ -64,14 +64,11 @@ class ClipRule:
 
 @dataclass(frozen=True, kw_only=True)
 class VaeKind:
-    """A class of diffusers' VAEs."""
-
     spatial_factor: Callable[[Config], int]
-    """Reads the side of a latent cell, in pixels, from config.json."""
+    """Reads the pixels of a latent cell's side from config.json."""
     cells: Callable[[Config], int] = lambda config: 1
     """Reads the side, in cells, of the square that diffusion models take as one, where the VAE tells it."""
     encode_config: tuple[str, ...]
-    """Config values that encoding depends on."""
     channels: str = "latent_channels"
     """The config value that counts a latent's channels."""
     has_quant_conv: bool = True
@@ -81,7 +78,6 @@ class VaeKind:
     normalization: Callable[[Config, Config, bool], Normalization] = config_normalization
     """Reads the normalisation, of images or of clips, from the config, with all defaults, and the weights by name."""
     needs_means: bool = False
-    """Whether a config must have a mean and a deviation for each latent channel."""
     has_posterior: bool = True
     takes_frames: bool = False
     """Whether an image enters as a video of one frame."""
@@ -94,7 +90,6 @@ class VaeKind:
 
     @property
     def encode_weights(self) -> tuple[str, ...]:
-        """Prefixes of the weights that encoding depends on."""
         return ("encoder.", "quant_conv.") if self.has_quant_conv else ("encoder.",)
 
     @property
@@ -102,7 +97,7 @@ class VaeKind:
         return ("decoder.", "post_quant_conv.") if self.has_quant_conv else ("decoder.",)
 
     def multiple(self, config: Config) -> int:
-        """Return the number of pixels whose multiples an image's height and width must be."""
+        """Return the pixels whose multiples an image's height and width must be."""
         return self.spatial_factor(config) * self.cells(config)
 
 
@@ -112,7 +107,7 @@ def stated_factor(config: Config) -> int:
 
 
 def factor_of_levels(key: str, default: tuple[Any, ...]) -> Callable[[Config], int]:
-    """Make the spatial factor of a VAE that halves its sides between levels; config's `key` has an entry per level."""
+    """Make the spatial factor of a VAE that halves its sides between the levels of the config's `key`."""
 
     def spatial_factor(config: Config) -> int:
         factor: int = 2 ** (len(config.get(key, default)) - 1)
@@ -122,7 +117,7 @@ def factor_of_levels(key: str, default: tuple[Any, ...]) -> Callable[[Config], i
 
 
 def refuse_other_lengths(files: ModelFiles, kind: VaeKind, normalization: Normalization, channels: int) -> None:
-    """Raise ModelError unless there are as many means and deviations as latent channels, or none at all."""
+    """Raise ModelError unless there are as many means and deviations as latent channels, or none."""
     wanted = channels * normalization.latents_patch**2
     lengths = {name: len(getattr(normalization, name)) for name in MEANS}
     for name, length in lengths.items():

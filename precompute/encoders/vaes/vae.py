@@ -30,10 +30,8 @@ LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
 VAE_CPU_PIXELS = 2**15
 """Pixels that a CPU encodes at once: 8 images of 64x64, 2 of 128x128, 1 of 160x160 or more.
 
-This balances more work per call against activations that no longer fit the CPU's cache. On two Zen 5 cores 8 images of
-64x64 give 3.3 times the speed of one at a time in float32 with a narrow Wan (1.4 with the full-size one) and 3.5 times
-(2.1) in bfloat16; 2 of 128x128 1.3 times (1.1). At 160x160 two give 1.35 times with the narrow model and nothing with
-the full-size one, and at 224x224 two are slower than one.
+More at once no longer fit the CPU's cache. On two Zen 5 cores 8 of 64x64 are 1.4 times as fast as one by one with the
+full-size Wan in float32, 2.1 times in bfloat16; 2 of 128x128 1.1 times; at 224x224 two are slower than one.
 """
 
 Network = Callable[[Tensor], Tensor]
@@ -43,7 +41,7 @@ Maps clips likewise, with an axis of frames after the channels."""
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenVae:
-    """The encode path of a VAE, on its device in its compute dtype, and the facts that a cache records."""
+    """The encode path of a VAE, on its device, and the facts that a cache records."""
 
     network: Network
     class_name: str
@@ -58,8 +56,6 @@ class FrozenVae:
 
 
 class VaeEncoder(Encoder):
-    """Maps uint8 RGB images, or clips, to latents, on one device."""
-
     def __init__(self, vae: FrozenVae, config: EncoderConfig, image: ImageRecipe | None) -> None:
         pixel_range = range_of_images(image)
         if pixel_range not in ("signed", "theworld"):
@@ -82,10 +78,7 @@ class VaeEncoder(Encoder):
         self._kept = KEPT[self.identity.posterior]
 
     def array(self, size: Size) -> SampleLayout:
-        """Describe a sample, [C, H, W] or for clips [C, T, H, W], with statistics per channel.
-
-        Raises ConfigError for a size that needs cropping, and for a number of frames that the VAE would cut.
-        """
+        """Describe a sample: [C, H, W], or for clips [C, T, H, W]."""
         kind, config = self._vae.kind, self._vae.config
         factor = kind.spatial_factor(config)
         refuse_cropping(size.height, size.width, kind.multiple(config))
@@ -100,11 +93,7 @@ class VaeEncoder(Encoder):
 
     @torch.inference_mode()
     def encode(self, pixels_NTYX3: Tensor) -> Tensor:
-        """Map uint8 RGB, on any device, to float32 on the encoder's: [N, C, H, W], or for clips [N, C, T, H, W].
-
-        One clip is encoded at a time, on a GPU too: it fills one, memory does not grow with the batch, and bits do not
-        depend on it.
-        """
+        """Map uint8 RGB to [N, C, H, W]; or clips, one at a time on a GPU too, which it fills, to [N, C, T, H, W]."""
         dtype = torch.float32 if self._vae.kind.float32_until else self._dtype
         if self._clips is None:
             image_N3YX = still_in_range(pixels_NTYX3, self._to_range, self.device)
@@ -116,9 +105,7 @@ class VaeEncoder(Encoder):
         return torch.cat(latents)
 
     def prefix(self, inputs: Tensor) -> tuple[Tensor, int | None]:
-        """Return the first frames of clips, and how many latent frames are then those of the clips, but for rounding: a
-        convolution over another length may add in another order.
-        """
+        # equal but for rounding: a convolution over another length may add in another order
         if self._clips is None:
             return inputs, None
         frames, latent_frames = self._clips.prefix(inputs.shape[1])
@@ -126,10 +113,7 @@ class VaeEncoder(Encoder):
 
 
 def split_batches(network: Network) -> Network:
-    """Make a network that takes a batch of images in parts, for a CPU.
-
-    The parts depend only on the images' size, so that the bits do not depend on the machine's load.
-    """
+    """Make a network that takes a batch in parts, for a CPU; parts and bits depend only on the images' size."""
 
     def in_parts(image_N3YX: Tensor) -> Tensor:
         height, width = image_N3YX.shape[-2:]
@@ -144,18 +128,14 @@ def add_alpha(image_N3YX: Tensor) -> Tensor:
     return F.pad(image_N3YX, (0, 0, 0, 0, 0, 1), value=1.0)
 
 
-def posterior_mean(moments_NCHW: Tensor) -> Tensor:
-    return moments_NCHW.chunk(2, dim=1)[0]
-
-
 def posterior_moments(moments_NCHW: Tensor) -> Tensor:
     mean_NCHW, logvar_NCHW = moments_NCHW.chunk(2, dim=1)
     return torch.cat([mean_NCHW, logvar_NCHW.clamp(LOGVAR_MIN, LOGVAR_MAX)], dim=1)
 
 
-def whole_latent(latent_NCHW: Tensor) -> Tensor:
-    return latent_NCHW
-
-
-KEPT = {"mean": posterior_mean, "moments": posterior_moments, "none": whole_latent}
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda moments_NCHW: moments_NCHW.chunk(2, dim=1)[0],
+    "moments": posterior_moments,
+    "none": lambda latent_NCHW: latent_NCHW,
+}
 """Selects the part of a network's output that a cache holds, by the identity's `posterior`."""

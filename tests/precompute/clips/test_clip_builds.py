@@ -29,12 +29,13 @@ from precompute.cli import main
 from precompute.inputs import frames
 from precompute.inputs.frames import ClipReader
 from precompute.sources import image_store, place
+from precompute.sources.config import SourceConfig
+from precompute.sources.media import VIDEOS
+from precompute.sources.opening import open_source
 from tests.command_runs import quick_loading
-from tests.guarantees.kinds import is_near
-from tests.guarantees.kinds import samples_of as latents_of
 from tests.named import assert_names
 from tests.places import Folder, Objects
-from tests.precompute.conftest import Project
+from tests.precompute.conftest import Project, plan_table
 from tests.precompute.sources.pictures import write_tar
 from tests.videos import add_silence, make_video, scene
 
@@ -155,7 +156,7 @@ def rejects_of(cache: Path) -> dict[str, str]:
 
 
 def seen_by_pyav(path: Path, start: float, rate: int, frames: int = FRAMES) -> np.ndarray:
-    """Decode a video of a constant rate, and choose the frames shown from `start` on: uint8 [T, Y, X, 3]."""
+    """Return the frames of a video shown from `start` on: uint8 [T, Y, X, 3]."""
     with av.open(str(path)) as container:
         images = [frame.to_image().rotate(frame.rotation, expand=True) for frame in container.decode(video=0)]
     numbers = [int((start + j / FPS + 0.001) * rate) for j in range(frames)]
@@ -164,7 +165,6 @@ def seen_by_pyav(path: Path, start: float, rate: int, frames: int = FRAMES) -> n
 
 
 def test_a_folder_of_videos_becomes_a_cache_of_clips(built):
-    """Each clip has its id, its start, and its video's caption and size; other videos are rejected with a reason."""
     cache = open_cache(built.cache)
     assert cache.seal.reasons == {"too short": 1, "no video stream": 1, "cannot decode": 2}
     samples = samples_of(built.cache, "id", "uri", CLIP_START, "width", "height", "conversations")
@@ -264,7 +264,7 @@ def test_a_rerun_looks_at_changed_videos_alone(project, videos, monkeypatch):
 
 
 def test_a_table_may_say_itself_where_clips_begin(project, monkeypatch):
-    """And none of its videos is looked at before it is encoded. An empty field is no caption."""
+    """None of its videos is looked at before it is encoded."""
     path = project.folder / "list.csv"
     with path.open("w", newline="") as stream:
         table = csv.writer(stream)
@@ -283,35 +283,15 @@ def test_a_table_may_say_itself_where_clips_begin(project, monkeypatch):
         assert caption_of(each["conversations"]) == (GOOD[name].caption or None)
 
 
-@pytest.mark.parametrize("start", ["soon", "-1", "1e300"])
-def test_a_start_that_is_no_time_is_refused_before_planning(project, start):
-    path = project.folder / "list.csv"
-    path.write_text(f"video,id,{CLIP_START}\na.mp4,one,0\na.mp4,two,{start}\n")
-    source = {"kind": "table", "path": str(path), "images": str(project.source), "fields": {"extra": [CLIP_START]}}
-    said = project.build(source=source, clip={"frames": FRAMES, "fps": FPS}, code=1)
-    assert_names(said, f"source.fields.extra {CLIP_START} two seconds 360,000")
-    assert len(said.splitlines()) == 1
-    assert not project.cache.exists()
-
-
 @pytest.mark.parametrize("kind", ["webdataset", "parquet"])
-def test_tars_and_tables_hold_videos(built, kind):
-    """Their latents are those of the folder."""
-    data = {name.replace("/", "_").rpartition("."): (built.source / name).read_bytes() for name in GOOD}
-    path = built.folder / f"shards/0.{'tar' if kind == 'webdataset' else 'parquet'}"
-    path.parent.mkdir()
+def test_tars_and_tables_hold_videos(videos, tmp_path, kind):
+    names = [name.replace("/", "_").rpartition(".")[::2] for name in GOOD]
+    held = dict(zip(names, [(videos / name).read_bytes() for name in GOOD], strict=True))
     if kind == "webdataset":
-        parts = {stem: {suffix: each, "txt": f"Of {stem}."} for (stem, _, suffix), each in data.items()}
-        write_tar(path, parts)
+        write_tar(tmp_path / "0.tar", {stem: {suffix: each} for (stem, suffix), each in held.items()})
     else:
-        columns = {"id": [stem for stem, *_ in data], "text": [f"Of {stem}." for stem, *_ in data]}
-        columns["video"] = [{"bytes": each, "path": "".join(name)} for name, each in data.items()]
-        pq.write_table(pa.table(columns), path, row_group_size=3)
-    built.build(name="other", source={"kind": kind, "path": str(path.parent)})
-    stems = {name: name.replace("/", "_").rpartition(".")[0] for name in GOOD}
-    for each in samples_of(built.folder / "other", "id", "conversations"):
-        assert caption_of(each["conversations"]) == f"Of {each['id'].partition('@')[0]}."
-    renamed = {f"{stems[name]}@{first}": f"{name}@{first}" for name in GOOD for first in GOOD[name].firsts}
-    here, there = latents_of(built.cache), latents_of(built.folder / "other")
-    assert [*there] == [*renamed]
-    assert is_near(there, {name: here[renamed[name]] for name in there}, 1e-5), "but for rounding: in other batches"
+        column = [{"bytes": each, "path": ".".join(name)} for name, each in held.items()]
+        pq.write_table(pa.table({"id": [stem for stem, _ in held], "video": column}), tmp_path / "0.parquet")
+    source = open_source(SourceConfig(kind=kind, path=str(tmp_path)), VIDEOS)
+    found = {row["id"]: source.read(row["uri"]) for row in plan_table(source.samples()).to_pylist()}
+    assert found == {stem: each for (stem, _), each in held.items()}

@@ -4,8 +4,10 @@ import re
 
 import pytest
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, SourceError
 from precompute.clips.config import ClipConfig
+from precompute.inputs.clip_list import with_checked_starts
+from precompute.sources.listing import Samples
 
 TABLE: list[tuple[dict[str, object], dict[int, list[int]]]] = [
     ({"pick": "head"}, {0: [0], 16: [0], 17: [0], 500: [0]}),
@@ -14,8 +16,6 @@ TABLE: list[tuple[dict[str, object], dict[int, list[int]]]] = [
     ({"pick": "slide", "stride": 8}, {16: [0], 24: [0], 25: [0, 8], 33: [0, 8, 16]}),
     ({"pick": "chunk", "frames": [9, 17]}, {8: [0], 9: [0], 16: [0], 17: [0], 33: [0], 34: [0, 17]}),
     ({"pick": "middle", "frames": [9, 17]}, {8: [0], 13: [2], 17: [0], 21: [2]}),
-    ({"pick": "slide", "stride": 4, "frames": [9, 17]}, {13: [0, 4], 21: [0, 4]}),
-    ({"pick": "chunk", "frames": 1}, {0: [0], 3: [0, 1, 2]}),
 ]
 """Fields, and the first frame of each clip by the number of frames that a video has."""
 
@@ -25,11 +25,6 @@ def test_clips_begin_where_the_pick_says(fields, firsts):
     """A video that is too short has one clip all the same, which is rejected with its reason."""
     config = ClipConfig(**{"frames": 17, "fps": 16, **fields})
     assert {available: [*config.first_frames(available)] for available in firsts} == firsts
-    for available in range(max(config.counts), 120):
-        length, starts = max(config.counts), [*config.first_frames(available)]
-        assert starts[-1] + length <= available
-        if config.pick in ("chunk", "slide"):
-            assert starts[-1] + length + (config.stride or length) > available, "another one would fit"
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
@@ -47,3 +42,10 @@ def test_a_section_that_cannot_be_is_refused_in_one_line(fields, message):
         ClipConfig(**fields)
     assert re.search(message, str(raised.value)), str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("start", [None, "soon", -1, 1e300])
+def test_a_start_that_is_no_time_is_refused(start):
+    samples = Samples([{"id": "a", "conversations": [], "extra": {"clip_start": start}}])
+    with pytest.raises(SourceError, match="source.fields.extra: clip_start of a "):
+        list(with_checked_starts(samples))

@@ -7,7 +7,6 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import av
 import msgspec
@@ -42,55 +41,14 @@ def count_frames(data: bytes) -> int:
     return len(list(decode_clip(io.BytesIO(data), 0.0, RECIPE, PLANNED).images))
 
 
-def reasons(data: bytes) -> tuple[str, str]:
-    """Return why neither planning nor decoding takes a file."""
-    with pytest.raises(Rejected) as by_probe:
-        probe_video(io.BytesIO(data), MAX_PIXELS)
-    with pytest.raises(Rejected) as by_clip:
-        count_frames(data)
-    return by_probe.value.reason, by_clip.value.reason
-
-
-TEXT = "cannot decode: is text"
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "ffconcat version 1.0\nfile {secret}\n",
-        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1.0,\nfile://{secret}\n#EXT-X-ENDLIST\n",
-    ],
-    ids=["concat", "hls"],
-)
-def test_a_script_opens_no_other_file(made, tmp_path, script):
+def test_a_script_opens_no_other_file(made, tmp_path):
     (tmp_path / "secret.mp4").write_bytes(made["h264.mp4"])
     path = tmp_path / "a.mp4"
-    path.write_text(script.format(secret=tmp_path / "secret.mp4"))
-    if script.startswith("ffconcat"):
-        with av.open(str(path), options={"safe": "0"}) as opened:  # which FFmpeg would
-            assert len(list(opened.decode(video=0))) == FRAMES
-    with path.open("rb") as file, pytest.raises(Rejected, match=TEXT):
-        probe_video(file, MAX_PIXELS)
-
-
-def alias(target: Path) -> bytes:
-    """Make QuickTime's reference to samples in another file, by its absolute path."""
-    path = str(target).encode()
-    fixed = bytes(10) + bytes([1]) + b"v".ljust(27, b"\0") + bytes(12) + bytes([1]) + b"f".ljust(63, b"\0") + bytes(16)
-    levels = struct.pack(">HH", 1, 1) + bytes(16)
-    places = struct.pack(">hH", 2, len(path)) + path + bytes(len(path) % 2) + struct.pack(">hH", -1, 0)
-    body = bytes(4) + fixed + levels + places
-    return struct.pack(">II", 0, 1) + struct.pack(">I4s", len(body) + 8, b"alis") + body
-
-
-def test_samples_in_another_file_are_not_read(made, tmp_path):
-    """The reference lies in the movie that a copy without samples keeps."""
-    whole = make_video(tmp_path / "secret.mov", frames=FRAMES)
-    data = rebuilt(whole.read_bytes(), lambda name, body: alias(whole) if name == b"dref" else body)
-    (tmp_path / "a.mov").write_bytes(data := rebuilt(data, lambda name, body: b"" if name == b"mdat" else body))
-    with av.open(str(tmp_path / "a.mov"), options={"enable_drefs": "1", "use_absolute_path": "1"}) as opened:
+    path.write_text(f"ffconcat version 1.0\nfile {tmp_path / 'secret.mp4'}\n")
+    with av.open(str(path), options={"safe": "0"}) as opened:  # which FFmpeg would
         assert len(list(opened.decode(video=0))) == FRAMES
-    assert set(reasons(data)) == {"damaged video: no frame can be decoded"}
+    with path.open("rb") as file, pytest.raises(Rejected, match="cannot decode: is text"):
+        probe_video(file, MAX_PIXELS)
 
 
 INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"dinf", b"moof", b"traf"}
@@ -183,14 +141,13 @@ def test_files_without_video_say_what_they_are(made, tmp_path):
         stream.width, stream.height, stream.pix_fmt = 32, 32, "yuvj420p"
         container.mux(stream.encode(av.VideoFrame(32, 32, "yuvj420p")))
         container.mux(stream.encode())
-    codec = "cannot decode: the codec is none of H.264, HEVC, VP8, VP9, AV1, MPEG-4"
-    assert set(reasons((tmp_path / "a.avi").read_bytes())) == {codec}
     for data, text in {
+        (tmp_path / "a.avi").read_bytes(): "the codec is none of H.264, HEVC, VP8, VP9, AV1, MPEG-4",
         make_video(tmp_path / "a.ts", frames=3).read_bytes(): "is in no format of videos that is read here",
         made["h264.mp4"][:2_000]: "begins as MP4 or QuickTime, but has no video that can be read",
-        made["mpeg4.avi"][:100]: "begins as AVI, but has no video that can be read",
     }.items():
-        assert all(each.startswith(f"cannot decode: {text}") for each in reasons(data))
+        with pytest.raises(Rejected, match=f"^cannot decode: {text}"):
+            probe_video(io.BytesIO(data), MAX_PIXELS)
 
 
 def frames_until_reject(data: bytes) -> list[bytes]:

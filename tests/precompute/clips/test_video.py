@@ -17,7 +17,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.clips import video_file
 from precompute.clips.opened import load_av
-from precompute.clips.video import MAX_SECONDS, Clip, Upright, Video, decode_clip, probe_video
+from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
 from precompute.images.config import ImageConfig
 from precompute.images.fit import unreduced
 from precompute.images.rejected import Rejected
@@ -31,7 +31,6 @@ NO_SCENECUT = "keyint=12:min-keyint=12:scenecut=0"
 X265 = f"log-level=none:pools=none:frame-threads=1:crf=12:bframes=4:{NO_SCENECUT}"
 MADE: dict[str, dict[str, object]] = {
     "h264.mp4": {},
-    "h264.mkv": {},
     "h264.avi": {},
     "hevc.mp4": {},
     "vp8.webm": {},
@@ -171,11 +170,9 @@ def test_frames_are_upright(tmp_path, rotation, mirrored):
     assert np.abs(np.asarray(images[2], int) - scene(2, size))[:40].mean() < 12
 
 
-@pytest.mark.parametrize("rotation", [0, 90])
-def test_pixels_become_square(tmp_path, rotation):
+def test_pixels_become_square(tmp_path):
     """The aspect is that of stored pixels, before they are turned."""
-    path = make_video(tmp_path / "a.mp4", frames=2, rotation=rotation, aspect=Fraction(3, 2))
-    square = (96, 48) if rotation == 0 else (64, 72)
+    path, square = make_video(tmp_path / "a.mp4", frames=2, rotation=90, aspect=Fraction(3, 2)), (64, 72)
     clip = clip_of(path.read_bytes(), 0.0, 2, size=square)
     assert (clip.size, probe(path.read_bytes())[:2], [*map(number_of, clip.images)]) == (square, square, [0, 1])
 
@@ -191,8 +188,8 @@ def bars(_: int, size: tuple[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv420p10le"])
 @pytest.mark.parametrize(
     "colour",
-    [{}, *({"colorspace": matrix, "color_range": range_} for matrix in (1, 6, 9) for range_ in (1, 2))],
-    ids=["untagged", "709", "709 full", "601", "601 full", "2020", "2020 full"],
+    [{}, *({"colorspace": matrix, "color_range": range_} for matrix, range_ in ((1, 1), (6, 2), (9, 1)))],
+    ids=["untagged", "709", "601 full", "2020"],
 )
 def test_colours_are_those_that_the_tags_say(tmp_path, colour, pix_fmt):
     path = make_video(
@@ -205,8 +202,6 @@ def test_colours_are_those_that_the_tags_say(tmp_path, colour, pix_fmt):
 def test_colours_that_would_come_out_wrong_are_rejected(tmp_path):
     hdr = make_video(tmp_path / "hdr.mkv", codec="hevc", frames=2, pix_fmt="yuv420p10le", colour={"color_trc": 16})
     assert reason(hdr.read_bytes()) == "hdr: the transfer function is PQ; convert it to SDR first"
-    hlg = make_video(tmp_path / "hlg.mp4", codec="vp9", frames=2, colour={"color_trc": 18})
-    assert reason(hlg.read_bytes()) == "hdr: the transfer function is HLG; convert it to SDR first"
     other = make_video(tmp_path / "other.mkv", frames=2, colour={"colorspace": 8})
     assert reason(other.read_bytes()) == "cannot decode: the colour matrix is number 8 of H.273, which is not read"
 
@@ -273,16 +268,6 @@ def test_the_error_of_a_store_is_no_reject(made, name):
         file.reads_left = reads
         with pytest.raises(ConnectionError, match="the store is away"):
             probe_video(file, 10**8)
-
-
-def test_an_error_of_a_library_rejects_the_video(made, monkeypatch):
-    def fail(*_: object) -> None:
-        raise MemoryError("an odd\nbyte")
-
-    monkeypatch.setattr(Upright, "image", fail)
-    with pytest.raises(Rejected) as caught:
-        list(clip_of(made["h264.mp4"], 0.0, 2).images)
-    assert caught.value.reason == "cannot decode: MemoryError: an odd byte"
 
 
 def test_without_pyav_the_extra_is_named(monkeypatch):

@@ -1,4 +1,4 @@
-"""VAEs with random weights, narrow ones and the full-size one with a small decoder."""
+"""VAEs with random weights, and a small decoder."""
 
 from functools import partial
 from typing import Any
@@ -21,11 +21,6 @@ def random_vae(**config: Any) -> Any:
 
 
 narrow_vae = partial(random_vae, base_dim=8)
-
-
-@pytest.fixture(scope="session")
-def full_size_vae() -> Any:
-    return random_vae()
 
 
 @pytest.fixture

@@ -41,21 +41,16 @@ def flux2_vae() -> Any:
     return vae
 
 
-def encoded(pipeline: Any, pipe: Any, latents: torch.Tensor) -> torch.Tensor:
+def encoded(pipeline: Any, pipe: Any, latents: torch.Tensor) -> Any:
     """Return the latents as the pipeline's own method normalises them."""
-    if pipeline is StableDiffusionXLImg2ImgPipeline:
-        result = pipeline.prepare_latents(
-            pipe, torch.zeros(2, 3, 8, 8), None, 2, 1, torch.float32, "cpu", add_noise=False
-        )
-    else:
-        result = pipeline._encode_vae_image(pipe, latents, None)
-    assert isinstance(result, torch.Tensor)
-    return result
+    if pipeline is not StableDiffusionXLImg2ImgPipeline:
+        return pipeline._encode_vae_image(pipe, latents, None)
+    image = torch.zeros(2, 3, 8, 8)
+    return pipeline.prepare_latents(pipe, image, None, 2, 1, torch.float32, "cpu", add_noise=False)
 
 
 CASES = [
     (FluxImg2ImgPipeline, lambda: AutoencoderKL(**BLOCKS, scaling_factor=0.3611, shift_factor=0.1159)),
-    (StableDiffusionXLImg2ImgPipeline, lambda: AutoencoderKL(**BLOCKS, scaling_factor=0.13025)),
     (StableDiffusionXLImg2ImgPipeline, lambda: AutoencoderKL(**BLOCKS, scaling_factor=0.5, **statistics(4))),
     (Flux2Pipeline, flux2_vae),
     (QwenImageImg2ImgPipeline, lambda: AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1, z_dim=3, **statistics(3))),
@@ -95,13 +90,10 @@ def test_each_frame_of_a_clip_is_normalised_as_an_image(kind, patch):
     np.testing.assert_allclose(back, clips, rtol=1e-5, atol=1e-6)
 
 
-def test_another_number_of_channels_is_refused_in_one_line():
+def test_moments_and_another_number_of_channels_are_refused(tmp_path):
     by = Normalization(latents_mean=(0.0,) * 16, latents_std=(1.0,) * 16)
-    with pytest.raises(ConfigError, match=r"16 channels; axis -3 of \[2, 16, 5, 4, 4\] .* channel_axis=-4"):
+    with pytest.raises(ConfigError, match=r"16 channels; axis -3 .* channel_axis=-4"):
         normalize(np.zeros((2, 16, 5, 4, 4), np.float32), by)
-
-
-def test_moments_are_not_normalised(tmp_path):
     AutoencoderKL(**BLOCKS).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="LatentStream"):
         normalize(np.zeros((8, 4, 4), np.float32), load(tmp_path, posterior="moments").identity)

@@ -33,7 +33,7 @@ def clip(tmp_path):
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("size", [(61, 47), (32, 90), (300, 201)])
+@pytest.mark.parametrize("size", [(61, 47), (300, 201)])
 def test_images_are_prepared_as_the_models_processor_does(processor, size, clip):
     processor.save_pretrained(clip)
     source = SourceConfig(kind="folder", path=str(clip))
@@ -47,13 +47,7 @@ def test_images_are_prepared_as_the_models_processor_does(processor, size, clip)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)  # a level is 0.004 or more
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"image_processor_type": "DINOv3ViTImageProcessorFast"},
-        {"image_mean": [0.1, 0.2, 0.3]},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"image_processor_type": "DINOv3ViTImageProcessor"}, {"image_mean": [0.1] * 3}])
 def test_a_processor_that_cannot_be_followed_is_refused_by_the_field_to_leave_out(changes, clip):
     changed_config("preprocessor_config.json", **changes)(clip)
     with pytest.raises(ConfigError, match="image.from_model"):

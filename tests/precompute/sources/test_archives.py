@@ -9,8 +9,8 @@ import struct
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from tests.precompute.images.hostile_images import mutated
 
 Entry = tuple[str, bytes]
 
-LOCAL, CENTRAL = b"PK\3\4", b"PK\1\2"
+CENTRAL = b"PK\1\2"
 FILE, GNU = tarfile.REGTYPE, tarfile.GNU_FORMAT
 NOTHING = bytes(1_024)
 """The end of a tar."""
@@ -106,11 +106,10 @@ Patch = tuple[bytes, int, str, int]
 """A header's signature, an offset from it, and a value to write there in a `struct` format."""
 
 
-def patch(path: Path, *patches: Patch) -> ImageStore:
-    """Open a zip with overwritten fields in the first header of their kind."""
-    data = bytearray(path.read_bytes())
-    for signature, offset, form, value in patches:
-        struct.pack_into(form, data, data.index(signature) + offset, value)
+def patch(path: Path, change: Patch) -> ImageStore:
+    """Open a zip with an overwritten field in the first header of its kind."""
+    data, (signature, offset, form, value) = bytearray(path.read_bytes()), change
+    struct.pack_into(form, data, data.index(signature) + offset, value)
     path.write_bytes(data)
     return open_image_store(path)
 
@@ -118,7 +117,7 @@ def patch(path: Path, *patches: Patch) -> ImageStore:
 def test_a_zip_bomb_stops_at_the_size_it_claims(tmp_path):
     """256 MiB of zeros in 260 KB, which claim to be 1,000 bytes."""
     path = make_zip(tmp_path / "images.zip", [("a.jpg", bytes(2**28))], zipfile.ZIP_DEFLATED)
-    images = patch(path, (LOCAL, 22, "<I", 1_000), (CENTRAL, 24, "<I", 1_000))
+    images = patch(path, (CENTRAL, 24, "<I", 1_000))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "Bad CRC-32" in rejection(images, "a.jpg")
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2**26
@@ -144,30 +143,19 @@ def test_a_member_that_lies_is_rejected_by_itself(tmp_path, lie):
     assert fetch(images, "b.jpg") == b"bbb"
 
 
-def pax_header(records: bytes, kind: bytes = tarfile.XHDTYPE, size: int | None = None) -> bytes:
-    return member("pax", records, kind, size=size)
-
-
-def pax_records(**records: str) -> bytes:
-    """Make records with their lengths; _ stands for a dot in a key."""
-    bodies = [f" {key.replace('_', '.')}={value}\n" for key, value in records.items()]
-    return b"".join(f"{len(body) + len(str(len(body) + 3))}{body}".encode() for body in bodies)
-
-
 NO_FILES = {
-    "a symbolic link": (tarfile.SYMTYPE, "/etc/passwd", "is a link"),
-    "a pipe": (tarfile.FIFOTYPE, "", "is not a file"),
-    "a sparse file": (tarfile.GNUTYPE_SPARSE, "", "is a sparse file"),
+    tarfile.SYMTYPE: "is a link",
+    tarfile.FIFOTYPE: "is not a file",
+    tarfile.GNUTYPE_SPARSE: "is a sparse file",
 }
 
 
-@pytest.mark.parametrize("what", NO_FILES)
-def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path, what):
-    kind, linked_to, message = NO_FILES[what]
-    hostile = member("a.jpg", kind=kind, linked_to=linked_to)
-    (tmp_path / "images.tar").write_bytes(b"".join([hostile, member("b.jpg"), NOTHING]))
+def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path):
+    hostile = [member(f"{number}.jpg", kind=kind, linked_to="/etc/passwd") for number, kind in enumerate(NO_FILES)]
+    (tmp_path / "images.tar").write_bytes(b"".join([*hostile, member("b.jpg"), NOTHING]))
     images = open_image_store(tmp_path / "images.tar")
-    assert message in rejection(images, "a.jpg")
+    for number, message in enumerate(NO_FILES.values()):
+        assert message in rejection(images, f"{number}.jpg")
     assert fetch(images, "b.jpg") == b""
 
 
@@ -177,7 +165,7 @@ def test_tars_of_every_form_are_read_in_place(tmp_path, form):
     long, latin = "/".join(["folder" * (4 if form == tarfile.USTAR_FORMAT else 9)] * 5) + "/a.jpg", b"caf\xe9.jpg"
     entries = {f"./{long}": b"first", "./b.jpg": b"second" * 1_000, os.fsdecode(latin): b""}
     data = b"".join(member(name, data, form=form) for name, data in entries.items())
-    (tmp_path / "images").write_bytes(pax_header(pax_records(comment="x"), tarfile.XGLTYPE) + data + NOTHING)
+    (tmp_path / "images").write_bytes(member("pax", b"13 comment=x\n", tarfile.XGLTYPE) + data + NOTHING)
     images = open_image_store(tmp_path / "images")
     assert [*images.listing().names] == ["b.jpg", long]
     assert images.listing().skipped == {NOT_UTF8: 1}
@@ -197,17 +185,15 @@ TARS = {
     "cut in a file": member("a.jpg", bytes(5_000))[:1_024],
     "damaged in the middle": A + member("b.jpg").replace(b"b.jpg", b"x.jpg") + NOTHING,
     "a file of 2^60 bytes": member("a.jpg", b"pixels", size=2**60) + NOTHING,
-    "a file of negative size": A + pax_header(pax_records(size="-1024")) + member("b.jpg") + NOTHING,
-    "a header of a gigabyte": pax_header(b"x" * 100, size=2**30) + NOTHING,
+    "a file of negative size": A + member("pax", b"14 size=-1024\n", tarfile.XHDTYPE) + member("b.jpg") + NOTHING,
+    "a header of a gigabyte": member("pax", b"x" * 100, tarfile.XHDTYPE, size=2**30) + NOTHING,
 }
-IN_PLACE = ", so it cannot be read in place; unpack it"
-EXPECTED = "; expected a folder, a zip or a tar of images"
 REFUSED = [
     *(pytest.param("images.zip", data, "its index cannot be read", id=f"zip {lie}") for lie, data in ZIPS.items()),
     *(pytest.param("images.tar", data, "images.tar", id=f"tar {lie}") for lie, data in TARS.items()),
-    ("a file", gzip.compress(A, mtime=0), f"is packed by gzip{IN_PLACE}"),
-    ("a file", b"", f"is empty{EXPECTED}"),
-    ("a file", b"a list\n", f"is neither a zip nor a tar{EXPECTED}"),
+    ("a file", gzip.compress(A, mtime=0), "is packed by gzip"),
+    ("a file", b"", "is empty"),
+    ("a file", b"a list\n", "is neither a zip nor a tar"),
 ]
 
 
@@ -231,23 +217,14 @@ def test_damaged_archives_give_files_rejections_or_a_refusal(tmp_path, kind):
     for _ in range(2_000):
         path.write_bytes(mutated([whole], rng))
         try:
-            for data in given(path):
-                assert kind == "tar" or data in (None, *sound.values())
-                ends["rejected" if data is None else "read"] += 1
-        except SourceError as error:
-            ends[f"refused in {len(str(error).splitlines())} line"] += 1
-    assert set(ends) <= {"read", "rejected", "refused in 1 line"}
-    assert min(ends["read"], ends["refused in 1 line"], 50 if kind == "tar" else ends["rejected"]) >= 50, ends
-
-
-def given(path: Path) -> Iterator[bytes | None]:
-    """Yield each member of an archive; None if it is rejected."""
-    images = open_image_store(path)
-    for name in images.listing().names:
-        try:
-            yield fetch(images, name)
-        except Rejected:
-            yield None
+            images = open_image_store(path)
+            for name in images.listing().names:
+                with suppress(Rejected):
+                    assert fetch(images, name) in sound.values() or kind == "tar"
+                    ends["read"] += 1
+        except SourceError:
+            ends["refused"] += 1
+    assert min(ends["read"], ends["refused"]) >= 50, ends
 
 
 def test_only_files_are_read_from_a_folder_and_without_waiting(tmp_path):

@@ -41,21 +41,18 @@ def plan_of(source: Source) -> pa.Table:
     return plan_table(source.samples())
 
 
-@pytest.mark.parametrize(("mark", "step"), [("", 1), ("\ufeff", -1)])
-def test_records_of_any_lawful_list_become_rows_in_its_order(tmp_path, mark, step):
-    """It has unknown fields, impossible names, a megabyte of text, a field that occurs twice, and a byte order mark."""
+def test_records_of_any_lawful_list_become_rows_in_its_order(tmp_path):
+    """It has unknown fields, impossible names, a field that occurs twice, and a byte order mark."""
     records = [
-        {**record("long"), "conversations": [{"from": "gpt", "value": "x" * 10**6}]},
+        {**record("a"), "id": 7},
         {**record("nul\0"), "image": "nul\0.jpg", "more": {"deep": [1, None, {}]}},
         {**record("path"), "image": "../" * 5 + "etc/passwd"},
         {**record("name"), "image": "x" * 10**5},
-        {**record("a"), "id": 7},
     ]
-    text = json.dumps(records[::step])[:-1] + ', {"id": "first", "id": "last", "conversations": []}]'
-    plan = plan_of(listed(tmp_path, "llava", mark + text))
-    assert plan["id"].to_pylist() == [*["long", "nul\0", "path", "name", "7"][::step], "last"]
-    plan = plan.sort_by("id")
-    assert plan["uri"].to_pylist()[:2] == ["a.jpg", ""]
+    text = json.dumps(records)[:-1] + ', {"id": "first", "id": "last", "conversations": []}]'
+    plan = plan_of(listed(tmp_path, "llava", "\ufeff" + text))
+    assert plan["id"].to_pylist() == ["7", "nul\0", "path", "name", "last"]
+    assert plan["uri"].to_pylist()[::4] == ["a.jpg", ""]
     assert plan["conversations"][0].as_py() == record("a")["conversations"]
     assert set(plan["fingerprint"].to_pylist()) == {MISSING}
 
@@ -71,22 +68,12 @@ A = json.dumps(record("a"))
 REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "a missing field": (f'[{A}, {{"id": "b"}}]'.encode(), "record 1 .counted from 0.: .*conversations"),
     "bytes that are no text": (f"[{A}, ".encode() + b'{"id": "\xff\xfe"}]', "record 1 .*utf-8"),
-    "a list that is cut": (f"[{A}, {A[:30]}".encode(), "chat.json: .*truncated"),
     "a million brackets": (b'[{"id": 1, "x": ' + b"[" * 10**6, "chat.json: .*recursion"),
     "two ids twice": (json.dumps([record(name) for name in "abcab"]).encode(), r"chat.json: 2 sample ids .*: a, b "),
     "a pickle": (pickle.dumps([{"id": "a"}]), "line 1: .*malformed"),
     "a pipe": (os.mkfifo, "is not a file"),
 }
 """A chat.json, and the error."""
-
-
-def test_json_lines_are_the_plan_as_a_list_is(tmp_path):
-    """A byte order mark, blank lines and both kinds of line ends are accepted."""
-    records = [record(name) for name in "cab"]
-    lines = b"\xef\xbb\xbf\n" + b"\r\n\n".join(json.dumps(each).encode() for each in records)
-    plan = plan_of(listed(tmp_path, "llava", lines))
-    assert plan["id"].to_pylist() == [*"cab"]
-    assert plan_of(listed(tmp_path, "llava", records)) == plan
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -124,28 +111,18 @@ def test_rows_of_a_table_keep_their_order_and_texts(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("head", "media", "fields"),
-    [
-        ("file_name,text", VIDEOS, {}),
-        ("jpg,caption", IMAGES, {}),
-        ("where,what", VIDEOS, {"image": "where", "caption": "what"}),
-    ],
+    ("head", "fields"), [("file_name,text", {}), ("jpg,caption", {}), ("x,y", {"image": "x", "caption": "y"})]
 )
-def test_usual_columns_are_found_and_others_are_named(tmp_path, head, media, fields):
-    assert texts_of(listed(tmp_path, "table", f"{head}\na.b,C\n", media, **fields)) == [("a.b", "a.b", "C")]
+def test_usual_columns_are_found_and_others_are_named(tmp_path, head, fields):
+    assert texts_of(listed(tmp_path, "table", f"{head}\na.b,C\n", **fields)) == [("a.b", "a.b", "C")]
 
 
 def test_extra_columns_have_the_types_of_their_values(tmp_path):
     """A number of a CSV is one if it is written as in JSON: 007 is a text."""
     text = "id,video,clip_start,score,code,empty\n1,a.mp4,0,1,007,\n2,a.mp4,2.5,2,08,x\n"
     plan = plan_of(listed(tmp_path, "table", text, VIDEOS, extra=["clip_start", "score", "code", "empty"]))
-    assert plan.select(["id", "clip_start", "score", "code", "empty"]).to_pydict() == {
-        "id": ["1", "2"],
-        "clip_start": [0.0, 2.5],
-        "score": [1, 2],
-        "code": ["007", "08"],
-        "empty": [None, "x"],
-    }
+    found = plan.select(["clip_start", "score", "code", "empty"]).to_pydict()
+    assert [*found.values()] == [[0.0, 2.5], [1, 2], ["007", "08"], [None, "x"]]
 
 
 def test_files_lie_beside_the_table_or_elsewhere(tmp_path):
@@ -165,7 +142,6 @@ BROKEN: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     "too many values": ("video,caption\na.mp4,x,y\n", {}, "row 0 .*more than 2 values"),
     "other bytes": (b"video,caption\na.mp4,\xff\n", {}, "not a CSV in UTF-8: .*0xff"),
     "starts that are not named": ("video,clip_start\na.mp4,1\n", {}, r"--source.fields.extra '\[clip_start\]'"),
-    "texts as starts": ("video,clip_start\na.mp4,1\nb.mp4,soon\n", {"extra": ["clip_start"]}, "clip_start"),
 }
 
 
