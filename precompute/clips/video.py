@@ -57,7 +57,7 @@ MATRICES = frozenset({1, 2, 4, 5, 6, 7, 9})
 
 
 class Video(NamedTuple):
-    """What planning must know of a video file."""
+    """What planning must know of a video."""
 
     width: int
     """Square pixels of the upright video; likewise `height`."""
@@ -70,7 +70,6 @@ class Video(NamedTuple):
     """Average frames per second."""
 
     def num_frames(self, fps: float | None) -> int:
-        """Return how many frames a clip of the whole video has at this rate; with None, all of them."""
         if fps is None:
             return self.frames
         return max(ceil((exact(self.seconds) - TOLERANCE) * exact(fps)), 0)
@@ -84,7 +83,6 @@ class Clip(NamedTuple):
     placement: Placement
     images: Iterator[Image.Image]
     """As many as planned, of the planned size; Rejected is raised in the place of one that is missing."""
-    is_interlaced: bool
 
 
 def exact(value: float) -> Fraction:
@@ -112,7 +110,7 @@ class Upright:
 
 
 def turn_of(frame: "VideoFrame") -> Orientation:
-    """Return how the display matrix turns a frame; Rejected unless by multiples of 90 degrees."""
+    """Return how the display matrix turns a frame."""
     data = frame.side_data.get("DISPLAYMATRIX")
     if data is None:
         return Orientation()
@@ -170,11 +168,11 @@ def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe, planned: Size
             raise
         shown = shown_in(recipe.clip, planned.frames, begin, frames)
         images = fitted(shown, how, start, recipe, placement, planned, stack.pop_all())
-        return Clip(how.size, placement, images, bool(first.frame.interlaced_frame))
+        return Clip(how.size, placement, images)
 
 
 def shown_in(clip: ClipRecipe, count: int, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:
-    """Choose a clip's frames from those of the video, from the one shown at `begin` or earlier; fewer if it ends."""
+    """Choose a clip's frames from those of the video; fewer if it ends."""
     if clip.fps is None:
         return islice((each for each in frames if each.begin >= begin - TOLERANCE), count)
     rate = exact(clip.fps)
@@ -208,7 +206,7 @@ def fitted(
     planned: Size,
     video: ExitStack,
 ) -> Iterator[Image.Image]:
-    """Fit frames to the recipe, then close the video; a frame that is shown twice is fitted once."""
+    """Fit frames, each once however often it is shown, then close the video."""
     with video, rejecting(OSError):
         count, before, image = 0, None, None
         for each in shown:
@@ -228,7 +226,7 @@ def too_short(found: int, wanted: int, fps: float | None, start: float) -> Rejec
 
 
 def refuse_without_bucket(file: BinaryIO, start: float, recipe: ImageRecipe) -> None:
-    """Raise Rejected if a clip is too short for every bucket; planning puts it into its neighbour's."""
+    """Raise Rejected if a clip is too short for every bucket: planning puts it into its neighbour's."""
     assert recipe.clip, "a recipe of images"
     video = probe_video(file, recipe.max_pixels)
     left = video.num_frames(recipe.clip.fps) - round(start * (recipe.clip.fps or video.rate))

@@ -29,11 +29,7 @@ from precompute.images.rejected import ANY_ERROR, Rejected, refuse_many_pixels, 
 
 
 def silence_decoders() -> None:
-    """Silence Pillow's warnings and libtiff's messages for the whole process.
-
-    Pillow warns about odd metadata, such as corrupt EXIF, that does not affect the pixels; libtiff prints from C.
-    Switching messages off and on around each image would not be thread-safe.
-    """
+    """Silence Pillow's warnings, about odd metadata, and libtiff's messages, from C, for the whole process."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())
     pillow = ctypes.CDLL(_imaging.__file__)  # it finds functions of the libraries that the module is linked to
@@ -120,7 +116,7 @@ def decode_image(data: bytes, recipe: ImageRecipe, planned: Size) -> Decoded:
 
 
 def size_from_head(head: bytes) -> Sides | None:
-    """Return the upright size of a JPEG by the first bytes of its file; None if they do not tell, or it is no JPEG."""
+    """Return the upright size of a JPEG by its first bytes, if they tell it."""
     if not head.startswith(JPEG_MAGIC):
         return None
     try:
@@ -131,7 +127,7 @@ def size_from_head(head: bytes) -> Sides | None:
 
 
 def size_of(data: bytes, max_pixels: int) -> Sides | None:
-    """Return the upright size of an image file, decoded only if its header may not tell; None if it cannot be read."""
+    """Return the upright size of an image, decoded if its header may not tell it; None if it cannot be read."""
     try:
         refuse_costly(data, max_pixels)
         if size := size_from_head(data):
@@ -193,14 +189,14 @@ WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
 """Modes whose files do not say which number is black and which is white."""
 
 STRIP_PIXELS = 2**20
-"""Images are converted in strips of about this many pixels, so that intermediate steps need little memory."""
+"""Images are converted in strips of so many pixels, so that steps between need little memory."""
 
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 TIFF_WHITE_IS_ZERO = 0
 
 
 def with_true_levels(image: Image.Image) -> Image.Image:
-    """Correct the levels of a grey TIFF of more than 8 bits, which Pillow leaves as 12 bits, or inverted."""
+    """Correct the levels of a 16-bit grey TIFF, which Pillow leaves as 12 bits, or inverted."""
     if isinstance(image, TiffImageFile) and image.mode == "I;16":
         if image.tag_v2.get(TIFF_BITS) == (12,):
             return image.point(lambda level: level * 16.0 + 0.0)

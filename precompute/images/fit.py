@@ -13,17 +13,12 @@ from precompute.images.rejected import Rejected, refuse_many_pixels, rejecting
 MID_GREY = 128
 """Fills a rejected image's place in its batch, and the border of `pad`."""
 
-BLACK = 0
-"""Fills what any other rule leaves open, as NeMo's may, by a pixel."""
-
-GROUNDS = {"pad": MID_GREY}
-
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")}
 
 REDUCTIONS = (8, 4, 2)
 """Factors by which libjpeg divides both sides at almost no cost, largest first."""
 OVERSAMPLING = 2
-"""Fewest pixels of a reduced image, along each side, per pixel of the fitted image."""
+"""Fewest pixels of a reduced image's side per pixel of the fitted one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +31,7 @@ class Decoded:
     reduction: int = 1
     """Pixels of the unreduced image, along each side, per pixel of `rgb`."""
     origin: tuple[float, float] = (0.0, 0.0)
-    """Start of the image in `rgb`; above 0 if EXIF mirrors it, because its partial last pixel then comes first."""
+    """Start of the image in `rgb`; above 0 if EXIF mirrors it: its partial last pixel then comes first."""
     exif_is_readable: bool = True
     """False if the image may be stored turned, and its EXIF cannot tell."""
 
@@ -82,7 +77,8 @@ def fit_image(image: Decoded, recipe: ImageRecipe, placement: Placement) -> Imag
     if size == target:
         fitted = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
     else:
-        fitted = Image.new("RGB", target, (GROUNDS.get(recipe.rule.preset, BLACK),) * 3)
+        ground = MID_GREY if recipe.rule.preset == "pad" else 0  # NeMo's rule may leave a pixel open
+        fitted = Image.new("RGB", target, (ground,) * 3)
         if min(size) > 0:
             inner = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
             fitted.paste(inner, (-placement.crop[0], -placement.crop[1]))

@@ -1,9 +1,8 @@
 """Refuse files that would cost far more than their size and their pixel count say.
 
-Pillow reads each part of a file (a chunk, a segment, a block, an entry of a directory) by itself, for a microsecond and
-hundreds of bytes of memory. For a GIF and a WebP it takes memory for the pixels when it opens the file. Every scan of a
-JPEG goes over the whole image once more; a TIFF's tile may be larger than its image. What a file claims is therefore
-read from its first bytes, at the cost of a few lookups in an honest file, and Pillow's reads are counted.
+Pillow takes a microsecond and hundreds of bytes for each part of a file (a chunk, a segment, a block, an entry of a
+directory), and for a GIF and a WebP the memory of the pixels when it opens the file. Every scan of a JPEG goes over the
+whole image again; a TIFF's tile may be larger than its image. So Pillow's reads are counted, and claims are looked up.
 """
 
 import io
@@ -31,9 +30,7 @@ MAX_EXIF_BYTES = 2**20
 """EXIF is at most 64 KB by its standard; Pillow joins several segments of it."""
 
 MAX_AVIF_HEADER = 2**18
-"""Bytes of an AVIF's items, or of its frames' list; 512 tiles need 30 KB. libavif searches all items for each item, 0.4
-s at most.
-"""
+"""Bytes of an AVIF's items, or of its frames' list; 512 tiles need 30 KB. libavif searches all items for each item."""
 
 JPEG_MAGIC = b"\xff\xd8"
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
@@ -88,7 +85,7 @@ Image.register_open(GIF, FirstFrameOfGif, lambda prefix: prefix.startswith((b"GI
 
 
 def refuse_costly(data: bytes, max_pixels: int) -> None:
-    """Raise Rejected for a cost that Pillow's reads do not show; most broken files pass, and decoders refuse them."""
+    """Raise Rejected for a cost that Pillow's reads do not show; most broken files pass."""
     if data.startswith(JPEG_MAGIC):
         refuse_many_scans(data)
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
@@ -100,7 +97,7 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield each segment's marker up to the image's end, and where its length field is; two markers have none."""
+    """Yield each segment's marker, and where its length field is; two markers have none."""
     position = len(JPEG_MAGIC)
     while (match := JPEG_MARKER.search(data, position)) and (marker := data[match.end() - 1]) != EOI:
         position = match.end()
@@ -112,8 +109,8 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
 def refuse_many_scans(data: bytes) -> None:
     """Raise Rejected for a JPEG of too many scans or segments, or too much EXIF.
 
-    If the first scan of a sequential image has all components, it is the only one, and libjpeg reads the rest of the
-    file at most once. So the rest is not searched; that would take longer than all other checks together.
+    After a first scan with all components of a sequential image, libjpeg reads the rest at most once, so that it is not
+    searched; that would take longer than all other checks.
     """
     scans = exif_bytes = 0
     frames = list[bytes]()

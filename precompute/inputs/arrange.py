@@ -1,8 +1,7 @@
 """Order the samples of a part, and cut them into shards of one size each.
 
 Rows are ordered by bucket, and shards end where buckets do. Samples of another cache's plan keep their order, so that
-both caches have the same rows: shards end wherever the bucket changes. Images that cannot be read, and those that the
-rule leaves out, are planned into the bucket of the image before them, and rejected there.
+both caches have the same rows. An image without a bucket is planned into that of the image before it, and rejected.
 """
 
 from collections.abc import Callable, Iterator
@@ -103,8 +102,8 @@ class BySize:
     ) -> NDArray[np.int64]:
         """Return the order of a part's rows: by array, then blocks as the source has them, then aspect.
 
-        A cache of another resolution over the same plan then changes its bucket rarely, and gets few short shards. An
-        image without a bucket follows the one whose bucket it has, so that a cache over the plan gives it the same one.
+        So a cache of another resolution over the same plan gets few short shards. An image without a bucket follows the
+        one whose bucket it has, so that a cache over the plan gives it the same one.
         """
         place_N = np.arange(len(array_N))
         if self.order == "plan":
@@ -115,7 +114,7 @@ class BySize:
         return np.lexsort((behind_N, aspect_N, like_N // ASPECT_ROWS, array_N))
 
     def _buckets(self, size_N3: NDArray[np.int32]) -> tuple[list[Size], NDArray[np.int64]]:
-        """Return the buckets of files of these sizes, and the index of each one's bucket, NO_BUCKET without one."""
+        """Return the buckets of these sizes, and the index of each one's bucket."""
         sizes, size_N = np.unique(size_N3, axis=0, return_inverse=True)
         found = [self._bucket(Size(*size)) for size in sizes.tolist()]
         buckets = sorted({each for each in found if each is not None})
@@ -131,6 +130,6 @@ class BySize:
 
 
 def last_placed(is_placed_N: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, for each place, the last one up to it that has a bucket, or else the first one that has one."""
+    """Return for each place the last one up to it with a bucket, or else the first one."""
     last_N = np.maximum.accumulate(np.where(is_placed_N, np.arange(len(is_placed_N)), -1))
     return np.where(last_N < 0, is_placed_N.argmax(), last_N)

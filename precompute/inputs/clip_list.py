@@ -1,7 +1,7 @@
-"""List the clips of a source's videos: each video gives one clip or several.
+"""List the clips of a source's videos, one or several of each.
 
-Only a video's first and last bytes are read, to learn its length. A rerun takes the clips of unchanged videos from the
-plan. A source whose samples have `clip_start` already, such as another cache of clips, lists its own clips.
+A rerun takes the clips of unchanged videos from the plan. A source whose samples have `clip_start` already, such as
+another cache of clips, lists its own clips.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,10 +52,10 @@ def with_checked_starts(samples: Samples) -> Iterator[dict[str, object]]:
 def list_clips(
     samples: Samples, config: ClipConfig, probe: Probe, known: Mapping[str, PlannedClips]
 ) -> Iterator[dict[str, object]]:
-    """Yield a sample for each clip of the source's videos, those of a video together and in order."""
+    """Yield a sample for each clip, those of a video together and in order."""
 
     def rows_of(video: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
-        """Return id and start of each clip of a video; a video that cannot be read has one, and is rejected later."""
+        """Return id and start of each clip; a video that cannot be read has one, and is rejected later."""
         name, held = video["id"], known.get(video["id"])
         if held and held.of == (video["uri"], video["fingerprint"]):
             return held.rows
@@ -75,12 +75,12 @@ def list_clips(
 
 
 def clip_id(video: str, config: ClipConfig, first: int) -> str:
-    """Return a clip's id: the video's, and where one video may have several clips, the clip's first frame."""
+    """Return the video's id, with the clip's first frame if a video may have several clips."""
     return video if config.pick in ("head", "middle") else f"{video}@{first}"
 
 
 def clips_in_plan(planned: Iterable[pa.Table], config: ClipConfig) -> dict[str, PlannedClips]:
-    """Return the clips that a plan has of each video, by the video's id; a video with a withdrawn clip is left out."""
+    """Return a plan's clips by the video's id; a video with a withdrawn clip is left out."""
     found, incomplete = dict[str, PlannedClips](), set[str]()
     for part in planned:
         for row in part.select(["id", "uri", "fingerprint", "state", CLIP_START]).to_pylist():

@@ -37,24 +37,18 @@ Where = tuple[str, Place | None]
 """The uri and place of a file."""
 
 DIGESTS_HELD = 1_024
-"""Videos whose digests are in memory; the clips of a video are neighbours in the plan."""
+"""Videos whose digests are in memory."""
 
 VIDEOS_HELD = 16
-"""Most whole videos in memory: about one a thread, because clips of a video are neighbours in the plan."""
+"""Whole videos in memory: about one a thread, because the clips of a video are neighbours in the plan."""
 
 VIDEOS_PROBED = 2**20
-"""Videos whose lengths and sizes are kept while planning, 250 bytes each: each is then looked at once."""
+"""Videos whose lengths and sizes are in memory while planning, 250 bytes each, so that each is looked at once."""
 
 TEXT_ONLY = "text only"
-"""Kind of reject for a record that names no file, such as some of LLaVA's instructions; none is missing."""
+"""Kind of reject for a record that names no file, such as some of LLaVA's instructions."""
 
 BROKEN_EXIF = "broken EXIF, not turned"
-INTERLACED = "interlaced frames, encoded as progressive"
-STANDING = "repeated frames, more than three quarters"
-
-STILL, CELLS = 0.1, 4
-"""Levels, of one pixel in CELLS x CELLS, by which a frame differs at most on average from the frame that it repeats:
-H.264 changes a picture that stands still by up to 0.04."""
 
 
 class FrameReader(Reader):
@@ -130,7 +124,6 @@ class ClipReader(FrameReader):
         clips: ClipConfig | None = None,
         busy: BusyTimes | None = None,
     ) -> None:
-        """`clips` says which clips a video has; only `samples` needs it."""
         super().__init__(source, recipe, busy)
         assert recipe.clip, "a recipe of images"
         self._clip, self._clips = recipe.clip, clips
@@ -156,10 +149,9 @@ class ClipReader(FrameReader):
             return None
 
     def expect(self, samples: Iterable[Sample]) -> None:
-        """Do nothing: threads share the videos that they read, and a video announced for each clip is fetched again."""
+        """Do nothing: a video that is announced for each of its clips would be fetched again."""
 
     def size(self, sample: Sample) -> Size | None:
-        """Return the size of a video, with the largest number of frames that the clip can have."""
         if (video := self.probe(sample)) is None:
             return None
         left = video.num_frames(self._clip.fps) - round(sample[CLIP_START] * (self._clip.fps or video.rate))
@@ -177,11 +169,9 @@ class ClipReader(FrameReader):
             facts |= placed(clip.size, clip.placement)
             for number, image in enumerate(clip.images):
                 place_TYX3[number] = np.asarray(image)
-            odd = {INTERLACED: clip.is_interlaced, STANDING: 4 * count_different(place_TYX3) < len(place_TYX3)}
-            facts["remarks"] = [name for name, is_so in odd.items() if is_so]
 
     def _open(self, where: Where) -> BinaryIO:
-        """Open a video as a stream: in place, or in memory if it comes from a network and is not too large."""
+        """Open a video in place, or in memory if it comes from a network and is not too large."""
         if self._source.fetches_ahead:
             try:
                 return BytesIO(self._whole.get(where))
@@ -195,7 +185,7 @@ class ClipReader(FrameReader):
             return self._sha256(where, stream)
 
     def _sha256(self, where: Where, stream: BinaryIO) -> str:
-        """Return the SHA-256 of a whole video that is open as `stream`; the stream stays where it is."""
+        """Return the SHA-256 of a whole video; its open `stream` stays where it is."""
         if isinstance(stream, BytesIO):
             return content_sha256(stream.getbuffer())
         assert isinstance(stream, PartStream)
@@ -206,18 +196,12 @@ class ClipReader(FrameReader):
             return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
 
 
-def count_different(frames_TYX3: Inputs) -> int:
-    """Count the frames that differ from the one before, and the first."""
-    few_Tyx3 = frames_TYX3[:, ::CELLS, ::CELLS].astype(np.int16)
-    return 1 + int((np.abs(np.diff(few_Tyx3, axis=0)).mean((1, 2, 3)) > STILL).sum())
-
-
 def where_of(sample: Sample) -> Where:
     return sample["uri"], planned_place(sample["place"])
 
 
 def placed(size: Sides, placement: Placement) -> dict[str, int]:
-    """Return how an image was scaled and cut, as fields of `Outcome`."""
+    """Return fields of `Outcome`."""
     (width, height), resized, crop = size, placement.resized, placement.crop
     across = {"width": width, "resized_width": resized[0], "crop_left": crop[0]}
     return across | {"height": height, "resized_height": resized[1], "crop_top": crop[1]}

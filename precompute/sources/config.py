@@ -14,9 +14,9 @@ Kind = Literal["llava", "folder", "table", "webdataset", "parquet", "cache"]
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
     images_are: str = ""
-    """Where its images are; empty if `source.images` says it."""
+    """Where its images are, unless `source.images` says it."""
     add_texts: str
-    """How to give a sample without a text one."""
+    """How to give a sample a text."""
     fields: frozenset[str] = frozenset()
     """The fields of FieldNames that it uses."""
 

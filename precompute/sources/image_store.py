@@ -1,7 +1,4 @@
-"""A source's images: in a folder, or in a zip or tar that is read in place and never unpacked; here or at a URL.
-
-Each reading thread has at most one file in memory, of at most MAX_FILE_BYTES, besides the files that are read ahead.
-"""
+"""A source's images: in a folder, or in a zip or tar that is read in place and never unpacked; here or at a URL."""
 
 import errno
 from collections import Counter
@@ -50,8 +47,8 @@ T = TypeVar("T")
 class ImageFolder(ImageStore):
     """Images in a folder of any store; names are relative to it and cannot leave it.
 
-    Links are the owner's choice and are followed, also out of the folder; linked folders are not listed. A remote store
-    is listed once, to plan the images; each image is then one request, made ahead if the image is expected.
+    Links are the owner's choice and are followed, but linked folders are not listed. A remote store is listed once;
+    each image is then one request, made ahead if the image is expected.
     """
 
     def __init__(self, store: Store) -> None:
@@ -73,7 +70,7 @@ class ImageFolder(ImageStore):
         return PartStream(file, 0, file.version.size)
 
     def listing(self) -> Listing:
-        """List all files except those of caches, which may lie in the folder of their images."""
+        """List all files, except those of caches."""
         names, skipped = list[str](), Counter[str]()
         try:
             for name, _ in self._known.walk():
@@ -94,7 +91,7 @@ class ImageFolder(ImageStore):
         return Listing(dict.fromkeys(sorted(names)), skipped)
 
     def version(self) -> None:
-        """Return None: only a look at each file shows changes."""
+        """Only a look at each file shows changes."""
 
     def locate(self, name: str) -> Located:
         if is_unsafe(name):
@@ -127,7 +124,7 @@ class ImageFolder(ImageStore):
             raise Rejected(MISSING, f"{name}: {error.strerror}") from None
 
     def _is_missing(self, error: OSError) -> bool:
-        """Return whether the error means a missing file; a remote store's refused credentials do not."""
+        """A remote store's refused credentials are no missing file."""
         return isinstance(error, FileNotFoundError) or (not self._store.is_remote and error.errno in MISSING_ERRORS)
 
 

@@ -8,13 +8,13 @@ from cache_store.storage.protocol import File
 from precompute.images.rejected import Rejected
 
 MAX_FILE_BYTES = 256 * 2**20
-"""Larger image files are rejected unread; the largest photograph formats stay well below."""
+"""Larger files are not read whole."""
 
 HEADER_BYTES = 64 * 2**10
-"""First bytes of an image that tell its size, in most JPEGs; EXIF with a thumbnail takes up to 64 KB."""
+"""First bytes of an image that tell its size, in most JPEGs."""
 
 MISSING = "missing"
-"""Kind of reject for an image that is not there, and the fingerprint of one that was not there at planning."""
+"""Kind of reject for an image that is not there, and its fingerprint."""
 
 DAMAGED = "damaged archive member"
 """Kind of reject for a member that is not what its archive says."""
@@ -27,7 +27,7 @@ STREAM_BYTES = 2**16
 
 
 class Place(NamedTuple):
-    """A member of the archive that the image's uri names; the fields are those of the plan's column `place`."""
+    """A member of an archive; the fields are those of the plan's column `place`."""
 
     offset: int = 0
     """First byte of the member's header. In a tar, the image follows after 512 bytes."""
@@ -39,16 +39,16 @@ class Place(NamedTuple):
     """CRC-32 in a zip of the image, in a tar, which has none, of the member's header."""
     deflated: bool = False
     problem: str | None = None
-    """Reason why it cannot be read, kind and detail; None if it can."""
+    """Reason why it cannot be read, kind and detail."""
 
 
 class Located(NamedTuple):
     """An image as planning finds it."""
 
     fingerprint: str
-    """Changes when the image file changes; MISSING if there is none that can be read."""
+    """Changes when the file changes; MISSING if there is none that can be read."""
     place: Place | None = None
-    """None if the image is a file of its own or a row of a table, or is missing."""
+    """None if the image is in no archive."""
 
     def columns(self) -> dict[str, object]:
         return {"fingerprint": self.fingerprint, "place": self.place and self.place._asdict()}

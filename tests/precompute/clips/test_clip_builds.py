@@ -21,7 +21,6 @@ from PIL import Image
 
 from cache_store import open_cache
 from cache_store.cache.metadata import read_samples, read_spec
-from cache_store.cli import main as cache_store
 from cache_store.format.plan import caption_of
 from cache_store.format.tables import CLIP_START
 from cache_store.verify.verify import verify
@@ -37,7 +36,7 @@ from tests.named import assert_names
 from tests.places import Folder, Objects
 from tests.precompute.conftest import Project, plan_table
 from tests.precompute.sources.pictures import write_tar
-from tests.videos import add_silence, make_video, scene
+from tests.videos import add_silence, make_video
 
 __all__ = ["quick_loading"]  # a fixture
 
@@ -203,20 +202,6 @@ def test_latents_are_diffusers_own_of_pyavs_frames(project):
         firsts = range(0, available - length + 1, length)
         expected |= {f"{name}@{first}": f"{length}x64x48" for first in firsts}
     assert found == expected
-
-
-def test_clips_of_repeated_and_of_interlaced_frames_are_counted(project):
-    """A slideshow shows two pictures for a second each; one clip has both."""
-    project.source = project.folder / "odd"
-    project.source.mkdir()
-    make_video(project.source / "slides.mp4", frames=48, draw=lambda number, size: scene(number // 24 * 100, size))
-    make_video(project.source / "moving.mp4", options={"x264-params": "tff=1"})
-    project.settings = settings_of(project.source, clip={**CHUNK, "frames": 9})
-    said = project.build()
-    assert "interlaced frames in 1 cached clip, encoded as progressive" in said
-    assert "repeated frames in 2 cached clips, more than three quarters" in said
-    assert "repeated frames" in project.run(cache_store, "info", project.cache)
-    assert not verify(project.cache, "deep").findings
 
 
 # Which parts of a video are read.

@@ -36,7 +36,6 @@ def bucket_of(rule: SizeRule, size: Sides) -> Sides:
 
 
 def random_sizes(count: int, seed: int = 0) -> list[Sides]:
-    """Draw sizes of all aspects up to 1:4, most of them of photographs."""
     random = np.random.default_rng(seed)
     sides = np.exp(random.uniform(np.log(150), np.log(6_000), count))
     aspects = np.exp(random.uniform(-np.log(4), np.log(4), count))
@@ -81,7 +80,6 @@ def test_the_bucket_of_a_rule_as_recorded_is_listed_and_the_scaled_image_covers_
 
 @pytest.mark.parametrize("config", [CONFIGS[name] for name in CONFIGS if name.startswith("ours")])
 def test_ours_mirrors_its_buckets_with_the_image(config):
-    """The scaled size too; an odd excess is cut by one pixel more at the right and the bottom."""
     for width, height in random_sizes(400):
         one, other = place(config.rule, (width, height)), place(config.rule, (height, width))
         bucket = 1, other.bucket.width, other.bucket.height
@@ -100,36 +98,10 @@ def test_ours_chooses_the_nearest_aspect(name):
         assert distances[chosen] == min(distances.values())
 
 
-def test_ours_gives_an_image_of_a_buckets_size_this_bucket():
-    rule = CONFIGS["ours"].rule
-    for _, size in PRESETS["ours"].table(rule):
-        assert place(rule, size)[1:] == (size, (0, 0), None)
-        assert bucket_of(rule, size) == size
-    rule = BucketsConfig(preset="ours", sizes=["512x512", "1024x1024"]).rule
-    assert [bucket_of(rule, (side, side)) for side in (512, 600, 1024)] == [(512, 512), (1024, 1024), (1024, 1024)]
-
-
-# Configs and records.
-
-
-@pytest.mark.parametrize(
-    ("size", "bucket", "resized"),
-    [
-        ((3_000, 4_000), (896, 1152), (896, 1195)),
-        ((500, 333), (448, 320), (480, 320)),
-        ((1_000, 1_000), (960, 960), (960, 960)),
-        ((4_000, 200), (2048, 192), (3_840, 192)),
-    ],
-)
-def test_without_upscaling_a_small_image_gets_the_largest_grid_size_inside_it(size, bucket, resized):
+def test_without_upscaling_a_small_image_gets_the_largest_grid_size_inside_it():
     rule = CONFIGS["ours, no_upscale"].rule
-    assert (bucket_of(rule, size), place(rule, size).resized) == (bucket, resized)
-
-
-def test_a_record_has_only_the_numbers_that_the_rule_uses():
-    recorded = {name: msgspec.to_builtins(BucketsConfig(preset=name).rule).keys() for name in PRESETS}
-    for name, preset in PRESETS.items():
-        assert {"preset", *preset.defaults} <= recorded[name] <= {"preset", *preset.defaults, *preset.also}
+    for size, bucket, resized in (((500, 333), (448, 320), (480, 320)), ((4_000, 200), (2048, 192), (3_840, 192))):
+        assert (bucket_of(rule, size), place(rule, size).resized) == (bucket, resized)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +122,8 @@ def test_fields_that_do_not_fit_together_are_refused_by_name(fields, named):
         BucketsConfig(**fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "size", "reason"),
-    [
-        ({"preset": "ours", "no_upscale": True}, (60, 500), "too small: 60 x 500"),
-        ({"preset": "novelai"}, (800, 100), "aspect 8 differs"),
-    ],
-    ids=str,
-)
-def test_an_image_that_has_no_bucket_is_rejected_with_a_reason(fields, size, reason):
-    with pytest.raises(Rejected, match=reason):
-        place(BucketsConfig(**fields).rule, size)
+def test_an_image_that_has_no_bucket_is_rejected_with_a_reason():
+    with pytest.raises(Rejected, match="too small: 60 x 500"):
+        place(CONFIGS["ours, no_upscale"].rule, (60, 500))
+    with pytest.raises(Rejected, match="aspect 8 differs"):
+        place(BucketsConfig(preset="novelai").rule, (800, 100))

@@ -7,7 +7,6 @@ from typing import Any
 import datasets
 import webdataset
 
-from precompute.inputs.frames import where_of
 from precompute.sources.config import FieldNames, SourceConfig
 from precompute.sources.images import Source
 from precompute.sources.opening import open_source
@@ -54,10 +53,6 @@ def write_pictures(kind: str, path: Path, *numbers: int) -> Path:
 
 def opened(kind: str, path: Path, **fields: str) -> Source:
     return open_source(SourceConfig(kind=kind, path=str(path), fields=FieldNames(**fields)))
-
-
-def read_planned(source: Source, row: Mapping[str, Any]) -> bytes:
-    return source.read(*where_of(row))
 
 
 def rows_of(source: Source) -> list[dict[str, Any]]:
