@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, SourceError
 from cache_store.format.array import ClipRecipe, ImageRecipe, Size
 from precompute.clips import video_file
+from precompute.clips.config import ClipConfig
 from precompute.clips.opened import load_av
 from precompute.clips.video import MAX_SECONDS, Clip, Video, decode_clip, probe_video
 from precompute.images.config import ImageConfig
 from precompute.images.fit import unreduced
 from precompute.images.rejected import Rejected
+from precompute.inputs.clip_list import with_checked_starts
+from precompute.sources.listing import Samples
 from tests.families import first_and_slow
 from tests.precompute.images.fitting import fitted, size_of
 from tests.videos import make_video, number_of, scene
@@ -287,3 +290,45 @@ def test_pixels_decoded_for_one_clip_are_limited(made, monkeypatch):
     monkeypatch.setattr(video_file, "MAX_DECODED", 20 * video_file.LEAST_PIXELS)
     assert numbers(made["h264.mp4"], 1.0, 2) == [24, 25]
     assert reason(made["h264 one gop.mp4"], 1.0).startswith("too costly: more than 327,680 pixels")
+
+
+# Where the clips of a video begin.
+
+PICKS: list[tuple[dict[str, object], dict[int, list[int]]]] = [
+    ({"pick": "head"}, {0: [0], 16: [0], 17: [0], 500: [0]}),
+    ({"pick": "middle"}, {16: [0], 17: [0], 18: [0], 19: [1], 50: [16]}),
+    ({"pick": "chunk"}, {0: [0], 16: [0], 17: [0], 33: [0], 34: [0, 17], 50: [0, 17], 51: [0, 17, 34]}),
+    ({"pick": "slide", "stride": 8}, {16: [0], 24: [0], 25: [0, 8], 33: [0, 8, 16]}),
+    ({"pick": "chunk", "frames": [9, 17]}, {8: [0], 9: [0], 16: [0], 17: [0], 33: [0], 34: [0, 17]}),
+    ({"pick": "middle", "frames": [9, 17]}, {8: [0], 13: [2], 17: [0], 21: [2]}),
+]
+"""Fields, and the first frame of each clip by the number of frames that a video has."""
+
+
+@pytest.mark.parametrize(("fields", "firsts"), PICKS, ids=lambda each: str(each) if "pick" in each else "")
+def test_clips_begin_where_the_pick_says(fields, firsts):
+    """A video that is too short has one clip all the same, which is rejected with its reason."""
+    config = ClipConfig(**{"frames": 17, "fps": 16, **fields})
+    assert {available: [*config.first_frames(available)] for available in firsts} == firsts
+
+
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"frames": [9, 9], "fps": 16}, r"clip.frames must be .* ascending order, got \[9, 9\]"),
+    ({"frames": 17}, r"clip.fps is missing: 16 for Wan 2.1"),
+    ({"frames": 17, "fps": float("nan")}, r"clip.fps must be above 0 .*got nan"),
+    ({"frames": 17, "fps": 16, "pick": "slide"}, r"clip.stride is missing"),
+    ({"frames": 17, "fps": 16, "stride": 4}, r"clip.stride has no effect without clip.pick: slide"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=str)
+def test_a_section_that_cannot_be_is_refused_in_one_line(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        ClipConfig(**fields)
+
+
+@pytest.mark.parametrize("start", [None, "soon", -1, 1e300])
+def test_a_start_that_is_no_time_is_refused(start):
+    samples = Samples([{"id": "a", "conversations": [], "extra": {"clip_start": start}}])
+    with pytest.raises(SourceError, match="source.fields.extra: clip_start of a "):
+        list(with_checked_starts(samples))

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError
 from cache_store.format.array import Size
-from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.registry import load_decoder
 from tests.families import first_and_slow
 from tests.precompute.encoders.loading import CLIP, load, photos, shape_of
 from tests.precompute.encoders.test_vaes import NARROW_WAN, PATCHED_WAN, VIDEO_VAES, Vae
@@ -100,17 +98,6 @@ def test_other_numbers_of_frames_are_refused_with_the_nearest(loaded):
     for frames in range(below + 1, below + loaded.step):
         with pytest.raises(ConfigError, match=rf"clip.frames .*{loaded.step}k.*{frames}.*{below} "):
             shape_of(loaded.encoder, HEIGHT, WIDTH, frames)
-
-
-def test_a_decoder_gives_as_many_frames_as_were_encoded(loaded):
-    decode, digest = load_decoder(EncoderConfig(model=loaded.model, device="cpu"))
-    assert digest == loaded.encoder.identity.weights_sha256
-    for frames in loaded.lengths()[:2]:
-        latents = loaded.encoder.encode(clips_of(frames, 2, height=64))
-        pictures = decode(latents)
-        assert pictures.shape == (2, 3, frames, 64, WIDTH)
-        with torch.inference_mode():
-            assert_equal(pictures[1:], loaded.diffusers.decode(latents[1:]).sample)
 
 
 def test_clips_of_cogvideox_1_5_are_scaled_as_videos_not_as_first_images(tmp_path):

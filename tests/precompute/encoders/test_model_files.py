@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cache_store.errors import EncodeOnceError
 from precompute.encoders.model_files import find_model
 from tests.precompute.encoders.conftest import narrow_vae
 from tests.precompute.encoders.loading import Spoil, changed_config, changed_weights, load
 from tests.precompute.encoders.text_models import save_text_encoder
-from tests.precompute.encoders.towers import random_model, save_model
+from tests.precompute.encoders.towers import PATCHES, random_model, save_model
 
 
 def refusal(model: str | Path, **options: Any) -> tuple[int, str]:
@@ -24,16 +26,6 @@ def refusal(model: str | Path, **options: Any) -> tuple[int, str]:
         load(model, **options)
     assert "\n" not in str(caught.value)
     return caught.value.exit_code, str(caught.value)
-
-
-@pytest.fixture
-def gemma_without_language(tmp_path: Path) -> Path:
-    """A checkpoint in several files, of which only those with the vision tower are there."""
-    random_model(GEMMA).save_pretrained(folder := tmp_path / "gemma", max_shard_size="8KB")
-    files = json.loads((folder / f"{TOWER_FILE}.index.json").read_text())["weight_map"]
-    for file in {*files.values()} - {file for name, file in files.items() if "tower" in name}:
-        (folder / file).unlink()
-    return folder
 
 
 @pytest.fixture
@@ -73,38 +65,21 @@ sys.exit(run_program("precompute", load, sys.argv[1:]))
 """
 
 
-def run(hub_cache: Path, *models: str, **variables: str) -> list[str]:
-    """Load models in a process with that local Hub cache, which ends with code 1; return its lines."""
-    environment = os.environ | {"HF_HUB_CACHE": str(hub_cache), "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-c", LOAD, *models]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 1
-    return [*done.stdout.splitlines(), *done.stderr.splitlines()]
-
-
-ERROR = "precompute: error: encoder.model org/absent "
-
-
-def move_to_hub_cache(folder: Path, hub_cache: Path, name: str) -> None:
-    """Move a model's folder into a local Hub cache, as `org/name`."""
-    repo, commit = hub_cache / f"models--org--{name}", "0123456789abcdef0123456789abcdef01234567"
-    (repo / "snapshots").mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(commit)
-    folder.rename(repo / "snapshots" / commit)
-
-
 @pytest.mark.slow
-def test_a_hub_id_loads_offline_from_the_files_of_its_encoder(vae_folder, gemma_without_language, tmp_path):
-    """An absent one ends in one line; diffusers, whose import takes seconds, is not imported for these encoders."""
-    folders = vae_folder, gemma_without_language
-    digests = [load(folder, compute_dtype="bfloat16").identity.weights_sha256 for folder in folders]
-    move_to_hub_cache(vae_folder, tmp_path, "pipeline")
-    move_to_hub_cache(gemma_without_language, tmp_path, "gemma")
-    first, second, *said = run(tmp_path, "org/pipeline", "org/gemma", "org/absent", HF_HUB_OFFLINE="1")
-    assert [first, second] == [f"{digest} without importing diffusers" for digest in digests]
-    assert [line.startswith(ERROR) for line in said if "org/absent" in line] == [True]
-    assert "Traceback" not in "".join(said)
+def test_a_hub_id_loads_offline_from_the_hubs_cache(vae_folder, tmp_path):
+    """An absent one ends in one line; diffusers, whose import takes seconds, is not imported for Wan."""
+    digest = load(vae_folder).identity.weights_sha256
+    repo, commit = tmp_path / "models--org--pipeline", "0123456789abcdef0123456789abcdef01234567"
+    for folder in ("snapshots", "refs"):
+        (repo / folder).mkdir(parents=True)
+    (repo / "refs/main").write_text(commit)
+    vae_folder.rename(repo / "snapshots" / commit)
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", LOAD, "org/pipeline", "org/absent"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert (done.returncode, done.stdout) == (1, f"{digest} without importing diffusers\n")
+    said = [line for line in done.stderr.splitlines() if "error" in line]
+    assert [line.partition(" org/absent ")[0] for line in said] == ["precompute: error: encoder.model"]
 
 
 VAE_FILE, TOWER_FILE = "diffusion_pytorch_model.safetensors", "model.safetensors"
@@ -159,3 +134,59 @@ def test_a_model_that_is_not_whole_and_known_is_refused(models, tmp_path, kind, 
         found, said = refusal(folder / kind if kind == GEMMA else folder, **each)
         assert (found, named in said) == (code, True), said
     assert not (folder / kind / "loaded").exists()
+
+
+# The hash of an encoder follows what encoding depends on, however and wherever it is saved.
+
+
+def hash_of(folder, **options):
+    return load(folder, **options).identity.weights_sha256
+
+
+def test_a_vaes_hash_follows_its_encode_path_only(vae, tmp_path):
+    """It does not depend on its files, the decoder, or on how the encoder runs."""
+    folder = tmp_path / "vae"
+    vae.save_pretrained(folder)
+    hashed = hash_of(folder)
+    changed_config(dropout=0.5, scale_factor_temporal=2)(folder)
+    held = load_file(folder / "diffusion_pytorch_model.safetensors")
+    encode_path = {name: each for name, each in held.items() if name.startswith(("encoder.", "quant_conv."))}
+    save_file(encode_path, folder / "diffusion_pytorch_model.safetensors")
+    assert hash_of(folder, fold=False, compute_dtype="bfloat16") == hashed
+    vae.decoder.conv_in.weight.data += 0.25
+    vae.bfloat16().save_pretrained(tmp_path / "bfloat16")
+    assert hash_of(tmp_path / "bfloat16") == hashed
+    vae.float().save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    assert hash_of(tmp_path / "sharded") == hashed
+    for name in ("encoder.conv_in.weight", "encoder.mid_block.resnets.1.norm2.gamma", "quant_conv.bias"):
+        vae.get_parameter(name).data.view(-1)[-1] += 0.25
+        vae.save_pretrained(tmp_path / "changed")
+        assert hash_of(tmp_path / "changed") != hashed
+        vae.get_parameter(name).data.view(-1)[-1] -= 0.25
+
+
+def test_a_towers_hash_follows_its_weights_only(tmp_path):
+    """It is the same alone, in other models, under the names of older versions, in several files, in bfloat16."""
+    siglip = random_model("SiglipVisionModel").bfloat16().float()
+    siglip.save_pretrained(tmp_path / "alone")
+    hashed, config = hash_of(tmp_path / "alone"), siglip.config.to_dict()
+
+    weights = {name: each for name, each in siglip.state_dict().items() if not name.startswith("head.")}
+    kinds = {
+        **dict.fromkeys(("model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."), GEMMA),
+        "vision_model.": "SiglipModel",
+    }
+    for number, (prefix, kind) in enumerate(kinds.items()):
+        held = {f"{prefix}{name}": each.bfloat16() for name, each in weights.items()}
+        held[f"{prefix}embeddings.position_ids"] = torch.arange(PATCHES)  # saved by older versions
+        (folder := tmp_path / str(number)).mkdir()
+        save_file(held, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"architectures": [kind], "vision_config": config}))
+        assert hash_of(folder) == hashed
+    siglip.save_pretrained(tmp_path / "files", max_shard_size="4KB")
+    assert len(list((tmp_path / "files").glob("*.safetensors"))) > 1
+    assert hash_of(tmp_path / "files", compute_dtype="bfloat16") == hashed
+    siglip.encoder.layers[1].mlp.fc2.bias.data[-1] += 0.25
+    siglip.save_pretrained(tmp_path / "other")
+    assert hash_of(tmp_path / "other") != hashed

@@ -26,7 +26,6 @@ from tests.precompute.images.hostile_images import mutated
 
 Entry = tuple[str, bytes]
 
-CENTRAL = b"PK\1\2"
 FILE, GNU = tarfile.REGTYPE, tarfile.GNU_FORMAT
 NOTHING = bytes(1_024)
 """The end of a tar."""
@@ -74,7 +73,7 @@ def rejection(store: ImageStore, name: str) -> str:
 
 
 def test_an_archive_of_either_kind_is_read_like_a_folder(make, tmp_path):
-    """If the archive shrinks meanwhile, its images are not rejected: the build stops."""
+    """If the archive shrinks meanwhile, the build stops."""
     images = make([("top/b.jpg", b"bbb"), ("top/sub/a.jpg", bytes(100_000)), ("top/empty.jpg", b"")])
     assert [*images.listing().names] == ["top/b.jpg", "top/empty.jpg", "top/sub/a.jpg"]
     assert fetch(images, "b.jpg") == fetch(images, "top/b.jpg") == b"bbb"
@@ -102,14 +101,10 @@ def test_a_members_name_is_only_a_name_and_never_two_files(make, tmp_path):
     assert len([*tmp_path.iterdir()]) == 2
 
 
-Patch = tuple[bytes, int, str, int]
-"""A header's signature, an offset from it, and a value to write there in a `struct` format."""
-
-
-def patch(path: Path, change: Patch) -> ImageStore:
-    """Open a zip with an overwritten field in the first header of its kind."""
-    data, (signature, offset, form, value) = bytearray(path.read_bytes()), change
-    struct.pack_into(form, data, data.index(signature) + offset, value)
+def patch(path: Path, offset: int, value: int) -> ImageStore:
+    """Open a zip with an overwritten number in the first entry of its index."""
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(b"PK\1\2") + offset, value)
     path.write_bytes(data)
     return open_image_store(path)
 
@@ -117,29 +112,27 @@ def patch(path: Path, change: Patch) -> ImageStore:
 def test_a_zip_bomb_stops_at_the_size_it_claims(tmp_path):
     """256 MiB of zeros in 260 KB, which claim to be 1,000 bytes."""
     path = make_zip(tmp_path / "images.zip", [("a.jpg", bytes(2**28))], zipfile.ZIP_DEFLATED)
-    images = patch(path, (CENTRAL, 24, "<I", 1_000))
+    images = patch(path, 24, 1_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "Bad CRC-32" in rejection(images, "a.jpg")
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2**26
 
 
-ZIP_LIES: dict[str, tuple[Patch, str]] = {
-    "encrypted": ((CENTRAL, 8, "<H", 1), "encrypted"),
-    "a method without a bound, bzip2": ((CENTRAL, 10, "<H", zipfile.ZIP_BZIP2), "is compressed by method 12"),
-    "a longer file": ((CENTRAL, 24, "<I", 4_000), "claims 4,000"),
-    "a file of 256 MB": ((CENTRAL, 24, "<I", MAX_FILE_BYTES + 1), "too large: a.jpg is 268,435,457 bytes"),
-    "a link": ((CENTRAL, 38, "<I", (stat.S_IFLNK | 0o777) << 16), "is a link"),
+ZIP_LIES: dict[str, tuple[int, int, str]] = {
+    "encrypted": (8, 1, "encrypted"),
+    "a method without a bound, bzip2": (10, zipfile.ZIP_BZIP2, "is compressed by method 12"),
+    "a longer file": (24, 4_000, "claims 4,000"),
+    "a file of 256 MB": (24, MAX_FILE_BYTES + 1, "too large: a.jpg is 268,435,457 bytes"),
+    "a link": (38, (stat.S_IFLNK | 0o777) << 16, "is a link"),
 }
 
 
 @pytest.mark.parametrize("lie", ZIP_LIES)
 def test_a_member_that_lies_is_rejected_by_itself(tmp_path, lie):
     path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels" * 50), ("b.jpg", b"bbb")])
-    change, reason = ZIP_LIES[lie]
-    images = patch(path, change)
-    said = rejection(images, "a.jpg")
-    assert reason in said
-    assert said.startswith(("damaged archive member: a.jpg: ", "too large: a.jpg"))
+    *change, reason = ZIP_LIES[lie]
+    images = patch(path, *change)
+    assert reason in rejection(images, "a.jpg")
     assert fetch(images, "b.jpg") == b"bbb"
 
 

@@ -18,7 +18,7 @@ TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": 
 
 
 def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
-    """Samples keep the tars' order; the text is the .json's conversations, else the .txt, else the .json's caption."""
+    """The text is the .json's conversations, else the .txt, else the .json's caption."""
     image = image_bytes(1)
     write_tar(
         tmp_path / "00001.tar",
