@@ -7,11 +7,9 @@ import json
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import ClassVar
 
 from cache_store.errors import ConfigError
@@ -107,10 +105,9 @@ def set_up_log(program: str) -> None:
     handler.setFormatter(FORMATTERS.get(chosen, Plain)())
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.WARNING if is_quiet() else logging.INFO)
-    if chosen != "plain":  # so that messages of other libraries and unexpected errors get a time and a level too
+    if chosen != "plain":  # so that messages of other libraries get a time and a level too
         logging.getLogger().handlers = [handler]
         logging.captureWarnings(True)
-        sys.excepthook = log_exception
 
 
 def is_plain() -> bool:
@@ -119,10 +116,6 @@ def is_plain() -> bool:
 
 def is_quiet() -> bool:
     return bool(os.environ.get(QUIET_VARIABLE))
-
-
-def log_exception(kind: type[BaseException], found: BaseException | None, trace: TracebackType | None) -> None:
-    logger.critical("%s", "".join(traceback.format_exception(kind, found, trace)).rstrip())
 
 
 class StandardError(logging.Handler):

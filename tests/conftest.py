@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from types import SimpleNamespace
@@ -126,8 +125,8 @@ def bucket(scheme: str, server: Server, proxy: Proxy, monkeypatch: pytest.Monkey
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
     """A format other than plain also changes how other libraries log."""
-    ours, root, hook = logging.getLogger("encode_once"), logging.getLogger(), sys.excepthook
+    ours, root = logging.getLogger("encode_once"), logging.getLogger()
     handlers = ours.handlers, root.handlers
     yield
     logging.captureWarnings(False)
-    (ours.handlers, root.handlers), sys.excepthook = handlers, hook
+    ours.handlers, root.handlers = handlers

@@ -16,7 +16,6 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from cache_store.cache.entry_points import find_source_images
-from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.format.array import ArraySpec
@@ -183,7 +182,6 @@ def render(gallery: Gallery) -> str:
         spec=spec,
         sizes=[(array, [*rows]) for array, rows in groupby(gallery.shown, lambda exhibit: exhibit.array)],
         features=f"{gallery.array.feature_axis}s".capitalize(),
-        facts=[*spec_lines(spec), *array_lines(spec.array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
         bins=BINS,
     )

@@ -94,20 +94,19 @@ def table_problem(samples: ShardSamples) -> str | None:
 
 def table_findings(samples: ShardSamples, content: CommitContent) -> Iterator[Finding]:
     shard, table, name = samples.shard, samples.table, samples_file(samples.shard)
-    digest = rows_digest(*(table[column].to_pylist() for column in ("row", "id", "content_sha256")))
-    if digest != content.rows_digest:
+    if rows_digest(*(table[column].to_pylist() for column in ("row", "id", "content_sha256"))) != content.rows_digest:
         yield Finding(shard=shard, file=name, problem="ids or contents do not match the commit record")
     counts = {each["values"]: each["counts"] for each in pc.value_counts(table["status"]).to_pylist()}
-    expected = {CACHED: content.cached, REJECTED: content.rejected}
-    if counts != {status: count for status, count in expected.items() if count}:
-        yield Finding(shard=shard, file=name, problem=f"counts {counts}, the commit record {expected}")
-    if (cut := cut_texts(samples.array, table)) != content.cut_texts:
-        problem = f"{cut} texts were cut, the commit record says {content.cut_texts}"
-        yield Finding(shard=shard, file=name, problem=problem)
     reasons = Counter(reason_kind(reason) for reason in table["reason"].drop_null().to_pylist())
-    if reasons != content.reasons:
-        problem = f"rejects {dict(reasons)}, the commit record {content.reasons}"
-        yield Finding(shard=shard, file=name, problem=problem)
+    claims = {
+        "cached": (counts.get(CACHED, 0), content.cached),
+        "rejected": (counts.get(REJECTED, 0), content.rejected),
+        "cut texts": (cut_texts(samples.array, table), content.cut_texts),
+        "reasons": (dict(reasons), content.reasons),
+    }
+    for claim, (found, recorded) in claims.items():
+        if found != recorded:
+            yield Finding(shard=shard, file=name, problem=f"{claim}: {found}, the commit record says {recorded}")
     yield from status_findings(samples)
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_store import __version__
 from cache_store.cli import main
 from cache_store.verify import command
-from tests.cache_store.conftest import REJECTED, contents, flip, shard_name
+from tests.cache_store.conftest import REJECTED, contents
 from tests.make_cache import make_cache
 from tests.named import assert_names
 
@@ -35,19 +34,6 @@ def report(tmp_path: Path) -> Path:
 
 def read(path: Path) -> dict[str, object]:
     return json.loads(path.read_text())
-
-
-def test_a_report_says_what_was_read_when_and_whether_it_is_sound(cache, report):
-    assert main(["verify", str(cache), "--level", "full", "--report", str(report)]) == 0
-    sound = read(report)
-    assert sound.items() >= {"command": "cache-store verify", "version": __version__, "level": "full"}.items()
-    assert sound.items() >= {"sound": True, "error": None, "shards": 4, "samples": 27, "findings": []}.items()
-    flip(cache / shard_name(cache, 1), 700)
-    assert main(["verify", str(cache), "--level", "full", "--report", str(report)]) == 1
-    damaged = read(report)
-    assert (damaged["sound"], damaged["error"], len(damaged["findings"])) == (False, None, 2)
-    assert damaged["time"] > sound["time"]
-    assert damaged.keys() == sound.keys()
 
 
 def fails(error: BaseException):
@@ -104,7 +90,7 @@ def test_verify_and_info_print_json(cache, capsys):
     assert unsealed["not_sealed_because"]
 
 
-PLACES = ["cache", "cache/new.json", "alias/new.json", "r" * 250, "link.json", "no/new", "/proc/new", "/dev/full"]
+PLACES = ["cache", "alias/new.json", "link.json", "no/new", "/dev/full"]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -1,8 +1,10 @@
 """The contract of every store: folders, memory, servers of S3, GCS and Azure, the Hub, and stores that wrap a store."""
 
 import errno
+import logging
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -12,8 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
-from cache_store.errors import CacheError, ChangedError, ConfigError, TooLargeError
+from cache_store.errors import CacheError, ChangedError, ConfigError, NotAFileError, TooLargeError
 from cache_store.storage import retry
+from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.kept_blocks import KeptStore
 from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import Ranges, Version
@@ -240,12 +243,61 @@ def test_a_store_knows_its_place_and_is_sent_to_workers(store):
     assert (str(copy), copy.is_remote) == (str(store), store.is_remote)
 
 
-def test_a_relative_folder_lies_in_the_working_folder(tmp_path, monkeypatch):
+def test_a_place_lies_in_another_also_by_a_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = LocalStore(Path("a"))
-    assert (store.absolute().where("b"), LocalStore(Path()).where("b")) == (f"{tmp_path}/a/b", "b")
+    assert store.absolute().where("b") == f"{tmp_path}/a/b"
     assert LocalStore(tmp_path).contains(store)
     assert not store.contains(LocalStore(tmp_path))
     assert not LocalStore(Path("/")).contains(open_store("s3://bucket"))
     assert open_store("s3://bucket/a").contains(open_store("s3://bucket/a/b"))
     assert not open_store("s3://bucket/a").contains(open_store("s3://bucket/ab"))
+
+
+# A folder of this machine.
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to(path), lambda path: path.symlink_to("nothing")]
+)
+def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path, make):
+    store = LocalStore(tmp_path)
+    make(tmp_path / "name")
+    assert store.has("name")
+    for use in (store.read, store.size, store.open, store.map):
+        with pytest.raises(NotAFileError, match="/name"):
+            use("name")
+
+
+def test_a_disk_without_locks_is_told_and_written_all_the_same(tmp_path, monkeypatch, caplog):
+    store = LocalStore(tmp_path)
+
+    def no_locks(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with caplog.at_level(logging.WARNING, "encode_once"), store.claim(), store.claim(shared=True):
+        store.put_whole("a", b"b")
+    assert "without locks (Function not implemented), so nothing keeps a second writer out" in caplog.messages[0]
+    assert not store.has(CLAIM_FILE)
+
+
+# Addresses.
+
+
+@pytest.mark.parametrize("address", ["ftp://host/cache", "s3://", "s3:/bucket/cache", "gs:///folder"])
+def test_an_address_that_can_hold_no_cache_is_refused(address):
+    with pytest.raises(ConfigError, match=f"^{address} .*{address[:2].replace('ft', 's3')}://"):
+        open_store(address)
+
+
+def test_an_object_store_is_named_by_its_url_without_a_slash():
+    assert str(open_store("s3://bucket/a/cache/")) == "s3://bucket/a/cache"
+    assert open_store("s3://bucket/a/cache/") == open_store("s3://bucket/a/cache") != open_store("s3://bucket/a")
+    assert open_store("az://container/cache").where("seal.json") == "az://container/cache/seal.json"
+
+
+def test_without_obstore_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ConfigError, match=r"`pip install 'encode-once\[object-stores\]'`"):
+        open_store("s3://without-obstore/cache").list()

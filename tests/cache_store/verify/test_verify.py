@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store import open_cache
+from cache_store import __version__, open_cache
 from cache_store.cache.metadata import write_build
 from cache_store.cli import main
 from cache_store.messages import printable
@@ -102,7 +102,8 @@ def test_exit_code_and_report_say_what_was_found_and_what_to_run(cache, tmp_path
     flip(folder / name, 700)
     assert main(["verify", str(folder), "--subset", "1/1", "--report", str(path)]) == 1
     report, step = json.loads(path.read_text()), capsys.readouterr().out.splitlines()[-1].removeprefix("next: ")
-    assert report.items() >= {"level": "full", "subset": "1/1", "shards": 4, "covered": 4}.items()
+    facts = {"command": "cache-store verify", "version": __version__, "sound": False, "error": None}
+    assert report.items() >= {**facts, "level": "full", "subset": "1/1", "shards": 4, "covered": 4}.items()
     found = [(finding["shard"], finding["file"], finding["kind"]) for finding in report["findings"]]
     assert found == [(1, name, "damaged")] * 2
     assert report["identity"] == open_cache(folder).seal.identity
