@@ -52,9 +52,8 @@ def rank(project, index, world_size):
 
 
 def at_once(start, project, *ranks, world_size):
-    """Start ranks after all command lines are made, since each writes the config that ranks read."""
-    commands = [rank(project, index, world_size) for index in ranks]
-    return [start(*command) for command in commands]
+    # All command lines first: each writes the config that ranks read.
+    return [start(*line) for line in [rank(project, index, world_size) for index in ranks]]
 
 
 def ended(program):
@@ -74,7 +73,7 @@ def test_two_ranks_at_once_write_the_bytes_of_one_build(project, start):
     assert "\nrank 0 of 2" in ended(twin)
     assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.step("seal", **MANY)
     with project.unchanged():
-        assert "encode: 100%" not in project.step("seal", **MANY)
+        project.step("seal", **MANY)
         project.step("plan", **MANY)
         assert "rank 0 of 2: nothing to encode" in project.step("build", *rank(project, 0, 2)[4:], **MANY)
         project.build(**MANY)
@@ -111,32 +110,22 @@ def elsewhere(request, caches, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_copies_in_another_form_have_the_bytes_of_built_caches(scenes, caches, elsewhere, run, form):
-    """From and to any place; copied back, they have their first bytes."""
-    here, (other,) = caches.below("cache"), {*FORMS} - {form}
-    here.mirror(Folder(scenes(form) / "before"))
+def test_copies_have_the_bytes_of_built_caches_also_in_another_form(scenes, caches, elsewhere, run, form):
+    """From and to any place; run again, they go on where they were; copied back, they have their first bytes."""
+    here, same, changed = caches.below("cache"), elsewhere.below("same"), elsewhere.below("changed")
+    cache, (other,) = Folder(scenes(form) / "before"), {*FORMS} - {form}
+    here.mirror(cache)
+    assert "copied 2 shards" in run("cache-store", "copy", here.address, same.address)
+    assert same.files() == cache.files()
+    same.lose("seal.json", "commits/000001.json")
+    same.put("samples/000000.parquet", b"damage")
+    assert "copied 2 shards" in run("cache-store", "copy", here.address, same.address)
+    assert same.files() == cache.files()
     built = Folder(scenes(other) / "before").timeless() | {"build.json": b""}
-    run("cache-store", "copy", here.address, elsewhere.address, "--format", other)
-    assert elsewhere.timeless() | {"build.json": b""} == built
-    run("cache-store", "copy", elsewhere.address, caches.below("back").address, "--format", form)
+    run("cache-store", "copy", here.address, changed.address, "--format", other)
+    assert changed.timeless() | {"build.json": b""} == built
+    run("cache-store", "copy", changed.address, caches.below("back").address, "--format", form)
     assert caches.below("back").timeless() == here.timeless()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_copy_is_what_was_copied_and_goes_on_where_it_was(scenes, caches, elsewhere, run, form):
-    """Into and out of each place."""
-    cache = Folder(scenes(form) / "before")
-    original, back = elsewhere.below("original"), elsewhere.below("back")
-    original.mirror(cache)
-    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.below("in").address)
-    assert "copied 2 shards" in run("cache-store", "copy", caches.below("in").address, caches.below("out").address)
-    assert "copied 2 shards" in run("cache-store", "copy", caches.below("out").address, back.address)
-    for copy in (caches.below("in"), caches.below("out"), back):
-        assert copy.files() == cache.files()
-    caches.below("in").lose("seal.json", "commits/000001.json")
-    caches.below("in").put("samples/000000.parquet", b"damage")
-    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.below("in").address)
-    assert caches.below("in").files() == cache.files()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -17,12 +17,9 @@ from cache_store.storage import objects
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import open_store
 from precompute.cli import main
-from precompute.images.rejected import Rejected
 from precompute.source_images import open_source_images
 from precompute.sources.config import SourceConfig
-from precompute.sources.image_store import open_images
 from precompute.sources.opening import open_source
-from precompute.sources.place import MISSING
 from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS
 from tests.places import Objects
@@ -99,55 +96,27 @@ ELSEWHERE = [(scheme, name) for scheme in OTHERS for name in ("a folder of tars"
 
 @pytest.mark.parametrize(("scheme", "name"), [*(("s3", name) for name in SOURCES), *ELSEWHERE])
 def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, bucket, name):
+    """Also each image's bucket."""
+    image = {"buckets": {"preset": "ours", "resolution": 32, "step": 8}}
     for cache, root in (("here", str(pictures)), ("there", f"{bucket}/in")):
-        project.build(name=cache, source=source_of(name, root))
+        project.build(name=cache, source=source_of(name, root), image=image)
     here, there = (project.folder / cache for cache in ("here", "there"))
     assert sealed(here) == sealed(there)
     assert images_of(here) == images_of(there)
-    assert "nothing to encode" in project.build(name="there", source=source_of(name, f"{bucket}/in"))
+    assert "nothing to encode" in project.build(name="there", source=source_of(name, f"{bucket}/in"), image=image)
     kind, _, images = SOURCES[name]
     is_without_loose_images = kind in ("webdataset", "parquet") or images in ("images.zip", "images.tar")
     assert (read_build(LocalStore(there)).listed.source is not None) == is_without_loose_images
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_images_at_urls_get_the_buckets_of_those_on_disk(project, pictures, bucket, name):
-    """Also of a cache in the bucket, where sizes are kept while it is planned, and nothing of them stays."""
-    image = {"buckets": {"preset": "ours", "resolution": 32, "step": 8}}
-    project.build(name="here", source=source_of(name, str(pictures)), image=image)
-    project.build(name="there", cache=f"{bucket}/out", source=source_of(name, f"{bucket}/in"), image=image)
-    here, there = open_cache(project.folder / "here"), open_cache(f"{bucket}/out")
-    assert here.identity == there.identity
-    assert len(here.arrays) == len(there.arrays) > 0
-    assert "image_sizes/" not in open_store(f"{bucket}/out").list()
-
-
-@pytest.mark.parametrize("images", ["images", "images.zip", "images.tar"])
-def test_the_first_bytes_of_an_image_are_read_where_it_lies(project, bucket, images, monkeypatch):
-    monkeypatch.setattr("precompute.sources.image_store.HEADER_BYTES", 100)
-    monkeypatch.setattr("precompute.sources.archives.zip.HEADER_BYTES", 100)
-    monkeypatch.setattr("precompute.sources.archives.tar.HEADER_BYTES", 100)
-    opened = open_images(f"{bucket}/in/{images}", "images")
-    for number in GOOD[:8]:
-        name = f"{sample_name(number)}.png"
-        head = opened.read_head(name, opened.locate(name).place)
-        assert 50 < len(head) <= 100
-        assert image_bytes(number).startswith(head)
-    with pytest.raises(Rejected, match=MISSING):
-        opened.read_head("none.png", opened.locate("none.png").place)
-
-
 WRONG = [
-    ("parquet", "s3://no-such-bucket/a.parquet", 1, "'no-such-bucket'"),
     ("llava", "s3://no-such-bucket/a.jsonl", 1, "'no-such-bucket'"),
-    ("webdataset", "BUCKET/in/tars/9.tar", 2, "source.path: .*/tars/9.tar"),
     ("webdataset", "BUCKET/in/tars/{00000..00002}.tar", 2, "00002.tar"),
     ("parquet", "BUCKET/in/data/test-*.parquet", 2, r"test-\*.parquet"),
     ("llava", "BUCKET/in/list.json", 2, "source.path: .*in/list.json"),
     ("folder", "BUCKET/in/photos", 2, "source.path: .*in/photos"),
     ("webdataset", "http://host/a.tar", 2, "s3://, gs://, az://, hf://"),
     ("webdataset", "BUCKET/in/images.zip", 1, "images.zip"),
-    ("parquet", "BUCKET/in/images.zip", 1, "images.zip"),
 ]
 
 
@@ -211,8 +180,6 @@ def test_a_stop_waits_for_one_answer_of_a_store_that_is_silent(project, bucket, 
     code, said = build.end()
     assert code == 3, said
     assert "Traceback" not in said
-    proxy.mend()
-    project.build(source=source_of("a tree", f"{bucket}/in"))
 
 
 def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
@@ -238,7 +205,6 @@ def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):
     for path in (folder, f"{folder}/00000.tar"):
         source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/{path}"))
         assert len([*source.samples()]) == 3
-    assert [*open_images(f"{bucket}/{folder}", "images").listing().names] == ["00000.tar"]
 
 
 def test_a_plan_of_tars_costs_a_few_requests_and_no_images(bucket, proxy, tmp_path):
