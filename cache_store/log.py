@@ -93,69 +93,65 @@ def split_off_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def refuse_other_format() -> None:
     """Raise ConfigError for an unknown log format, which is treated as plain until then."""
-    if (chosen := os.environ.get(VARIABLE, "plain")) not in FORMATTERS:
-        raise ConfigError(f"{OPTION} (or {VARIABLE}) must be one of {', '.join(FORMATTERS)}, got {chosen!r}")
+    if (chosen := chosen_format()) not in FORMATS:
+        raise ConfigError(f"{OPTION} (or {VARIABLE}) must be one of {', '.join(FORMATS)}, got {chosen!r}")
 
 
 def set_up_log(program: str) -> None:
     """Send this process's messages to standard error in the environment's format."""
-    chosen = os.environ.get(VARIABLE, "plain")
     Running.program = program
     handler = StandardError()
-    handler.setFormatter(FORMATTERS.get(chosen, Plain)())
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.WARNING if is_quiet() else logging.INFO)
-    if chosen != "plain":  # so that messages of other libraries get a time and a level too
+    if not is_plain():  # so that messages of other libraries get a time and a level too
         logging.getLogger().handlers = [handler]
         logging.captureWarnings(True)
 
 
+def chosen_format() -> str:
+    return os.environ.get(VARIABLE, "plain")
+
+
 def is_plain() -> bool:
-    return os.environ.get(VARIABLE, "plain") == "plain"
+    return chosen_format() == "plain"
 
 
 def is_quiet() -> bool:
     return bool(os.environ.get(QUIET_VARIABLE))
 
 
+def plain(record: logging.LogRecord) -> str:
+    """Format a message for people: `precompute: error: …`."""
+    level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+    return f"{Running.program}: {level}{record.getMessage()}"
+
+
+def text(record: logging.LogRecord) -> str:
+    return f"{written_at(record)} {record.levelname.lower():7} {Running.program}: {record.getMessage()}"
+
+
+def json_object(record: logging.LogRecord) -> str:
+    fields = {
+        "time": written_at(record),
+        "level": record.levelname.lower(),
+        "program": Running.program,
+        "host": os.uname().nodename,
+        **Running.about,
+        "message": record.getMessage(),
+    }
+    return json.dumps(fields | getattr(record, "values", {}), ensure_ascii=False)
+
+
+FORMATS = {"plain": plain, "text": text, "json": json_object}
+
+
 class StandardError(logging.Handler):
-    """Writes to the current `sys.stderr`; drops messages if it is closed."""
+    """Writes to the current `sys.stderr`, in the environment's format; drops messages if it is closed."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr is not None:
             bar = ERASE_LINE if sys.stderr.isatty() else ""  # the bar is drawn again at its next state
-            print(bar + self.format(record), file=sys.stderr, flush=True)
-
-
-class Plain(logging.Formatter):
-    """Formats a message for people: `precompute: error: …`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return f"{Running.program}: {level}{record.getMessage()}"
-
-
-class Text(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{written_at(record)} {record.levelname.lower():7} {Running.program}: {record.getMessage()}"
-
-
-class Json(logging.Formatter):
-    """Formats time, level, program and message as a JSON object on one line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": written_at(record),
-            "level": record.levelname.lower(),
-            "program": Running.program,
-            "host": os.uname().nodename,
-            **Running.about,
-            "message": record.getMessage(),
-        }
-        return json.dumps(fields | getattr(record, "values", {}), ensure_ascii=False)
-
-
-FORMATTERS: dict[str, type[logging.Formatter]] = {"plain": Plain, "text": Text, "json": Json}
+            print(bar + FORMATS.get(chosen_format(), plain)(record), file=sys.stderr, flush=True)
 
 
 def written_at(record: logging.LogRecord) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from cache_store.errors import ConfigError
-from cache_store.log import FORMATTERS, OPTION, QUIET, log_about
+from cache_store.log import FORMATS, OPTION, QUIET, log_about
 from cache_store.program.config_file import (
     ConfigField,
     config_fields,
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
-        self.add(f"{OPTION} {{{','.join(FORMATTERS)}}}", LOG_FORMAT)
+        self.add(f"{OPTION} {{{','.join(FORMATS)}}}", LOG_FORMAT)
         self.add(QUIET, "No progress and no information on standard error, only warnings and errors.")
         self.fields: dict[str, ConfigField] = {}
 
@@ -136,7 +136,7 @@ class Parser(argparse.ArgumentParser):
             text = "YAML file of fields; options override them."
             self.add_argument("--config", metavar="FILE", action="append", default=[], help=text)
             text = "Print the complete config, made from the file and the other options, and exit."
-            self.add("--print-config,--print_config", text)
+            self.add("--print-config", text)
             words.append("[--config FILE]")
         else:
             words += [field.option for field in self.fields.values() if field.required]

@@ -191,15 +191,9 @@ class LocalStore(Store):
         return claim_folder(self.root, shared=shared)
 
     def free_bytes(self) -> int | None:
-        for place in (self.root, *self.root.absolute().parents):
-            try:
-                usage = shutil.disk_usage(place)
-            except FileNotFoundError:
-                continue
-            except OSError:  # some network file systems
-                return None
-            return usage.free if usage.total else None
-        return None
+        root = self.root.absolute()
+        place = next(each for each in (root, *root.parents) if each.exists())
+        return shutil.disk_usage(place).free or None  # some network file systems tell 0
 
     def contains(self, other: Store) -> bool:
         return "://" not in str(other) and Path(str(other)).resolve().is_relative_to(self.root.resolve())

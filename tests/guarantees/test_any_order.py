@@ -69,7 +69,7 @@ class AnyOrder(RuleBasedStateMachine):
         return (self.cache / "seal.json").exists()
 
     def run(self, program: str, *arguments: object, cut: Cut = None) -> int | None:
-        """Run a command; return its exit code, or None if it was killed or the power was cut."""
+        """Run a command; return its exit code, or None if it was cut."""
         with recorded(self.folder / "disk", self.disk) as moments:
             code = PROGRAMS[program]([str(each) for each in arguments])
         self.disk = moments[-1]
@@ -131,7 +131,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert {name for name in before.keys() | after if before.get(name) != after.get(name)} <= may_differ
 
     def steps_to_repair(self) -> Iterator[list[str]]:
-        """Yield the `precompute` commands that `verify` names; it also names the scratch files of killed commands."""
+        """Yield the `precompute` commands that `verify` names."""
         report = self.folder / "report.json"
         PROGRAMS["cache-store"](["verify", str(self.cache), "--level", "full", "--report", str(report)])
         for step in json.loads(report.read_text())["next"]:

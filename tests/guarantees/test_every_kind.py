@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import signal
-import tarfile
 from functools import partial
 
 import numpy as np
@@ -26,13 +25,6 @@ from tests.guarantees.programs import Program, die_at
 from tests.named import assert_names
 from tests.places import Folder, Objects
 
-
-@pytest.fixture
-def remote(bucket, server):
-    """A bucket."""
-    return Objects(f"{bucket}/my files", server.endpoint)
-
-
 # The same bytes.
 
 
@@ -50,16 +42,14 @@ def test_workers_ranks_and_killed_builds_write_the_same_bytes(sealed, forked_wor
         assert sealed.caches.below(name).timeless() == sealed.files(), name
 
 
-def test_a_cache_and_its_source_in_a_bucket_have_the_same_bytes(sealed, remote, forked_workers):
+def test_a_cache_and_its_source_in_a_bucket_have_the_same_bytes(sealed, bucket, server, forked_workers):
     """By ranks with two workers each."""
-    remote.below("source").mirror(Folder(sealed.source))
-    source = {**sealed.settings["source"], "path": remote.below("source").address}
-    sealed.in_ranks(source=source, cache=remote.below("cache").address, run__workers=2)
-    differ = dict.fromkeys(
-        ("build.json", "plan/000000.parquet", "seal.json"), b""
-    )  # places and dates of files, and their sums
-    assert remote.below("cache").timeless() | differ == sealed.files() | differ
-    assert open_cache(remote.below("cache").address).identity == open_cache(sealed.cache).identity
+    source, cache = (Objects(f"{bucket}/{name}", server.endpoint) for name in ("my source", "my cache"))
+    source.mirror(Folder(sealed.source))
+    sealed.in_ranks(source={**sealed.settings["source"], "path": source.address}, cache=cache.address, run__workers=2)
+    differ = dict.fromkeys(("build.json", "plan/000000.parquet", "seal.json"), b"")  # places and dates of files
+    assert cache.timeless() | differ == sealed.files() | differ
+    assert open_cache(cache.address).identity == open_cache(sealed.cache).identity
 
 
 @pytest.mark.parametrize("form", ["zip", "tar"])
@@ -85,12 +75,6 @@ def test_tars_hold_what_zarr_holds(sealed):
         stored = rows[np.isfinite(rows).reshape(len(rows), -1).all(1)]
         np.testing.assert_array_equal(stored, cache.read(numbers))
         np.testing.assert_array_equal(stored, open_cache(tars).read(numbers))
-    members = list[str]()
-    for path in sorted(tars.glob("shards/*")):
-        with tarfile.open(path) as archive:
-            members += [name for name in archive.getnames() if not name.endswith(".json")]
-    rows = cache.samples(np.arange(len(cache)), ["row"])["row"].to_pylist()
-    assert members == [f"{row:012d}.latent.npy" for row in rows], "a rejected sample has no member"
 
 
 @holding("uint8")
@@ -121,19 +105,18 @@ def test_a_flipped_bit_is_named_by_shard_and_row_and_repaired_to_the_same_bytes(
     sealed.caches = caches
     sealed.place.mirror(sealed_once(kind))
     cache = open_cache(sealed.place.address)
-    for number in (0, len(cache) - 1):
-        (sample,) = cache.samples(np.array([number]), ["row", "offset"]).to_pylist()
-        shard = cache.spec.shard_of_row(sample["row"])
-        name = shard_name(sealed_once(kind).path, shard)
-        with sealed.same_in_the_end():
-            data = bytearray(sealed.place.read(name))
-            data[sample["offset"]] ^= 1
-            sealed.place.put(name, bytes(data))
-            report = sealed.report()
-            found = json.loads(report.read_text())["findings"]
-            assert {(each["file"], each["shard"]) for each in found} == {(name, shard)}
-            assert {each["row"] for each in found} - {None} == {sample["row"]}
-            sealed.repair("--report", report)
+    (sample,) = cache.samples(np.array([len(cache) - 1]), ["row", "offset"]).to_pylist()
+    shard = cache.spec.shard_of_row(sample["row"])
+    name = shard_name(sealed_once(kind).path, shard)
+    with sealed.same_in_the_end():
+        data = bytearray(sealed.place.read(name))
+        data[sample["offset"]] ^= 1
+        sealed.place.put(name, bytes(data))
+        report = sealed.report()
+        found = json.loads(report.read_text())["findings"]
+        assert {(each["file"], each["shard"]) for each in found} == {(name, shard)}
+        assert {each["row"] for each in found} - {None} == {sample["row"]}
+        sealed.repair("--report", report)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +278,7 @@ def test_a_withdrawn_sample_is_in_no_file_and_no_build_brings_it_back(sealed, ki
 
 
 def test_another_cache_over_the_same_samples_joins_row_by_row(sealed, kind):
-    """One with the same encoder is as built from the files."""
+    """A cache with the same encoder is as built from the files."""
     source = {"kind": "cache", "path": str(sealed.cache)}
     sealed.build(name="again", source={**sealed.settings["source"], **source})
     assert open_cache(sealed.folder / "again").identity == open_cache(sealed.cache).identity
@@ -310,5 +293,5 @@ def test_another_cache_over_the_same_samples_joins_row_by_row(sealed, kind):
     assert len(names) > 3
     for number, name in zip(numbers, names, strict=True):
         read = joined.read(np.array([number]))
-        np.testing.assert_array_equal(read["one"][0], one[name])
-        np.testing.assert_array_equal(read["other"][0], two[name])
+        assert (read["one"][0] == one[name]).all()
+        assert (read["other"][0] == two[name]).all()

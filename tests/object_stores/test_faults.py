@@ -88,13 +88,6 @@ def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, pro
         np.testing.assert_array_equal(cache.read(numbers), open_cache(scene / "before").read(numbers))
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_store_that_never_answers_is_waited_for_once(url, run, proxy):
-    proxy.fail("500", EVERY, times=10**6)
-    assert_one_line(run(f"cache-store verify {url}", code=1), "cache-store", "500")
-    assert {request.path.partition("/some/cache/")[2] for request in proxy.requests} == {"zarr.json"}
-
-
 def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
     """After the first page of a thousand names."""
     names = [f"{number:04d}" for number in range(1_001)]

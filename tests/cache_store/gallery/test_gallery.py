@@ -54,9 +54,7 @@ def write_cache(path: Path, store_format: str = "zarr") -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Path:
-    """A cache and source images: another picture for row 0, a broken one for row 1, none for row 2, a picture for row
-    3.
-    """
+    """A cache and source images: another picture for row 0, a broken one for row 1, none for row 2, one for row 3."""
     cache = write_cache(tmp_path_factory.mktemp("gallery") / "cache")
     images = cache.parent / "images"
     images.mkdir()

@@ -29,7 +29,7 @@ from cache_store.format.array import MAX_PREVIEW_FEATURES, MAX_SIDE
 from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, Seal, Spec
 from cache_store.format.tables import PLANNED_COLUMNS, SAMPLES_SCHEMA
 from cache_store.verify.verify import verify
-from tests.cache_store.conftest import contents, shard_name
+from tests.cache_store.conftest import shard_name
 from tests.cache_store.signing import edited, edited_rows, resign, save, set_field
 from tests.make_cache import make_cache
 
@@ -101,15 +101,6 @@ def read_plan(root: Path) -> None:
 def verify_deep(root: Path) -> str:
     """Return the findings as text."""
     return "\n".join(map(str, verify(root, "deep").findings))
-
-
-def test_a_sound_cache_is_read_and_signed_anew_it_is_the_same(root):
-    before = contents(root)
-    data_or_named_error(root)
-    assert len(open_cache(root)) == 6
-    assert not verify_deep(root)
-    resign(root)
-    assert contents(root) == before
 
 
 OUTSIDE = ("../secret", "/etc/passwd", "latents/../../secret", "nul\0", "", ".")
@@ -270,7 +261,7 @@ def test_samples_outside_their_file_are_refused_unread(root, column, value):
 @pytest.mark.parametrize("slot", [0, 1])
 @pytest.mark.parametrize(
     ("offset", "length"),
-    [(2**63 - 1, 28), (2**63, 28), (2**64 - 2, 28), (0, 2**62), (0, 2**64 - 1), (0, 4), (0, 3), (0, None), (None, 28)],
+    [(2**63 - 1, 28), (2**64 - 2, 28), (0, 2**62), (0, 3), (0, None), (None, 28)],
 )
 def test_an_index_that_leads_outside_its_file_is_refused_unread(root, slot, offset, length):
     """None is the first number that does; an entry of absent rows lacks a sample."""

@@ -17,8 +17,6 @@ from tests.cache_store.conftest import REJECTED, contents
 from tests.make_cache import make_cache
 from tests.named import assert_names
 
-STALE = '{"sound": true, "findings": []}'
-
 
 @pytest.fixture
 def cache(tmp_path: Path, latents: np.ndarray) -> Path:
@@ -28,7 +26,7 @@ def cache(tmp_path: Path, latents: np.ndarray) -> Path:
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "report.json"
-    path.write_text(STALE)
+    path.write_text('{"sound": true, "findings": []}')
     return path
 
 
@@ -36,25 +34,21 @@ def read(path: Path) -> dict[str, object]:
     return json.loads(path.read_text())
 
 
-def fails(error: BaseException):
-    def verify(*_, **__):
-        raise error
-
-    return verify
-
-
 def test_a_run_that_an_error_ends_or_an_unmounted_disk_leaves_a_report_of_it(cache, report, monkeypatch, capsys):
-    command_line = ["verify", str(cache), "--report", str(report)]
-    assert main(command_line) == 0
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle", "seal.json")
+
+    line = ["verify", str(cache), "--report", str(report)]
+    assert main(line) == 0
     keys = read(report).keys()
-    monkeypatch.setattr(command, "verify", fails(OSError(errno.ESTALE, "Stale file handle", "seal.json")))
-    assert main(command_line) == 1
+    monkeypatch.setattr(command, "verify", fail)
+    assert main(line) == 1
     assert read(report).items() >= {"sound": False, "error": "Stale file handle: seal.json", "findings": []}.items()
     assert read(report).keys() == keys
     monkeypatch.undo()
     capsys.readouterr()
     cache.rename(cache.with_name("unmounted"))
-    assert main([*command_line, "--json"]) == 2
+    assert main([*line, "--json"]) == 2
     for found in (read(report), json.loads(capsys.readouterr().out)):
         assert (found["sound"], str(cache) in found["error"]) == (False, True)
 
@@ -81,8 +75,7 @@ def test_verify_and_info_print_json(cache, capsys):
     info = json.loads(capsys.readouterr().out)
     assert verified.items() >= {"sound": True, "identity": info["identity"], "samples": info["cached"]}.items()
     assert (info["cached"], info["rejected"], info["committed"], info["shards"]) == (27, 3, 4, 4)
-    assert info["spec"]["arrays"][0]["shape"] == [4, 6, 5]
-    assert len(info["statistics"]["mean"]) == 4
+    assert (info["spec"]["arrays"][0]["shape"], len(info["statistics"]["mean"])) == ([4, 6, 5], 4)
     (cache / "seal.json").unlink()
     assert main(["info", str(cache), "--json"]) == 0
     unsealed = json.loads(capsys.readouterr().out)

@@ -67,15 +67,6 @@ def test_values_are_read_as_yaml_whatever_their_order(tmp_path):
     assert parse_config(Config, ["--store.shards=9", *files, "--store.note=null"]) == expected
 
 
-def test_a_config_may_come_through_a_pipe():
-    """As the shell's `--config <(…)`."""
-    reading, writing = os.pipe()
-    os.write(writing, b"cache: there")
-    os.close(writing)
-    assert parse_config(Config, [f"--config=/dev/fd/{reading}"]) == Config(cache="there")
-    os.close(reading)
-
-
 def test_a_printed_config_is_the_config_again(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         parse_config(
