@@ -42,7 +42,6 @@ def cache(tmp_path: Path, latents: np.ndarray, store_format: StoreFormat) -> Pat
 
 
 def flip(path: Path, position: int) -> None:
-    """Flip the lowest bit of a byte."""
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
@@ -59,5 +58,4 @@ def shard_name(cache: Path, shard: int) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Read every file, by path."""
     return Folder(folder).files()

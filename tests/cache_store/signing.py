@@ -32,7 +32,6 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def written(value: Any) -> bytes:
-    """Encode as the format does; numbers that it cannot write become plain JSON."""
     try:
         return canonical_json(value)
     except (CacheError, RecursionError):
@@ -62,7 +61,6 @@ def edited(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
-    """Yield the spec in the group, to change it in place."""
     with edited(root / "zarr.json") as group:
         yield group["attributes"]["encode_once"]
 

@@ -61,7 +61,6 @@ def dying(caches: Place, start: Start, request: pytest.FixtureRequest) -> Start:
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Callable[[StoreFormat], Path]:
-    """Makes configs of small builds, and their caches in a folder, in a form."""
     return cache(lambda form: make_scene(tmp_path_factory.mktemp(form), vae_path, form))
 
 
@@ -73,7 +72,6 @@ def project(tmp_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str], 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """The name of a kind of sample."""
     name: str = request.param
     return name
 
@@ -93,7 +91,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sealed]:
 
 @pytest.fixture(scope="session")
 def sealed_once(begun: Callable[..., Sealed], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folder]:
-    """Builds the cache of a kind that each `sealed` copies."""
 
     @cache
     def build(name: str) -> Folder:
@@ -112,7 +109,6 @@ def sealed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> Sealed:
-    """A project of each kind of sample, with its sealed cache."""
     project = begun(tmp_path, capsys, kind)
     project.place.mirror(sealed_once(kind))
     return project

@@ -184,7 +184,6 @@ KINDS = {
 
 
 def holding(*claims: str) -> Any:
-    """Run a test for the kinds that refuse none of these claims."""
     return pytest.mark.parametrize("kind", [name for name in KINDS if not {*claims} & KINDS[name].refuses.keys()])
 
 
@@ -197,14 +196,12 @@ class Sealed(Project):
         self.settings = self.settings_of(name, {"kind": "folder", "path": str(files)})
 
     def settings_of(self, name: str, source: dict[str, Any]) -> dict[str, Any]:
-        """Return overrides for builds of a kind of sample from a source."""
         kind = KINDS[name]
         settings = {"source": {**source, **kind.source}, "image": {}, "encoder__model": str(self._model_of(kind.model))}
         settings |= {"encoder__batch_size": 2, "store__samples_per_shard": 3, "run__max_reject_fraction": 0.5}
         return settings | {**kind.settings}
 
     def own_files(self) -> None:
-        """Let the test change the files of the source."""
         self.source = shutil.copytree(self.source, self.folder / "files")
         self.settings["source"] |= {"path": str(self.source)}
         self.build()
@@ -218,7 +215,6 @@ class Sealed(Project):
 
 
 def is_near(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], tolerance: float = 0) -> bool:
-    """Return whether two caches have the same samples."""
     return one.keys() == other.keys() and all(np.allclose(one[name], other[name], 0, tolerance) for name in one)
 
 
@@ -229,6 +225,5 @@ def ids_of(cache: Path) -> list[str]:
 
 
 def samples_of(cache: Path) -> dict[str, np.ndarray]:
-    """Read every sample, by its id."""
     opened = open_cache(cache)
     return {name: opened.read(np.array([number]))[0] for number, name in enumerate(ids_of(cache))}

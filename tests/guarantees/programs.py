@@ -21,7 +21,6 @@ class Program:
     """A running command line; its output and scratch files are in `folder`."""
 
     def __init__(self, line: Sequence[str], folder: Path, prepare: Prepare = None) -> None:
-        """Start the command line, after `prepare`, in a new process."""
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as stream:
             self.said = Path(stream.name)
         self.process = Forked(target=run, args=([*line], self.said, prepare), daemon=True)
@@ -39,7 +38,6 @@ class Program:
 
 
 def run(line: Sequence[str], said: Path, prepare: Prepare) -> None:
-    """Run the command line in the new process."""
     tempfile.tempdir = str(said.parent)
     if prepare is not None:
         prepare()

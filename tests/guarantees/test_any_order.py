@@ -84,7 +84,6 @@ class AnyOrder(RuleBasedStateMachine):
         return None
 
     def build(self, *flags: str, cut: Cut, may_refuse: bool) -> None:
-        """Run a build; if it refuses, it touches nothing."""
         before = without_scratch(self.disk.seen())
         code = self.run("precompute", "build", "--config", self.config, *flags, cut=cut)
         if code == 0:

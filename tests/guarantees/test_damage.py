@@ -30,13 +30,11 @@ WHERE = [("folder", ZARR, 500), ("folder", BLOSC, 500), ("folder", TARS, 500), (
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """Makes the cache of a form, which no test changes."""
     return cache(lambda form: make_sound(tmp_path_factory.mktemp("sound"), *form))
 
 
 @pytest.mark.parametrize(("caches", "form", "flips"), WHERE, indirect=["caches"])
 def test_any_flipped_bit_is_named_by_its_file_and_row_alone(sound, caches, form, flips):
-    """One bit at a time, in each file."""
     caches.mirror(Folder(sound(form)))
     rng, files = np.random.default_rng(1), files_in(sound(form))
     spans = {shard_name(sound(form), shard): rows_at(sound(form), shard) for shard in SHARDS}

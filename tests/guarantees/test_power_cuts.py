@@ -51,8 +51,6 @@ def is_being_rewritten(run: Run, folder: Path) -> bool:
 
 
 class Lines(Run):
-    """A command of one or several lines, run one after the other."""
-
     def __call__(self, scheme: str = "") -> int:
         for line in LINES[self.name]:
             program, *arguments = self.words(line, scheme)
@@ -108,7 +106,6 @@ def test_a_power_cut_at_any_step_leaves_whole_files_and_a_rerun_ends(
 
 
 def steps_of(run: Run, root: Path, disk: Disk) -> list[Disk]:
-    """Run the command on this disk; return the disk after each step."""
     lay_out(root, disk.seen())
     with recorded(root, disk) as moments:
         assert run() == 0

@@ -46,7 +46,6 @@ def test_planned_samples_are_cached_or_rejected_with_reasons(project):
 
 
 def rank(project, index, world_size):
-    """Return the command line of a rank."""
     config = str(project.config(**MANY))
     return ["precompute", "build", "--config", config, "--rank", str(index), "--world-size", str(world_size)]
 
@@ -105,7 +104,6 @@ ELSEWHERE = ["another of its kind", "a folder"]
 
 @pytest.fixture(params=ELSEWHERE)
 def elsewhere(request, caches, tmp_path):
-    """The place that a cache is copied to or from."""
     return caches.below("elsewhere") if request.param == ELSEWHERE[0] else Folder(tmp_path / "elsewhere")
 
 

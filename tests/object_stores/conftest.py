@@ -15,7 +15,6 @@ __all__ = ["impatient", "quick_loading", "run", "vae_path"]  # fixtures
 
 @pytest.fixture
 def url(bucket: str) -> str:
-    """URL of a place for a cache."""
     return f"{bucket}/some/cache"
 
 

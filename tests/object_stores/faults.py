@@ -40,8 +40,6 @@ Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
 class Request(NamedTuple):
-    """A request that the proxy answered."""
-
     method: str
     path: str
     sent: int
@@ -117,7 +115,6 @@ class Proxy:
 
 @contextmanager
 def running_proxy(server: str, handler: "type[Handler] | None" = None) -> Iterator[Proxy]:
-    """Run a proxy before a server at `http://HOST:PORT`."""
     proxy = Proxy(server.removeprefix("http://"))
     handler = type("Handler", (handler or Handler,), {"proxy": proxy})
     with Listener(("127.0.0.1", 0), handler) as listener:
@@ -210,7 +207,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def flipped(data: bytes) -> bytes:
-    """Flip a bit in the middle."""
     changed = bytearray(data)
     if changed:
         changed[len(changed) // 2] ^= 1

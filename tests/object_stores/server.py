@@ -89,7 +89,6 @@ def running_server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def running_azurite(folder: Path) -> Iterator[Azurite]:
-    """Run Azurite; skip the test if it is not installed."""
     if shutil.which("azurite-blob") is None:
         pytest.skip("needs Azurite, a server of Azure's protocol: install it by `npm install -g azurite`")
     with running(AZURITE, folder) as endpoint:
@@ -98,7 +97,6 @@ def running_azurite(folder: Path) -> Iterator[Azurite]:
 
 @contextmanager
 def running(start: str, folder: Path) -> Iterator[str]:
-    """Run a server and yield its endpoint."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", WITH_ITS_PARENT + start.format(port=port)],
@@ -131,7 +129,6 @@ def wait_until_it_answers(process: subprocess.Popen[bytes], endpoint: str) -> No
 
 
 def environment(endpoint: str, scheme: str = "s3") -> dict[str, str]:
-    """Return the environment in which a program uses the server."""
     if scheme == "az":
         keys = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY}
         return {**keys, "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{ACCOUNT}", "AZURE_ALLOW_HTTP": "true"}

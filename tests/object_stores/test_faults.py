@@ -89,7 +89,6 @@ def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, pro
 
 
 def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
-    """After the first page of a thousand names."""
     names = [f"{number:04d}" for number in range(1_001)]
     for name in names:  # past the proxy: a busy machine may take its second
         objects.put(name, b"")

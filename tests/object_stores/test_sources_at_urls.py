@@ -35,7 +35,6 @@ def vae(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Sources of every kind."""
     folder = tmp_path_factory.mktemp("pictures")
     for place, numbers in enumerate(((9, 1, 2), (3, 4, 5, 6, 7))):
         write_tar(folder / f"tars/{place:05d}.tar", numbered(*numbers))
@@ -65,7 +64,6 @@ def upload(folder: Path, url: str) -> None:
 
 @pytest.fixture
 def project(pictures, vae, bucket, tmp_path, capsys):
-    """A project whose sources are on disk and in the bucket."""
     upload(pictures, f"{bucket}/in")
     project = Project(tmp_path, vae, capsys)
     project.settings = {"store__samples_per_shard": 3}
@@ -86,7 +84,6 @@ SOURCES = {
 
 
 def source_of(name: str, root: str) -> dict[str, str]:
-    """Return the config of a source below a folder or a URL."""
     kind, path, images = SOURCES[name]
     return {"kind": kind, "path": f"{root}/{path}"} | ({"images": f"{root}/{images}"} if images else {})
 
@@ -96,7 +93,6 @@ ELSEWHERE = [(scheme, name) for scheme in OTHERS for name in ("a folder of tars"
 
 @pytest.mark.parametrize(("scheme", "name"), [*(("s3", name) for name in SOURCES), *ELSEWHERE])
 def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, bucket, name):
-    """Also each image's bucket."""
     image = {"buckets": {"preset": "ours", "resolution": 32, "step": 8}}
     for cache, root in (("here", str(pictures)), ("there", f"{bucket}/in")):
         project.build(name=cache, source=source_of(name, root), image=image)

@@ -51,7 +51,6 @@ def written(ids: Path, rows: list[int]) -> str:
 
 @pytest.fixture
 def gone(tmp_path: Path) -> str:
-    """A file of the ids to withdraw."""
     return written(tmp_path / "ids.txt", GONE)
 
 
@@ -80,7 +79,6 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def sums(cache: Path) -> ShardSums:
-    """Read the sums of the first shard."""
     return read_sums(LocalStore(cache), read_spec(cache), read_commit(cache, 0).content)
 
 

@@ -198,7 +198,6 @@ def clip_of(start: float, frames: int) -> np.ndarray:
 
 
 def frames_in(strip: np.ndarray, count: int) -> list[list[int]]:
-    """Return the colour in the middle of each frame of a strip."""
     return [strip[8, round((place + 0.5) * strip.shape[1] / count)].tolist() for place in range(count)]
 
 

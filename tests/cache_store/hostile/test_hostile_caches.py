@@ -49,7 +49,6 @@ def little_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sound(form, tmp_path_factory) -> Path:
-    """A small cache of two shards, in each form."""
     path = tmp_path_factory.mktemp("sound") / "cache"
     latents = np.random.default_rng(0).standard_normal((7, 2, 3, 2)).astype(np.float32)
     return make_cache(path, latents, rejected=(2,), samples_per_shard=4, store_format=form[0], codec=form[1])
@@ -99,7 +98,6 @@ def read_plan(root: Path) -> None:
 
 
 def verify_deep(root: Path) -> str:
-    """Return the findings as text."""
     return "\n".join(map(str, verify(root, "deep").findings))
 
 
@@ -308,7 +306,6 @@ ODD_VALUES = st.sampled_from(
 
 
 def change_record(root, draw):
-    """Delete, replace or duplicate a value anywhere in a record."""
     path = root / draw(st.sampled_from(RECORDS))
     record = msgspec.json.decode(path.read_bytes())
     for _ in range(draw(st.integers(1, 2))):
@@ -326,7 +323,6 @@ def change_record(root, draw):
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every value inside a record by its container and key."""
     for key in [*value] if isinstance(value, dict) else range(min(3, len(value))) if isinstance(value, list) else ():
         yield value, key
         yield from places(value[key])

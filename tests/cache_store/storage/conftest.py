@@ -19,7 +19,6 @@ __all__ = ["impatient"]  # a fixture
 
 @pytest.fixture
 def hub_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder that the Hub serves as DATA_SET."""
     with running_hub(tmp_path) as endpoint:
         files = HfFileSystem(endpoint=endpoint, token=False)
         monkeypatch.setattr(hub, "file_system", lambda: files)

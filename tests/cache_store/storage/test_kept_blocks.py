@@ -19,7 +19,6 @@ from tests.memory_store import MemoryStore
 
 
 def test_what_is_kept_is_not_fetched_again(copied, proxy, tmp_path):
-    """Samples of 240 bytes straddle blocks of 1,000."""
     cache, kept = open_cache(copied[0]), tmp_path / "kept"
     numbers, there = np.arange(len(cache)), open_cache(KeptStore(open_store(copied[1]), kept, 10**9, 1_000))
 

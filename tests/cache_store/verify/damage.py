@@ -50,7 +50,6 @@ def files_in(cache: Path) -> dict[str, int | None]:
 
 
 def named(findings: Sequence[Finding]) -> dict[str, set[int]]:
-    """Return the named rows, by file."""
     rows: dict[str, set[int]] = {finding.file: set() for finding in findings}
     for finding in findings:
         rows[finding.file] |= set() if finding.row is None else {finding.row}
@@ -58,7 +57,6 @@ def named(findings: Sequence[Finding]) -> dict[str, set[int]]:
 
 
 def samples_in(cache: Path, shard: int) -> list[dict[str, Any]]:
-    """Read the cached rows of a samples table."""
     rows = pq.read_table(cache / samples_file(shard), partitioning=None).to_pylist()
     return [row for row in rows if row["status"] == "cached"]
 
@@ -136,7 +134,6 @@ def edit_table(name: str, edit: Callable[[list[dict[str, Any]]], object]) -> Dam
 
 
 def swap_columns(*names: str) -> Damage:
-    """Swap these columns of rows 6 and 7 in the samples table."""
 
     def swap_in(rows: list[dict[str, Any]]) -> None:
         for name in names:
@@ -146,7 +143,6 @@ def swap_columns(*names: str) -> Damage:
 
 
 def fit_record(at: At) -> None:
-    """Sign a record of the files as they are."""
     record = signing.load(at("record 1"))
     for file in record["content"]["files"]:
         signing.refile(at("."), file)

@@ -26,13 +26,11 @@ from tests.make_cache import make_array, make_encoder
 
 @pytest.fixture(scope="module")
 def sound(form: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound cache, which no test changes."""
     return make_sound(tmp_path_factory.mktemp("sound"), *form)
 
 
 @pytest.fixture
 def cache(sound: Path, tmp_path: Path) -> Path:
-    """A copy to damage, beside the other cache."""
     (tmp_path / "other").symlink_to(sound.parent / "other")
     return Path(shutil.copytree(sound, tmp_path / "cache"))
 
