@@ -244,7 +244,7 @@ class TrainRunConfig:
 class TrainConfig:
     """A training run."""
 
-    cache: str | None = field(default=None, metadata={"alternatives": ("caches", "data.views")})
+    cache: str | None = None
     """The sealed cache to train from."""
     caches: dict[str, str] | None = None
     """In place of `cache`: caches of one plan by their tower's name, in the order in which the language model reads

@@ -181,14 +181,12 @@ class Parser(argparse.ArgumentParser):
             given |= read_config_file(file, self.fields)
         given |= {name: value for name, value in vars(arguments).items() if name in self.fields}
         values = {name: self.fields[name].read(value) for name, value in given.items()}
-        needed = (field for field in self.fields.values() if field.required or field.alternatives)
-        missing = [field for field in needed if not {field.name, *field.alternatives} & values.keys()]
         if getattr(arguments, "print_config", False):
             defaults = {name: None if field.required else field.default for name, field in self.fields.items()}
             print(yaml.safe_dump(nest_sections(defaults | values), sort_keys=False, allow_unicode=True), end="")
             self.exit()
-        if any(field.required for field in missing):
-            self.error(f"missing: {', '.join(' or '.join([field.name, *field.alternatives]) for field in missing)}")
+        if missing := [field.name for field in self.fields.values() if field.required and field.name not in values]:
+            self.error(f"missing: {', '.join(missing)}")
         return msgspec.convert(nest_sections(values), config_class)
 
     def error(self, message: str) -> NoReturn:

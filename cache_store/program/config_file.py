@@ -168,8 +168,6 @@ class ConfigField:
     """MISSING if a value is required."""
     text: str
     """The docstring under the field."""
-    alternatives: tuple[str, ...]
-    """Fields that may be given instead of this one; at least one of them, or this one, is needed."""
     option: str
     """The option and its value, `--store.codec {none,zstd}`; a switch has no value: `--decode`."""
 
@@ -236,9 +234,8 @@ def config_fields(config_class: type, section: str = "") -> Iterator[ConfigField
         else:
             metavar = "|".join(word for word, _ in type_names(kind) if word) or field.name.upper()
             option = field.metadata.get("option", f"--{name} {metavar}")
-            text, alternatives = on_one_line(texts.get(field.name)), field.metadata.get("alternatives", ())
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            yield ConfigField(section, heading, name, kind, default, text, alternatives, option)
+            yield ConfigField(section, heading, name, kind, default, on_one_line(texts.get(field.name)), option)
 
 
 def field_texts(config_class: type) -> dict[str, str]:

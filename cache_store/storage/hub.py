@@ -80,12 +80,9 @@ class HubStore(UrlStore):
     def _range(self, name: str, start: int, length: int) -> memoryview:
         if not length:
             return memoryview(b"")
-        with (
-            explain_hub_errors(self.where(name)),
-            file_system().open(self.where(name), "rb", cache_type="none") as stream,
-        ):
-            stream.seek(start)
-            data = memoryview(stream.read(length))
+        with explain_hub_errors(self.where(name)):
+            found = file_system().cat_file(self.where(name), start, start + length, cache_type="none")
+        data = memoryview(found)
         if len(data) != length:
             raise cut_short_error(self.where(name))
         return data

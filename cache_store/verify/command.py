@@ -15,7 +15,7 @@ from cache_store.messages import align_rows, counted, printable
 from cache_store.program.output_file import error_text, json_report, refuse_output
 from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.store import is_url, local_path, open_store
-from cache_store.verify.findings import Finding, Report, empty_report
+from cache_store.verify.findings import Finding, Report
 from cache_store.verify.metrics import write_metrics
 from cache_store.verify.scope import VerifyConfig
 from cache_store.verify.verify import verify
@@ -46,7 +46,7 @@ def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
                 raise
             log_error(error_text(error))
             codes.add(getattr(error, "exit_code", 1))
-            report = empty_report(cache, config.resolved_level, config.subset, error_text(error))
+            report = report_of_error(cache, config, error_text(error))
         reports[cache] = report, began
         if metrics:
             write_metrics(metrics, reports)
@@ -68,7 +68,7 @@ def report_files(caches: Sequence[str], report: str | None) -> dict[str, str | N
 
 def verify_one(cache: str, config: VerifyConfig, report_file: str | None) -> Report:
     def failed(error: str) -> dict[str, object]:
-        return empty_report(cache, config.resolved_level, config.subset, error).as_dict(FILE)
+        return report_of_error(cache, config, error).as_dict(FILE)
 
     with json_report("cache-store verify", report_file, cache, failed, prints=config.json) as fields:
         report = verify_with_a_bar(cache, config)
@@ -77,6 +77,10 @@ def verify_one(cache: str, config: VerifyConfig, report_file: str | None) -> Rep
         if not config.json:
             show_report(report, report_file)
     return report
+
+
+def report_of_error(cache: str, config: VerifyConfig, error: str) -> Report:
+    return Report(cache=cache, level=config.resolved_level, subset=config.subset, error=error)
 
 
 def verify_with_a_bar(cache: str, config: VerifyConfig) -> Report:
@@ -110,7 +114,7 @@ def show_report(report: Report, report_file: str | None) -> None:
         print(f"unfinished: {len(uncommitted):,} of {shards} not committed")
     print(f"not sound ({level}): {summary(report.findings)} in {checked}")
     first = "" if report_file else f"write the findings down with --report {FILE}, then "
-    for step in report.next_steps(report_file or FILE, "the report" if report_file else f"`--report {FILE}`"):
+    for step in report.next_steps(report_file or FILE):
         print(f"next: {first if step.startswith('precompute') else ''}{step}")
 
 

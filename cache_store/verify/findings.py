@@ -40,12 +40,6 @@ class Finding:
         return f"{shard}{row}{printable(self.file)}: {printable(self.problem)}"
 
 
-def empty_report(cache: str, level: Level, subset: str | None, error: str | None = None) -> "Report":
-    return Report(
-        cache=cache, level=level, subset=subset, identity=None, shards=0, samples=0, bytes=0, findings=(), error=error
-    )
-
-
 def damage_finding(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
     """Make a finding from an error of `DAMAGE`; the file's name is removed from the text."""
     is_missing = isinstance(error, OSError)
@@ -66,11 +60,11 @@ class Report:
 
     cache: str
     level: Level
-    identity: str | None
-    shards: int
-    samples: int
-    bytes: int
-    findings: tuple[Finding, ...]
+    identity: str | None = None
+    shards: int = 0
+    samples: int = 0
+    bytes: int = 0
+    findings: tuple[Finding, ...] = ()
     subset: str | None = None
     """The subset that was requested; None for all shards."""
     covered: int = 0
@@ -95,15 +89,15 @@ class Report:
     def as_dict(self, report_file: str) -> dict[str, object]:
         """Return the report for the JSON file `report_file`; its `next` lists what to run if it ended."""
         findings = [asdict(replace(finding, file=printable(finding.file))) for finding in self.findings]
-        steps = [] if self.error else self.next_steps(report_file, "the report")
+        steps = [] if self.error else self.next_steps(report_file)
         return {"sound": self.sound, **asdict(self), "findings": findings, "next": list(steps)}
 
-    def next_steps(self, report_file: str, listed_by: str) -> Iterator[str]:
-        """Yield the steps that repair the findings, in order; `listed_by` lists the files that a step leaves out."""
+    def next_steps(self, report_file: str) -> Iterator[str]:
+        """Yield the steps that repair the findings, in order."""
         damaged = {finding.file for finding in self.findings if finding.kind != "stray"}
         replaced = self._files("replaced")
         if replaced:
-            yield f"move {self._path(replaced[0])}{and_more(replaced, listed_by)} away: the cache's own belongs there"
+            yield f"move {self._path(replaced[0])}{and_more(replaced)} away: the cache's own belongs there"
         unfinished = {*self._files("uncommitted"), *self._files("unsealed")}
         to_mend = damaged - {BUILD_FILE} - unfinished
         if BUILD_FILE in damaged and (to_mend or not unfinished):
@@ -113,7 +107,7 @@ class Report:
         cleared = [finding.file for finding in self.findings if is_rerun and finding.problem == LEFTOVER]
         strays = [name for name in self._files("stray") if not name.startswith(below) and name not in cleared]
         if strays:
-            yield f"delete {self._path(strays[0])}{and_more(strays, listed_by)}, unless a build is running"
+            yield f"delete {self._path(strays[0])}{and_more(strays)}, unless a build is running"
         if to_mend:
             yield f"precompute repair {shlex.quote(self.cache)} --report {shlex.quote(report_file)}"
         if unfinished:  # after the repair: a build refuses a damaged cache
@@ -128,5 +122,5 @@ class Report:
         return shlex.quote(printable(f"{self.cache}/{name}"))
 
 
-def and_more(names: list[str], listed_by: str) -> str:
-    return f" and {len(names) - 1:,} more that {listed_by} lists" if len(names) > 1 else ""
+def and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1:,} more (--report lists all)" if len(names) > 1 else ""

@@ -138,10 +138,8 @@ class PlanChecker:
         plan, spec, recipe, name = self._plan, self._spec, self._spec.array.text, part_file(number)
         try:
             part = plan.part(number)
-            if not is_cut_as(spec, number, part.lengths, part.sizes):
-                raise CacheError("is another part than the spec's")
             digests = part.computed_digests()
-            if digests.part != spec.parts[number]:
+            if not is_cut_as(spec, number, part.lengths, part.sizes) or digests.part != spec.parts[number]:
                 raise CacheError("is another part than the spec's")
             checked.samples.update({shard: digests.shards[shard - shards[0]] for shard in read})
             name = texts.file(number).path

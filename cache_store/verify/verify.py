@@ -35,7 +35,6 @@ from cache_store.verify.findings import (
     Finding,
     Report,
     damage_finding,
-    empty_report,
     in_reading_order,
 )
 from cache_store.verify.metadata import (
@@ -148,7 +147,7 @@ def verify(
     was not read.
     """
     store = open_store(path)
-    nothing = empty_report(str(store), level, str(subset) if isinstance(subset, Slice) else None)
+    nothing = Report(cache=str(store), level=level, subset=str(subset) if isinstance(subset, Slice) else None)
     refuse_no_cache(store)
     surveyed = survey_records(store := with_listing(store))
     spec, seal = surveyed.spec.value, surveyed.seal.value

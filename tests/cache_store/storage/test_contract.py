@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+from cache_store import open_cache
+from cache_store.cli import main as cache_store
 from cache_store.errors import CacheError, ChangedError, ConfigError, NotAFileError, TooLargeError
 from cache_store.storage import retry
 from cache_store.storage.claim import CLAIM_FILE
@@ -23,7 +26,9 @@ from cache_store.storage.protocol import Ranges, Version
 from cache_store.storage.store import Store, open_store
 from cache_store.storage.wrapped import ListedStore
 from tests.hub import DATA_SET
+from tests.make_cache import make_cache
 from tests.memory_store import MemoryStore
+from tests.named import assert_names
 
 
 class Handles(NamedTuple):
@@ -301,3 +306,37 @@ def test_without_obstore_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"`pip install 'encode-once\[object-stores\]'`"):
         open_store("s3://without-obstore/cache").list()
+
+
+# The Hub: caches are read and verified in place, and never written.
+
+
+def test_a_cache_on_the_hub_is_read_and_verified_in_place(hub_files, capsys):
+    make_cache(hub_files / "cache", np.random.default_rng(0).standard_normal((9, 2, 3, 4), np.float32))
+    here, there = open_cache(hub_files / "cache"), open_cache(f"{DATA_SET}/cache")
+    numbers = np.array([8, 0, 3])
+    assert np.array_equal(here.read(numbers), there.read(numbers))
+    assert here.samples(numbers).equals(there.samples(numbers))
+    assert cache_store(["verify", f"{DATA_SET}/cache", "--level", "full"]) == 0
+    assert cache_store(["copy", str(hub_files / "cache"), f"{DATA_SET}/copy"]) == 2
+    assert_names(capsys.readouterr().err, f"OUT: {DATA_SET}/copy")
+
+
+def test_every_write_to_the_hub_is_refused(hub_files):
+    store = open_store(DATA_SET)
+    for write in (store.put_whole, store.put_if_absent, lambda name, _: store.delete(name)):
+        with pytest.raises(ConfigError, match=f"^{DATA_SET}/file"):
+            write("file", b"")
+    assert not [*hub_files.iterdir()]
+
+
+def test_an_address_without_a_data_set_is_told_from_a_failing_network(hub_files):
+    for name, error, said in (
+        ("me", ConfigError, "hf://datasets/OWNER/NAME/"),
+        ("me/pictures@", ConfigError, "hf://datasets/OWNER/NAME/"),
+        ("me/others", OSError, "^((?!network).)*$"),
+        ("me/portal", OSError, "network.*HF_TOKEN"),
+    ):
+        with pytest.raises(error, match=said) as caught:
+            [*open_store(f"hf://datasets/{name}").walk()]
+        assert "\n" not in str(caught.value)
