@@ -11,8 +11,7 @@ import numpy as np
 from demo.conversations import Turn, converse
 from demo.scenes import Scene, compose
 from demo.special_files import BROKEN, UNUSUAL, jpeg, recoloured
-from trainer.text.store import held_out
-from trainer.text.writer import id_hash
+from trainer.text.store import held_out, id_hash
 
 CHAT_FILE, IMAGES_FILE = "chat.json", "images.zip"
 

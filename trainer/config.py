@@ -1,7 +1,4 @@
-"""The config of a training run: frozen dataclasses, filled from YAML and options, checked once.
-
-Neither this module nor `model/model_config.py` imports torch, so that `--help` and config errors are quick.
-"""
+"""The config of a training run, without torch, so that `--help` and config errors are quick."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,36 +11,23 @@ from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import is_url, local_path
 from trainer.model.model_config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 
-MAX_BATCH_SIZE = 1_000_000
-"""A larger batch is taken for a typing error, refused before memory runs out."""
-
-MAX_SHUFFLE_BLOCK = 65_536
-"""128 such blocks are 8 million samples, which are held in memory."""
-
-MAX_LR = 1e3
-"""Limit of learning rate and weight decay: far above any that trains, far below those that overflow float32."""
-
-MAX_STEPS = 10**9
-"""Keeps steps times samples per step far below 2^63; at a second a step, this many take thirty years."""
-
-MAX_EPOCHS = 10**6
-
-MAX_TOKENS = 2**20
-"""Longest text in tokens: longer than any model can read."""
+# Values beyond these are typing errors: nothing trains with them, or memory or int64 overflows.
+MAX_BATCH_SIZE, MAX_SHUFFLE_BLOCK, MAX_LR, MAX_STEPS = 1_000_000, 65_536, 1_000, 10**9
+MAX_EPOCHS, MAX_TOKENS, MAX_CAPTIONS, MAX_SEED, LEAST = 10**6, 2**20, 256, 2**63 - 1, 1e-12
 
 TEXT = "text"
 """Folder in run.output for tokenised text, if the cache is at a URL."""
-
-MAX_CAPTIONS = 256
-"""Nobody reads more captions at each validation."""
 
 WARMUP_STEPS = 100
 """Default warm-up; a run of fewer than ten times as many steps warms up for a tenth of them."""
 
 
-def require(condition: bool, key: str, expected: str, found: object) -> None:
-    if not condition:
-        raise ConfigError(f"{key} must be {expected}, got {str(found)[:40]}")
+def refuse_outside(section: str, config: object, **ranges: tuple[float, float]) -> None:
+    """Raise ConfigError for a field that is outside its range, both ends included; None is in every range."""
+    for name, (low, high) in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{section}{name} must be in [{low:,}, {high:,}], got {str(value)[:40]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +41,16 @@ class DataConfig:
     max_text_tokens: int = 512
     """Most tokens of a text; longer texts are cut. World tokens are not counted."""
     val_fraction: float = 0.01
-    """Share of samples held out, by a hash of the sample id; 1 holds out all, to evaluate on another cache."""
+    """Share of samples held out, by a hash of the id; 1 holds out all, to evaluate on another cache."""
     where: str | None = None
     """Which samples are trained on and held out, by their columns: `score > 5 and split == "train"`, with and, or, not,
     in [...], is null and parentheses; null: all."""
     seed: int = 0
     """Seed of the order of samples and of the projector's initial weights."""
     shuffle_block: int = 1
-    """Neighbouring samples that are read at once and shuffled as a block, for object stores and slow disks. 1 shuffles
-    single samples; 32 sends 30 times fewer requests to a URL. Three windows are held in memory, divided among the
-    ranks; each has at least 128 blocks, rounded up to a multiple of the batch size."""
+    """Neighbouring samples that are read at once and shuffled as a block, for object stores and slow disks; 1: single
+    samples. 32 sends 30 times fewer requests to a URL. Three windows of at least 128 blocks are held in memory, divided
+    among the ranks."""
     posterior: Literal["sample", "mean"] | None = None
     """How training reads a cache of posterior moments: `sample` draws a new latent each time, `mean` takes the mean;
     null: `sample` if the cache has moments. Validation, captions and generation read the mean."""
@@ -81,17 +65,11 @@ class DataConfig:
     """Most bytes that `cache_dir` holds; the least recently used blocks are deleted first."""
 
     def __post_init__(self) -> None:
-        size = self.batch_size
-        require(self.cache_bytes >= LEAST_BYTES, "data.cache_bytes", f"at least {LEAST_BYTES:,}", self.cache_bytes)
-        require(1 <= size <= MAX_BATCH_SIZE, "data.batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
-        require(1 <= self.accumulate <= size, "data.accumulate", f"in [1, data.batch_size {size:,}]", self.accumulate)
-        tokens = self.max_text_tokens
-        require(2 <= tokens <= MAX_TOKENS, "data.max_text_tokens", f"in [2, {MAX_TOKENS:,}]", tokens)
-        require(0 <= self.val_fraction <= 1, "data.val_fraction", "in [0, 1]", self.val_fraction)
-        block = self.shuffle_block
-        require(1 <= block <= MAX_SHUFFLE_BLOCK, "data.shuffle_block", f"in [1, {MAX_SHUFFLE_BLOCK:,}]", block)
-        require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
-        require(self.views is None or len(self.views) > 1, "data.views", "null, or two caches or more", self.views)
+        refuse_outside("data.", self, cache_bytes=(LEAST_BYTES, MAX_SEED), batch_size=(1, MAX_BATCH_SIZE))
+        refuse_outside("data.", self, accumulate=(1, self.batch_size), max_text_tokens=(2, MAX_TOKENS))
+        refuse_outside("data.", self, val_fraction=(0, 1), shuffle_block=(1, MAX_SHUFFLE_BLOCK), seed=(0, MAX_SEED))
+        if self.views is not None and len(self.views) < 2:
+            raise ConfigError(f"data.views must be null, or two caches or more, got {str(self.views)[:40]}")
         for name in ("text_dir", "cache_dir"):
             local_path(f"data.{name}", getattr(self, name) or "")
 
@@ -116,9 +94,7 @@ class ReconstructionConfig:
     """cosine: one minus the cosine between prediction and latent; mse: their mean square difference."""
 
     def __post_init__(self) -> None:
-        weight, every = self.weight, self.every
-        require(0 <= weight <= MAX_LR, "optim.reconstruction.weight", f"in [0, {MAX_LR:g}]", weight)
-        require(1 <= every <= MAX_STEPS, "optim.reconstruction.every", f"in [1, {MAX_STEPS:,}]", every)
+        refuse_outside("optim.reconstruction.", self, weight=(0, MAX_LR), every=(1, MAX_STEPS))
 
     def is_due(self, step: int) -> bool:
         return self.weight > 0 and (step + 1) % self.every == 0
@@ -139,18 +115,13 @@ class OptimConfig:
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this norm; null: never."""
     offload: bool = False
-    """Keep AdamW's moments and float32 copies of the trained parameters in the host's memory, and compute the update
-    there; of use only on a GPU."""
+    """Keep AdamW's moments and copies of the trained parameters in the host's memory, and compute the update there; of
+    use only on a GPU."""
     reconstruction: ReconstructionConfig = field(default_factory=ReconstructionConfig)
 
     def __post_init__(self) -> None:
-        require(0 < self.lr <= MAX_LR, "optim.lr", f"above 0 and at most {MAX_LR:g}", self.lr)
-        decay = self.weight_decay
-        require(0 <= decay <= MAX_LR, "optim.weight_decay", f"in [0, {MAX_LR:g}]", decay)
-        steps = self.warmup_steps
-        require(steps is None or steps >= 0, "optim.warmup_steps", "at least 0 or null", steps)
-        norm = self.max_grad_norm
-        require(norm is None or 0 < norm < math.inf, "optim.max_grad_norm", "above 0 and finite, or null", norm)
+        refuse_outside("optim.", self, lr=(LEAST, MAX_LR), weight_decay=(0, MAX_LR), warmup_steps=(0, MAX_STEPS))
+        refuse_outside("optim.", self, max_grad_norm=(LEAST, 1 / LEAST))
 
     def warmup(self, total_steps: int) -> int:
         return min(WARMUP_STEPS, total_steps // 10) if self.warmup_steps is None else self.warmup_steps
@@ -168,7 +139,8 @@ class TrainRunConfig:
     """How long a run trains, in what precision, and what it saves and reports."""
 
     output: str
-    """Folder of checkpoints, logs, the resolved config and the trained projector."""
+    """Folder of checkpoints, logs, the resolved config and the trained projector; a rerun resumes from the newest
+    checkpoint in it."""
     epochs: float = 1.0
     """Passes over the training samples; a fraction is fine."""
     max_steps: int | None = None
@@ -183,20 +155,19 @@ class TrainRunConfig:
     that cannot run at the run's length is refused. A CPU has flash and math; math holds all weights in memory."""
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute layers in the backward pass: selective recomputes norms, activations, gates and small products, full
-    all of a layer. Selective keeps less than half of a layer's memory, full a twentieth; a step takes a fifth to a
-    third longer."""
+    all of a layer. Selective keeps less than half of a layer's memory, full a twentieth."""
     loss_chunk: int | None = None
     """Label tokens whose logits are made at once; null: all of a pass. 512 tokens with a vocabulary of 262 k take
     1.6 GB."""
     fit_memory: bool = False
     """In place of `data.accumulate`, take as few passes a step as fit into memory, tried before the first step on the
-    longest texts. A run that resumes with another number of passes gives the same losses up to rounding."""
+    longest texts."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """After a step whose loss or gradient is not finite, stop, or skip its update and go on; ten such steps in a row
     stop the run too."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
     """Under torchrun every rank holds the whole language model (ddp), or a part of each of its weights, gathered layer
-    by layer (fsdp2); the projector's gradients are summed. Without torchrun one process trains."""
+    by layer (fsdp2)."""
     save_every: int = 500
     """Steps between checkpoints; the last step always has one."""
     keep_last: int = 3
@@ -210,25 +181,15 @@ class TrainRunConfig:
     report_to: list[Literal["tensorboard", "wandb"]] = field(default_factory=lambda: ["tensorboard"])
     """Trackers that get figures and captions, besides metrics.jsonl; []: none. wandb reads TensorBoard's event files,
     so both are written for it."""
-    resume: str = "auto"
-    """`auto`: resume from the newest checkpoint in `output`, if any; or the folder of a checkpoint."""
 
     def __post_init__(self) -> None:
-        require(0 < self.epochs <= MAX_EPOCHS, "run.epochs", f"above 0 and at most {MAX_EPOCHS:,}", self.epochs)
-        for name in ("save_every", "keep_last", "eval_every"):
-            require(getattr(self, name) >= 1, f"run.{name}", "at least 1", getattr(self, name))
-        captions = self.sample_captions
-        require(0 <= captions <= MAX_CAPTIONS, "run.sample_captions", f"in [0, {MAX_CAPTIONS}]", captions)
-        size, steps = self.eval_batch_size, self.max_steps
-        require(1 <= size <= MAX_BATCH_SIZE, "run.eval_batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
-        require(steps is None or 1 <= steps <= MAX_STEPS, "run.max_steps", f"in [1, {MAX_STEPS:,}] or null", steps)
-        require(
-            self.loss_chunk is None or self.loss_chunk >= 1, "run.loss_chunk", "at least 1 or null", self.loss_chunk
-        )
-        if self.parallel == "fsdp2":
-            alone = "false with run.parallel: fsdp2, where no rank can try a pass alone; set data.accumulate"
-            require(not self.fit_memory, "run.fit_memory", alone, self.fit_memory)
-            require(self.compile != "whole", "run.compile", "none or layers with run.parallel: fsdp2", self.compile)
+        steps = dict.fromkeys(("save_every", "keep_last", "eval_every", "max_steps"), (1, MAX_STEPS))
+        refuse_outside("run.", self, epochs=(LEAST, MAX_EPOCHS), sample_captions=(0, MAX_CAPTIONS), **steps)
+        refuse_outside("run.", self, eval_batch_size=(1, MAX_BATCH_SIZE), loss_chunk=(1, MAX_STEPS))
+        if self.parallel == "fsdp2" and self.fit_memory:
+            raise ConfigError("run.fit_memory must be false with run.parallel: fsdp2; set data.accumulate")
+        if self.parallel == "fsdp2" and self.compile == "whole":
+            raise ConfigError("run.compile must be none or layers with run.parallel: fsdp2, got whole")
         self.folder  # noqa: B018 (a URL is an error here)
 
     @property

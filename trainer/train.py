@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -50,7 +49,7 @@ from trainer.run.folder import (
     write_changed,
     write_config,
 )
-from trainer.run.load_projector import can_start_from, initial_projector
+from trainer.run.load_projector import initial_projector
 from trainer.run.memory import fit_memory, gpu_uuid, memory_bytes, peak_memory_bytes
 from trainer.run.parallel import World
 from trainer.run.session import Session
@@ -69,10 +68,10 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     world.on_main(lambda: refuse_impossible(config, world.size))
     with claim_folder(config.run.folder) if world.is_main else nullcontext():
         checkpoints = checkpoints_of(config.run)
-        start = find_checkpoint(checkpoints, config.run.resume)
+        start = find_checkpoint(checkpoints)
         session = Session(config, world)
         if start is not None:
-            refuse_other_run(*start, session.must_match, config, partial(can_start_from, session))
+            refuse_other_run(*start, session.must_match, config)
         session.prepare(source, start=initial_projector(session) if start is None else None)
         fit_memory(session)
         run = TrainingRun(session, checkpoints, make_captioner(session))
@@ -96,7 +95,6 @@ class TrainingRun:
     """The state of a run between steps, and its step."""
 
     def __init__(self, session: Session, checkpoints: CheckpointFolder, captioner: Captioner | None = None) -> None:
-        """Make a run; either all ranks have a `captioner`, or none has."""
         self.session, self.checkpoints, self.captioner = session, checkpoints, captioner
         self.config, self.world = session.config, session.world
         self.output = self.config.run.folder
@@ -105,11 +103,11 @@ class TrainingRun:
         self.updater = Updater(session, self.total_steps)
         self.started_from = session.started_from
         self.completed = 0
-        """Steps done, skipped ones too; the position is this many global batches."""
+        """Steps done, skipped ones too."""
         self.skipped = 0
         """Latest steps in a row whose figures were not finite."""
         self.stopping = False
-        """Whether the run ends after this step, by a signal to any rank or too many skipped steps; the same on all."""
+        """Whether the run ends after this step; the same on all ranks."""
         self.watch = Watch(memory_bytes(self.world.device))
         self.meter = GpuMeter(None)
         self.log_step: LogStep = lambda *_: None
@@ -154,7 +152,7 @@ class TrainingRun:
                     self.one_step(batches)
 
     def publish_projector(self) -> None:
-        """Write the projector unless it is up to date; a rerun does so too, since a kill may come before this."""
+        # A rerun does so too: a kill may come before this.
         for name, data in ((CONFIG_FILE, self.projector_config.as_json), (PROJECTOR_FILE, self.projector_bytes)):
             write_changed(self.output / name, data)
 
@@ -213,7 +211,6 @@ class TrainingRun:
         }
 
     def device_figures(self) -> Metrics:
-        """Return how busy the GPU was, about once a second, and the number of compiled graphs."""
         readings, figures = self.meter.take(), Metrics()
         if readings:
             figures[GPU_USE] = fmean(readings)
@@ -242,10 +239,7 @@ class TrainingRun:
         return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
 
     def validate(self) -> Validation:
-        """Measure loss and accuracy, with shuffled latents too if there are two samples, and caption some.
-
-        Raise CutShortError if a rank is stopped.
-        """
+        """Measure loss and accuracy, and caption some samples; CutShortError if a rank is stopped."""
         if self.stopping:
             raise CutShortError
         if len(numbers := self.session.split.validation) < 2:
@@ -258,7 +252,7 @@ class TrainingRun:
         )
 
     def caption(self) -> list[Answered]:
-        """Generate captions on rank 0 while the others wait, or on all ranks in step; CutShortError if stopped."""
+        """Generate captions on rank 0 while the others wait, or on all ranks in step."""
         captions = list[Answered]()
         if (captioner := self.captioner) is None:
             return captions
@@ -273,7 +267,7 @@ class TrainingRun:
         return captions
 
     def lacks_validation(self) -> bool:
-        """Return whether, by rank 0's log, the run was stopped before the validation due after its last step."""
+        """Return whether, by rank 0's log, the run was stopped before the validation after its last step."""
         logged: Metrics = {}
         if self.world.is_main and self.validation_due:
             logged = next((each for each in read_records(self.output) if each["step"] == self.completed), {})

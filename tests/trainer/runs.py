@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -108,8 +109,10 @@ def assert_near_run(config: TrainConfig, other: TrainConfig, *keys: str) -> None
         assert metrics(config.run.folder, key) == pytest.approx(metrics(other.run.folder, key), rel=1e-4)
 
 
-def checkpoint(config: TrainConfig, step: int) -> str:
-    return str(checkpoints_of(config.run).path(step))
+def train_from(before: TrainConfig, step: int, config: TrainConfig) -> TrainConfig:
+    """Train a run that begins with a copy of another's checkpoint; return its config."""
+    shutil.copytree(checkpoints_of(before.run).path(step), checkpoints_of(config.run).path(step))
+    return train_alone(config)
 
 
 def damages(path: Path) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """The commands `train` and `eval`: their output, their files, and their refusals before they write."""
 
 import json
-import re
 import shutil
 import sys
 from functools import partial
@@ -85,12 +84,7 @@ def two_plans(home: Path, form: type) -> dict[str, object]:
 
 NO_JINJA = "{{ bos_token }}\n{% for m in messages %}{{ m"
 LAST_TURN = "{% for m in messages %}{% if loop.last %}{{ m['role'] + m['content'] }}{% endif %}{% endfor %}"
-FAILING = (
-    "{{ raise_exception('no') }}",
-    "{{ 1 // 0 }}",
-    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-    "{{ 'a' * 10**14 }}",
-)
+FAILING = ("{{ raise_exception('no') }}", "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
 WIDER = json.dumps({"model_type": "gemma3_text", **TINY, "intermediate_size": 96})
 
 LEAVING_NOTHING: list[tuple[int, Any, str]] = [
@@ -108,12 +102,9 @@ LEAVING_NOTHING: list[tuple[int, Any, str]] = [
     (1, cut_cache, "/cache"),
     (1, {"language_model": "nobody/nothing"}, "nobody/nothing"),
     (1, {"max_text_tokens": 5}, "data.max_text_tokens 5 37"),
-    *(
-        (1, partial(changed_model, file=name, text="[1]"), "/lm")
-        for name in ("tokenizer.json", "tokenizer_config.json")
-    ),
-    *((1, partial(changed_model, file="config.json", text=text), "/lm") for text in ("[]", WIDER)),
-    *((1, partial(changed_model, file=file, text=None), "/lm") for file in ("*", "*token*", "model.safetensors")),
+    *((1, partial(changed_model, file=name, text="[1]"), "/lm") for name in ("tokenizer.json", "config.json")),
+    (1, partial(changed_model, file="config.json", text=WIDER), "/lm"),
+    *((1, partial(changed_model, file=file, text=None), "/lm") for file in ("*token*", "model.safetensors")),
     (1, partial(changed_model, file="model.safetensors", text="\x10\0\0\0\0\0\0\0not a header...."), "/lm"),
     (2, partial(changed_model, file="chat_template.jinja", text=None), "model.chat_template"),
     (2, partial(changed_model, file="chat_template.jinja", text=NO_JINJA), "/lm line 2"),
@@ -157,30 +148,25 @@ def test_a_host_without_a_compiler_is_told_before_the_first_step(configured, tmp
 
 
 WRONG_VALUES: dict[str, list[object]] = {
-    "run.epochs": [0, 1e300, ".nan"],
-    "run.report_to": ["[pigeon]", "none"],
-    "data.val_fraction": [1.5],
-    "data.cache_bytes": [10],
+    "run.epochs": [0, ".nan"],
+    "run.report_to": ["[pigeon]"],
     "data.text_dir": ["file/deeper", "s3://bucket/it"],
     "optim.max_grad_norm": [".inf"],
-    "model.language_model": ["./nothing", "./file", "a/b/c"],
+    "model.language_model": ["./nothing", "a/b/c"],
     "model.chat_template": ["nothing", "folder"],
-    "run.output": ["file", "file/deeper"],
-    "run.resume": ["nothing", "file", "folder"],
+    "run.output": ["file"],
     "cache": ["nothing", "file/deeper", "folder"],
 }
-NAMED_BY_VALUE = ("cache", "run.resume")
 
 
-@pytest.mark.parametrize("key", WRONG_VALUES)
-def test_a_wrong_value_names_its_key_and_leaves_nothing(configured, refusal, tmp_path, monkeypatch, key):
-    """Or, for paths that the cache or the checkpoint has beside it, the value."""
+def test_a_wrong_value_names_its_key_and_leaves_nothing(configured, refusal, tmp_path, monkeypatch):
+    """Or, for a cache, the value."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    for value in WRONG_VALUES[key]:
-        names = str(value) if key in NAMED_BY_VALUE else key
-        refusal(2, configured(), "train", f"--{key}={value}", names=names)
+    for key, values in WRONG_VALUES.items():
+        for value in values:
+            refusal(2, configured(), "train", f"--{key}={value}", names=str(value) if key == "cache" else key)
     assert sorted(each.name for each in tmp_path.rglob("*")) == ["file", "folder"]
 
 
@@ -244,18 +230,12 @@ def test_a_run_of_other_batches_or_another_projector_is_refused(field, configure
     error = refusal(1, configured(one_step, max_steps=2, **changes))
     assert named_fields(error) == {field}
     assert_names(error, "--run.output")
-    start = re.search(r"add --model.init_projector (.*)\n", error)
-    assert (start is None) == (field in ("model.layout", "model.projector", "language model"))
-    if start is not None:  # the advice works as it is written
-        anew = configured(tmp_path / "new", max_steps=1, **{**changes, "text_dir": str(tmp_path / "new-text")})
-        assert main([*command(anew), f"--model.init_projector={start[1]}"]) == 0
     evaluation = configured(one_step, accumulate=3, **changes)
     if field in ("data.batch_size", "data.seed", "data.shuffle_block"):
         assert main(command(evaluation, "eval")) == 0
         return
     error = refusal(1, evaluation, "eval")
     assert named_fields(error) == {field}
-    assert "--run.output" not in error, "it trains nothing"
     assert_names(error, f"{one_step}/checkpoints/step-00000001/state.json")
     assert not (tmp_path / "text").exists()
 
@@ -294,4 +274,3 @@ def test_an_evaluation_on_another_cache_tells_its_samples(one_step, configured, 
     assert not (tmp_path / "rescaled.text").exists()
     error = refusal(1, configured(one_step, cache=rescaled, max_steps=2))
     assert named_fields(error) == {"cache", "cache identity", "encoder.latents_std", "texts of the samples"}
-    assert "model.init_projector" not in error, "it would be refused"

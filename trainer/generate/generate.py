@@ -31,8 +31,7 @@ from trainer.model.towers import describe_samples
 from trainer.run.figures import Subject
 from trainer.run.load_projector import config_of_run, load_projector
 from trainer.run.parallel import local_device
-from trainer.text.store import held_out
-from trainer.text.writer import id_hash
+from trainer.text.store import held_out, id_hash
 
 
 def generate(run: str, config: GenerateConfig) -> None:

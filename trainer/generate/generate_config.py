@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 
 from cache_store.errors import ConfigError
-from trainer.config import MAX_BATCH_SIZE, MAX_TOKENS, require
-
-HOTTEST = 100.0
-"""Highest temperature; words are almost equally likely far below it."""
+from trainer.config import LEAST, MAX_BATCH_SIZE, MAX_SEED, MAX_TOKENS, refuse_outside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +54,8 @@ class GenerateConfig:
         for one, several in (("cache", "caches"), ("encoder", "encoders")):
             if getattr(self, one) is not None and getattr(self, several) is not None:
                 raise ConfigError(f"--{one} is for one tower, --{several} for several: name one of the two")
-        require(0 <= self.temperature <= HOTTEST, "temperature", f"in [0, {HOTTEST:g}]", self.temperature)
-        require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
-        require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
-        for name, most in (("max_tokens", MAX_TOKENS), ("batch_size", MAX_BATCH_SIZE)):
-            require(1 <= getattr(self, name) <= most, name, f"in [1, {most:,}]", getattr(self, name))
+        refuse_outside("", self, temperature=(0, 100), top_p=(LEAST, 1), seed=(0, MAX_SEED))
+        refuse_outside("", self, max_tokens=(1, MAX_TOKENS), batch_size=(1, MAX_BATCH_SIZE))
 
     @property
     def user_turn(self) -> list[dict[str, str]]:

@@ -8,8 +8,7 @@ OUTPUT/checkpoints/step-00000500/
 """
 
 import re
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, load_t
 
 STATE_FILE, OPTIMIZER_FILE, HEADS_FILE = "state.json", "optimizer.safetensors", "reconstruction.safetensors"
 TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
-"""Files of a checkpoint; only a run with reconstruction has HEADS_FILE."""
+"""Those of every checkpoint; HEADS_FILE is of runs with reconstruction."""
 
 CACHE_IDENTITY, LANGUAGE_MODEL = "cache identity", "language model"
 
@@ -39,20 +38,18 @@ class MustMatch(Record, frozen=True, kw_only=True):
     """Settings that must be equal in a run that resumes: fields by their names, in sections by what they decide."""
 
     towers: tuple[str, ...]
-    """The towers' names, in the order in which the language model reads them."""
+    """In the order in which the language model reads them."""
     samples: dict[str, str]
     """What each tower's samples mean; no option sets it."""
     model: dict[str, str]
-    """The form of the projectors, and the language model."""
     text: dict[str, str]
-    """What decides the tokens of a text."""
     caches: dict[str, str]
-    """The caches, their texts, and the share of samples held out."""
+    """With the share of samples held out."""
     order: dict[str, str]
     """Which samples training shows, and in which order."""
 
     def differences(self, now: "MustMatch", sections: Sequence[str]) -> list[Difference]:
-        """List what differs in these sections; of other towers, only their names: every field would differ too."""
+        """List what differs in these sections; if the towers do, only their names."""
         if self.towers != now.towers:
             return [Difference("towers", ", ".join(self.towers), ", ".join(now.towers))]
         pairs = ((getattr(self, section), getattr(now, section)) for section in sections)
@@ -82,7 +79,7 @@ class CheckpointFolder:
     keep_last: int
 
     def steps(self) -> list[int]:
-        """List the steps of all checkpoints; folders with other names, such as a copy, are ignored."""
+        """List the steps of all checkpoints; other folders, such as a person's copy, are ignored."""
         names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.root.glob("step-*"))
         return sorted(int(name[1]) for name in names if name)
 
@@ -103,10 +100,7 @@ class CheckpointFolder:
         config: dict[str, Any],
         heads: nn.Module | None = None,
     ) -> None:
-        """Delete what a killed run left, publish a checkpoint, then delete all but the newest `keep_last`.
-
-        `projector` is the content of the projector file.
-        """
+        """Publish a checkpoint, with these bytes of its projector file; delete all but the newest `keep_last`."""
         clear_folders(self.root, "step-*")
         moments = {
             f"{index}.{field}": tensor.contiguous()
@@ -134,35 +128,25 @@ class CheckpointFolder:
 
 
 def write_part(scratch: Path, name: str, data: bytes) -> None:
-    """Write one file of a checkpoint, not with safetensors' writer, whose error for a full disk is no OSError."""
+    # safetensors' own writer raises no OSError on a full disk
     with name_in_errors(scratch / name):
         (scratch / name).write_bytes(data)
 
 
-def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, CheckpointState] | None:
-    """Return the checkpoint that `run.resume` names; None: start anew.
-
-    Raise ConfigError if the run would overwrite another run's later checkpoints, and CacheError if the newest folder
-    is not named for its step.
-    """
-    start = folder.newest() if resume == "auto" else Path(resume).expanduser()
-    if start is None:
+def find_checkpoint(folder: CheckpointFolder) -> tuple[Path, CheckpointState] | None:
+    """Return the newest checkpoint; None: start anew. CacheError if it has another step's name."""
+    if (start := folder.newest()) is None:
         return None
     state = read_state(start)
-    if start == folder.newest() != folder.path(state.step):
+    if start != folder.path(state.step):
         raise CacheError(
             f"{start} holds step {state.step}: it was renamed or copied; give it the name of that step, or delete it"
-        )
-    if later := [step for step in folder.steps() if step > state.step]:
-        raise ConfigError(
-            f"run.resume: {resume} would mix two runs: {folder.root} already holds step {later[-1]}; "
-            "set another run.output, or run.resume: auto to resume from there"
         )
     return start, state
 
 
 def read_state(path: Path) -> CheckpointState:
-    """Read a checkpoint's state, after checking that every file is as it was saved."""
+    """Read a checkpoint's state, and check every file."""
     try:
         state = parse_signed(CheckpointState, (path / STATE_FILE).read_bytes(), STATE_FILE)
     except (FileNotFoundError, NotADirectoryError):
@@ -185,23 +169,12 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
     )
 
 
-def refuse_other_run(
-    path: Path,
-    state: CheckpointState,
-    must_match: MustMatch,
-    config: TrainConfig,
-    can_start_from: Callable[[Path], bool],
-) -> None:
-    """Raise StaleError, with a table of differences, if the checkpoint does not fit this run's `must_match`.
-
-    `can_start_from` tells whether a new run could start from the projector of the run in a folder.
-    """
+def refuse_other_run(path: Path, state: CheckpointState, must_match: MustMatch, config: TrainConfig) -> None:
+    """Raise StaleError, with a table of differences, if the checkpoint does not fit this run's `must_match`."""
     differences = state.must_match.differences(must_match, ("caches", "order", "text", "samples", "model"))
     if not differences:
         return
-    run, anew = path.parent.parent, "to train anew: the same command with --run.output NEW"
-    if can_start_from(run):
-        anew += f"; to start from this run's projector, add --model.init_projector {shlex.quote(str(run))}"
+    anew = "to train anew: the same command with --run.output NEW"
     if CACHE_IDENTITY not in {each.field for each in differences}:
         remedy = "to resume from it, restore the settings that it was trained with"
     elif others := differences_between(*map(caches_by_option, (views_of_run(state.config), config.views))):
@@ -215,21 +188,18 @@ def refuse_other_run(
 def refuse_other_projector(path: Path, state: CheckpointState, must_match: MustMatch) -> None:
     """Raise StaleError if an evaluation would use another projector, or samples that were trained on.
 
-    The order of training may differ. The cache and its split may differ too, if the latents mean the same.
+    The cache and its split may differ if the latents mean the same, and the order of training always.
     """
     trained, settable = state.must_match, ["text", "model"]
     if not is_of_another_cache(state, must_match):
         settable.append("caches")
     if not (differences := trained.differences(must_match, ["samples", *settable])):
         return
-    remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]
-    if trained.towers == must_match.towers and trained.differences(must_match, settable):
-        restore = f"to evaluate it, set these fields as in training; {path / STATE_FILE} holds its whole config"
-        remedies.insert(0, restore)
+    remedies = [f"to evaluate it, set these fields as in training; {path / STATE_FILE} holds its whole config"]
     if trained.differences(must_match, ["samples"]):
         option = spell_option("caches", trained.towers) if len(trained.towers) > 1 else "--cache"
         held = ", ".join(views_of_run(state.config)[0].values())
-        remedies.insert(0, f"to evaluate it, name samples such as those that {held} held, with {option}")
+        remedies = [f"to evaluate it, name samples such as those that {held} held, with {option}"]
     refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 
@@ -238,7 +208,7 @@ def is_of_another_cache(state: CheckpointState, must_match: MustMatch) -> bool:
 
 
 def restore_projectors(path: Path, projectors: Projectors) -> ProjectorConfig:
-    """Load parameters and statistics from a run's folder, or from a checkpoint that `read_state` has checked."""
+    """Load parameters and statistics from the folder of a run, or of a checkpoint that `read_state` has checked."""
     config, tensors = read_projector_file(file := path / PROJECTOR_FILE)
     load_tensors(projectors, tensors, str(file))
     return config

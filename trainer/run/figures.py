@@ -21,10 +21,10 @@ class Subject:
 
     title: str
     image: dict[str, Any]
-    """The fields that identify it in a report: row and id, or the file."""
+    """Row and id, or the file."""
     messages: list[dict[str, str]]
     reference: str | None
-    """The cache's own answer; None if it has none."""
+    """The cache's own answer."""
     samples: dict[str, Tensor]
     """Each tower's sample [*shape], by its name."""
 
@@ -38,7 +38,7 @@ class Answered:
     is_whole: bool
     """Whether the model ended its turn within the token limit."""
     preview: np.ndarray | None = None
-    """The latent through the cache's linear map to RGB, uint8 [H, W, 3]; None if the cache has none."""
+    """The latent through the cache's linear map to RGB, uint8 [H, W, 3]."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Answered:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Return prompt, answer and reference as they are shown: `(nothing)` if empty, with `[…]` if cut short."""
+        """Return prompt, answer and reference as they are shown."""
         shown = (self.answer + " […]" * (not self.is_whole)) if self.answer else "(nothing)"
         return {name: text for name, text in (self.record | {"answer": shown}).items() if name in PARTS}
 
@@ -62,7 +62,7 @@ class Answered:
 
 
 Captioner = Callable[[Callable[[], bool]], list[Answered]]
-"""Captions the run's samples; ends early, with any result, once the function that it is given returns True."""
+"""Captions the run's samples; ends early once the function that it is given returns True."""
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,10 @@ TIME = "time"
 """Key of the time when a step was done: UTC, ISO 8601."""
 
 GPU_USE = "gpu_use"
-"""Key of the share of time in which rank 0's GPU was busy; about one line a second has it, if NVML knows it."""
+"""Key of the share of time in which rank 0's GPU was busy, about once a second."""
 
 NONFINITE = "nonfinite"
-"""Key of the values that JSON has no number for, `nan`, `inf` or `-inf` by name; the values themselves are null."""
-
+"""Key of the values that JSON has no number for, by name; the values themselves are null."""
 
 LogLine = Mapping[str, Any]
 """A line of the log, parsed."""
@@ -48,7 +47,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def as_step(line: bytes) -> dict[str, Any] | None:
-    """Parse a line, without values that are not finite; None if it is not a step's record."""
+    """Parse a line, without nulls; None if it is not a step's record."""
     try:
         record = json.loads(line.decode(), parse_constant=lambda _: None)
     except ValueError:  # not UTF-8, or not JSON
@@ -78,7 +77,7 @@ def has_run(run: TrainRunConfig) -> bool:
 
 
 def is_resolved_config(path: Path) -> bool:
-    """Return whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml."""
+    """Return whether the file has the sections of a TrainConfig: many programs write a config.yaml."""
     sections = re.findall(rb"^(\w+):", path.read_bytes() if path.is_file() else b"", re.MULTILINE)
     return [name.decode() for name in sections] == [field.name for field in fields(TrainConfig)]
 

@@ -21,9 +21,9 @@ from trainer.run.session import Session
 def load_projector(path: str | Path) -> TrainedProjector:
     """Load a trained projector from a run (its newest checkpoint), a checkpoint, an exported folder or a file.
 
-    Call the result with samples as a cache gives them, a tensor [N, C, H, W]; it returns the embeddings that follow BOS
-    in the language model's `inputs_embeds`: [N, tokens, width], float32. With several towers, pass a mapping of their
-    names to such tensors. Its `config` describes the rest.
+    Call the result with samples as a cache gives them, [N, C, H, W], or of several towers with a mapping of their names
+    to such tensors. It returns the embeddings that follow BOS in the language model's `inputs_embeds`: [N, tokens,
+    width], float32. Its `config` describes the rest.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"path must be that of a run, a checkpoint or a projector's file, got {type(path).__name__}")
@@ -42,15 +42,6 @@ def initial_projector(session: Session) -> TrainedProjector | None:
     refuse_unfit(session, projector, name)
     announce_start(session, projector)
     return projector
-
-
-def can_start_from(session: Session, run: Path) -> bool:
-    """Return whether the run could start from another run's projector, named by `model.init_projector`."""
-    try:
-        refuse_unfit(session, load_projector(run), str(run))
-    except EncodeOnceError:
-        return False
-    return True
 
 
 def refuse_unfit(session: Session, projector: TrainedProjector, name: str) -> None:
@@ -72,7 +63,6 @@ def refuse_missing_towers(session: Session, projector: TrainedProjector, name: s
 
 
 def projector_facts(config: ProjectorConfig, towers: Sequence[str]) -> dict[str, str]:
-    """Return inputs and settings of the named towers, and the language model that they were trained for, by key."""
     described = [tower for tower in config.towers if tower.name in towers]
     # START and END may start from the checkpoint's embeddings, and a tower may be frozen or trained.
     compared = [msgspec.structs.replace(tower, ends_from="learned", trained=True) for tower in described]

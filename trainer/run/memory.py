@@ -16,13 +16,10 @@ from trainer.run.update import Updater
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most that was allocated on a GPU since the last call; on a CPU, the process's peak so far.
-
-    `ru_maxrss` counts KiB on Linux and bytes on macOS.
-    """
+    """Return the most that was allocated on a GPU since the last call; on a CPU, the process's peak so far."""
     if device.type != "cuda":
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     return peak
@@ -40,11 +37,11 @@ def gpu_uuid(device: torch.device) -> str | None:
 
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "could not create a primitive")
-"""Parts of messages: torch's on a GPU or a CPU, and that of oneDNN, which does the CPU's work."""
+"""Parts of messages: torch's on a GPU, on a CPU, and oneDNN's."""
 
 
 def fit_memory(session: Session) -> None:
-    """Cut each rank's share into as few passes as fit, if run.fit_memory is set; EncodeOnceError if no sample fits."""
+    """If run.fit_memory is set, cut each rank's share into as few passes as fit; EncodeOnceError if no sample fits."""
     if not session.config.run.fit_memory:
         return
     share = session.config.data.batch_size // session.world.size

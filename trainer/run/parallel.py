@@ -40,7 +40,7 @@ POLL_S = 0.1
 """Seconds between two checks whether rank 0 is done; a signal is handled in between."""
 
 ENDED = "a rank ended"
-"""Key in the store that tells the ranks waiting for rank 0 that a rank ended."""
+"""Key in the store, for ranks that wait for rank 0."""
 
 START_UP_TIMEOUT = timedelta(minutes=10)
 """Longest wait for all ranks to start; they may load libraries over a network."""
@@ -48,7 +48,8 @@ START_UP_TIMEOUT = timedelta(minutes=10)
 UNREPORTED_WAIT_S = 15.0
 """A longer wait for the other ranks is reported."""
 
-TORCHRUN = "torchrun sets what the ranks need; to train in one process, unset WORLD_SIZE"
+LAUNCHED = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+"""What torchrun sets, and what holds without it."""
 
 
 class OtherRankError(EncodeOnceError):
@@ -97,9 +98,9 @@ class World:
             log_warning(message)
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Do the work on rank 0 while the others wait; if it fails, they end too.
+        """Do the work on rank 0 while the others poll the store, for longer than a collective may take.
 
-        They poll the store until it is done, so that collectives can have a timeout shorter than this work.
+        If it fails, they end too.
         """
         done = f"rank 0 has done its work {next(self.main_work)}"
         if self.is_main:
@@ -138,7 +139,7 @@ class World:
             self.broadcast(parameter.data)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], extras: Tensor) -> Tensor:
-        """Sum the gradients over ranks, in place, and `extras` with them; return the summed extras."""
+        """Sum gradients and `extras` over ranks, the gradients in place; return the extras."""
         if self.size == 1:
             return extras
         gradients = [gradient_of(parameter) for parameter in parameters]
@@ -155,14 +156,11 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 @contextmanager
 def join_world() -> Iterator[World]:
     """Join the process group that torchrun's environment describes; without one, this process is alone."""
-    size = environment_number("WORLD_SIZE", 1, at_least=1)
-    rank, local_rank = environment_number("RANK", 0), environment_number("LOCAL_RANK", 0)
+    size, rank, local_rank = (int(os.environ.get(name, default)) for name, default in LAUNCHED.items())
     device = local_device(local_rank)
     if size == 1:
         yield World(rank=0, size=1, device=device)
         return
-    if rank >= size:
-        raise ConfigError(f"RANK is {rank}, but WORLD_SIZE is {size}; {TORCHRUN}")
     store = join_group(size, device)
     try:
         yield World(rank=rank, size=size, device=device, store=store)
@@ -175,7 +173,7 @@ def join_world() -> Iterator[World]:
 
 
 def join_group(size: int, device: torch.device) -> Store:
-    """Join the process group, and report a long wait for the other ranks; return the store that they share."""
+    """Join the process group, and report a long wait; return the store that the ranks share."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     met = Future[tuple[Store, int, int]]()
     try:
@@ -196,13 +194,6 @@ def join_group(size: int, device: torch.device) -> Store:
             f"the ranks did not meet at {where}: {reason}; start all {size} together, with the same MASTER_ADDR and "
             "MASTER_PORT"
         ) from error
-
-
-def environment_number(name: str, default: int, at_least: int = 0) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < at_least:
-        raise ConfigError(f"{name} must be a whole number of at least {at_least}, got {text!r}; {TORCHRUN}")
-    return int(text)
 
 
 def local_device(local_rank: int) -> torch.device:

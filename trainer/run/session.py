@@ -1,4 +1,4 @@
-"""What training and evaluation share: verified caches, their text and its split, and the model, checked together."""
+"""What training and evaluation share: verified caches, their text and its split, and the model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +18,7 @@ from trainer.data.stream import LatentSource, LatentStream
 from trainer.data.views import has_moments, open_caches
 from trainer.model.kernels import choose_attention
 from trainer.model.load_language_model import PRECISIONS, load_with_whole, refuse_no_language_model
-from trainer.model.loss import Reconstruction
-from trainer.model.model import WorldModel
+from trainer.model.model import Reconstruction, WorldModel
 from trainer.model.pretrained import pretrained_name
 from trainer.model.projector_file import (
     ProjectorConfig,
@@ -41,16 +40,13 @@ from trainer.model.towers import (
 from trainer.run.checkpoint import CACHE_IDENTITY, LANGUAGE_MODEL, MustMatch, restore_projectors
 from trainer.run.parallel import World
 from trainer.run.sharded import load_sharded
-from trainer.text.store import TEXT_VERSION, Split, TextStore, text_folder
+from trainer.text.store import TEXT_VERSION, Split, TextStore, make_text, text_folder
 from trainer.text.tokenizer import load_chat_tokenizer
-from trainer.text.writer import make_text
 
 CALIBRATION_SAMPLES = 64
 
 FETCHING_THREADS = 3
-"""Batches read from an object store at the same time. With answers that begin after 20 ms, reading one at a time left
-processor and network idle for more than half the time.
-"""
+"""Batches read from an object store at the same time: one at a time leaves the network idle more than half the time."""
 
 
 class Session:
@@ -61,13 +57,12 @@ class Session:
     model: WorldModel
     loader: StepLoader
     started_from: str | None = None
-    """SHA-256 of the projector file that a new run starts from; None if it starts from random weights."""
+    """SHA-256 of the projector file that a new run starts from; None: random weights."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
-        """Open all that needs no text, and check it: tokenising a new data set takes minutes."""
+        """Open and check all that needs no text: tokenising takes minutes."""
         self.config, self.world = config, world
         self.cache = open_sound_caches(config, world)
-        """Each tower's cache, by its name."""
         refuse_unread(config.model, self.cache)
         self.draw = draws_latents(config, self.cache)
         """Whether training draws latents from posterior moments."""
@@ -75,13 +70,12 @@ class Session:
         refuse_no_language_model(name)
         self.chat = load_chat_tokenizer(name, config.model.chat_template, most_tokens)
         self.text_folder = text_folder(self.cache, self.chat, config.text_dir)
-        """The folder of the samples' text, which may not exist yet."""
         for path in config.all_caches:
             refuse_inside("data.text_dir", self.text_folder, path)
         dtype = PRECISIONS[config.run.precision]
         loaded = load_sharded(name, dtype, world) if self.in_step else load_with_whole(name, dtype, world.device)
         self.language, self.whole = loaded
-        """The frozen text model, and transformers' whole model, which contains it and can generate."""
+        """The frozen text model, and transformers' model around it, which can generate."""
         self.projectors = make_projectors(config.model, self.cache.caches, self.language, config.data.seed)
         self.refuse_too_long()
         if config.run.attention != "auto":
@@ -89,7 +83,6 @@ class Session:
             block_1T = None if block is None else torch.tensor([block], device=world.device)
             choose_attention(self.language, config.run.attention, self.projectors.num_tokens + most_tokens, block_1T)
         self.projector_config = self.describe_projectors()
-        """The description in the projector's file, before the first step."""
         self.must_match = self.what_must_match()
         if config.run.gradient_checkpointing != "none":
             self.language.checkpoint_layers(config.run.gradient_checkpointing)
@@ -128,11 +121,11 @@ class Session:
 
     @property
     def in_step(self) -> bool:
-        """Whether ranks share the language model, so that all must run it together."""
+        """Whether ranks share the language model and must run it together."""
         return self.world.size > 1 and self.config.run.parallel == "fsdp2"
 
     def stop_check(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a check whether any rank was stopped, if all must end together; else whether this one was."""
+        """Return a check whether this rank was stopped, or any, if all must end together."""
         return (lambda: self.world.any(stopped())) if self.in_step else stopped
 
     # Before the text is known.
@@ -198,7 +191,6 @@ class Session:
     # Once the text is known.
 
     def make_split(self, *, to_train: bool) -> Split:
-        """Announce what is trained on and held out; ModelError for a token without an embedding."""
         config, largest, embedded = self.config, self.text.meta.largest_token, self.language.num_embeddings
         if largest >= embedded:
             raise ModelError(
@@ -224,7 +216,7 @@ class Session:
         return split
 
     def make_loader(self, world: World, source: LatentSource | None = None, *, to_train: bool = True) -> StepLoader:
-        """Make a rank's loader; evaluation, which takes no steps, may have any number of ranks."""
+        """Make a rank's loader; evaluation takes no steps."""
         data, run, train = self.config.data, self.config.run, self.split.train
         stream = LatentStream(
             self.cache,
@@ -249,7 +241,7 @@ class Session:
         )
 
     def initialise_projectors(self, start: TrainedProjector | None) -> None:
-        """Copy the weights that `start` has, and scale the other towers' output to the token embeddings."""
+        """Copy the weights that `start` has, and scale the other towers to the token embeddings."""
         trained = dict(start.items()) if start is not None else {}
         for name, each in trained.items():
             self.projectors[name].load_state_dict(each.state_dict())

@@ -23,7 +23,7 @@ from trainer.run.parallel import World
 
 
 def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageModel, Transformers]:
-    """Load as `load_with_whole` does, but a part of each weight on each rank; all ranks call it together."""
+    """Load as `load_with_whole` does, a part of each weight on each rank; all ranks call it together."""
     whole = list[Transformers]()
     with name_model(name) as path:
         world.on_main(lambda: whole.append(load_every_weight(path, dtype)))
@@ -39,10 +39,7 @@ def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageM
 
 
 def shard(full: Transformers, model: LanguageModel, world: World) -> None:
-    """Divide each weight of layers, embedding, head and the rest of the decoder among the ranks.
-
-    A head that shares its weight with the embedding gets a copy, so that neither is gathered for the other.
-    """
+    """Divide each weight among the ranks; a head that shares its weight with the embedding gets a copy."""
     if not (layers := model.layers()):
         raise ModelError("has no known layers for FSDP2 to divide among the ranks; set run.parallel: ddp")
     weight = model.head.weight
@@ -58,7 +55,7 @@ def shard(full: Transformers, model: LanguageModel, world: World) -> None:
 
 
 def fill(full: nn.Module, whole: nn.Module, world: World) -> None:
-    """Fill this rank's parts of the weights, and all buffers, from the model that rank 0 has as `whole`."""
+    """Fill this rank's parts of the weights, and all buffers, from rank 0's `whole`."""
     weights = whole.state_dict() if world.is_main else {}
     kept = {name: weights[name] for name in full.state_dict() if name in weights}
     set_model_state_dict(full, kept, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))

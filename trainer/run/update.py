@@ -1,14 +1,17 @@
 """One optimizer step: gradients of a global batch, over all ranks, and the update from them."""
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
+from trainer.config import OptimConfig
 from trainer.data.batches import StepBatch
 from trainer.model.model import phase
 from trainer.run.figures import Metrics
-from trainer.run.optim import learning_rate, make_optimizer, parameter_groups
 from trainer.run.parallel import gradient_of
 from trainer.run.session import Session
 
@@ -30,7 +33,7 @@ class Update:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the projector is finite; it stays as it was if loss or gradient is not."""
+        """Whether the projector is finite; it stayed as it was if loss or gradient is not."""
         return math.isfinite(self.metrics.get("param_norm", 0.0))
 
     @property
@@ -70,8 +73,8 @@ class Updater:
     def compute_gradients(self, batch: StepBatch, step: int, *, stop: bool = False) -> tuple[Metrics, bool]:
         """Sum the global batch's gradients over passes and ranks; return its loss per label token, and whether to stop.
 
-        The loss of reconstruction, a mean over samples, is added when it is due. The figures are the same for any
-        number of ranks. `stop` is summed in the same all-reduce, so every rank learns whether one was asked to stop.
+        The loss of reconstruction, a mean over samples, is added when it is due. `stop` is summed in the same
+        all-reduce: every rank learns whether one was asked to stop.
         """
         reconstruction = self.config.optim.reconstruction
         is_due = reconstruction.is_due(step)
@@ -98,7 +101,7 @@ class Updater:
         return {"loss": loss} | ({"reconstruction_loss": reconstructed_loss} if is_due else {}), stops > 0
 
     def clip(self) -> Metrics:
-        """Scale gradients down to `max_grad_norm`; return the norms before, of all and of each group."""
+        """Scale gradients down to `max_grad_norm`; return the norms before."""
         with phase("optimizer"):
             named = [(name, each) for name, group in self.groups.items() for each in group if each.grad is not None]
             squares = [each.double() ** 2 for each in torch._foreach_norm([gradient_of(each) for _, each in named])]
@@ -109,3 +112,77 @@ class Updater:
         for (name, _), square in zip(named, each, strict=True):
             by_group[name] += square
         return {"grad_norm": total, **{f"grad_norm.{name}": square**0.5 for name, square in by_group.items()}}
+
+
+# AdamW, whose learning rate is a pure function of the step.
+
+MATRICES = "matrices"
+
+
+class OffloadedAdamW(torch.optim.AdamW):
+    """AdamW on copies in the host's memory; its state is AdamW's own, so a run resumes with or without it.
+
+    torchao's offloading takes gradients before ranks have summed and clipped them.
+    """
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], **options: Any) -> None:
+        self.trained = [each for group in groups for each in group["params"]]
+        self.copies = [nn.Parameter(torch.empty_like(each, device="cpu")) for each in self.trained]
+        copies = iter(self.copies)
+        super().__init__([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups], **options)
+        self._copy_to_host()
+
+    @torch.no_grad()
+    def _copy_to_host(self) -> None:
+        for trained, copy in zip(self.trained, self.copies, strict=True):
+            copy.copy_(trained)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for trained, copy in zip(self.trained, self.copies, strict=True):
+            copy.grad = None if trained.grad is None else trained.grad.to("cpu")
+        super().step()
+        for trained, copy in zip(self.trained, self.copies, strict=True):
+            trained.copy_(copy)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for each in (*self.trained, *self.copies):
+            each.grad = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._copy_to_host()
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
+    """Return the rate for the update after `step` updates: linear warm-up, then the schedule; never zero."""
+    warmup = config.warmup(total_steps)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.schedule == "constant":
+        return config.lr
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def parameter_groups(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, list[nn.Parameter]]:
+    """Return each module's trained parameters in two groups: its matrices, and its biases with START and END."""
+    groups = dict[str, list[nn.Parameter]]()
+    for name, module in modules:
+        trained = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
+        for kind, is_matrix in ((MATRICES, True), ("vectors", False)):
+            if group := [each for key, each in trained if key.endswith("weight") == is_matrix]:
+                groups[f"{name}.{kind}"] = group
+    return groups
+
+
+def make_optimizer(groups: Mapping[str, Sequence[nn.Parameter]], config: OptimConfig) -> torch.optim.Optimizer:
+    """Make AdamW, with weight decay only on matrices; fused into one kernel on a GPU."""
+    decayed = [
+        {"params": [*group], "weight_decay": config.weight_decay if name.endswith(MATRICES) else 0.0}
+        for name, group in groups.items()
+    ]
+    fused = next(iter(groups.values()))[0].is_cuda
+    if config.offload:
+        return OffloadedAdamW(decayed, lr=config.lr, fused=fused)
+    return torch.optim.AdamW(decayed, lr=config.lr, fused=fused)

@@ -37,7 +37,7 @@ NAMED_SAMPLES = 16
 
 
 class CutShortError(Interrupted):
-    """A validation was cut short on all ranks, because one of them was stopped."""
+    """A validation was cut short on all ranks."""
 
     def __init__(self) -> None:
         super().__init__("within a validation; run the same command to go on")
@@ -63,14 +63,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class ShuffleTest:
-    """Loss per label token and share of label tokens predicted right, with own and with shuffled latents."""
+    """Loss per label token, and share of them predicted right, with own and with shuffled latents."""
 
     samples: int
     label_tokens: int
     own: float
     shuffled: float
     standard_error: float
-    """Standard error of the difference between the losses, estimated over samples."""
+    """Of the difference between the losses, over samples."""
     own_accuracy: float
     shuffled_accuracy: float
 
@@ -145,10 +145,7 @@ def make_shuffle_test(own: Scores, shuffled: Scores) -> ShuffleTest:
 
 @torch.no_grad()
 def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> Scores:
-    """Score each validation sample with the latents of `latents_of`; ranks share the work.
-
-    Raise CutShortError if a rank was stopped.
-    """
+    """Score each validation sample with the latents of `latents_of`; CutShortError if a rank was stopped."""
     numbers, world = session.split.validation, session.world
     # The last column counts the ranks that were stopped.
     sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
@@ -197,7 +194,7 @@ def sample_names(session: Session, numbers: np.ndarray) -> str:
 
 
 def rank_parts(sizes_N: np.ndarray, batch_size: int, rank: int, world_size: int) -> list[slice]:
-    """Divide a rank's contiguous share of samples, whose sizes are given, into batches of one size."""
+    """Divide a rank's contiguous share of samples into batches of one size."""
     first, last = (len(sizes_N) * each // world_size for each in (rank, rank + 1))
     return [slice(first + part.start, first + part.stop) for part in parts_alike(sizes_N[first:last], batch_size)]
 

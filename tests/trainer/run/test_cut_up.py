@@ -19,6 +19,7 @@ from tests.trainer.runs import (
 )
 from trainer.config import ReconstructionConfig, TrainConfig
 from trainer.model.model_config import TowerConfig
+from trainer.run import session
 from trainer.run.checkpoint import HEADS_FILE
 from trainer.run.folder import checkpoints_of
 
@@ -73,23 +74,52 @@ def test_a_run_trained_a_few_steps_at_a_time_is_the_run_trained_at_once(make_ful
     assert heads[0].read_bytes() == heads[1].read_bytes()
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_ranks_and_passes_train_as_one_and_go_on_from_each_other(make_full, whole, parallel):
-    train_alone(make_full(parallel, max_steps=5))
-    train_on_two_ranks(make_full(parallel, max_steps=10, accumulate=2, parallel=parallel, offload=True))
-    last = train_alone(make_full(parallel))
+def test_ranks_and_passes_train_as_one_and_go_on_from_each_other(make_full, whole):
+    train_alone(make_full("ddp", max_steps=5))
+    train_on_two_ranks(make_full("ddp", max_steps=10, accumulate=2, offload=True))
+    last = train_alone(make_full("ddp"))
     assert_near_run(last, whole, "loss", "reconstruction_loss", "val_loss", "val_loss_shuffled", "val_accuracy")
     assert list(metrics(last.run.folder, "captions")) == [5, 10, 12]
+
+
+def note_parts() -> None:
+    """Write the bytes of each weight that the rank holds, and the weight's bytes in all, into a file."""
+    load = session.load_sharded
+
+    def noted(*given):
+        model, full = load(*given)
+        lines = (f"{name} {each.to_local().nbytes} {each.nbytes}" for name, each in model.named_parameters())
+        Path(f"held-{given[-1].rank}").write_text("\n".join(lines))
+        return model, full
+
+    session.load_sharded = noted
+
+
+def test_two_ranks_with_parts_of_the_language_model_train_as_one_with_all_of_it(
+    make_full, whole, tmp_path, monkeypatch
+):
+    """Validation and chunks of labels take three passes on one rank and two on the other."""
+    monkeypatch.chdir(tmp_path)
+    options = {"parallel": "fsdp2", "eval_batch_size": 3, "loss_chunk": 5, "gradient_checkpointing": "selective"}
+    train_alone(make_full("fsdp2", max_steps=5))
+    train_on_two_ranks(make_full("fsdp2", max_steps=10, accumulate=2, **options), note_parts, note_parts)
+    last = train_alone(make_full("fsdp2", parallel="fsdp2"))
+    assert_near_run(last, whole, "loss", "reconstruction_loss", "val_loss", "val_loss_shuffled", "val_accuracy")
+    assert list(metrics(last.run.folder, "captions")) == [5, 10, 12]
+    held = [[line.split() for line in (tmp_path / f"held-{rank}").read_text().splitlines()] for rank in (0, 1)]
+    for (name, first, whole_bytes), (_, second, _) in zip(*held, strict=True):
+        assert int(first) + int(second) == int(whole_bytes), name
+        assert max(int(first), int(second)) <= int(whole_bytes) / 2 + 128, name  # at most an odd row more
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "in blocks", "full"])
 def test_any_world_size_and_accumulation_sees_the_same_batches(configured_here, make_full, kind):
     configs = {"plain": configured_here(), "in blocks": configured_here(shuffle_block=4), "full": make_full("run")}
-    session = open_alone(configs[kind])
-    whole = session.loader(7)
-    for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
-        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
+    opened = open_alone(configs[kind])
+    whole = opened.loader(7)
+    for world_size, accumulate in [(1, 2), (2, 1), (4, 2)]:
+        batches = [loader(7) for loader in rank_loaders(opened, world_size, accumulate)]
         for name, latents in whole.micro_batches[0].latents.items():
             parts = [part.latents[name] for batch in batches for part in batch.micro_batches]
             assert torch.equal(torch.cat(parts), latents)

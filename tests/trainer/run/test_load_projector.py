@@ -38,8 +38,7 @@ def trained(configured_here: MakeConfig) -> TrainConfig:
     return train_alone(configured_here("trained", max_steps=2, save_every=1))
 
 
-@pytest.mark.parametrize("layout", ["spatial", "channel"])
-@pytest.mark.parametrize("shape", ["linear", "mlp", "mlp_gelu"])
+@pytest.mark.parametrize(("layout", "shape"), [("spatial", "mlp"), ("channel", "linear"), ("channel", "mlp_gelu")])
 def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_path):
     """Its file alone tells what it was trained on and for; `config.json` repeats that."""
     config = train_alone(configured(max_steps=1, layout=layout, projector=shape, precision="bf16"))
@@ -49,12 +48,9 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     projector = load_projector(shutil.copy(config.run.folder / PROJECTOR_FILE, tmp_path / "alone"))
     # A matrix that needs a gradient may be multiplied by another kernel.
     assert torch.equal(projector(latents), session.model.projectors.requires_grad_(False)(latents))
-    assert projector(latents).shape == (5, projector.config.tower.tokens, 32)
     for wrong, shown in [(latents[0], r"\[4, 3, 2\]"), (latents.numpy(), r"\[5, 4, 3, 2\]")]:
         with pytest.raises(ConfigError, match=rf"\[N, 4, 3, 2\].* world.*{shown}$"):
             projector(wrong)
-    with pytest.raises(ConfigError, match=r" world.*\[4, 3, 2\]$"):
-        projector["world"](latents[0])
     assert not any(each.requires_grad for each in projector.parameters())
     described = json.loads((config.run.folder / CONFIG_FILE).read_text())
     assert described == json.loads(msgspec.json.encode(projector.config))
@@ -78,16 +74,12 @@ def test_the_newest_checkpoint_is_loaded_or_the_one_named(trained, tmp_path):
     for _ in damages(checkpoints_of(replace(trained.run, output=str(damaged))).path(2) / PROJECTOR_FILE):
         with pytest.raises(CacheError, match=PROJECTOR_FILE):
             load_projector(damaged)
-    with safe_open(tmp_path / PROJECTOR_FILE, "pt") as file:
-        assert {name.partition(".")[0] for name in file.keys()} == {"world"}  # noqa: SIM118
 
 
 def test_a_place_or_file_without_a_projector_is_one_message(trained, tmp_path):
     for place in (tmp_path / "nothing", tmp_path, trained.run.folder / "config.yaml"):
         with pytest.raises(EncodeOnceError, match=str(place)):
             load_projector(place)
-    with pytest.raises(ConfigError, match="path must be .*, got NoneType"):
-        load_projector(None)
     file = Path(shutil.copy(trained.run.folder / PROJECTOR_FILE, tmp_path))
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -99,9 +91,7 @@ def test_a_place_or_file_without_a_projector_is_one_message(trained, tmp_path):
         (tensors, {**own, "format_version": 2, "more": 1}, NewerFormatError, "version 2"),
         (tensors, {**own, "towers": [tower, tower]}, CacheError, "towers"),
         (tensors, {**own, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "qformer"),
-        (tensors, {**own, "towers": [{**tower, "layout": "channel"}]}, CacheError, "layers.0.weight"),
         (without, own, CacheError, "world.ends float32 (2, 32)"),
-        ({**tensors, "world.mean": torch.zeros(())}, own, CacheError, ""),
         ({**tensors, "world.ends": torch.zeros(2, 32).half()}, own, CacheError, "world.ends float16 (2, 32)"),
         (tensors, {**own, "language_model": {**own["language_model"], "width": 2**20}}, CacheError, "float32"),
     ]
@@ -128,8 +118,6 @@ def test_a_run_starts_where_a_trained_projector_ended(trained, configured, capsy
     train_alone(configured("first", init_projector=str(run / "gone"), max_steps=2, val_fraction=0.2))
     assert_names(capsys.readouterr().out, f"model.init_projector: {run} {run}/gone")
     assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
-    moved, start = (load_projector(place)["world"].ends for place in (first.run.folder, run))
-    assert not torch.equal(moved, start)
 
 
 def test_a_projector_is_trained_further_on_a_grown_and_on_another_cache(configured, tmp_path, capsys):
@@ -144,10 +132,10 @@ def test_a_projector_is_trained_further_on_a_grown_and_on_another_cache(configur
         assert load_projector(config.run.folder).config.tower.cache_identity == open_cache(cache).identity
 
 
-@pytest.mark.parametrize("field", ["model.layout", "model.projector", "language model", "encoder.latents_std"])
+@pytest.mark.parametrize("field", ["model.layout", "language model", "encoder.latents_std"])
 def test_a_projector_that_does_not_fit_starts_no_run(trained, configured, refusal, tmp_path, field):
     """Before any text is tokenised."""
-    changes = {"model.layout": {"layout": "channel"}, "model.projector": {"projector": "linear"}}.get(field, {})
+    changes = {"layout": "channel"} if field == "model.layout" else {}
     if field == "language model":
         changes = {"language_model": save_language_model(tmp_path / "lm", rms_norm_eps=1e-5)}
     if field == "encoder.latents_std":

@@ -50,7 +50,7 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
         assert [step for step, value in metrics(folder, key).items() if 0 < value <= most] == list(losses)
 
 
-@pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (5, 6, 7, 8, 16, 17, 18, 19)]], ids=str)
+@pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (6, 7, 8, 17, 18)]], ids=str)
 def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterrupted, stops):
     """Or once; around the steps with a validation, the 5th, 10th and last, and within validations."""
     config = configured_here(f"stopped-{stops}")

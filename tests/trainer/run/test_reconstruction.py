@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tests.trainer.runs import checkpoint, make_loop, metrics, open_alone, train_alone
+from tests.trainer.runs import make_loop, metrics, open_alone, train_alone, train_from
 from trainer.config import ReconstructionConfig
-from trainer.run.folder import checkpoints_of
 
 EVERY_THIRD = ReconstructionConfig(weight=1.0, every=3)
 
@@ -30,11 +29,10 @@ def test_the_loss_is_computed_at_every_kth_step_only_and_falls(configured, kind)
 def test_a_run_resumes_with_the_loss_and_without(configured_here, capfd):
     """The head starts with new weights, or is left out."""
     plain = train_alone(configured_here("plain-first", max_steps=5, schedule="constant", warmup_steps=0))
-    start = str(checkpoints_of(plain.run).newest())
-    joined = train_alone(configured_here("joined", reconstruction=EVERY_THIRD, resume=start))
+    joined = train_from(plain, 5, configured_here("joined", reconstruction=EVERY_THIRD))
     assert list(metrics(joined.run.folder, "reconstruction_loss")) == [6, 9, 12]
     assert "reconstruction.heads.world.weight 4x32" in capfd.readouterr().out
-    left = train_alone(configured_here("left", resume=checkpoint(joined, 10)))
+    left = train_from(joined, 10, configured_here("left"))
     assert list(metrics(left.run.folder)) == [11, 12]
 
 

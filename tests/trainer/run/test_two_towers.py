@@ -19,8 +19,6 @@ from trainer.model.model_config import TowerConfig
 from trainer.model.projector import rms
 from trainer.model.projector_file import CONFIG_FILE
 from trainer.model.towers import describe_samples
-from trainer.run.checkpoint import read_state
-from trainer.run.folder import checkpoints_of
 
 ROWS = 40
 TOWERS = {"siglip": TowerConfig(projector="linear", ends="none")}
@@ -67,7 +65,6 @@ def test_both_towers_learn_and_describe_what_they_read(two, caches):
     assert torch.equal(out[:, 8:], before["siglip"](samples["siglip"]))
     own = session.model.language.embedding_rms()
     assert [rms(each) for each in (out[:, :8], out[:, 8:])] == [pytest.approx(own, rel=0.2)] * 2
-    assert not torch.equal(after(samples), out)
 
 
 @pytest.mark.slow
@@ -104,14 +101,12 @@ def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, cach
     assert [tower.trained for tower in end.config.towers] == [False, True]
     frozen_new = configured_here("third", **options, towers={"siglip": TowerConfig(trained=False)})
     refusal(2, frozen_new, names="siglip model.towers")
-    fewer = configured_here("third", cache=caches["world"], init_projector=str(second.run.folder))
-    refusal(2, fewer, names=f"model.init_projector {second.run.folder} siglip")
 
 
 ONE = ["--cache=a", "--caches=null"]
 REFUSED = [
     (2, ["--model.towers={siglop: {}}"], "siglop siglip?"),
-    (2, ["--model.towers={siglip: {trained: false}}"], "siglip"),
+    (2, ["--model.towers={siglip: {trained: false}}"], "siglip model.init_projector"),
     (2, ["--model.towers={siglip: {projector: pretrained, ends: learned}}"], "siglip ends"),
     (2, ["--model.towers={world: {projector: pretrained}, siglip: {projector: pretrained}}"], "world siglip"),
     (2, ["--model.towers={siglip: {layout: spatial}}"], "[token, feature 12]"),
@@ -143,9 +138,6 @@ def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, re
     changed = {"siglip": TowerConfig(projector="linear")}
     config = configured_here("two", cache=caches, towers=changed, max_steps=13)
     assert named_fields(refusal(1, config)) == {"siglip.model.ends"}
-    turned = configured_here("two", cache=dict(reversed(caches.items())), towers=TOWERS, max_steps=13)
-    assert named_fields(refusal(1, turned)) == {"towers"}
     error = refusal(1, configured_here("two", cache={"siglip": caches["siglip"]}), "eval")
     assert named_fields(error) == {"towers"}
     assert_names(error, "--caches world: siglip:")
-    assert read_state(checkpoints_of(two.run).path(11)).must_match.towers == ("world", "siglip")

@@ -23,9 +23,8 @@ from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, ma
 from tests.trainer.multimodal import LLAVA_TEMPLATE
 from tests.trainer.runs import damages
 from trainer.text.chat import ChatTokenizer, TokenizedText, to_messages
-from trainer.text.store import TextStore, text_folder
+from trainer.text.store import TextStore, make_text, text_folder
 from trainer.text.tokenizer import load_chat_tokenizer
-from trainer.text.writer import make_text
 
 TWO_TURNS = [*caption("a red square"), {"from": "human", "value": "is it left"}, {"from": "gpt", "value": "yes"}]
 
