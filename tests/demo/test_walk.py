@@ -8,8 +8,6 @@ from rich.console import Console
 
 from cache_store import open_cache
 from demo.__main__ import main
-from demo.config import DemoConfig
-from demo.inputs import MARKER, prepare_folder
 from demo.special_files import BROKEN, UNUSUAL
 from demo.walk import StepFailedError, Walk
 from trainer import load_projector
@@ -55,18 +53,3 @@ def test_few_scenes_and_others_folders_are_refused_untouched(tmp_path, capsys):
     assert main(["--output", str(tmp_path), "--scenes", "100", "--text_steps", "1", "--train_steps", "1"]) == 2
     assert "was not made by the demo" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
-    assert not prepare_folder(tmp_path / "run")
-    (tmp_path / "run/old").touch()
-    assert prepare_folder(tmp_path / "run")
-    assert [file.name for file in (tmp_path / "run").iterdir()] == [MARKER]
-
-
-def test_the_demo_adds_nothing_to_its_yaml_files():
-    """In another folder, it moves every path of theirs."""
-    config = DemoConfig()
-    assert config.build_options == ["--config", "configs/demo.yaml"]
-    assert config.train_options == ["--config", "configs/train_demo.yaml"]
-    ours = [config.build_config(), config.train_config()]
-    moved = [DemoConfig(output="else/where").build_config(), DemoConfig(output="else/where").train_config()]
-    assert repr(moved) == repr(ours).replace("demo-run", "else/where") != repr(ours)
-    assert ours[0].cache == ours[1].cache

@@ -147,33 +147,22 @@ def test_a_killed_example_goes_on_as_if_never_stopped(cache, tmp_path, uninterru
     killed = steps_in(kill_at(SAVE_EVERY + 5, start(script, before, *options)))
     options.append("--resume")
     resumed = steps_in(run(script, *options) if after == 1 else end(start(script, after, *options)))
-    first, last = min(resumed), max(killed)
-    assert list(killed) == list(range(1, last + 1))
-    assert list(resumed) == list(range(first, STEPS + 1))
-    assert SAVE_EVERY < first <= last + 1
-    assert first % SAVE_EVERY == 1
+    assert list(resumed) == list(range(min(resumed), STEPS + 1))
+    assert SAVE_EVERY < min(resumed) <= max(killed) + 1
     tolerance = 0 if before == after == 1 else 1e-4
     for step, (loss, numbers) in [*killed.items(), *resumed.items()]:
         assert numbers == uninterrupted[step][1]
         assert loss == pytest.approx(uninterrupted[step][0], rel=tolerance)
-    files = files_in(tmp_path)
-    assert "samples" not in run(script, *options)
-    assert files_in(tmp_path) == files, "a resume at the end does nothing"
-
-
-def files_in(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert "samples" not in run(script, *options), "a resume at the end does nothing"
 
 
 @pytest.mark.parametrize("dispatch_batches", [True, False])
 def test_a_stream_that_accelerate_would_divide_again_is_refused(cache, dispatch_batches):
-    """If not, each of two processes would train on a half of its own samples, or of the first one's."""
     prepare = pytest.importorskip("accelerate.data_loader").prepare_data_loader
     options = {"num_processes": 2, "process_index": 0, "dispatch_batches": dispatch_batches, "put_on_device": True}
     stream = LatentStream(cache, BATCH, rank=0, world_size=2)
     with pytest.raises(ConfigError, match="prepared by Accelerate, .* DataLoader"):
         next(iter(prepare(DataLoader(stream, batch_size=1), **options)))
-    assert len(list(prepare(DataLoader(LatentStream(cache, BATCH), batch_size=None), num_processes=1))) == 8
 
 
 @pytest.mark.parametrize("script", first_and_slow(each for each in NEEDS if not each.endswith("_lora")))
@@ -181,10 +170,8 @@ def test_an_example_explains_itself_and_its_errors(cache, tmp_path, script, caps
     assert {path.stem for path in EXAMPLES.glob("*.py")} == NEEDS.keys() | {"own_encoder"}  # tested beside this
     with pytest.raises(SystemExit, match="0"):
         run(script, "--help")
-    make_cache(tmp_path / "tower", np.zeros((9, 6, 5), np.float32))
     wrong = {
         f"{tmp_path}/none holds no cache; make one with `precompute build`": ("none", "new"),
-        "this model needs latents of a VAE, .*; these are \\[6, 5\\]": ("tower", "new"),
         "exists; add --resume to continue it": (cache, tmp_path),
     }
     for message, (path, out) in wrong.items():

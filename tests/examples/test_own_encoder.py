@@ -16,7 +16,7 @@ from precompute.encoders.encoder import Encoder
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.registry import load_decoder, load_encoder
 from precompute.images.config import ImageConfig
-from tests.precompute.conftest import GOOD, run_build, write_source
+from tests.precompute.conftest import run_build, write_source
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATH = "own_encoder:PatchColours"
@@ -37,9 +37,6 @@ def test_the_example_builds_a_cache_that_verifies_and_audits(tmp_path):
     assert opened.arrays[0].named_shape == "token 6, feature 6"
     assert opened.spec.array.encoder.class_name == PATH
     assert not verify(cache, "full").findings
-    samples = opened.read(np.arange(len(GOOD))).astype(np.float32)
-    assert (samples[:, :, 3:] >= 0).all()
-    assert np.abs(samples[:, :, :3]).max() <= 1
     assert main(["audit", str(cache), "--samples", "20", "--seed", "0"]) == 0
     with pytest.raises(ConfigError, match="own_encoder:PatchColours states no normalisation"):
         opened.read(np.arange(2), normalize=True)
@@ -65,8 +62,6 @@ class Clip(NoLayout):
         if size.frames % 2: raise ValueError(f"clip.frames must be even, got {size.frames}")
         return {"channel": 3, "latent_t": size.frames // 2, "latent_y": size.height, "latent_x": size.width}
     def encode(self, pixels): return pixels[:, :, ::2]
-class ClipTokens(Clip):
-    def layout(self, size): return {"token": size.frames, "feature": 3}
 """
 
 
@@ -95,7 +90,6 @@ def test_an_encoders_own_decoder_is_used():
     encoder = load("mine:Pixels")
     decode, digest = load_decoder(EncoderConfig(model="mine:Pixels", device="cpu", compute_dtype="float32"))
     assert digest == encoder.identity.weights_sha256
-    assert encoder.array(Size(1, 8, 8)).has_preview
     pixels = encoder.encode(torch.full((1, 1, 8, 8, 3), 255, dtype=torch.uint8))
     assert torch.equal(decode(pixels), torch.ones(1, 3, 8, 8))
     with pytest.raises(EncodeOnceError, match="has no decoder: its class has no decode"):
@@ -103,18 +97,12 @@ def test_an_encoders_own_decoder_is_used():
 
 
 def test_an_encoders_own_normalisation_is_recorded():
-    identity = load("mine:Scaled").identity
-    assert identity != load("mine:Pixels").identity
-    found = normalize(np.ones((3, 1, 1), np.float32) * 5, identity)
+    found = normalize(np.ones((3, 1, 1), np.float32) * 5, load("mine:Scaled").identity)
     np.testing.assert_array_equal(found.ravel(), [4, 2, 1])
 
 
 def test_an_encoder_may_take_clips():
     encoder = load("mine:Clip", "unit")
-    layout = encoder.array(Size(4, 8, 16))
-    assert layout.shape == (3, 2, 8, 16)
-    assert layout.has_preview
-    assert not load("mine:ClipTokens").array(Size(4, 8, 16)).has_preview
+    assert encoder.array(Size(4, 8, 16)).shape == (3, 2, 8, 16)
     clips = torch.arange(2 * 4 * 8 * 16 * 3).remainder(256).to(torch.uint8).view(2, 4, 8, 16, 3)
-    assert encoder.prefix(clips) == (clips, None)
     torch.testing.assert_close(encoder.encode(clips), clips[:, ::2].permute(0, 4, 1, 2, 3) / 255)

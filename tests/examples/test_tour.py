@@ -27,8 +27,3 @@ def test_the_tour_builds_looks_trains_and_answers(tmp_path):
     shown = [output.get("data", {}) for output in outputs]
     assert sum("image/png" in each for each in shown) == 2, "losses, the new scene"
     assert [each for each in shown if "scenes.html" in "".join(each.get("text/html", ""))], "the gallery"
-
-
-def test_the_tour_is_kept_without_outputs():
-    cells = [cell for cell in nbformat.read(TOUR, as_version=4).cells if cell.cell_type == "code"]
-    assert not [cell for cell in cells if cell.outputs or cell.execution_count]

@@ -162,14 +162,6 @@ def test_passes_go_on_through_the_epochs_also_after_a_resume(cache, options):
     assert [numbers_of(loader), numbers_of(loader)] == [[], whole[6:11]]
 
 
-def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(tmp_path):
-    """A tenth of 40 samples is a batch of 4, though no float is a tenth."""
-    cache = save_cache(tmp_path / "cache", count=40)
-    stream = LatentStream(cache, BATCH, epochs=0.1)
-    whole = numbers_of(LatentStream(cache, BATCH, epochs=9))
-    assert [numbers_of(stream) for _ in range(30)] == [[batch] for batch in whole[:30]]
-
-
 def begin_last(worker: int) -> None:
     """Start the second worker once the first has ended the pass and written so to shared memory."""
     while worker == 1 and get_worker_info().dataset._passes_2W[0, 0] == 0:
@@ -181,13 +173,12 @@ def test_a_worker_that_begins_after_the_pass_skips_nothing(cache):
     assert numbers_of(loader) == numbers_of(LatentStream(cache, BATCH))
 
 
-def test_a_cursor_or_a_state_is_enough_to_go_on_after_its_batch(cache):
+def test_a_state_is_enough_to_go_on_after_its_batch(cache):
     stream = LatentStream(cache, BATCH, epochs=3)
     batches = [{**batch, "state": stream.state_dict()} for batch in stream]
     whole = numbers_of(batches)
     for consumed, batch in enumerate(batches, 1):
-        for state in ({"cursor": batch["cursor"]}, batch["state"]):
-            assert numbers_of(resume(cache, state, epochs=3)) == whole[consumed:]
+        assert numbers_of(resume(cache, batch["state"], epochs=3)) == whole[consumed:]
     stream = resume(cache, {"cursor": batches[4]["cursor"]}, epochs=3)
     next(iter(stream))  # a pass that is left begins again where it began
     assert numbers_of(load(stream, num_workers=2)) == whole[5:]

@@ -64,9 +64,7 @@ def test_a_run_stopped_while_it_captions_resumes_to_the_same(configured_here, ca
     assert_same_run(train_alone(config), captioned)
     assert metrics(config.run.folder, "captions") == metrics(captioned.run.folder, "captions")
     first = metrics(config.run.folder, "captions")[5][0]
-    shown = capsys.readouterr().out
-    assert f"row {first['row']}, {first['id']}\n  answer" in shown
-    assert f"  reference  {first['reference']}\n" in shown
+    assert f"row {first['row']}, {first['id']}\n  answer" in capsys.readouterr().out
 
 
 def test_tensorboard_shows_each_caption_beside_its_preview(captioned):

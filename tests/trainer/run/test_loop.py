@@ -5,7 +5,6 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,10 +43,8 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
     assert sum(losses[step] for step in (10, 11, 12)) < sum(losses[step] for step in (1, 2, 3)) - 0.1
     for key in ("loss", "loss_shuffled", "standard_error", "accuracy", "accuracy_shuffled"):
         assert list(metrics(folder, f"val_{key}")) == [5, 10, 12]
-    limits = {"lr": 1e-3, "data_wait_share": 1}
     for key in ("grad_norm", "lr", "samples_per_s", "tokens_per_s", "data_wait_share", "peak_memory_bytes"):
-        most = limits.get(key, np.inf)
-        assert [step for step, value in metrics(folder, key).items() if 0 < value <= most] == list(losses)
+        assert [step for step, value in metrics(folder, key).items() if value > 0] == list(losses)
 
 
 @pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (6, 7, 8, 17, 18)]], ids=str)
@@ -164,8 +161,6 @@ def test_as_few_passes_are_made_as_fit_into_memory(configured, tmp_path):
     process.start()
     process.join(120)
     assert found.read_text() in ("2", "4", "8")
-    train_alone(replace(config, data=replace(config.data, batch_size=8)))
-    assert metrics(config.run.folder, "passes") == {1: 1}
 
 
 def test_a_run_where_an_expression_is_true_uses_only_such_samples(configured_here, refusal):

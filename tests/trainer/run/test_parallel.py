@@ -8,9 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
-from cache_store.storage.claim import claim_folder
 from tests.named import assert_names
 from tests.slurm import PATIENCE_S, running_slurm
 from tests.trainer.conftest import described_cache
@@ -27,7 +25,6 @@ def cache_path(tmp_path: Path) -> Path:
 
 OBSTRUCTIONS = {
     "a batch that does not divide": (lambda home: None, 2, "data.batch_size 7"),
-    "a damaged cache": (lambda home: os.truncate(home / "cache/latents/16x16/c/1/0/0/0", 9), 1, "/cache"),
     "no log": (lambda home: (home / "run/metrics.jsonl").mkdir(), 1, "metrics.jsonl"),
     "no folder for its text": (lambda home: (home / "text").touch(), 2, "/text"),
 }
@@ -94,17 +91,6 @@ def test_a_rank_that_hangs_ends_the_others(configured):
     hanging.send_signal(signal.SIGKILL)
     hanging.end()
     assert (code, "0:00:08" in error) == (1, True)
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_rank_0_learns_that_it_ended(configured):
-    """The store is another process's, as under torchrun; rank 0 ends at its claim of the output."""
-    config, store = configured(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with claim_folder(config.run.folder):
-        ranks = fork_ranks(config, MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")
-        (_, first), (code, second) = [rank.end() for rank in ranks]
-    assert_names(first, f"{config.run.folder} {os.getpid()}")
-    assert (code, second.count("\n"), "another rank" in second) == (1, 1, True)
 
 
 def be_impatient() -> None:

@@ -20,16 +20,12 @@ SHAPES, ROWS = [(4, 3, 2), (4, 2, 2), (4, 1, 5)], [21, 14, 7]
 FEW = {"epochs": 2, "batch_size": 4, "val_fraction": 0.3, "eval_batch_size": 4}
 
 
-def sized_cache(path: Path, shapes: list[tuple[int, ...]] = SHAPES) -> Path:
-    random = np.random.default_rng(0)
-    latents = [random.standard_normal((rows, *shape), np.float32) for rows, shape in zip(ROWS, shapes, strict=True)]
-    conversations = [describe(row) for row in range(sum(ROWS))]
-    return make_cache(path, latents, conversations=conversations, rejected=[3, 17], dtype="float32")
-
-
 @pytest.fixture(scope="module")
 def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sized_cache(tmp_path_factory.mktemp("sized") / "cache")
+    random, path = np.random.default_rng(0), tmp_path_factory.mktemp("sized") / "cache"
+    latents = [random.standard_normal((rows, *shape), np.float32) for rows, shape in zip(ROWS, SHAPES, strict=True)]
+    conversations = [describe(row) for row in range(sum(ROWS))]
+    return make_cache(path, latents, conversations=conversations, rejected=[3, 17], dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +43,8 @@ def test_eval_captions_and_answers_take_each_image_in_its_size(trained, sized, t
     assert last["own"] == pytest.approx([*metrics(trained.run.folder, "val_loss").values()][-1])
     ask = trained.run.folder, tmp_path / "report.json", "--max_tokens=4", "--rows=41,0,1,25,24,2"
     assert reported(*ask) == reported(*ask, "--batch_size=1")
-    for row in (1, 25, 41):
-        card = export_and_ask(trained, tmp_path / str(row), rows=(row,))
-        assert_names(card, "up to 8 tokens")
-
-
-def test_a_projector_is_used_and_trained_further_on_images_of_other_sizes(trained, configured, tmp_path):
-    """As after an extension by images of a new aspect."""
-    other = sized_cache(tmp_path / "other", [SHAPES[0], (4, 2, 1), (4, 1, 3)])
-    assert main(["generate", str(trained.run.folder), "--rows=41,0", "--max_tokens=2", f"--cache={other}"]) == 0
-    train_alone(configured(cache=other, init_projector=str(trained.run.folder), max_steps=1, **FEW))
+    for row in (1, 41):
+        assert_names(export_and_ask(trained, tmp_path / str(row), rows=(row,)), "up to 8 tokens")
 
 
 def test_the_largest_images_are_tried_for_memory(configured, sized):
