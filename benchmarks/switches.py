@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         base = make_inputs(Path(name), options)
         for pair in options.pairs:
             options_of_sides = [config_options(str(CONFIGS / f"{side}.yaml"), str(base)) for side in PAIRS[pair]]
-            _, each = take_turns(options_of_sides, options.steps, RANKS.get(pair, 1))
+            each = take_turns(options_of_sides, options.steps, RANKS.get(pair, 1))
             losses = "other batches" if each.max_loss_delta is None else f"{each.max_loss_delta:.2g}"
             print(
                 f"| {', '.join(PAIRS[pair])} | {each.step_s[0]:.3f}, {each.step_s[1]:.3f} | {each.speedup:.2f} "

@@ -5,7 +5,6 @@ from typing import Any
 
 from cache_store.errors import ConfigError
 from cache_store.program.command_line import Command, Program
-from cache_store.program.output_file import refuse_output
 from cache_store.storage.store import local_path
 from trainer.config import TrainConfig
 from trainer.generate.generate_config import GenerateConfig
@@ -14,7 +13,7 @@ EXAMPLES = """\
   trainer train --print-config > my.yaml                  a config to edit
   trainer train --config my.yaml                          rerun to resume
   torchrun --nproc-per-node 8 -m trainer train --config my.yaml
-  trainer eval --config my.yaml --report eval.json        the newest checkpoint
+  trainer eval --config my.yaml                           the newest checkpoint
   trainer profile --config my.yaml --steps 10             where the time goes
   trainer compare a.yaml b.yaml --base my.yaml            is b faster?
   trainer generate runs/mine --rows 7,3                   answers about rows
@@ -22,10 +21,7 @@ EXAMPLES = """\
   trainer export runs/mine exported                       with a model card
 """
 
-EVAL_OPTIONS = {
-    "--checkpoint FOLDER": "The checkpoint's folder; default: the newest in run.output.",
-    "--report FILE": "Also write the result to this JSON file.",
-}
+EVAL_OPTIONS = {"--checkpoint FOLDER": "The checkpoint's folder; default: the newest in run.output."}
 
 PROFILE_OPTIONS = {
     "--steps N": "Steps that are recorded, after three of warm-up; default: 10.",
@@ -43,7 +39,6 @@ COMPARE_OPTIONS = {
     "--min-speedup X": "Least speed of B's steps, as a multiple of A's.",
     "--max-memory-ratio X": "Largest peak memory of B, as a multiple of A's.",
     "--max-loss-delta X": "Largest difference between the losses of one step.",
-    "--report FILE": "Also write the result to this JSON file, with the losses and seconds of every turn.",
 }
 
 RUN = {"run": "A run's folder (the newest checkpoint is used), a checkpoint's folder, or a projector file."}
@@ -64,20 +59,15 @@ def train_command(arguments: Any) -> int:
 def eval_command(arguments: Any) -> int:
     """Measure whether the projector uses the image: validation loss with own and with another sample's latents.
 
-    --cache may name another cache of the same image recipe and encoder. The samples that data.val_fraction holds out
-    of it are evaluated.
+    The last line is JSON. --cache may name another cache of the same image recipe and encoder. The samples that
+    data.val_fraction holds out of it are evaluated.
     """
     from trainer.run.parallel import join_world
     from trainer.run.validation import evaluate
 
-    config: TrainConfig = arguments.config
-    report = local_path("report", arguments.report) if arguments.report else None
-    if report:
-        for cache in config.all_caches:
-            refuse_output("report", report, cache)
     checkpoint = Path(arguments.checkpoint).expanduser() if arguments.checkpoint else None
     with join_world() as world:
-        evaluate(config, world, checkpoint, report)
+        evaluate(arguments.config, world, checkpoint)
     return 0
 
 
@@ -128,17 +118,16 @@ def monitor_command(arguments: Any) -> int:
 def compare_command(arguments: Any) -> int:
     """Compare two configs: speed, peak memory and losses, step by step on the same batches, in turns.
 
-    The steps are the first ones of each run, with its own warm-up and schedule; nothing that is trained is kept. Exits
-    1 if B breaks a limit, or if a loss of either side is not finite.
+    The steps are the first ones of each run; nothing that is trained is kept. The last line is JSON. Exits 1 if B
+    breaks a limit, or if a loss of either side is not finite.
     """
     from trainer.insight.compare import compare
 
     named = {name: getattr(arguments, name) for name in ("min_speedup", "max_memory_ratio", "max_loss_delta")}
     limits = {name: number(name, text) for name, text in named.items() if text is not None}
-    report = local_path("report", arguments.report) if arguments.report else None
     steps = whole_number("steps", arguments.steps or "50")
     ranks = whole_number("ranks", arguments.ranks or "1")
-    return int(bool(compare(arguments.a, arguments.b, arguments.base, steps, limits, report, ranks)))
+    return int(bool(compare(arguments.a, arguments.b, arguments.base, steps, limits, ranks)))
 
 
 def number(name: str, text: str) -> float:

@@ -26,8 +26,7 @@ from trainer.data.prefetch import prefetched
 from trainer.data.stream import LatentSource
 from trainer.insight.captioner import make_captioner
 from trainer.insight.health import Watch
-from trainer.insight.log import LogStep, open_log, refuse_missing
-from trainer.insight.startup import announce
+from trainer.insight.log import LogStep, announce, open_log, refuse_missing
 from trainer.model.model import phase
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.checkpoint import (
@@ -75,7 +74,8 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         session.prepare(source, start=initial_projector(session) if start is None else None)
         fit_memory(session)
         run = TrainingRun(session, checkpoints, make_captioner(session))
-        announce(session, run.total_steps)
+        config.optim.refuse_endless_warmup(run.total_steps)
+        announce(session)
         if start is not None:
             run.resume(*start)
         run.run()
@@ -194,7 +194,7 @@ class TrainingRun:
                 "`cache-store verify CACHE --level deep`"
             )
         if cut_short or (self.stopping and self.completed < self.total_steps):
-            raise self.interrupted()
+            raise Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
 
     def pace(self, batch: StepBatch, elapsed_s: float, waited_s: float) -> Metrics:
         world = self.model.projectors.count(batch.micro_batches[0].latents)
@@ -227,9 +227,6 @@ class TrainingRun:
             f"step {update.metrics['step']} diverged: {update.figures}; try a lower optim.lr{again}\n"
             f"  samples  {sample_names(self.session, batch.numbers)}"
         )
-
-    def interrupted(self) -> Interrupted:
-        return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
 
     # Validation.
 
@@ -278,18 +275,15 @@ class TrainingRun:
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps
         if self.world.is_main and (due or self.stopping):
-            self.save()
-
-    def save(self) -> None:
-        self.checkpoints.save(
-            self.completed,
-            self.position,
-            self.projector_bytes,
-            self.updater.optimizer,
-            self.session.must_match,
-            asdict(self.config),
-            self.model.reconstruction,
-        )
+            self.checkpoints.save(
+                self.completed,
+                self.position,
+                self.projector_bytes,
+                self.updater.optimizer,
+                self.session.must_match,
+                asdict(self.config),
+                self.model.reconstruction,
+            )
 
     @property
     def position(self) -> int:

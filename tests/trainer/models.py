@@ -46,15 +46,16 @@ LAYER_TYPES = {"layer_types": TINY["layer_types"]}
 MULTIPLIERS = {"logits_scaling": 6.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
 SCALED = {
-    "none": (hf.LlamaConfig, {}, 1.0),
-    "gpt2": (hf.GPT2Config, {}, 1.0),
-    "soft cap": (hf.Gemma3TextConfig, {"final_logit_softcapping": 0.1, "head_dim": 16, **LAYER_TYPES}, 1.0),
-    "cohere": (hf.CohereConfig, {"logit_scale": 0.0625}, 0.0625),
-    "cohere2": (hf.Cohere2Config, {"logit_scale": 0.3, **LAYER_TYPES}, 0.3),
-    "granite": (hf.GraniteConfig, MULTIPLIERS, 1 / 6),
-    "falcon_h1": (hf.FalconH1Config, {"lm_head_multiplier": 0.3, **MAMBA}, 0.3),
-    "hyperclovax": (hf.HyperCLOVAXConfig, {"logits_scaling": 6.0}, 6.0),
+    "none": (hf.LlamaConfig, {}),
+    "gpt2": (hf.GPT2Config, {}),
+    "soft cap": (hf.Gemma3TextConfig, {"final_logit_softcapping": 0.1, "head_dim": 16, **LAYER_TYPES}),
+    "cohere": (hf.CohereConfig, {"logit_scale": 0.0625}),
+    "cohere2": (hf.Cohere2Config, {"logit_scale": 0.3, **LAYER_TYPES}),
+    "granite": (hf.GraniteConfig, MULTIPLIERS),
+    "falcon_h1": (hf.FalconH1Config, {"lm_head_multiplier": 0.3, **MAMBA}),
+    "hyperclovax": (hf.HyperCLOVAXConfig, {"logits_scaling": 6.0}),
 }
+"""Models that scale or cap their logits: loading one compares our logits with its own."""
 
 
 def make_projector(layout: str = "spatial", shape: str = "mlp", width: int = 24, seed: int = 0) -> Projector:

@@ -25,7 +25,6 @@ from cache_store.program.config_file import config_fields
 from tests.forked import FORKED
 from trainer.cli import main
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
-from trainer.data.batches import StepLoader
 from trainer.model.model_config import ModelConfig
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.figures import Captioner
@@ -157,13 +156,6 @@ def train_until(config: TrainConfig, stop: int) -> None:
 
 def open_alone(config: TrainConfig) -> Session:
     return Session(config, ALONE).prepare()
-
-
-def rank_loaders(session: Session, world_size: int, accumulate: int) -> list[StepLoader]:
-    """The loader of each rank of a run like the session's."""
-    worlds = (World(rank=rank, size=world_size, device=session.world.device) for rank in range(world_size))
-    loaders = map(session.make_loader, worlds)
-    return [replace(each, accumulate=accumulate) for each in loaders]
 
 
 def make_loop(session: Session, captioner: Captioner | None = None) -> TrainingRun:

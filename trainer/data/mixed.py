@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from cache_store.errors import ConfigError
-from trainer.data.order import RankShare, Shares, is_in, whole
+from trainer.data.order import Shares, is_in, whole
 from trainer.data.passes import BatchStream
 from trainer.data.prefetch import WindowReader
 from trainer.data.stream import LatentStream
@@ -43,7 +43,13 @@ class MixedStream(BatchStream):
         for name, weight in weights.items():
             if not is_in(0, weight, sys.float_info.max) or weight == 0:
                 raise ConfigError(f"weights: that of {name} must be above 0 and finite, got {weight!r}")
-        share = same_share(streams)
+        (first, share), *others = ((name, each.share) for name, each in streams.items())
+        for name, other in others:
+            if other != share:
+                one, two = (f"{each.batch_size}, {each.rank} of {each.world_size}" for each in (share, other))
+                raise ConfigError(
+                    f"streams: batch_size and rank are {one} of {first}, {two} of {name}; make them equal"
+                )
         super().__init__(share, None if batches is None else whole("batches", batches, 1) * share.batch_size)
         self.streams, self.seed = dict(streams), whole("seed", seed)
         self._weights = {name: Fraction(str(weights[name])) for name in streams}
@@ -66,13 +72,3 @@ class MixedStream(BatchStream):
         for name, each in self.streams.items():
             fields |= {f"{name}.{key}": value for key, value in each.must_match().items()}
         return fields
-
-
-def same_share(streams: Mapping[str, LatentStream]) -> RankShare:
-    """Return the streams' common part of a batch; ConfigError if they differ."""
-    (first, share), *others = ((name, each.share) for name, each in streams.items())
-    for name, other in others:
-        if other != share:
-            one, two = (f"{each.batch_size}, {each.rank} of {each.world_size}" for each in (share, other))
-            raise ConfigError(f"streams: batch_size and rank of {first} are {one}, of {name} {two}; they must be equal")
-    return share

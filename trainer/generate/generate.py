@@ -4,7 +4,6 @@ The images are rows of a cache, or files, which are encoded now; either way each
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,9 +124,8 @@ def image_subjects(projector: TrainedProjector, config: GenerateConfig, paths: S
 
 
 def image_paths(text: str) -> list[Path]:
-    """Return one path, or several separated by commas. Raise MissingPathError for one that is not a file."""
-    is_one = os.path.isfile(text)  # noqa: PTH113 (a Path would raise an error if the text is longer than a file name may be)
-    paths = [Path(each.strip()).expanduser() for each in ([text] if is_one else text.split(","))]
+    """Return the paths, separated by commas; MissingPathError for one that is not a file."""
+    paths = [Path(each.strip()).expanduser() for each in text.split(",")]
     for path in paths:
         if not path.is_file():
             raise MissingPathError(f"image: there is no file {path}")

@@ -141,14 +141,11 @@ def cached_subjects(cache: JoinedCache, numbers: np.ndarray, source: LatentSourc
     columns = cache.samples(numbers, ["row", "id", "conversations"]).to_pydict().values()
     for number, row, name, conversation in zip(numbers, *columns, strict=True):
         samples = {tower: each[0] for tower, each in as_tensors(source.read(np.array([number]))).items()}
-        title, question = f"row {row}, {printable(name)}", first_exchange(to_messages(conversation))
-        yield Subject(title, {"row": row, "id": name}, *question, samples)
-
-
-def first_exchange(messages: Sequence[Message]) -> tuple[list[Message], str | None]:
-    spoken = next((turn for turn, each in enumerate(messages) if each["role"] == "assistant"), None)
-    question = list(messages[:spoken]) or [{"role": "user", "content": ""}]
-    return question, None if spoken is None else messages[spoken]["content"]
+        messages = to_messages(conversation)
+        spoken = next((turn for turn, each in enumerate(messages) if each["role"] == "assistant"), None)
+        question = messages[:spoken] or [{"role": "user", "content": ""}]
+        reference = None if spoken is None else messages[spoken]["content"]
+        yield Subject(f"row {row}, {printable(name)}", {"row": row, "id": name}, question, reference, samples)
 
 
 def answers(

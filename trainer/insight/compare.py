@@ -14,14 +14,12 @@ from contextlib import ExitStack, closing, contextmanager, redirect_stdout, supp
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.command_line import parse_config
 from cache_store.program.gpu_use import GpuMeter
 from cache_store.program.running import hold_stop_signals, ignore_stop_signals
-from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
 from trainer.run.memory import fit_memory, gpu_uuid, peak_memory_bytes
@@ -116,10 +114,9 @@ def compare(
     base: str | None,
     steps: int,
     limits: Mapping[str, float],
-    report: Path | None = None,
     ranks: int = 1,
 ) -> list[str]:
-    """Print how B compares with A, both read over `base`; return the broken limits. The report has every turn."""
+    """Print how B compares with A, both read over `base`; return the broken limits."""
     if ranks < 1:
         raise ConfigError("--ranks must be at least 1")
     if steps < 2 * TURNS:
@@ -127,13 +124,10 @@ def compare(
     options = [config_options(path, base) for path in (first, second)]
     for each in options:
         parse_config(TrainConfig, each).data.refuse_undivided(ranks)
-    turns, found = take_turns(options, steps, ranks)
+    found = take_turns(options, steps, ranks)
     broken = broken_limits(found, **limits)
     record = {"a": first, "b": second, "base": base, "ranks": ranks, **asdict(found), "broken": broken}
     print(found, *broken, json.dumps(record, allow_nan=False), sep="\n")
-    if report:
-        record["every_turn"] = {side: [asdict(each) for each in turns[at]] for at, side in enumerate("ab")}
-        write_file(report, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
     return broken
 
 
@@ -141,8 +135,8 @@ def config_options(path: str, base: str | None) -> list[str]:
     return [word for file in (base, path) if file is not None for word in ("--config", file)]
 
 
-def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[list[list[Turn]], Comparison]:
-    """Open both sides, then let them take turns; return each side's turns and the comparison."""
+def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> Comparison:
+    """Open both sides, let them take turns, and compare these."""
     turns: list[list[Turn]] = [[] for _ in sides]
     with ExitStack() as stack:
         started, openings = list[list[Connection]](), list[dict[str, Any]]()
@@ -157,7 +151,7 @@ def take_turns(sides: Sequence[Sequence[str]], steps: int, ranks: int) -> tuple[
         for turn in range(TURNS):
             for place in (0, 1) if turn % 2 == 0 else (1, 0):
                 turns[place].append(do_steps(started[place], steps // TURNS))
-    return turns, compare_turns(*turns, same_batches=openings[0]["batches"] == openings[1]["batches"])
+    return compare_turns(*turns, same_batches=openings[0]["batches"] == openings[1]["batches"])
 
 
 def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches: bool) -> Comparison:

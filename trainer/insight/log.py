@@ -1,4 +1,4 @@
-"""The log of a run: one JSON line a step, with the same values on the terminal and in trackers.
+"""What a run says: where it runs and what it trains, then one line a step, on the terminal, as JSON, and in trackers.
 
 Trackers are TensorBoard and Weights & Biases. W&B reads TensorBoard's event files, so these are written for it too.
 wandb is optional, and imported when it is named.
@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
@@ -26,8 +27,13 @@ from cache_store.program.progress_bar import ProgressBar
 from cache_store.storage.local import write_file
 from cache_store.storage.publish import make_folder, name_in_errors
 from trainer.config import TrainConfig
+from trainer.model.kernels import MATH, attention_kernels
+from trainer.model.model_config import PRETRAINED
+from trainer.model.projector_file import library_versions
 from trainer.run.figures import Answered, Metrics, Validation
 from trainer.run.folder import ALERTS, CAPTIONS, METRICS_FILE, NONFINITE, TIME, as_step
+from trainer.run.memory import device_name, memory_bytes
+from trainer.run.session import Session
 
 PROJECT = "encode-once"
 """Project name in W&B, unless WANDB_PROJECT names another."""
@@ -37,6 +43,41 @@ PREVIEW_SIDE = 224
 
 LogStep = Callable[[int, Metrics, Validation, Sequence[str]], None]
 """Logs a step: its number, its figures, its validation, the problems that began at it."""
+
+
+def announce(session: Session) -> None:
+    """Print hardware, versions, attention and trained parameters, and warn of what rarely works."""
+    run, world, projectors = session.config.run, session.world, session.projectors
+    language = session.projector_config.language_model.name
+    for tower in session.projector_config.towers:
+        if tower.projector == PRETRAINED and tower.encoder_model != language:
+            world.warn(
+                f"model.towers.{tower.name}: the projector of {language} reads hidden states of its own vision tower "
+                f"only, but the cache was made by {tower.encoder_model or 'an unknown model'}; check that the two "
+                "towers have equal weights: from another tower's states the projector makes noise"
+            )
+    if not world.is_main and not session.in_step:
+        return
+    longest = int(session.text.lengths(session.split.train).max())
+    tokens, text = projectors.num_tokens + longest, torch.empty(1, longest, device=world.device)
+    kernels = attention_kernels(session.language, tokens, session.model.blocks(text))
+    shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
+    trained = {
+        f"{module}.{name}": each
+        for module, part in session.model.trained_modules()
+        for name, each in part.named_parameters()
+        if each.requires_grad
+    }
+    shapes = ", ".join(f"{name} {'x'.join(map(str, each.shape))}" for name, each in trained.items())
+    memory = f"{memory_bytes(world.device) / 2**30:,.0f} GiB"
+    world.say(
+        f"device     {world.size} x {device_name(world.device)}, {memory}; {run.precision}\n"
+        f"versions   {', '.join(' '.join(each) for each in library_versions().items())}\n"
+        f"attention  {session.language.config._attn_implementation}; {shown}; at {tokens:,} tokens\n"
+        f"learns     {sum(each.numel() for each in trained.values()):,} parameters: {shapes}"
+    )
+    if math_layers := [kind for kind, kernel in kernels.items() if kernel == MATH]:
+        world.warn(f"{' and '.join(math_layers)}: torch's math kernel holds all attention weights in memory")
 
 
 @contextmanager

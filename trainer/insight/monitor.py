@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +22,8 @@ from trainer.insight.health import PLATEAU_STEPS, WINDOW, problems, values
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import ALERTS, CONFIG_FILE, GPU_USE, NONFINITE, TIME, LogLine, read_records
 
-POLL_S, QUIET_S, QUIET_STEPS = 2.0, 10.0, 5
-"""A run is quiet if no step came for so many seconds, and for so many times the usual step."""
-
-CURVE, SHOWN_ALERTS, BLOCKS = 60, 5, "▁▂▃▄▅▆▇█"
-"""Characters of the loss curve and of the bar; alerts shown."""
+POLL_S, CURVE, SHOWN_ALERTS, BLOCKS = 2.0, 60, 5, "▁▂▃▄▅▆▇█"
+"""Seconds between two looks, characters of the loss curve, alerts shown."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,7 @@ def look_at(folder: Path) -> Look:
         raise ConfigError(f"{folder} holds no run: {CONFIG_FILE}: {error.strerror}") from None
     state = "done" if is_done else "stopped; rerun to go on"
     if is_running:
-        quiet = quiet_s(records, datetime.now(UTC))
-        state = f"running, but no step for {shown_time(quiet)}" if quiet else "running"
+        state = "running"
     elif records and NONFINITE in records[-1] and not is_done:
         state = "diverged"
     return Look(records, state, is_running, total_steps(config, records))
@@ -84,20 +78,9 @@ def total_steps(config: Mapping[str, Any], records: Sequence[LogLine]) -> int | 
     return length.total_steps(samples, config.get("data", {}).get("batch_size", 1))
 
 
-def quiet_s(records: Sequence[LogLine], now: datetime) -> float:
-    """Return the seconds since the newest step, or 0 if they are no more than usual."""
-    times = [datetime.fromisoformat(record[TIME]) for record in records[-WINDOW:] if TIME in record]
-    usual = median([(after - before).total_seconds() for before, after in pairwise(times)] or [0.0])
-    passed = (now - times[-1]).total_seconds() if times else 0.0
-    return passed if passed > max(QUIET_S, QUIET_STEPS * usual) else 0.0
-
-
 def page(folder: Path, seen: Look) -> Text:
     lines = [Text(str(folder), style="bold")]
     lines += [Text.assemble((f"{name:<15}", "dim"), value) for name, value in rows(seen)]
-    if seen.total and seen.records:
-        done = min(CURVE, CURVE * seen.records[-1]["step"] // seen.total)
-        lines.append(Text("━" * done + "─" * (CURVE - done)))
     alerts = [f"step {record['step']:,}: {alert}" for record in seen.records for alert in record.get(ALERTS, ())]
     return Text("\n").join(lines + [Text(alert, style="yellow") for alert in alerts[-SHOWN_ALERTS:]])
 

@@ -25,9 +25,8 @@ from cache_store.storage.publish import make_folder
 from trainer.config import TrainConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
-from trainer.insight.startup import device_name
 from trainer.model.model import PREFIX, Phase, WorldModel, phase
-from trainer.run.memory import fit_memory, peak_memory_bytes
+from trainer.run.memory import device_name, fit_memory, peak_memory_bytes
 from trainer.run.parallel import World
 from trainer.run.session import Session
 from trainer.run.update import Updater

@@ -32,6 +32,10 @@ def memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
 def gpu_uuid(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
@@ -62,19 +66,17 @@ def fit_memory(session: Session) -> None:
     )
 
 
-def largest_image(session: Session) -> int | None:
-    """Return a training sample of the size that has most tokens; None if there is one size."""
+def largest_image(session: Session) -> int:
+    """Return a training sample of the size that has most tokens."""
     stream, train = session.loader.stream, session.split.train
-    if len(stream.sizes.names) == 1:
-        return None
     each_size = train[np.unique(stream.sizes.indices(train), return_index=True)[1]]
     counts = [session.projectors.count(as_tensors(stream.source.read(each_size[[at]]))) for at in range(len(each_size))]
     return int(each_size[np.argmax(counts)])
 
 
-def fits(session: Session, numbers: np.ndarray, largest: int | None) -> bool:
+def fits(session: Session, numbers: np.ndarray, largest: int) -> bool:
     """Return whether a pass over these samples fits; `largest` stands in for all latents."""
-    batch = session.loader.load(numbers, numbers if largest is None else np.full_like(numbers, largest))
+    batch = session.loader.load(numbers, np.full_like(numbers, largest))
     updater = Updater(session, 1)
     try:
         alone = replace(session.world, size=1)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
-from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.data.buckets import parts_alike
 from trainer.data.prefetch import prefetched
@@ -199,8 +198,8 @@ def rank_parts(sizes_N: np.ndarray, batch_size: int, rank: int, world_size: int)
     return [slice(first + part.start, first + part.stop) for part in parts_alike(sizes_N[first:last], batch_size)]
 
 
-def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report: Path | None) -> None:
-    """Print the result for `checkpoint`, by default the newest; write it to `report` too, as JSON."""
+def evaluate(config: TrainConfig, world: World, checkpoint: Path | None) -> None:
+    """Print the result for `checkpoint`, by default the newest; the last line is JSON."""
     checkpoint = checkpoint or checkpoints_of(config.run).newest()
     if checkpoint is None:
         raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
@@ -214,8 +213,6 @@ def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report:
         record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(result)}
         record |= {"difference": result.difference, "verdict": result.verdict}
         print(result, json.dumps(record, allow_nan=False), sep="\n")
-        if report:
-            write_file(report, json.dumps(record, indent=1).encode() + b"\n")
 
 
 def announce_other_cache(session: Session, state: CheckpointState) -> None:

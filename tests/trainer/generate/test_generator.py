@@ -20,7 +20,7 @@ from trainer.generate.generator import TurnEnd, turn_end
 from trainer.model.load_language_model import load_with_whole
 from trainer.text.chat import ChatTokenizer
 
-MODELS: dict[str, Any] = {name: (kind, {**settings}) for name, (kind, settings, _) in SCALED.items()}
+MODELS: dict[str, Any] = {name: (kind, {**settings}) for name, (kind, settings) in SCALED.items()}
 MODELS["soft cap"][1].update(final_logit_softcapping=30.0, tie_word_embeddings=False)
 MODELS["qwen"] = (hf.Qwen3Config, {"head_dim": 16})
 

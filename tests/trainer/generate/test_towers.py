@@ -1,15 +1,26 @@
-"""A VAE's latents and Gemma 3's own vision tower train together, are exported and answer."""
+"""A VAE's latents and Gemma 3's own vision tower train together, are exported, and answer about rows and files."""
+
+import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from cache_store import open_joined
-from tests.trainer.answers import export_and_ask
-from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
+from cache_store import open_cache, open_joined
+from precompute.cli import main as precompute
+from precompute.encode_images import encode_images
+from tests.named import assert_names
+from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
+from tests.trainer.answers import export_and_ask, filled, reported
+from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
 from tests.trainer.models import PROMPTS, assert_batched_as_alone
-from tests.trainer.runs import assert_near_run, train_alone, train_on_two_ranks
+from tests.trainer.multimodal import save_gemma
+from tests.trainer.runs import Caches, assert_near_run, train_alone, train_on_two_ranks
 from trainer import load_projector
+from trainer.cli import main
+from trainer.config import TrainConfig
 from trainer.data.draws import as_tensors
 from trainer.generate.generate_config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
@@ -17,6 +28,45 @@ from trainer.model.load_language_model import load_with_whole
 from trainer.model.model import WorldModel
 from trainer.model.model_config import TowerConfig
 from trainer.text.chat import ChatTokenizer
+
+
+def build_tower(home: Path, name: str, model: Path, *options: str) -> str:
+    """Build a cache of the plan of `world/cache`."""
+    source = [f"--cache={home / name}", "--source.kind=cache", f"--source.path={home}/world/cache"]
+    encoder = [f"--encoder.model={model}", "--encoder.device=cpu", "--run.max_reject_fraction=0.2"]
+    assert precompute(["build", *source, *encoder, *options]) == 0
+    return str(home / name)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of source, models and caches; the source's images lie there as files too."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "world").mkdir()
+    run_build(home / "world", write_source(home / "source"), make_vae(home / "vae"))
+    size = "--image.height=64", "--image.width=64"
+    options = "--encoder.batch_size=3", "--encoder.compute_dtype=float32"
+    build_tower(home, "siglip", save_gemma(home / "multimodal"), *size, *options)
+    for number in GOOD:
+        image_file(home, number).write_bytes(image_bytes(number))
+    return home
+
+
+def image_file(home: Path, number: int) -> Path:
+    return home / f"{sample_name(number)}.png"
+
+
+@pytest.fixture(scope="module")
+def caches(home: Path) -> Caches:
+    return {"siglip": str(home / "siglip"), "world": str(home / "world/cache")}
+
+
+@pytest.fixture(scope="module")
+def towers(home: Path, caches: Caches, configured_here: MakeConfig) -> TrainConfig:
+    """Gemma 3's own projector as it is, then a trained one."""
+    pretrained = {"siglip": TowerConfig(projector="pretrained")}
+    options = {"language_model": home / "multimodal", "towers": pretrained, "max_steps": 3, "sample_captions": 1}
+    return train_alone(configured_here("towers", cache=caches, **options))
 
 
 @pytest.mark.parametrize(
@@ -66,3 +116,77 @@ def test_prompts_under_full_attention_go_in_padded_batches(home, towers, caches)
 
 def test_the_exported_code_of_a_pretrained_tower_says_what_generate_says(towers, tmp_path):
     assert "its tokens attend to each other; not trained here" in export_and_ask(towers, tmp_path, [0])
+
+
+@pytest.fixture(scope="module")
+def world(home: Path, configured_here: MakeConfig) -> TrainConfig:
+    return train_alone(configured_here("world", cache=home / "world/cache", max_steps=2))
+
+
+CHANGES = [
+    {},
+    {"encoder__posterior": "moments"},
+    {"encoder__fold": False, "store__dtype": "bfloat16", "image__fit": "pad"},
+    {"image": {"buckets": {"preset": "ours", "resolution": 48, "min": 32, "step": 8}}},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_an_image_encodes_to_its_row(home, tmp_path, changes):
+    """To the bit in its planned batch; elsewhere the batch, or the place in it, may round otherwise."""
+    tall = io.BytesIO()
+    Image.open(image_file(home, GOOD[2])).transpose(Image.Transpose.ROTATE_90).save(tall, "PNG")
+    source = write_source(tmp_path / "source", sample_002=tall.getvalue())
+    cache = open_cache(run_build(tmp_path, source, home / "vae", **changes))
+    assert len(cache.arrays) == (2 if "image" in changes else 1)
+    paths = [image_file(home, number) for number in GOOD]
+    paths[2] = tmp_path / "tall.png"
+    paths[2].write_bytes(tall.getvalue())
+    place = {name: place for place, name in enumerate(cache.samples(np.arange(len(GOOD)), ["id"])["id"].to_pylist())}
+    rows = [cache.read(np.array([place[sample_name(number)]]))[0] for number in GOOD]
+    encoded = encode_images(cache, paths)
+    assert len(cache.arrays) > 1 or all(map(np.array_equal, encoded[:3], rows[:3]))
+    for found, expected in zip([*encoded, *encode_images(cache, [str(paths[5])])], [*rows, rows[5]], strict=True):
+        np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), rtol=0.01, atol=1e-3)
+    assert encode_images(cache, []) == []
+
+
+@pytest.mark.parametrize("run", ["world", "towers"])
+def test_an_image_file_is_answered_as_its_cached_row(home, run, request, tmp_path, capsys):
+    folder, report = request.getfixturevalue(run).run.folder, tmp_path / "report.json"
+    asked = "--prompt=what is this", "--max_tokens=12"
+    images = ",".join(str(image_file(home, row)) for row in (0, 7, 21))
+    of_rows, of_images = (
+        [each["answer"] for each in reported(folder, report, option, *asked)]
+        for option in ("--rows=0,7,21", f"--image={images}")
+    )
+    assert of_images == of_rows
+    printed = f"image {image_file(home, 7)}\n  prompt     what is this\n  answer     {of_rows[1]}"
+    assert printed in capsys.readouterr().out
+
+
+REFUSED = [
+    ("world", 1, ["--image=IMAGE,TMP/torn.png"], "TMP/torn.png"),
+    ("world", 2, ["--image=IMAGE", "--encoder=TMP/none"], "encoder.model TMP/none"),
+    ("towers", 1, ["--image=IMAGE", "--encoders={siglip: HOME/vae}"], "HOME/vae"),
+    ("towers", 2, ["--rows=1", "--cache=a"], "cache --caches"),
+    ("towers", 2, ["--rows=1", "--caches={world: HOME/world/cache}"], "caches siglip"),
+]
+
+
+@pytest.mark.parametrize(("run", "code", "options", "names"), REFUSED)
+def test_an_image_that_cannot_be_encoded_is_one_message(home, run, code, options, names, request, tmp_path, capsys):
+    (tmp_path / "torn.png").write_bytes(image_bytes(0)[:99])
+    *options, names = filled([*options, names], IMAGE=image_file(home, 0), TMP=tmp_path, HOME=home)
+    folder = request.getfixturevalue(run).run.folder
+    assert main(["generate", str(folder), *options, "--prompt=what is this"]) == code
+    assert_names(capsys.readouterr().err, names)
+
+
+def test_a_moved_encoder_is_asked_for(home, towers, capsys):
+    command = ["generate", str(towers.run.folder), f"--image={image_file(home, 0)}", "--prompt=what is this"]
+    moved = (home / "vae").rename(home / "moved")
+    codes = main(command), main([*command, f"--encoders={{world: {moved}}}"])
+    moved.rename(home / "vae")
+    assert codes == (2, 0)
+    assert_names(capsys.readouterr().err, f"encoder.model {home / 'vae'} world --encoders")

@@ -8,30 +8,14 @@ import pytest
 import torch
 import transformers as hf
 from torch._dynamo.utils import counters
-from torch.nn.functional import cross_entropy
 
 from cache_store.errors import ConfigError, ModelError
 from tests.named import assert_names
 from tests.trainer.conftest import save_language_model
-from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, SCALED, drop_weights, load, save_decoder
+from tests.trainer.models import BFLOAT16, FLOAT32, LAYER_TYPES, drop_weights, load, save_decoder
 from trainer.model.kernels import attention_kernels, choose_attention
 from trainer.model.language_model import LanguageModel
 from trainer.model.projector import CAUSAL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
-@pytest.mark.parametrize(("kind", "settings", "scale"), SCALED.values(), ids=SCALED)
-def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, settings, scale, dtype):
-    folder = save_decoder(tmp_path, kind, **settings)
-    model, full = load(folder, dtype), hf.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    tokens = torch.randint(model.config.vocab_size, (3, 9))
-    expected = full(input_ids=tokens, labels=tokens).loss
-    logits = model.logits(model.hidden(model.embed(tokens))[:, :-1])
-    found = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-    assert (model.width, model.max_tokens, model.logit_scale) == (32, 256, scale)
-    assert torch.allclose(found, expected.float(), atol=1e-6 if dtype == FLOAT32 else 1e-3)
-
 
 compiling = pytest.mark.filterwarnings(  # torch's compiler uses what torch deprecates or warns of
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",

@@ -1,27 +1,35 @@
-"""A run with all that a run may have is the same however it is cut up: into parts, ranks and passes."""
+"""A run with all that a run may have is the same however it is cut up: into parts, ranks and passes; and its sizes."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from cache_store import open_cache
 from tests.make_cache import make_cache
+from tests.named import assert_names
+from tests.trainer.answers import export_and_ask, reported
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe
 from tests.trainer.runs import (
     assert_near_run,
     assert_same_run,
+    command,
     metrics,
     open_alone,
-    rank_loaders,
     train_alone,
     train_on_two_ranks,
 )
+from trainer.cli import main
 from trainer.config import ReconstructionConfig, TrainConfig
 from trainer.model.model_config import TowerConfig
 from trainer.run import session
 from trainer.run.checkpoint import HEADS_FILE
 from trainer.run.folder import checkpoints_of
+from trainer.run.memory import largest_image
+from trainer.run.parallel import World
 
 SHAPES, ROWS = [(8, 3, 2), (8, 2, 2), (8, 1, 5)], [21, 14, 7]
 TALK = [describe(row) for row in range(sum(ROWS))]
@@ -119,9 +127,47 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(configured_here, 
     opened = open_alone(configs[kind])
     whole = opened.loader(7)
     for world_size, accumulate in [(1, 2), (2, 1), (4, 2)]:
-        batches = [loader(7) for loader in rank_loaders(opened, world_size, accumulate)]
+        worlds = (World(rank=rank, size=world_size, device=opened.world.device) for rank in range(world_size))
+        batches = [replace(opened.make_loader(each), accumulate=accumulate)(7) for each in worlds]
         for name, latents in whole.micro_batches[0].latents.items():
             parts = [part.latents[name] for batch in batches for part in batch.micro_batches]
             assert torch.equal(torch.cat(parts), latents)
             assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
         assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
+
+
+SIZED, COUNTS = [(4, 3, 2), (4, 2, 2), (4, 1, 5)], [21, 14, 7]
+FEW = {"epochs": 2, "batch_size": 4, "val_fraction": 0.3, "eval_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    random, path = np.random.default_rng(0), tmp_path_factory.mktemp("sized") / "cache"
+    latents = [random.standard_normal((rows, *shape), np.float32) for rows, shape in zip(COUNTS, SIZED, strict=True)]
+    conversations = [describe(row) for row in range(sum(COUNTS))]
+    return make_cache(path, latents, conversations=conversations, rejected=[3, 17], dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def trained(configured_here: MakeConfig, sized: Path) -> TrainConfig:
+    return train_alone(configured_here("sized", cache=sized, sample_captions=12, **FEW))
+
+
+def test_eval_captions_and_answers_take_each_image_in_its_size(trained, sized, tmp_path, capsys):
+    captions = metrics(trained.run.folder, "captions")
+    rows, spec = [each["row"] for each in [*captions.values()][-1]], open_cache(sized).spec
+    assert {*spec.array_indices[[spec.shard_of_row(row) for row in rows]]} == {0, 1, 2}
+    capsys.readouterr()
+    assert main(command(trained, "eval")) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["own"] == pytest.approx([*metrics(trained.run.folder, "val_loss").values()][-1])
+    ask = trained.run.folder, tmp_path / "report.json", "--max_tokens=4", "--rows=41,0,1,25,24,2"
+    assert reported(*ask) == reported(*ask, "--batch_size=1")
+    for row in (1, 41):
+        assert_names(export_and_ask(trained, tmp_path / str(row), rows=(row,)), "up to 8 tokens")
+
+
+def test_the_largest_images_are_tried_for_memory(configured, sized):
+    session = open_alone(configured(cache=sized, **FEW))
+    assert session.cache.first.array_indices(np.array([largest_image(session)])) == [0]
+    train_alone(configured("fitted", cache=sized, fit_memory=True, max_steps=2, **FEW))

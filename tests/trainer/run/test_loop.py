@@ -1,4 +1,4 @@
-"""A run from its first step to its last: it learns, logs every step, and is the same however it was cut up."""
+"""A run from its first step to its last: it learns, validates, logs every step, however it was stopped."""
 
 import os
 import resource
@@ -21,13 +21,24 @@ from precompute.images.config import ImageConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image, placement_of
 from tests.forked import FORKED
+from tests.make_cache import caption, make_cache
 from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import assert_same_run, fork_ranks, metrics, open_alone, train_alone, train_until, watched
+from tests.trainer.runs import (
+    assert_same_run,
+    fork_ranks,
+    make_loop,
+    metrics,
+    open_alone,
+    train_alone,
+    train_until,
+    watched,
+)
 from trainer.config import TrainConfig
 from trainer.run.folder import checkpoints_of
 from trainer.run.memory import fit_memory
+from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
 from trainer.text.store import Split
 
 
@@ -176,3 +187,46 @@ def test_a_run_where_an_expression_is_true_uses_only_such_samples(configured_her
     train_alone(configured_here("chosen", where="row < 30", max_steps=1))
     assert_names(refusal(1, configured_here("chosen", max_steps=2)), "data.where")
     assert_names(refusal(2, configured_here("none", where="row < 0")), "data.where 'row < 0' matches none")
+
+
+def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_path):
+    rng = np.random.default_rng(0)
+    kind = np.arange(60) % 3
+    latents = 0.1 * rng.standard_normal((60, 4, 2, 2), np.float32) + kind[:, None, None, None] - 1
+    words = [caption(("red", "green", "blue")[colour]) for colour in kind]
+    cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
+    session = open_alone(configured(cache=cache, lr=1e-2, epochs=20, eval_every=10_000))
+    before = shuffle_test(session)
+    make_loop(session).run()
+    after = shuffle_test(session)
+    assert before.verdict.startswith("no sign")
+    assert after.verdict.startswith("the model uses the image")
+    assert after.own < before.own
+    assert after.own_accuracy > after.shuffled_accuracy
+
+
+def test_a_difference_within_the_noise_is_not_claimed():
+    rng = np.random.default_rng(0)
+    own, tokens = rng.uniform(1, 2, 50), np.full(50, 4)
+    noise = rng.standard_normal(50)
+    for shift, verdict in ((0, "no sign"), (2, "the model uses"), (-2, "the image misleads")):
+        shuffled = Scores(own + noise - noise.mean() + shift, tokens - 3, tokens)
+        assert make_shuffle_test(Scores(own, tokens - 1, tokens), shuffled).verdict.startswith(verdict)
+    clear = make_shuffle_test(Scores(own, tokens - 1, tokens), Scores(own + 1, tokens - 3, tokens))
+    assert clear.difference == pytest.approx(0.25)
+    assert (clear.own_accuracy, clear.shuffled_accuracy) == (0.75, 0.25)
+    assert clear.standard_error == pytest.approx(0, abs=1e-12)
+
+
+def test_a_loss_that_is_not_finite_names_its_sample(configured):
+    session = open_alone(configured(eval_batch_size=3))
+    spoilt = session.split.validation[4]
+
+    def read(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        latents = session.cache.first.read(numbers)
+        return {"world": np.where((numbers == spoilt)[:, None, None, None], np.nan, latents)}
+
+    session.loader = session.make_loader(session.world, SimpleNamespace(read=read))
+    (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
+    with pytest.raises(EncodeOnceError, match=rf" 1 of \d [^§]*samples  {name}\n"):
+        shuffle_test(session)

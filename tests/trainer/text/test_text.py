@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cache_store import CacheError, open_cache, open_joined
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ModelError
 from demo.dataset import is_held_out
 from tests.make_cache import caption
 from tests.named import assert_names
@@ -73,35 +73,12 @@ def test_a_template_of_parts_is_given_parts_and_one_without_ends_gets_eos():
     assert chat.tokenizer.decode(prompt) == "<bos> <unk> what is this <unk>"
 
 
-def test_the_template_of_a_processor_is_the_tokenizers_where_it_has_none(tmp_path):
-    make_tokenizer(None).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="model.chat_template"):
-        load_chat_tokenizer(str(tmp_path), None, 64)
-    held = tmp_path / "chat_template.json"
-    held.write_text("[")
-    with pytest.raises(ModelError, match="chat_template.json"):
-        load_chat_tokenizer(str(tmp_path), None, 64)
-    held.write_text(json.dumps({"chat_template": LLAVA_TEMPLATE}))
-    assert load_chat_tokenizer(str(tmp_path), None, 64).template == LLAVA_TEMPLATE
-
-
 def test_an_answer_without_words_teaches_nothing():
     silent = caption(" \n\t<image>\n")
     assert labelled(silent) == labelled(silent[1:]) == ["", ""]
     words, labels = labelled([*silent, *TWO_TURNS[2:]])
     assert (words.count("<end_of_turn>"), labels) == (4, "yes <end_of_turn>")
     assert labelled([*TWO_TURNS[:2], *silent]) == labelled(TWO_TURNS[:2])
-
-
-def test_the_digest_follows_all_that_decides_tokens_and_labels():
-    changed, grown = make_tokenizer(), make_tokenizer()
-    changed.eos_token = "<end_of_turn>"  # a template may write it
-    grown.add_tokens(["purple"])
-    chats = [(tokenizer, GEMMA_TEMPLATE, 64) for tokenizer in (make_tokenizer(), changed, grown)]
-    chats += [(make_tokenizer(), GEMMA_TEMPLATE, 65), (make_tokenizer(), f"{GEMMA_TEMPLATE} ", 64)]
-    digests = [ChatTokenizer(*chat).digest for chat in chats]
-    assert len(set(digests)) == 5
-    assert ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).digest == digests[0]
 
 
 def test_code_that_a_folder_brings_is_never_run(tmp_path):

@@ -1,15 +1,24 @@
-"""Each problem of a run is reported when it begins, and again if it comes back after a normal window."""
+"""Each problem of a run is reported when it begins, and again if it comes back; the run is shown from outside."""
 
+import io
+import json
 import math
+from pathlib import Path
 
 import numpy as np
+import pytest
+from rich.console import Console
 
 import trainer.train as training
+from cache_store.errors import ConfigError
+from cache_store.storage.claim import claim_folder
+from tests.named import assert_names
 from tests.nvml import stand_in
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import metrics, train_alone, watched
 from trainer.insight.health import PLATEAU_STEPS, WINDOW, Watch
 from trainer.insight.monitor import monitor, rows
+from trainer.run.folder import CONFIG_FILE, METRICS_FILE
 
 WELL = {"samples_per_s": 20.0, "data_wait_share": 0.01, "peak_memory_bytes": 10}
 
@@ -56,3 +65,45 @@ def test_a_run_shows_how_busy_its_gpu_is_in_log_and_monitor(configured: MakeConf
     train_alone(config, watched(config, lambda read, _: nvml.wait_for_a_reading() if read > 1 else None))
     assert set(metrics(config.run.folder, "gpu_use").values()) == {0.5}
     assert ("GPU use", "50%") in rows(monitor(config.run.folder, once=True))
+
+
+def make_run(folder: Path, steps: int, **last: object) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG_FILE).write_text("run: {max_steps: 8}\n")
+    lines = [{"step": step, "loss": 4 / step, "samples_per_s": 20.0, "position": 8 * step} for step in range(1, steps)]
+    lines.append({"step": steps, **last})
+    (folder / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_run_is_shown_until_it_ends(tmp_path):
+    make_run(tmp_path, 3, alerts=["plateau: found"])
+    held = claim_folder(tmp_path)
+    held.__enter__()
+
+    def live_on(_: float) -> None:
+        make_run(tmp_path, 8)
+        held.__exit__(None, None, None)
+
+    terminal = Console(file=(shown := io.StringIO()), width=100, force_terminal=True)
+    seen = monitor(tmp_path, terminal, live_on)
+    assert (len(seen.records), seen.state) == (8, "stopped; rerun to go on")
+    assert_names(shown.getvalue(), "running plateau: found █▁")
+    assert all(step in shown.getvalue() for step in ("3 of 8", "8 of 8"))
+
+
+def test_a_run_of_epochs_has_a_length(tmp_path):
+    make_run(tmp_path, 3, position=24, epoch=0.8, samples_per_s=400.0)
+    (tmp_path / CONFIG_FILE).write_text("run: {epochs: 2.0, max_steps: null}\ndata: {batch_size: 8}\n")
+    shown = dict(rows(monitor(tmp_path, once=True)))
+    assert shown["step"].startswith("3 of 8, ")
+    assert "left" in shown
+
+
+def test_the_end_of_a_run_is_shown_and_another_folder_refused(tmp_path):
+    make_run(tmp_path / "run", 3, nonfinite={"loss": "nan"})
+    assert monitor(tmp_path / "run").state == "diverged"
+    (tmp_path / "run" / "projector.safetensors").touch()
+    assert monitor(tmp_path / "run").state == "done"
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=str(place)):
+            monitor(place)

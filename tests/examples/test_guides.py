@@ -1,4 +1,4 @@
-"""Every command and config of the guide for video models, as typed, on small models and videos."""
+"""Every command of the guides for diffusion and video models, as typed, on small models, photographs and videos."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from diffusers import AutoencoderKL
+from PIL import Image
 
 from cache_store import open_cache, open_joined
 from precompute.cli import PROGRAM
@@ -16,6 +18,46 @@ from tests.examples.test_loras import save_transformer
 from tests.precompute.encoders.test_vaes import NARROW_WAN
 from tests.precompute.encoders.text_models import FEATURES, save_text_encoder
 from tests.videos import make_video
+
+IMAGES_GUIDE = Path(__file__).parents[2] / "docs/guide/diffusion.md"
+IMAGES_MODEL = "black-forest-labs/FLUX.1-dev"
+SMALL_IMAGES = {
+    "build": "--encoder.compute_dtype float32 --image.buckets.resolution 64 --image.buckets.min 32 "
+    "--image.buckets.step 16 --encoder.batch_size 2",
+    "texts": "--compute_dtype float32",
+}
+"""Options that make the builds of each command small."""
+
+
+def write_photos(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (6, 6, 3), np.uint8)
+        size = [(90, 60), (60, 90), (80, 80), (150, 50)][number % 4]
+        Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(folder / f"p{number:02d}.jpg")
+        (folder / f"p{number:02d}.txt").write_text(f"A picture with the number {number}.")
+
+
+def save_image_models(folder: Path) -> None:
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    vae = AutoencoderKL(**blocks, block_out_channels=[8] * 4, norm_num_groups=4, latent_channels=4, shift_factor=0.1)
+    vae.save_pretrained(folder / "vae")
+    save_text_encoder("CLIPTextModel", folder)
+    save_text_encoder("T5EncoderModel", folder, "_2")
+
+
+@pytest.mark.slow
+def test_every_command_of_the_guide_for_diffusion_models_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_photos(Path("photos"))
+    save_image_models(tmp_path / IMAGES_MODEL)
+    run_guide(IMAGES_GUIDE.read_text(), lambda words: SMALL_IMAGES.get(words[0], "").split())
+    latents = open_cache("data/latents")
+    assert len(latents.arrays) == 4
+    assert len(open_joined({"latents": latents, "t5": "data/text/t5", "pooled": "data/text/pooled"})) == 12
+    assert Path("data/latents.html").stat().st_size > 10_000
+
 
 GUIDE = (Path(__file__).parents[2] / "docs/guide/video.md").read_text()
 MODEL = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
@@ -64,7 +106,7 @@ def small(words: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_command_of_the_guide_works(tmp_path, monkeypatch):
+def test_every_command_of_the_guide_for_video_models_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_videos(Path("videos"))
     save_models(tmp_path / MODEL)

@@ -1,4 +1,4 @@
-"""Two configs are compared in turns; each limit that B breaks is named, and the command exits 1."""
+"""A profile accounts for a step's time; two configs are compared in turns, and each limit that B breaks is named."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,30 @@ import yaml
 
 from tests.named import assert_names
 from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.insight.compare import Turn, broken_limits, compare_turns
+from trainer.insight.profile import TOP, advice, profile
+
+
+def test_the_parts_of_a_step_sum_to_its_time(configured: MakeConfig, tmp_path, capsys):
+    config = configured(gradient_checkpointing="full", accumulate=2)
+    found = profile(config, ALONE, 2, tmp_path / "out")
+    assert sum(found.share(name) for name in found.times) == pytest.approx(1, rel=0.02)
+    named = {(name, which) for name, times in found.times.items() for which, seconds in times.items() if seconds}
+    for name in ("attention", "MLP", "norms"):
+        assert {(name, which) for which in ("forward", "backward", "recomputed")} <= named
+    assert {(name, "forward") for name in ("data wait", "projector", "embedding", "optimizer")} <= named
+    assert ("logits and loss", "backward") in named
+    assert len(found.operations) == TOP
+    assert any(each.startswith("recomputed ") for each in advice(found))
+    page, figures = ((tmp_path / "out" / name).read_text() for name in ("profile.md", "profile.json"))
+    assert page in capsys.readouterr().out
+    assert all("attention" in each and "aten::mm" in each for each in (page, figures))
+    (trace,) = (tmp_path / "out").glob("*.pt.trace.json")  # the pattern of TensorBoard's profiler
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert not config.run.folder.exists()
 
 
 def turns(*seconds: float, loss: float = 1.0, peak: int = 100) -> list[Turn]:
@@ -48,19 +69,13 @@ def comparing(config: TrainConfig, home: Path, a: dict[str, Any], b: dict[str, A
 def test_two_configs_are_compared_on_the_same_batches(configured: MakeConfig, tmp_path, capsys):
     """Side A holds the language model whole on each rank, side B in parts: losses differ by rounding."""
     command = comparing(configured(), tmp_path, *({"run": {"parallel": name}} for name in ("ddp", "fsdp2")))
-    report = tmp_path / "report.json"
-    options = ["--ranks", "2", "--max-loss-delta", "1e-4", "--min-speedup", "1000", "--report", str(report)]
+    options = ["--ranks", "2", "--max-loss-delta", "1e-4", "--min-speedup", "1000"]
     assert main([*command, *options]) == 1
     shown, announced = capsys.readouterr()
     *_, broken, last = shown.splitlines()
     assert_names(broken, "--min-speedup 1000")
     record = json.loads(last)
     assert (record["ranks"], record["steps"], record["broken"]) == (2, 10, [broken])
-    every_turn = json.loads(report.read_text())["every_turn"]
-    assert {side: [len(turn["losses"]) for turn in turns] for side, turns in every_turn.items()} == {
-        "a": [2] * 5,
-        "b": [2] * 5,
-    }
     assert announced.count("samples: ") == 1, "both sides have the same"
     assert not (tmp_path / "run").exists()
     assert main([*command[:-1], "3"]) == 2
