@@ -83,6 +83,7 @@ class Clip(NamedTuple):
     placement: Placement
     images: Iterator[Image.Image]
     """As many as planned, of the planned size; Rejected is raised in the place of one that is missing."""
+    is_interlaced: bool
 
 
 def exact(value: float) -> Fraction:
@@ -168,7 +169,7 @@ def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe, planned: Size
             raise
         shown = shown_in(recipe.clip, planned.frames, begin, frames)
         images = fitted(shown, how, start, recipe, placement, planned, stack.pop_all())
-        return Clip(how.size, placement, images)
+        return Clip(how.size, placement, images, bool(first.frame.interlaced_frame))
 
 
 def shown_in(clip: ClipRecipe, count: int, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:

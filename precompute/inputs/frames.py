@@ -49,6 +49,7 @@ TEXT_ONLY = "text only"
 """Kind of reject for a record that names no file, such as some of LLaVA's instructions."""
 
 BROKEN_EXIF = "broken EXIF, not turned"
+INTERLACED = "interlaced frames, encoded as progressive"
 
 
 class FrameReader(Reader):
@@ -169,6 +170,7 @@ class ClipReader(FrameReader):
             facts |= placed(clip.size, clip.placement)
             for number, image in enumerate(clip.images):
                 place_TYX3[number] = np.asarray(image)
+            facts["remarks"] = [INTERLACED] * clip.is_interlaced
 
     def _open(self, where: Where) -> BinaryIO:
         """Open a video in place, or in memory if it comes from a network and is not too large."""

@@ -21,6 +21,7 @@ from PIL import Image
 
 from cache_store import open_cache
 from cache_store.cache.metadata import read_samples, read_spec
+from cache_store.cli import main as cache_store
 from cache_store.format.plan import caption_of
 from cache_store.format.tables import CLIP_START
 from cache_store.verify.verify import verify
@@ -202,6 +203,14 @@ def test_latents_are_diffusers_own_of_pyavs_frames(project):
         firsts = range(0, available - length + 1, length)
         expected |= {f"{name}@{first}": f"{length}x64x48" for first in firsts}
     assert found == expected
+
+
+def test_clips_of_interlaced_frames_are_counted(project):
+    (project.source / "odd").mkdir(parents=True)
+    make_video(project.source / "odd/lines.mp4", options={"x264-params": "tff=1"})
+    project.settings = settings_of(project.source / "odd", clip={**CHUNK, "frames": 9})
+    assert "interlaced frames in 1 cached clip, encoded as progressive" in project.build()
+    assert "interlaced frames" in project.run(cache_store, "info", project.cache)
 
 
 # Which parts of a video are read.
