@@ -154,7 +154,8 @@ def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe, planned: Size
 
     Raises Rejected, or its reader's error, here or while the images are taken.
     """
-    assert recipe.clip, "a recipe of images"
+    clip = recipe.clip
+    assert clip, "a recipe of images"
     with ExitStack() as stack:
         video = stack.enter_context(closing(VideoFile(file, recipe.max_pixels)))
         first, frames = first_of(video.frames())
@@ -167,9 +168,22 @@ def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe, planned: Size
         except Rejected:
             refuse_without_bucket(file, start, recipe)
             raise
-        shown = shown_in(recipe.clip, planned.frames, begin, frames)
-        images = fitted(shown, how, start, recipe, placement, planned, stack.pop_all())
-        return Clip(how.size, placement, images, bool(first.frame.interlaced_frame))
+        opened, shown = stack.pop_all(), shown_in(clip, planned.frames, begin, frames)
+
+    def images() -> Iterator[Image.Image]:
+        """Fit frames, each once however often it is shown, then close the video."""
+        with opened, rejecting(OSError):
+            count, before, image = 0, None, None
+            for each in shown:
+                if image is None or each is not before:
+                    rgb = how.image(each.frame, RESAMPLING[recipe.resample])
+                    image, before = fit_image(unreduced(rgb), recipe, placement), each
+                count += 1
+                yield image
+        if count < planned.frames:
+            raise too_short(count, planned.frames, clip.fps, start)
+
+    return Clip(how.size, placement, images(), bool(first.frame.interlaced_frame))
 
 
 def shown_in(clip: ClipRecipe, count: int, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:
@@ -196,29 +210,6 @@ def shown_at(times: Iterator[Fraction], frames: Iterator[Shown]) -> Iterator[Sho
         if following is None and time >= current.end - TOLERANCE:
             return
         yield current
-
-
-def fitted(
-    shown: Iterator[Shown],
-    how: Upright,
-    start: float,
-    recipe: ImageRecipe,
-    placement: Placement,
-    planned: Size,
-    video: ExitStack,
-) -> Iterator[Image.Image]:
-    """Fit frames, each once however often it is shown, then close the video."""
-    with video, rejecting(OSError):
-        count, before, image = 0, None, None
-        for each in shown:
-            if image is None or each is not before:
-                rgb = how.image(each.frame, RESAMPLING[recipe.resample])
-                image, before = fit_image(unreduced(rgb), recipe, placement), each
-            count += 1
-            yield image
-    assert recipe.clip
-    if count < planned.frames:
-        raise too_short(count, planned.frames, recipe.clip.fps, start)
 
 
 def too_short(found: int, wanted: int, fps: float | None, start: float) -> Rejected:

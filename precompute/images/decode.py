@@ -89,9 +89,6 @@ ORIENTING = frozenset({"exif", "xmp"})
 TOLD_BY_HEADER = frozenset({"PNG", "WEBP", "GIF", "BMP"})
 """Formats, besides JPEG, whose header tells the size that decoding gives."""
 
-LATE_ORIENTATION = (b"eXIf", b"XML:com.adobe.xmp")
-"""Marks of an orientation in a PNG, which may come after the pixels, where Pillow reads it last."""
-
 
 def content_sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
@@ -133,7 +130,7 @@ def size_of(data: bytes, max_pixels: int) -> Sides | None:
         if size := size_from_head(data):
             return size
         with Image.open(CountedFile(data), formats=FORMATS) as image:
-            if image.format in TOLD_BY_HEADER and not any(mark in data for mark in LATE_ORIENTATION):
+            if image.format in TOLD_BY_HEADER:
                 refuse_many_pixels(*image.size, max_pixels)
                 return upright(image.size, orientation_of(image))
         return decode_image(data, ImageConfig(max_pixels=max_pixels).recipe, Size(1, 1, 1)).size
