@@ -42,6 +42,16 @@ def with_aspects(sizes: Iterable[Sides]) -> Aspects:
     return [(size[0] / size[1], size) for size in sizes]
 
 
+def grid_sizes(rule: SizeRule) -> set[Sides]:
+    """List the largest height within the rule's pixels for every width, and the mirrored sizes."""
+    sizes = set[Sides]()
+    for width in range(rule.min, rule.max + 1, rule.step):
+        height = min(rule.max, area_of(rule) // width // rule.step * rule.step)
+        if height >= rule.min:
+            sizes |= {(width, height), (height, width)}
+    return sizes
+
+
 def keep_middle(bucket: Sides, resized: Sides) -> Placement:
     """Keep the middle of the scaled image; an odd excess loses its extra pixel at the right and the bottom."""
     crop = (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2
@@ -135,13 +145,7 @@ def with_bounds(rule: SizeRule) -> SizeRule:
 
 @lru_cache
 def sizes_within(rule: SizeRule) -> Aspects:
-    """List the largest height within the budget for every width, and the mirrored sizes; by aspect."""
-    sizes = set(rule.sizes)
-    for width in () if rule.sizes else range(rule.min, rule.max + 1, rule.step):
-        height = min(rule.max, area_of(rule) // width // rule.step * rule.step)
-        if height >= rule.min:
-            sizes |= {(width, height), (height, width)}
-    return sorted(with_aspects(sizes))
+    return sorted(with_aspects(rule.sizes or grid_sizes(rule)))
 
 
 def place_ours(rule: SizeRule, size: Sides) -> Placement:

@@ -5,7 +5,6 @@ Their arithmetic is kept, floats and the order of equals included.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import takewhile
 from math import ceil, floor, log, sqrt
 
 import msgspec
@@ -20,6 +19,7 @@ from precompute.images.placement import (
     cover,
     covering_scale,
     cut_first,
+    grid_sizes,
     half_up,
     keep_middle,
     scale_by,
@@ -41,14 +41,8 @@ def refuse_empty(size: Sides, bucket: Sides, step: int) -> None:
 
 @lru_cache
 def sd_scripts_sizes(rule: SizeRule) -> Aspects:
-    area, step = area_of(rule), rule.step
-    square = int(sqrt(area) // step) * step
-    sizes = {(square, square)}
-    for width in range(rule.min, rule.max + 1, step):
-        height = min(rule.max, area // width // step * step)
-        if height >= rule.min:
-            sizes |= {(width, height), (height, width)}
-    return with_aspects(sorted(sizes))
+    square = int(sqrt(area_of(rule)) // rule.step) * rule.step
+    return with_aspects(sorted({(square, square)} | grid_sizes(rule)))
 
 
 def place_sd_scripts(rule: SizeRule, size: Sides) -> Placement:
@@ -109,14 +103,9 @@ def with_budget(rule: SizeRule) -> SizeRule:
 
 @lru_cache
 def novelai_sizes(rule: SizeRule) -> Aspects:
-    sides = range(rule.min, rule.max + 1, rule.step)
-    sizes = set[Sides]()
-    for width in sides:
-        heights = [*takewhile(lambda height: width * height <= rule.pixels, sides)]  # noqa: B023 (used at once)
-        if heights:
-            sizes |= {(width, heights[-1]), (heights[-1], width)}
-            if width == rule.resolution in heights:
-                sizes.add((width, width))
+    side, sizes = rule.resolution, grid_sizes(rule)
+    if side in range(rule.min, rule.max + 1, rule.step) and side**2 <= rule.pixels:
+        sizes.add((side, side))
     return with_aspects(sorted(sizes, key=lambda size: (size[0], -size[1])))
 
 
