@@ -12,9 +12,6 @@ from cache_store.errors import ChangedError, SourceError
 from cache_store.messages import counted
 from precompute.clips.opened import SUFFIXES as VIDEO_SUFFIXES
 
-COMMONEST = 5
-"""Most suffixes that are shown with their number of files."""
-
 NO_SUFFIX, HIDDEN, NOT_UTF8 = "without a suffix", "hidden, by a dot", "with a name that is not UTF-8"
 LINKED, CACHE = "linked folder", "folder that is a cache"
 OTHER_IMAGE = "another extension than source.fields.image"
@@ -30,7 +27,7 @@ TEXT_SUFFIXES = frozenset({".txt", ".caption", ".json", ".jsonl", ".csv"})
 HEIC = frozenset({".heic", ".heif", ".hif"})
 
 MOST_NAMED = 10
-"""Files that a message names before it says how many more there are."""
+"""Files or kinds that a message names before it says how many more there are."""
 
 NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
 """Matches a name that is not in normal form, in a fifth of the time of parsing it."""
@@ -113,11 +110,9 @@ class Samples:
     @property
     def note(self) -> str:
         """One line on files and folders that are not samples, or nothing."""
-        ordered = sorted(self.skipped.items(), key=lambda each: (-each[1], each[0]))
-        suffixes = [each for each in ordered if each[0].startswith(".")]
-        kinds = [each for each in ordered if each not in suffixes]
-        rest = [("with other suffixes", sum(number for _, number in suffixes[COMMONEST:]))]
-        shown = [f"{kind} {number:,}" for kind, number in (*suffixes[:COMMONEST], *rest, *kinds) if number]
+        ordered = sorted((+self.skipped).items(), key=lambda each: (-each[1], each[0]))
+        shown = [f"{kind} {number:,}" for kind, number in ordered[:MOST_NAMED]]
+        shown += [f"others {sum(number for _, number in ordered[MOST_NAMED:]):,}"] * (len(ordered) > MOST_NAMED)
         found = {*self.skipped} if self.media == "image" else set()
         advice = ["; convert HEIC to JPEG or PNG, for example with the package pillow-heif"] * bool(HEIC & found)
         advice += ["; to encode videos, set clip.frames"] * bool(VIDEO_SUFFIXES & found)

@@ -2,12 +2,10 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import has_magic
-from itertools import islice
 from pathlib import Path
 
 from braceexpand import braceexpand
@@ -20,9 +18,6 @@ from cache_store.storage.store import Store, is_url, map_calls, open_store, spli
 from precompute.sources.image_store import ImageFolder, find_file, holds_files
 from precompute.sources.images import ALL, Names
 from precompute.sources.listing import MOST_NAMED, is_mac_metadata
-
-ASKED_AT_ONCE = 256
-"""Names looked up at the same time."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +59,12 @@ class SourceFiles:
 
     def version(self, part: Names = ALL) -> str | None:
         """Return a digest of all names and stamps; None if a file is gone, which a listing reports."""
-        digest, names = hashlib.sha256(), iter(part or self.names)
+        names = part or self.names
         try:
-            for block in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
-                stamps = map_calls(self.store, self._stamp, block)
-                digest.update(ascii([*zip(block, stamps, strict=True)]).encode())
+            stamps = map_calls(self.store, self._stamp, names)
         except FileNotFoundError:
             return None
-        return digest.hexdigest()
+        return hashlib.sha256(ascii([*zip(names, stamps, strict=True)]).encode()).hexdigest()
 
     def _stamp(self, name: str) -> str:
         version = self.store.stat(name)
@@ -113,15 +106,12 @@ def matching_files(path: str) -> SourceFiles:
         raise ConfigError(f"source.path: {path}: name the folder instead of **; all that is in it is found")
     folder, pattern = "/".join(parts[:first]), "/".join(parts[first:])
     store = open_store(folder) if is_url(path) else LocalStore(Path(folder or ("/" if first else ".")))
-    names, wanted, find = set[str](), expand_braces(pattern), partial(find_names, store, with_listing(store))
-    for block in iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], []):
-        matches = map_calls(store, find, block)
-        if missing := [name for name, found in zip(block, matches, strict=True) if not found]:
-            named = abridge([f"{path.removesuffix(pattern)}{name}" for name in missing], most=MOST_NAMED)
-            raise MissingPathError(f"source.path: {named} {'does' if len(missing) == 1 else 'do'} not exist")
-        for found in matches:
-            names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))
-    return SourceFiles(store, sorted(names))
+    wanted = expand_braces(pattern)
+    matches = map_calls(store, partial(find_names, store, with_listing(store)), wanted)
+    if missing := [name for name, found in zip(wanted, matches, strict=True) if not found]:
+        named = abridge([f"{path.removesuffix(pattern)}{name}" for name in missing], most=MOST_NAMED)
+        raise MissingPathError(f"source.path: {named} {'does' if len(missing) == 1 else 'do'} not exist")
+    return SourceFiles(store, sorted({each for found in matches for each in found if not is_mac_metadata(each)}))
 
 
 def find_names(store: Store, listed: Store, name: str) -> list[str]:
@@ -143,9 +133,9 @@ def is_file(store: Store, name: str) -> bool:
     return True
 
 
-def expand_braces(pattern: str) -> Iterator[str]:
+def expand_braces(pattern: str) -> list[str]:
     """Expand braces as a shell does; a brace without its other half stands for itself."""
     try:
-        yield from braceexpand(pattern)
+        return [*braceexpand(pattern)]
     except ValueError:  # unbalanced
-        yield pattern
+        return [pattern]
