@@ -14,7 +14,6 @@ from precompute.clips.opened import SUFFIXES as VIDEO_SUFFIXES
 
 NO_SUFFIX, HIDDEN, NOT_UTF8 = "without a suffix", "hidden, by a dot", "with a name that is not UTF-8"
 LINKED, CACHE = "linked folder", "folder that is a cache"
-OTHER_IMAGE = "another extension than source.fields.image"
 MASK = "OneTrainer's mask or condition"
 """Kinds of skipped files that are not counted by suffix."""
 

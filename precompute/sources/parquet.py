@@ -92,9 +92,8 @@ class ImageTable:
             id_, caption, turns = (texts.get(self._columns[field]) for field in ("id", "caption", "conversations"))
             if id_ is None and self._columns["id"] is not None:
                 raise SourceError(f"{self._where}: row {row} has no {self._columns['id']}")
-            text = None if caption is None else str(caption)
             captions = captions_of(f"{self._where}: row {row}", {name: texts[name] for name in self._captions})
-            conversation = conversation_of(*captions) if captions else conversation_of(text)
+            conversation = conversation_of(*captions or [None if caption is None else str(caption)])
             if turns is not None:
                 conversation = self._conversation(row, turns)
             yield (None if id_ is None else str(id_)), conversation, {name: texts[name] for name in self._extra}
@@ -111,11 +110,10 @@ class ImageTable:
 
     def _conversation(self, row: int, turns_found: object) -> Conversation:
         try:
-            turns = msgspec.convert(turns_found, list[Turn])
+            turns: Conversation = msgspec.to_builtins(msgspec.convert(turns_found, list[Turn]))
         except msgspec.ValidationError as error:
             raise SourceError(f"{self._where}: row {row}: conversations: {describe_mismatch(error)}") from None
-        conversation: Conversation = msgspec.to_builtins(turns)
-        return conversation
+        return turns
 
     def place(self, row: int) -> tuple[int, int]:
         group = bisect_right(self._ends, row)
@@ -127,7 +125,7 @@ class ImageTable:
                 yield image["bytes"].as_py() if pa.types.is_struct(image.type) and image.is_valid else image.as_py()
 
     def _batches(self, what: str, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield a row group's columns a few rows at a time; raise SourceError if they take too many bytes."""
+        """Yield a row group's columns a few rows at a time; SourceError if they take too many bytes."""
         claimed, decoded = self._file.claimed_bytes(group, columns), 0
         self._refuse_large(what, group, claimed)
         rows = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(claimed, 1)))
@@ -155,19 +153,10 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def is_conversation(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not is_list or not pa.types.is_struct(turn := kind.value_type):
-        return False
-    places = [turn.get_field_index(name) for name in ("from", "value")]
-    return min(places) >= 0 and all(is_text(turn.field(place).type) for place in places)
-
-
 TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "image": (is_image_type, "a struct of bytes and path, or binary"),
     "id": (lambda kind: is_text(kind) or pa.types.is_integer(kind), "text or whole numbers"),
     "caption": (is_text, "text"),
-    "conversations": (is_conversation, "lists of structs of from and value"),
 }
 """For each field, a test of its column's type, and the expected types in words."""
 

@@ -7,7 +7,7 @@ only headers and texts, in the order of the tars.
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
@@ -31,9 +31,9 @@ from precompute.sources.fields import (
 )
 from precompute.sources.image_store import open_archive
 from precompute.sources.images import ALL, Names, Source
-from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, OTHER_IMAGE, BadFiles, Samples, counted_suffix, is_mask
+from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, BadFiles, Samples, counted_suffix, is_mask
 from precompute.sources.media import IMAGES, Media
-from precompute.sources.place import MISSING, NOWHERE, Located, Place, refuse_large
+from precompute.sources.place import MISSING, NOWHERE, Located, Place
 from precompute.sources.source_files import SourceFiles
 
 T = TypeVar("T")
@@ -45,9 +45,6 @@ TARS_AHEAD = 4
 
 TARS_HELD = 16
 """Tars that are open to read images: neighbours in the plan lie in a tar or two."""
-
-MAX_TEXT_BYTES = 16 * 2**20
-"""Largest `.txt` or `.json` that is read; img2dataset's take about a kilobyte."""
 
 KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 """A member's key, up to the first dot of its last part, and its extension; this is WebDataset's own rule."""
@@ -90,7 +87,7 @@ class WebDatasetSource(Source):
             for key, members in groups.items():
                 image = self._image(name, key, members)
                 if image is None:
-                    skipped.update(map(self._unused, members.values()))
+                    skipped.update(map(counted_suffix, members.values()))
                     continue
                 if is_mask(members[image]):
                     skipped[MASK] += 1
@@ -132,9 +129,6 @@ class WebDatasetSource(Source):
                 "the tar as a tree, by --source.kind folder"
             )
         return images[0] if images else None
-
-    def _unused(self, member: str) -> str:
-        return OTHER_IMAGE if self._extension is not None and self._media.includes(member) else counted_suffix(member)
 
     def locate(self, name: str) -> Located:
         tar = self._tar_of(name)
@@ -219,10 +213,4 @@ def read_conversation(
 
 
 def read_member(tar_name: str, tar: ImageTar, member: str) -> str:
-    place = tar.locate(member).place
-
-    def read() -> bytes:
-        refuse_large(member, place.size if place else 0, MAX_TEXT_BYTES)
-        return tar.read(member, place)
-
-    return read_text(f"{tar_name}/{member}", read)
+    return read_text(f"{tar_name}/{member}", partial(tar.read, member, tar.locate(member).place))
