@@ -87,12 +87,10 @@ def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
     )
 
     model = config.model
-    if IMPORT_PATH.fullmatch(model):
+    if (files := usable_files(config)) is None:
         from precompute.encoders import own
 
         return own.FAMILY, ModelFiles(model=model, subfolder="", class_name=model, config={})
-    files = find_encoder_files(config)
-    refuse_wrong_use(files, config)
     refuse_quantised(files, config.reads_text)
     if not config.reads_text and (reason := REFUSED.get(files.class_name)):
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")

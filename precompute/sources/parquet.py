@@ -93,7 +93,7 @@ class ImageTable:
             if id_ is None and self._columns["id"] is not None:
                 raise SourceError(f"{self._where}: row {row} has no {self._columns['id']}")
             captions = captions_of(f"{self._where}: row {row}", {name: texts[name] for name in self._captions})
-            conversation = conversation_of(*captions or [None if caption is None else str(caption)])
+            conversation = conversation_of(*(captions or ([] if caption is None else [str(caption)])))
             if turns is not None:
                 conversation = self._conversation(row, turns)
             yield (None if id_ is None else str(id_)), conversation, {name: texts[name] for name in self._extra}

@@ -7,7 +7,7 @@ layers stay diffusers' and see videos of one frame.
 """
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,6 @@ from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.vaes.vae import Network, split_batches
 
 # Axes: N images, C channels, T frames, Y X cells, O I a kernel's outputs and inputs.
-
-ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
 
 MAX_SIZES = 4_096
 """Image sizes for which a block is compiled; torch would compile eight, and run the others uncompiled."""
@@ -69,18 +67,23 @@ def flat_conv(
 ) -> nn.Module:
     """Make a frozen convolution from copies of these weights."""
     outputs, inputs, height, width = weight_OIYX.shape
+    layer: nn.Module
     if height == width == 1:
-        return set_parameters(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
-    flat = nn.Conv2d(
-        inputs,
-        outputs,
-        (height, width),
-        stride=stride,
-        padding=padding,
-        padding_mode=padding_mode,  # type: ignore[arg-type]  # as diffusers' own layer has it
-        device="meta",
-    )
-    return set_parameters(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), bias, dtype)
+        layer, weight = ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0]
+    else:
+        layer = nn.Conv2d(
+            inputs,
+            outputs,
+            (height, width),
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,  # type: ignore[arg-type]  # as diffusers' own layer has it
+            device="meta",
+        )
+        weight = weight_OIYX.contiguous(memory_format=torch.channels_last)
+    layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+    layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
+    return layer
 
 
 class ChannelLinear(nn.Linear):
@@ -88,12 +91,6 @@ class ChannelLinear(nn.Linear):
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         return super().forward(x_NCYX.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def set_parameters(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> ConvOrLinear:
-    layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
-    layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
-    return layer
 
 
 HAS_CACHE = {
