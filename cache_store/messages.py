@@ -3,6 +3,7 @@
 The error has a summary, a short table (field, value found, value wanted now), and the command to run.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -150,13 +151,9 @@ def shorten(before: str, now: str) -> tuple[str, str]:
     before, now = (DIGEST.sub(lambda each: f"{each[0][:DIGEST_SHOWN]}…", printable(value)) for value in (before, now))
     if max(len(before), len(now)) <= CELL:
         return before, now
-    start = max(0, common_length(before, now) - CELL // 3)
+    alike = len(os.path.commonprefix([before, now]))  # noqa: RUF071 (characters are meant)
+    start = max(0, alike - CELL // 3)
     return window(before, start), window(now, start)
-
-
-def common_length(left: str, right: str) -> int:
-    shorter = min(len(left), len(right))
-    return next((place for place in range(shorter) if left[place] != right[place]), shorter)
 
 
 def window(text: str, start: int) -> str:

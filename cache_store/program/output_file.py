@@ -30,10 +30,10 @@ def refuse_output(option: str, path: Path, cache: Path | str) -> None:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
 
 
-def refuse_inside(option: str, path: Path, cache: Path | str, kind: str = "cache") -> None:
-    """Raise ConfigError if `path`, a file or a folder, lies in the cache, or another folder, or is that."""
+def refuse_inside(option: str, path: Path, cache: Path | str) -> None:
+    """Raise ConfigError if `path`, a file or a folder, lies in the cache or is it."""
     if not is_url(cache) and real_path(path).is_relative_to(real_path(Path(cache).expanduser())):
-        raise ConfigError(f"{option}: {path} lies in the {kind} {cache}; name another place")
+        raise ConfigError(f"{option}: {path} lies in the cache {cache}; name another place")
 
 
 def real_path(path: Path) -> Path:

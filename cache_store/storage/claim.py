@@ -23,7 +23,7 @@ CLAIM_FILE = ".claim"
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems without locks."""
 
-HOLDER = re.compile(r"^(?:rank, )?(process (\d+) on (.*))$", re.MULTILINE)
+HOLDER = re.compile(r"^(process (\d+) on (.*))$", re.MULTILINE)
 """A line of the claim file; each rank adds one."""
 
 
@@ -34,15 +34,14 @@ def claim_folder(root: Path, *, wait: bool = False, shared: bool = False) -> Ite
     A shared claim excludes only exclusive ones; its file stays until the next exclusive claim ends. Folders that were
     created here are removed again if they stay empty.
     """
-    holder = f"process {os.getpid()} on {os.uname().nodename}"
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         with locked_claim(root, wait, shared) as stream:
             with name_in_errors(root / CLAIM_FILE):
                 if not shared:
                     stream.truncate(0)
-                text = f"rank, {holder}\n" if shared else f"{holder}\n"
-                os.write(stream.fileno(), text.encode())  # at once: what a full disk leaves in a buffer fails unnamed
+                # At once: what a full disk leaves in a buffer fails unnamed.
+                os.write(stream.fileno(), f"process {os.getpid()} on {os.uname().nodename}\n".encode())
             try:
                 yield
             finally:
@@ -55,17 +54,11 @@ def claim_folder(root: Path, *, wait: bool = False, shared: bool = False) -> Ite
 
 
 def is_claimed(root: Path) -> bool:
-    """Return whether a process seems to hold the folder; it takes no lock, which could stop a process that starts.
-
-    A process on another machine is assumed to run for as long as its claim file exists.
-    """
+    """Return whether a process seems to hold the folder; it takes no lock, which could stop a process that starts."""
     try:
-        holder = re.fullmatch(r"process (\d+) on (.*)\n", (root / CLAIM_FILE).read_text())
+        return bool(holders((root / CLAIM_FILE).read_text()))
     except FileNotFoundError:
         return False
-    if holder is None or holder[2] != os.uname().nodename:
-        return True
-    return is_running(int(holder[1]))
 
 
 def is_running(process: int) -> bool:
@@ -89,9 +82,8 @@ def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
                     fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 stream.seek(0)
-                raise CacheError(
-                    f"{root} is being written by {holders(stream.read())}; wait for it or stop it"
-                ) from None
+                named = ", ".join(holders(stream.read())[-3:]) or "another process"
+                raise CacheError(f"{root} is being written by {named}; wait for it or stop it") from None
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise
@@ -107,10 +99,7 @@ def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
                 return
 
 
-def holders(claim: str) -> str:
-    """Name the last processes in a claim file, except those that have ended here."""
-    here, named = os.uname().nodename, list[str]()
-    for name, process, host in HOLDER.findall(claim):
-        if host != here or is_running(int(process)):
-            named.append(name)
-    return ", ".join(named[-3:]) or "another process"
+def holders(claim: str) -> list[str]:
+    """Name the processes in a claim file, except those of this machine that have ended."""
+    here = os.uname().nodename
+    return [name for name, process, host in HOLDER.findall(claim) if host != here or is_running(int(process))]

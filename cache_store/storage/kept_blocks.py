@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cache_store.log import log_warning
 from cache_store.storage.protocol import Ranges
-from cache_store.storage.publish import publish, scratch_target, unused_attempt
+from cache_store.storage.publish import scratch_beside, scratch_target, unused_attempt
 from cache_store.storage.wrapped import WrappedStore
 
 BLOCK_BYTES = 128 << 10
@@ -116,11 +116,13 @@ class KeptStore(WrappedStore):
         return None
 
     def _keep(self, key: Key, block: memoryview) -> None:
+        path = self._path(key)
         with (
             suppress(FileNotFoundError),  # another process has deleted the scratch file to make room
-            publish(self._path(key), unused_attempt(), sync=lambda descriptor: None) as scratch,
+            scratch_beside(path, unused_attempt(), sync=lambda descriptor: None) as scratch,
         ):
             scratch.write_bytes(b"".join((block, crc_bytes(block))))
+            scratch.replace(path)
 
     def _make_room(self, added: int) -> None:
         """Delete old blocks beyond the bound, as other processes may; scan only after enough was added."""

@@ -63,13 +63,9 @@ def as_os_error(error: Exception, where: str) -> OSError:
     if error_code(error) in TRANSIENT_CODES or BUSY.search(text):
         return transient_error(explained, status, is_away=True)
     is_explained = type(error).__name__ != "GenericError"  # obstore's class for errors whose cause it does not know
-    if isinstance(error, FileNotFoundError) or is_explained or has_status(error) or BUILDER in text:
+    if isinstance(error, FileNotFoundError) or is_explained or STATUS.search(text) or BUILDER in text:
         return explained
     return transient_error(explained, is_away=NO_ANSWER in text)
-
-
-def has_status(error: Exception) -> bool:
-    return STATUS.search(str(error)) is not None
 
 
 def error_code(error: Exception) -> str | None:

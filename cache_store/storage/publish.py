@@ -25,26 +25,19 @@ def flush(descriptor: int) -> None:
 
 
 @contextmanager
-def publish(path: Path, attempt: int = 1, sync: Sync = flush) -> Iterator[Path]:
-    """Yield a scratch path: the file or folder made there becomes `path`, durably, only if the block succeeds."""
-    with scratch_beside(path, attempt, sync) as scratch:
-        yield scratch
-        for made in (*scratch.iterdir(), scratch) if scratch.is_dir() else (scratch,):
-            sync_path(made, sync)
-        scratch.replace(path)
-    sync_path(path.parent, sync)
-
-
-@contextmanager
 def publish_folder(path: Path) -> Iterator[Path]:
     """Yield a scratch folder that becomes `path`, durably, only if the block succeeds.
 
     `path` has one writer at a time, so a scratch folder that exists was left by a process that died.
     """
     clear_folders(path.parent, path.name)
-    with publish(path) as scratch:
+    with scratch_beside(path) as scratch:
         scratch.mkdir()
         yield scratch
+        for made in (*scratch.iterdir(), scratch):
+            sync_path(made)
+        scratch.replace(path)
+    sync_path(path.parent)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from cache_store.format.layout import (
     part_file,
     samples_file,
 )
-from cache_store.format.plan import PlanPart, encoded_texts_digest, is_cut_as, texts_digest
+from cache_store.format.plan import encoded_texts_digest, is_cut_as, texts_digest
 from cache_store.format.roll import Roll
 from cache_store.format.schema import FileRecord, PartTexts, Seal, Spec
 from cache_store.storage.store import Store
@@ -46,14 +46,12 @@ def is_planned(store: Store, spec: Spec) -> bool:
     try:
         plan = open_plan(store)
         return plan.parts == len(spec.parts) and all(
-            has_part(plan.part(part), spec, part) for part in range(plan.parts)
+            is_cut_as(spec, number, (part := plan.part(number)).lengths, part.sizes)
+            and part.computed_digests().part == spec.parts[number]
+            for number in range(plan.parts)
         )
     except CacheError:
         return True
-
-
-def has_part(part: PlanPart, spec: Spec, number: int) -> bool:
-    return is_cut_as(spec, number, part.lengths, part.sizes) and part.computed_digests().part == spec.parts[number]
 
 
 def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:

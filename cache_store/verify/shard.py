@@ -52,13 +52,14 @@ def scan_shard(
     Quantized samples need their `scale`, [rows, C]. The values of sound samples are added to `sums`.
     """
     size, problems = stream.seek(0, os.SEEK_END), dict[int, str]()
-    buffer, decoded = memoryview(bytearray(longest_sample(array))), np.empty(array.sample_bytes, np.uint8)
+    longest = array.sample_bytes + (0 if array.codec == "none" else BLOSC_HEADER.size)  # incompressible data is kept
+    buffer, decoded = memoryview(bytearray(longest)), np.empty(array.sample_bytes, np.uint8)
     for (offset, length, checksum), slot in sorted((each, slot) for slot, each in enumerate(locations) if each):
         if not 0 <= offset < offset + length <= size:
             problems[slot] = f"is at bytes [{offset}, {offset + length}), but the file has {size}"
             continue
-        if length > len(buffer):
-            problems[slot] = f"is {length} bytes long, but a sample has at most {len(buffer)}"
+        if length > longest:
+            problems[slot] = f"is {length} bytes long, but a sample has at most {longest}"
             continue
         stream.seek(offset)
         payload = buffer[: stream.readinto(buffer[:length])]
@@ -74,11 +75,6 @@ def scan_shard(
         if sums is not None:
             sums.add(values)
     return sorted(problems.items())
-
-
-def longest_sample(array: ArraySpec) -> int:
-    # blosc stores incompressible data unchanged after its header.
-    return array.sample_bytes + (0 if array.codec == "none" else BLOSC_HEADER.size)
 
 
 def finite_values(decoded: np.ndarray, array: ArraySpec, scale: Scale | None) -> np.ndarray:
@@ -232,19 +228,17 @@ class ShardVerifier:
     def _data_findings(
         self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool, sums: RunningSums | None
     ) -> Iterator[Finding]:
-        shard, (name, table, *_) = task.shard, self._files(task)
+        shard, (name, table, *_), problems = task.shard, self._files(task), list[tuple[int | None, str]]()
         try:
             with self._store.open(name) as stream:
-                problems = scan_shard(stream, samples.array, samples.locations, samples.scale, sums)
+                problems += scan_shard(stream, samples.array, samples.locations, samples.scale, sums)
         except DAMAGE as error:
             yield damage_finding(error, self._store, name, shard)
             return
         file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")
         rows = self._spec.shard_rows(shard)
-        for slot, problem in (*problems, *self._structure_problems(name, samples)):
+        if data := self._store.map(name):  # an empty file's size is already reported
+            problems += shard_format(self._spec).structure_problems(data, samples)
+        for slot, problem in problems:
             row = None if slot is None or slot >= len(rows) else rows[slot]
             yield Finding(shard=shard, row=row, file=file, problem=differs + problem)
-
-    def _structure_problems(self, name: str, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
-        if data := self._store.map(name):  # else its size is already reported
-            yield from shard_format(self._spec).structure_problems(data, samples)

@@ -17,15 +17,13 @@ import pytest
 
 from cache_store.storage import objects, retry
 
-Kind = Literal["500", "503", "429", "409", "403", "400", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
+Kind = Literal["500", "503", "429", "409", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
 
 REFUSALS = {
     "500": "InternalError",
     "503": "SlowDown",
     "429": "TooManyRequests",
     "409": "ConditionalRequestConflict",
-    "403": "InvalidAccessKeyId",
-    "400": "ExpiredToken",
 }
 """Codes of errors that the proxy answers itself."""
 

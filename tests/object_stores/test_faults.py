@@ -128,11 +128,3 @@ def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables,
     for line in (f"cache-store info {address}", f"cache-store verify {address}", build(scene, address)):
         assert_one_line(said := run(line, code=code), line.split()[0], named)
         assert "waiting" not in said
-
-
-@pytest.mark.parametrize("kind", ["403", "400"])
-def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind):
-    proxy.fail(kind, "GET|HEAD|PUT", times=10**6)
-    for line in (f"cache-store info {url}", build(scene, url)):
-        assert_one_line(said := run(line, code=1), line.split()[0], "AWS_ACCESS_KEY_ID")
-        assert "waiting" not in said

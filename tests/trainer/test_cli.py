@@ -180,7 +180,7 @@ def test_options_that_exclude_each_other_and_missing_ones_are_named(configured, 
     for options, names in EXCLUDING:
         refusal(2, configured(), "train", *options, names=names)
     assert main(["train"]) == 2
-    assert_names(capsys.readouterr().err, "cache caches data.views model.language_model run.output")
+    assert_names(capsys.readouterr().err, "model.language_model run.output")
 
 
 def test_a_tracker_that_is_not_installed_is_named(configured, refusal, monkeypatch, tmp_path):
