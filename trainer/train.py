@@ -53,7 +53,7 @@ from trainer.run.memory import fit_memory, gpu_uuid, memory_bytes, peak_memory_b
 from trainer.run.parallel import World
 from trainer.run.session import Session
 from trainer.run.update import Update, Updater
-from trainer.run.validation import CutShortError, sample_names, sample_scores, shuffle_test
+from trainer.run.validation import CutShortError, sample_names, shuffle_test
 
 MOST_SKIPPED = 10
 """Steps skipped in a row after which a run with `run.nonfinite: skip` stops."""
@@ -233,15 +233,12 @@ class TrainingRun:
     @property
     def validation_due(self) -> bool:
         last, regular = self.completed == self.total_steps, self.completed % self.config.run.eval_every == 0
-        return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
+        return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 1
 
     def validate(self) -> Validation:
         """Measure loss and accuracy, and caption some samples; CutShortError if a rank is stopped."""
         if self.stopping:
             raise CutShortError
-        if len(numbers := self.session.split.validation) < 2:
-            own = sample_scores(self.session, numbers, STOP_REQUEST.is_set)
-            return Validation({"val_loss": own.mean_loss, "val_accuracy": own.accuracy}, self.caption())
         result = shuffle_test(self.session, STOP_REQUEST.is_set)
         summary = f"step {self.completed:,}: {result.on_one_line}"
         return Validation(

@@ -44,9 +44,6 @@ class Views(JoinedCache):
         super().__init__(views[0].caches, excluded_rows=np.concatenate([each.rejected_rows() for each in views]))
         self.views = tuple(views)
 
-    def __repr__(self) -> str:
-        return f"Views({', '.join(map(repr, self.views))})"
-
     def __reduce__(self) -> tuple[object, tuple[object]]:
         return Views, (self.views,)
 

@@ -73,10 +73,6 @@ def take_language_model(full: Transformers, image_parts_of: Transformers) -> Lan
     return model
 
 
-def unreadable_model(error: Exception) -> ModelError:
-    return ModelError(f"cannot be loaded: {explain_unreadable(error)}")
-
-
 def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None = None) -> Transformers:
     """Load transformers' model; ModelError for weights that the checkpoint lacks, which would be random."""
     config = read_causal_config(path)
@@ -85,7 +81,7 @@ def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None
             path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, device_map=device
         )
     except UNREADABLE_MODEL as error:
-        raise unreadable_model(error) from None
+        raise ModelError(f"cannot be loaded: {explain_unreadable(error)}") from None
     if missing := sorted(report["missing_keys"]):  # for a weight of another shape, transformers itself raises an error
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise ModelError(
@@ -101,7 +97,7 @@ def read_causal_config(path: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except UNREADABLE_MODEL as error:
-        raise unreadable_model(error) from None
+        raise ModelError(f"cannot be loaded: {explain_unreadable(error)}") from None
     if getattr(config, "quantization_config", None):
         raise ModelError(
             "is quantised (quantization_config in its config.json), which is not supported: name a model in float32, "

@@ -201,11 +201,8 @@ class Projectors(nn.Module):
     def tokens(self, samples: Mapping[str, Tensor]) -> list[Tensor]:
         return [each(samples[name]) for name, each in self.items()]
 
-    def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
-        """Return all towers' tokens, [N, P, D]; a bare tensor is the samples of the only tower."""
-        if isinstance(samples, Tensor):
-            (name,) = self.names
-            samples = {name: samples}
+    def forward(self, samples: Mapping[str, Tensor]) -> Tensor:
+        """Return all towers' tokens, [N, P, D]."""
         return torch.cat(self.tokens(samples), 1)
 
     def blocks(

@@ -1,6 +1,5 @@
 """Finding and loading a trained projector: in a run, a checkpoint, an exported folder or a file."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ def load_projector(path: str | Path) -> TrainedProjector:
     to such tensors. It returns the embeddings that follow BOS in the language model's `inputs_embeds`: [N, tokens,
     width], float32. Its `config` describes the rest.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"path must be that of a run, a checkpoint or a projector's file, got {type(path).__name__}")
     return TrainedProjector(find_projector(Path(path).expanduser()))
 
 

@@ -211,7 +211,7 @@ class Session:
             )
         trained_on = f"{len(split.train):,} to train on, " if to_train else ""
         left_out = f", {split.unlabelled:,} skipped: no assistant's words" if split.unlabelled else ""
-        too_few = ": too few to compare with another's image" if to_train and len(split.validation) == 1 else ""
+        too_few = ": too few to validate" if to_train and len(split.validation) == 1 else ""
         self.world.say(f"samples: {trained_on}{len(split.validation):,} held out{too_few}{left_out}")
         return split
 

@@ -15,8 +15,7 @@ from tests.named import assert_names
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
 from tests.trainer.answers import export_and_ask, filled, reported
 from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
-from tests.trainer.models import PROMPTS, assert_batched_as_alone
-from tests.trainer.multimodal import save_gemma
+from tests.trainer.models import PROMPTS, assert_batched_as_alone, save_gemma
 from tests.trainer.runs import Caches, assert_near_run, train_alone, train_on_two_ranks
 from trainer import load_projector
 from trainer.cli import main

@@ -17,24 +17,22 @@ from tests.named import assert_names
 from tests.trainer.answers import export_and_ask
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.models import (
-    PROMPTS,
-    SCALED,
-    assert_batched_as_alone,
-    load,
-    make_generator,
-    make_latents,
-    save_decoder,
-)
-from tests.trainer.multimodal import (
     BOI,
     CHECKPOINTS,
     EOI,
     FEATURES,
     IMAGE,
     PATCHES,
+    PROMPTS,
+    SCALED,
     SIDE,
     TOKENS,
+    assert_batched_as_alone,
+    load,
+    make_generator,
+    make_latents,
     save_checkpoint,
+    save_decoder,
     save_gemma,
 )
 from tests.trainer.runs import metrics, open_alone, train_alone

@@ -47,7 +47,7 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     latents = as_tensor(session.cache.first.read(np.arange(5)))
     projector = load_projector(shutil.copy(config.run.folder / PROJECTOR_FILE, tmp_path / "alone"))
     # A matrix that needs a gradient may be multiplied by another kernel.
-    assert torch.equal(projector(latents), session.model.projectors.requires_grad_(False)(latents))
+    assert torch.equal(projector(latents), session.model.projectors.requires_grad_(False)({"world": latents}))
     for wrong, shown in [(latents[0], r"\[4, 3, 2\]"), (latents.numpy(), r"\[5, 4, 3, 2\]")]:
         with pytest.raises(ConfigError, match=rf"\[N, 4, 3, 2\].* world.*{shown}$"):
             projector(wrong)

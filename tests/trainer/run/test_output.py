@@ -35,7 +35,7 @@ from trainer.run.checkpoint import (
     read_state,
 )
 from trainer.run.figures import Validation
-from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
+from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_of
 from trainer.run.update import make_optimizer, parameter_groups
 from trainer.train import TrainingRun
 
@@ -127,20 +127,6 @@ def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusa
     fill(run, {name: text, "made/text/.claim": ""})
     refusal(2, configured(text_dir=str(run / "made" / "text")), names=f"run.output: {run} {name.partition('/')[0]}")
     assert {path for path in run.rglob("*") if path.is_file()} == {run / name, run / "made/text/.claim"}
-
-
-def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, tmp_path):
-    run = tmp_path / "run"
-    config = configured(text_dir=str(run / "made" / "text"))
-    stages = [
-        run.mkdir,
-        lambda: fill(run, {".claim": "", ".config.yaml.1.partial": "", "made/text/.claim": ""}),
-        lambda: (write_config(config), fill(run, {"metrics.jsonl": "", "notes.txt": ""})),
-        lambda: (save_steps(checkpoints_of(config.run).root, 5), (run / CONFIG_FILE).unlink()),
-    ]
-    for leave in stages:
-        leave()
-        refuse_foreign_output(config)
 
 
 def write_steps(config: TrainConfig, completed: int, last: int) -> list[Any]:

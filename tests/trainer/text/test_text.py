@@ -20,7 +20,7 @@ from demo.dataset import is_held_out
 from tests.make_cache import caption
 from tests.named import assert_names
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
-from tests.trainer.multimodal import LLAVA_TEMPLATE
+from tests.trainer.models import LLAVA_TEMPLATE
 from tests.trainer.runs import damages
 from trainer.text.chat import ChatTokenizer, TokenizedText, to_messages
 from trainer.text.store import TextStore, make_text, text_folder

@@ -1,4 +1,4 @@
-"""A run from two caches of one plan: a VAE's latents and a vision tower's tokens, read one after the other."""
+"""Runs from several caches: of two towers, or views whose moments are drawn from; their order and form decide."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,10 @@ import torch
 from cache_store import open_cache
 from tests.make_cache import make_cache, text_recipe
 from tests.named import assert_names
-from tests.trainer.conftest import MakeConfig, describe, described_cache
-from tests.trainer.runs import Caches, named_fields, open_alone, train_alone
-from trainer import load_projector
+from tests.trainer.conftest import MEAN, STD, MakeConfig, describe, described_cache
+from tests.trainer.runs import Caches, command, metrics, named_fields, open_alone, train_alone
+from trainer import LatentStream, load_projector, sample_posterior
+from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.data.draws import as_tensor
 from trainer.model.model_config import TowerConfig
@@ -136,3 +137,61 @@ def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, re
     error = refusal(1, configured_here("two", cache={"siglip": caches["siglip"]}), "eval")
     assert named_fields(error) == {"towers"}
     assert_names(error, "--caches world: siglip:")
+
+
+REJECTS = ([3], [3, 11])
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A plain and a flipped view of 4 means of 3x2 cells, with as many log-variances."""
+    home, latents = tmp_path_factory.mktemp("paths"), np.random.default_rng(0).standard_normal((2, 40, 8, 3, 2))
+    options = {"posterior": "moments", "latents_mean": MEAN, "latents_std": STD}
+    for place, (shown, rejected) in enumerate(zip(latents.astype(np.float32), REJECTS, strict=True)):
+        image = {"flip": place == 1}
+        described_cache(home / f"view-{place}", 40, latents=shown, rejected=rejected, image=image, **options)
+    return [str(home / f"view-{place}") for place in range(2)]
+
+
+@pytest.fixture(scope="module")
+def viewed(configured_here: MakeConfig, paths: list[str]) -> TrainConfig:
+    return train_alone(configured_here("whole", cache=paths, max_steps=12))
+
+
+def test_a_batch_holds_each_samples_view_and_draw(viewed):
+    session = open_alone(viewed)
+    views = [open_cache(view["world"]) for view in viewed.views]
+    order, seen = session.loader.stream.order, set()
+    for step in range(8):
+        (batch,) = (loaded := session.loader(step)).micro_batches
+        positions = np.arange(8 * step, 8 * step + 8)
+        rows = session.cache.rows(loaded.numbers)
+        stored = [view.read(rows - np.searchsorted(view.rejected_rows(), rows)) for view in views]
+        chosen = order.views(order.places(positions), len(views))
+        expected = sample_posterior(np.stack(stored)[chosen, np.arange(8)], seed=0, positions=positions)
+        assert torch.equal(batch.latents["world"], expected)
+        seen |= {*zip(rows.tolist(), chosen.tolist(), strict=True)}
+    assert len(seen) > len(views) * 29  # of some 30 samples in two epochs
+    paths = [view["world"] for view in viewed.views]
+    own_loop = LatentStream(paths, 8, samples=session.split.train, draw=True).batch(7)
+    assert torch.equal(own_loop["latents"], batch.latents["world"])
+
+
+def test_validation_reads_the_first_view_and_the_mean(configured_here, viewed, paths, capsys):
+    """Evaluations do so too, however they are configured."""
+    assert main(command(configured_here("whole", cache=paths, posterior="mean"), "eval")) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["own"] == metrics(viewed.run.folder, "val_loss")[12]
+    session = open_alone(viewed)
+    numbers, first = session.split.validation, open_cache(viewed.towers["world"])
+    latents = session.loader.load(numbers, numbers).latents["world"]
+    rows = session.cache.rows(numbers)
+    stored = torch.from_numpy(first.read(rows - np.searchsorted(first.rejected_rows(), rows)))
+    assert torch.equal(latents, stored)
+    projector = session.model.projectors["world"]
+    assert torch.equal(projector(latents), projector(stored[:, :4]))
+
+
+def test_a_run_resumes_only_with_its_views_in_order_and_its_posterior(configured_here, viewed, paths, refusal):
+    error = refusal(1, configured_here("whole", cache=paths[::-1]))
+    assert {"cache identity", "data.views.1", "data.views.2"} <= named_fields(error)
+    assert named_fields(refusal(1, configured_here("whole", cache=paths, posterior="mean"))) == {"data.posterior"}
