@@ -13,14 +13,7 @@ from typing import Any, BinaryIO, NoReturn, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cache_store.cache.metadata import (
-    read_commit,
-    record_bytes,
-    stored_sha256,
-    sums_of,
-    write_rejected,
-    write_roll,
-)
+from cache_store.cache.metadata import read_commit, record_bytes, stored_sha256, sums_of, write_rejected, write_roll
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import SEAL_FILE, SHARDS_FILE, commit_file

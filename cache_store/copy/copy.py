@@ -34,12 +34,7 @@ from cache_store.cache.survey import ShardOnDisk, Survey, size_problem, survey_r
 from cache_store.copy.shards import CacheAt, OldShard, OldShardError, copy_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
-from cache_store.format.layout import (
-    BUILD_FILE,
-    SEAL_FILE,
-    TEXTS_FILE,
-    commit_file,
-)
+from cache_store.format.layout import BUILD_FILE, SEAL_FILE, TEXTS_FILE, commit_file
 from cache_store.format.record import canonical_json, sign
 from cache_store.format.schema import (
     CommitRecord,

@@ -17,14 +17,7 @@ from cache_store.errors import SourceError
 from cache_store.format.array import ArraySpec
 from cache_store.format.plan import answers_of, text_of
 from cache_store.format.tables import CLIP_START, REJECTED, TOKENS, WITHDRAWN
-from cache_store.gallery.pictures import (
-    choose_frames,
-    frames_shown,
-    preview,
-    psnr,
-    side_by_side,
-    thumbnails,
-)
+from cache_store.gallery.pictures import choose_frames, frames_shown, preview, psnr, side_by_side, thumbnails
 from cache_store.program.progress_bar import ProgressBar
 
 DRAWN_SAMPLES, DRAWN_SHARDS, DRAWN_BYTES = 16_384, 64, 2**28

@@ -119,12 +119,7 @@ def version_of_info(info: Mapping[str, Any]) -> Version:
 @contextmanager
 def explain_hub_errors(where: str) -> Iterator[None]:
     """Raise errors of the network and the Hub as OSErrors that name the address and what to check."""
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
-        EntryNotFoundError,
-        HTTPError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import EntryNotFoundError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
 
     try:
         yield

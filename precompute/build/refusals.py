@@ -11,16 +11,7 @@ from cache_store.format.layout import COMMITS, PLAN, SEAL_FILE, SPEC_FILE, commi
 from cache_store.format.schema import Recipe, Spec
 from cache_store.format.tables import WITHDRAWN, reason_kind
 from cache_store.log import log_warning
-from cache_store.messages import (
-    ABSENT,
-    Difference,
-    abridge,
-    align_rows,
-    counted,
-    printable,
-    recipe_differences,
-    refuse,
-)
+from cache_store.messages import ABSENT, Difference, abridge, align_rows, counted, printable, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding
 from precompute.build.decide import Work

@@ -9,22 +9,9 @@ from dataclasses import replace
 
 import msgspec
 
-from cache_store.cache.metadata import (
-    metadata_of,
-    put_in_force,
-    put_part,
-    put_texts,
-    write_build,
-)
+from cache_store.cache.metadata import metadata_of, put_in_force, put_part, put_texts, write_build
 from cache_store.format.formats import files_of_shard
-from cache_store.format.layout import (
-    PLAN,
-    SEAL_FILE,
-    TEXTS,
-    TEXTS_FILE,
-    commit_file,
-    part_file,
-)
+from cache_store.format.layout import PLAN, SEAL_FILE, TEXTS, TEXTS_FILE, commit_file, part_file
 from cache_store.format.schema import Listed, Spec
 from cache_store.storage.store import Store, with_listing
 from precompute.build.decide import Work

@@ -13,12 +13,7 @@ from typing import Any
 
 from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
 from huggingface_hub import logging as hub_logging
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
-    EntryNotFoundError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-)
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
 
 from cache_store.errors import MissingPathError, ModelError
 from cache_store.log import log_info

@@ -21,14 +21,7 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import Index
 from precompute.sources.archives.tar import ImageTar
 from precompute.sources.config import FieldNames
-from precompute.sources.fields import (
-    Conversation,
-    Turn,
-    as_caption,
-    captions_of,
-    conversation_of,
-    read_text,
-)
+from precompute.sources.fields import Conversation, Turn, as_caption, captions_of, conversation_of, read_text
 from precompute.sources.image_store import open_archive
 from precompute.sources.images import ALL, Names, Source
 from precompute.sources.listing import HIDDEN, MASK, NOT_UTF8, BadFiles, Samples, counted_suffix, is_mask

@@ -2,13 +2,7 @@
 
 import pytest
 
-from tests.precompute.acts import (
-    NOT_ENCODED,
-    Act,
-    image,
-    other_image,
-    source,
-)
+from tests.precompute.acts import NOT_ENCODED, Act, image, other_image, source
 from tests.precompute.conftest import Project, image_bytes, make_vae
 
 

@@ -14,13 +14,7 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.publish import publish_folder
 from trainer.config import views_of_run
 from trainer.export import standalone
-from trainer.model.projector_file import (
-    CONFIG_FILE,
-    PROJECTOR_FILE,
-    ProjectorConfig,
-    Tower,
-    projector_bytes,
-)
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, Tower, projector_bytes
 from trainer.run.checkpoint import STATE_FILE
 from trainer.run.folder import read_records
 from trainer.run.load_projector import config_of_run, load_projector

@@ -20,14 +20,7 @@ from trainer.model.kernels import choose_attention
 from trainer.model.load_language_model import PRECISIONS, load_with_whole, refuse_no_language_model
 from trainer.model.model import Reconstruction, WorldModel
 from trainer.model.pretrained import pretrained_name
-from trainer.model.projector_file import (
-    ProjectorConfig,
-    ReadBy,
-    TextRule,
-    TrainedProjector,
-    Training,
-    library_versions,
-)
+from trainer.model.projector_file import ProjectorConfig, ReadBy, TextRule, TrainedProjector, Training, library_versions
 from trainer.model.towers import (
     describe_by_tower,
     describe_form,

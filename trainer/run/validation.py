@@ -17,12 +17,7 @@ from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
 from trainer.config import TrainConfig
 from trainer.data.buckets import parts_alike
 from trainer.data.prefetch import prefetched
-from trainer.run.checkpoint import (
-    CheckpointState,
-    is_of_another_cache,
-    read_state,
-    refuse_other_projector,
-)
+from trainer.run.checkpoint import CheckpointState, is_of_another_cache, read_state, refuse_other_projector
 from trainer.run.figures import Metrics
 from trainer.run.folder import checkpoints_of
 from trainer.run.parallel import World

@@ -17,13 +17,7 @@ from cache_store import open_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, NewerFormatError
 from tests.named import assert_names
 from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, MakeConfig, described_cache, save_language_model
-from tests.trainer.runs import (
-    damages,
-    metrics,
-    named_fields,
-    open_alone,
-    train_alone,
-)
+from tests.trainer.runs import damages, metrics, named_fields, open_alone, train_alone
 from trainer import load_projector
 from trainer.config import TrainConfig
 from trainer.data.draws import as_tensor
