@@ -13,15 +13,14 @@ from diffusers import AutoencoderKLWan
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from cache_store.cache.metadata import read_spec, write_build
+from cache_store.cache.metadata import write_build
 from cache_store.cache.reader import open_cache
-from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleError
+from cache_store.errors import EncodeOnceError, ModelError, StaleError
 from cache_store.gallery.pictures import psnr
 from cache_store.gallery.rows import Showcase
 from precompute.cli import main
 from precompute.gallery import DecodedGalleryConfig, open_decoder
 from precompute.source_images import open_source_images
-from tests.make_cache import make_cache
 from tests.precompute.conftest import BROKEN, image_bytes, make_vae
 
 
@@ -85,23 +84,6 @@ def test_a_finetuned_decoder_is_accepted_but_no_incomplete_or_other_one(built_on
 def recorded(images: object, **image: object) -> dict[str, object]:
     sections = {"source": {"kind": "folder", "path": str(images)}, "encoder": {"model": "org/name"}, "store": {}}
     return {**sections, "image": {"height": 8, "width": 8, **image}}
-
-
-def test_source_images_are_upright_and_fitted(tmp_path):
-    picture = Image.new("RGB", (64, 32), "red")
-    picture.paste("blue", (0, 16, 64, 32))
-    exif = picture.getexif()
-    exif[0x0112] = 3  # turned by 180 degrees
-    picture.save(tmp_path / "turned.png", exif=exif)
-    cache = make_cache(tmp_path / "cache", np.zeros((1, 4, 1, 1), np.float32))
-    write_build(cache, recorded(tmp_path))
-    read, array = open_source_images(cache), read_spec(cache).array_of(0)
-    image_TYX3, _ = read({"uri": "turned.png", "place": None}, array)
-    assert image_TYX3.shape == (1, 8, 8, 3)
-    assert [image_TYX3[0, y, 4].tolist() for y in (1, 6)] == [[0, 0, 255], [255, 0, 0]]
-    for name in ("other.png", "../turned.png"):
-        with pytest.raises(SourceError, match=re.escape(name)):
-            read({"uri": name, "place": None}, array)
 
 
 OTHER_VERSIONS = {

@@ -8,15 +8,13 @@ from pathlib import Path
 from threading import Semaphore, Thread
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
 from cache_store.cache.commit import ShardFiles
-from cache_store.cache.metadata import file_record, open_plan, read_commit, read_samples, read_spec, read_sums
-from cache_store.cache.writer import ShardBuilder
-from cache_store.errors import CacheError, StaleError
+from cache_store.cache.metadata import file_record, read_commit, read_samples, read_spec, read_sums
+from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import commit_file
 from cache_store.format.record import sign
@@ -24,50 +22,9 @@ from cache_store.format.schema import CommitRecord
 from cache_store.format.sums import ShardSums
 from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.protocol import File, Store
-from tests.cache_store.conftest import REJECTED, contents
-from tests.make_cache import make_cache, outcome
+from tests.cache_store.conftest import REJECTED
+from tests.make_cache import make_cache
 from tests.memory_store import MemoryStore
-
-
-@pytest.fixture
-def store(tmp_path, latents, store_format) -> LocalStore:
-    """A cache without shard 0."""
-    path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, seal=False)
-    for name in (commit_file(0), *files_of_shard(read_spec(path), 0)):
-        (path / name).unlink()
-    return LocalStore(path)
-
-
-def writer(store, latents) -> ShardBuilder:
-    """Write shard 0 without committing it."""
-    planned = open_plan(store).shard(0)
-    rgb = np.zeros((planned.num_rows, *latents.shape[2:], 3), np.float32)
-    builder = ShardBuilder(store, read_spec(store), 0, planned, shared=True).__enter__()
-    builder.append(latents[: planned.num_rows], rgb, [outcome(row, row in REJECTED) for row in range(planned.num_rows)])
-    return builder
-
-
-def commit(builder, device="cpu"):
-    try:
-        return builder.commit(seconds=1.0, device=device, versions={})
-    finally:
-        builder.__exit__(None, None, None)
-
-
-def test_the_first_writer_of_a_shard_wins(store, latents):
-    """Two write at the same time, one later, and one writes different latents."""
-    first, second, other = writer(store, latents), writer(store, latents), writer(store, latents + 1)
-    record = commit(first)
-    before = contents(store.root)
-    assert commit(second) == record
-    assert (first.is_others, second.is_others) == (False, True)
-    assert commit(writer(store, latents)) == record
-    with pytest.raises(StaleError, match=r"(?s)shard 0.*device.*cuda:7"):
-        commit(other, device="cuda:7")
-    assert contents(store.root) == {name: data for name, data in before.items() if ".partial" not in name}
-
-
-# Every schedule of two writers.
 
 
 class Killed(BaseException):

@@ -51,15 +51,6 @@ def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance, flip):
 MENDED = {sample_name(number).replace("-", "_"): image_bytes(number) for number in BROKEN}
 
 
-def test_rejects_do_not_move_their_neighbours(built):
-    """If the broken images are mended, every other latent keeps its bits."""
-    built.has(**MENDED)
-    built.build(name="whole")
-    with_rejects, without = open_cache(built.cache), open_cache(built.folder / "whole")
-    assert len(without) == SAMPLES
-    np.testing.assert_array_equal(with_rejects.read(np.arange(len(GOOD))), without.read(np.array(GOOD)))
-
-
 def test_images_of_broken_exif_are_cached_and_counted(project):
     """The count is the whole cache's, whichever run built the shards, also in a copy of another form."""
     no_exif = save(Image.open(io.BytesIO(image_bytes(2))), "PNG", exif=bytes(8))

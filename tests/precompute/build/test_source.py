@@ -125,19 +125,6 @@ def test_what_is_missing_is_asked_of_each_build(project, listings):
     assert len(listings) == 5
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
-def test_a_file_more_or_less_is_seen(project, kind):
-    file = as_files(project, kind)
-    project.build()
-    more = write_pictures(kind, file.with_name("9"), 20)
-    project.build(code=1)
-    more.unlink()
-    with project.place.untouched():
-        project.build()
-    file.rename(more)
-    project.build(code=1)
-
-
 DOUBTS = {
     "build record lost": lost("build.json"),
     "build record of another cache": copied("images", "build.json"),

@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.errors import ConfigError
-from precompute.encode.rank import Rank, find_rank
+from precompute.encode.rank import find_rank
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
@@ -63,10 +63,3 @@ def test_a_rank_that_cannot_be_is_refused(typed, environment, named):
     with pytest.raises(ConfigError) as caught:
         find_rank(*typed, environment)
     assert [each for each in named if each not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 7])
-def test_ranks_share_out_the_shards_that_are_left(world_size):
-    left = [0, 1, 4, 5, 9]
-    ranks = [Rank(index=index, world_size=world_size) for index in range(world_size)]
-    assert sorted(shard for rank in ranks for shard in rank.shards_of(left)) == left
