@@ -102,27 +102,10 @@ def withdraw(caches: Sequence[str | Path | Store], ids: Collection[str]) -> Iter
             claims.enter_context(store.claim())
             resume_withdrawal(store)
         withdrawals = [Withdrawal(store, ids) for store in stores]
-        refuse_unknown(stores, ids, [each.counts for each in withdrawals])
         for each in withdrawals:
             each.refuse_unfit()
         for each in withdrawals:
             yield each.carry_out()
-
-
-def refuse_unknown(stores: Sequence[Store], ids: Collection[str], counts: Sequence[Counter[str]]) -> None:
-    """Raise ConfigError for ids that a plan does not have, CacheError for ids that one has more than once."""
-    for store, found in zip(stores, counts, strict=True):
-        if unknown := [name for name in ids if name not in found]:
-            apart = "; withdraw from caches of another plan by themselves" if len(stores) > 1 else ""
-            raise ConfigError(
-                f"the plan of {store} does not have {counted(len(unknown), 'id')}: {abridge(unknown)}; nothing was "
-                f"changed{apart}"
-            )
-        if repeated := [name for name, count in found.items() if count > 1]:
-            raise CacheError(
-                f"the plan of {store} has {counted(len(repeated), 'id')} more than once: {abridge(repeated)}; nothing "
-                "was changed"
-            )
 
 
 class Withdrawal:
@@ -131,8 +114,8 @@ class Withdrawal:
     def __init__(self, store: Store, ids: Collection[str]) -> None:
         """Find the ids in the plan; StaleError if the cache is unfinished."""
         self._store, self._build, self._seal = store, read_build(store), open_cache(store).seal
-        self._plan = open_plan(store, read_spec(store))
-        self.counts = Counter[str]()
+        self._plan, self._ids = open_plan(store, read_spec(store)), ids
+        self._counts = Counter[str]()
         """How often the plan has each id."""
         self._left: dict[int, pa.Table] = {}
         """Per shard: ids, and which are left to withdraw."""
@@ -140,16 +123,23 @@ class Withdrawal:
         for shard in range(self._plan.num_shards):
             rows = self._plan.shard(shard, ["id"])
             if pc.any(mask := pc.is_in(rows["id"], wanted)).as_py():
-                self.counts.update(rows["id"].filter(mask).to_pylist())
+                self._counts.update(rows["id"].filter(mask).to_pylist())
                 is_gone = pa.array(is_withdrawn(self._plan.shard(shard, ["state"])))
                 if pc.any(left := pc.and_not(mask, is_gone)).as_py():
                     self._left[shard] = pa.table({"id": rows["id"], "left": left})
 
     def refuse_unfit(self) -> None:
-        """Raise CacheError if the cache is damaged, or would have no sample left."""
+        """Refuse unknown and repeated ids, a damaged cache, and one that would have no sample left."""
+        store = self._store
+        if unknown := [name for name in self._ids if name not in self._counts]:
+            named = f"{counted(len(unknown), 'id')}: {abridge(unknown)}"
+            raise ConfigError(f"the plan of {store} does not have {named}; nothing was changed")
+        if repeated := [name for name, count in self._counts.items() if count > 1]:
+            named = f"{counted(len(repeated), 'id')} more than once: {abridge(repeated)}"
+            raise CacheError(f"the plan of {store} has {named}; nothing was changed")
         if not self._left:
             return
-        store, report = self._store, verify(self._store, "quick")
+        report = verify(store, "quick")
         replace(report, findings=tuple(each for each in report.findings if each.kind != "stray")).raise_if_damaged()
         records, num_cached = survey_records(store).records, 0
         for shard, rows in self._left.items():
@@ -162,7 +152,7 @@ class Withdrawal:
             raise CacheError(f"{store} would have no sample left; delete the cache instead. Nothing was changed")
 
     def carry_out(self) -> Withdrawn:
-        store, build, samples = self._store, self._build, self.counts.total()
+        store, build, samples = self._store, self._build, self._counts.total()
         left = {name for rows in self._left.values() for name in rows["id"].filter(rows["left"]).to_pylist()}
         if not left:
             return Withdrawn(store=store, samples=samples)

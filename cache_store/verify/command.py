@@ -46,7 +46,7 @@ def run_verify(caches: Sequence[str], config: VerifyConfig) -> int:
                 raise
             log_error(error_text(error))
             codes.add(getattr(error, "exit_code", 1))
-            report = report_of_error(cache, config, error_text(error))
+            report = stopped(cache, config, error_text(error))
         reports[cache] = report, began
         if metrics:
             write_metrics(metrics, reports)
@@ -68,7 +68,7 @@ def report_files(caches: Sequence[str], report: str | None) -> dict[str, str | N
 
 def verify_one(cache: str, config: VerifyConfig, report_file: str | None) -> Report:
     def failed(error: str) -> dict[str, object]:
-        return report_of_error(cache, config, error).as_dict(FILE)
+        return stopped(cache, config, error).as_dict(FILE)
 
     with json_report("cache-store verify", report_file, cache, failed, prints=config.json) as fields:
         report = verify_with_a_bar(cache, config)
@@ -79,7 +79,7 @@ def verify_one(cache: str, config: VerifyConfig, report_file: str | None) -> Rep
     return report
 
 
-def report_of_error(cache: str, config: VerifyConfig, error: str) -> Report:
+def stopped(cache: str, config: VerifyConfig, error: str) -> Report:
     return Report(cache=cache, level=config.resolved_level, subset=config.subset, error=error)
 
 

@@ -11,8 +11,15 @@ from cache_store.cache.commit import make_seal
 from cache_store.cache.metadata import metadata_of, open_plan, read_texts
 from cache_store.cache.survey import Survey, held_recipe, size_problem
 from cache_store.errors import DAMAGE, CacheError, StaleError
-from cache_store.format.layout import BUILD_FILE, SEAL_FILE, TEXTS_FILE, commit_file, part_file, samples_file
-from cache_store.format.plan import encoded_texts_digest, is_cut_as, texts_digest
+from cache_store.format.layout import (
+    BUILD_FILE,
+    SEAL_FILE,
+    TEXTS_FILE,
+    commit_file,
+    part_file,
+    samples_file,
+)
+from cache_store.format.plan import PartDigests, Plan, encoded_texts_digest, is_cut_as, texts_digest
 from cache_store.format.roll import Roll
 from cache_store.format.schema import FileRecord, PartTexts, Seal, Spec
 from cache_store.storage.store import Store
@@ -89,61 +96,65 @@ class CheckedPlan:
                 yield Finding(shard=shard, file=commit_file(shard), problem=problem)
 
 
-class PlanChecker:
-    """Checks the parts of the plan and their texts: their sizes, and the SHA-256 of parts whose shards are read.
+def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> CheckedPlan:
+    """Check the parts of the plan and their texts: their sizes, and the SHA-256 of parts whose shards are read.
 
     Rows are read at level deep, and at level full without a seal.
     """
+    seal = seal if seal and seal.spec == spec else None
+    plan, levels, checked = open_plan(store, spec), [task.level for task in tasks], CheckedPlan()
+    try:
+        texts = read_texts(store)
+        if len(texts.parts) < len(spec.parts):
+            raise CacheError(f"has the texts of {len(texts.parts)} parts, {len(spec.parts)} are planned")
+    except DAMAGE as error:
+        checked.findings.append(damage_finding(error, store, TEXTS_FILE))
+        texts = None
+    for number, shards in enumerate(spec.part_shards):
+        is_read = any(levels[shard] != "quick" for shard in shards)
+        files = [seal and seal.plan_files[number], texts and texts.parts[number].file(number)]
+        found = [part_finding(store, file, is_read) for file in files if file]
+        checked.findings.extend(filter(None, found))
+        read = [shard for shard in shards if levels[shard] in (("deep",) if seal else ("full", "deep"))]
+        if read and not any(found) and texts:
+            name = part_file(number)
+            try:
+                digests = digests_of_part(plan, spec, number)
+                checked.samples.update({shard: digests.shards[shard - shards[0]] for shard in read})
+                name = texts.parts[number].file(number).path
+                checked.texts.update(encoded_texts(plan, spec, number, texts.parts[number], read))
+            except DAMAGE as error:
+                checked.findings.append(damage_finding(error, store, name))
+    return checked
 
-    def __init__(self, store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> None:
-        self._store, self._spec, self._seal = store, spec, seal if seal and seal.spec == spec else None
-        self._plan, self._levels = open_plan(store, spec), [task.level for task in tasks]
 
-    def __call__(self) -> CheckedPlan:
-        checked = CheckedPlan()
-        try:
-            texts = read_texts(self._store)
-            if len(texts.parts) < len(self._spec.parts):
-                raise CacheError(f"has the texts of {len(texts.parts)} parts, {len(self._spec.parts)} are planned")
-        except DAMAGE as error:
-            checked.findings.append(damage_finding(error, self._store, TEXTS_FILE))
-            texts = None
-        for number, shards in enumerate(self._spec.part_shards):
-            sealed = self._seal.plan_files[number] if self._seal else None
-            is_read = any(self._levels[shard] != "quick" for shard in shards)
-            files = [sealed, texts and texts.parts[number].file(number)]
-            found = [self._file(file, is_read) for file in files if file]
-            checked.findings.extend(filter(None, found))
-            levels = ("deep",) if self._seal else ("full", "deep")
-            read = [shard for shard in shards if self._levels[shard] in levels]
-            if read and not any(found) and texts:
-                self._read(number, shards, read, texts.parts[number], checked)
-        return checked
+def part_finding(store: Store, file: FileRecord, is_read: bool) -> Finding | None:
+    if problem := size_problem(store, file):
+        return damage_finding(problem, store, file.path)
+    return file_finding(store, file) if is_read else None
 
-    def _file(self, file: FileRecord, is_read: bool) -> Finding | None:
-        if problem := size_problem(self._store, file):
-            return damage_finding(problem, self._store, file.path)
-        return file_finding(self._store, file) if is_read else None
 
-    def _read(self, number: int, shards: range, read: Sequence[int], texts: PartTexts, checked: CheckedPlan) -> None:
-        plan, spec, recipe, name = self._plan, self._spec, self._spec.array.text, part_file(number)
-        try:
-            part = plan.part(number)
-            digests = part.computed_digests()
-            if not is_cut_as(spec, number, part.lengths, part.sizes) or digests.part != spec.parts[number]:
-                raise CacheError("is another part than the spec's")
-            checked.samples.update({shard: digests.shards[shard - shards[0]] for shard in read})
-            name = texts.file(number).path
-            rows = plan.part_rows(number, ["id", *plan.text_columns(number)])
-            if texts_digest(rows) != texts.digest:
-                raise CacheError("has other texts than texts.json says")
-            if recipe:
-                for shard in read:
-                    start = spec.shard_rows(shard).start - spec.shard_rows(shards[0]).start
-                    each = rows.slice(start, len(spec.shard_rows(shard)))
-                    checked.texts[shard] = encoded_texts_digest(recipe, each)
-        except DAMAGE as error:
-            checked.findings.append(damage_finding(error, self._store, name))
+def digests_of_part(plan: Plan, spec: Spec, number: int) -> PartDigests:
+    """Read a part; CacheError if it has other samples than the spec's, or is cut otherwise."""
+    part = plan.part(number)
+    digests = part.computed_digests()
+    if not is_cut_as(spec, number, part.lengths, part.sizes) or digests.part != spec.parts[number]:
+        raise CacheError("is another part than the spec's")
+    return digests
+
+
+def encoded_texts(
+    plan: Plan, spec: Spec, number: int, texts: PartTexts, shards: Sequence[int]
+) -> Iterator[tuple[int, str]]:
+    """Yield the digest of each shard's texts, if they are encoded; CacheError if texts.json tells others."""
+    rows, first = plan.part_rows(number, ["id", *plan.text_columns(number)]), spec.part_shards[number][0]
+    if texts_digest(rows) != texts.digest:
+        raise CacheError("has other texts than texts.json says")
+    if (recipe := spec.array.text) is None:
+        return
+    for shard in shards:
+        start = spec.shard_rows(shard).start - spec.shard_rows(first).start
+        yield shard, encoded_texts_digest(recipe, rows.slice(start, len(spec.shard_rows(shard))))
 
 
 def seal_findings(

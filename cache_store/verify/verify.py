@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from cache_store.cache.metadata import read_texts, refuse_no_cache
 from cache_store.cache.survey import survey_records
@@ -30,8 +31,20 @@ from cache_store.format.layout import (
 from cache_store.format.schema import Seal, Spec
 from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
-from cache_store.verify.findings import LEFTOVER, Finding, Report, damage_finding, in_reading_order
-from cache_store.verify.metadata import CheckedPlan, PlanChecker, is_contradicted, metadata_findings, seal_findings
+from cache_store.verify.findings import (
+    LEFTOVER,
+    Finding,
+    Report,
+    damage_finding,
+    in_reading_order,
+)
+from cache_store.verify.metadata import (
+    CheckedPlan,
+    check_plan,
+    is_contradicted,
+    metadata_findings,
+    seal_findings,
+)
 from cache_store.verify.record import file_finding
 from cache_store.verify.scope import Level, Slice
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
@@ -148,8 +161,8 @@ def verify(
     findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec, seal)]
     chosen = [subset is None or shard in subset for shard in range(spec.num_shards)]
     tasks = [ShardTask(shard=shard, level=level if each else "quick") for shard, each in enumerate(chosen)]
-    check_plan_task, check_shard = PlanChecker(store, spec, seal, tasks), ShardVerifier(surveyed, spec)
-    plan, checked = check_all(check_plan_task, check_shard, tasks, jobs, progress)
+    check_shard = ShardVerifier(surveyed, spec)
+    plan, checked = check_all(partial(check_plan, store, spec, seal, tasks), check_shard, tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         rejected = file_finding(store, seal.rejected_file)
@@ -171,7 +184,7 @@ def verify(
 
 
 def check_all(
-    check_plan_task: Callable[[], CheckedPlan],
+    check_all_parts: Callable[[], CheckedPlan],
     check: Callable[[ShardTask], CheckedShard],
     tasks: Sequence[ShardTask],
     jobs: int,
@@ -180,7 +193,7 @@ def check_all(
     """Check the plan and every shard in parallel; results are in shard order. An error cancels what has not begun."""
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            plan, shards = pool.submit(check_plan_task), [pool.submit(check, task) for task in tasks]
+            plan, shards = pool.submit(check_all_parts), [pool.submit(check, task) for task in tasks]
             for done in as_completed(shards):
                 progress(done.result())
             return plan.result(), [each.result() for each in shards]

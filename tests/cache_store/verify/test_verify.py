@@ -136,7 +136,6 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
     (lambda cache: (cache / SCRATCH).touch(), {"stray": [SCRATCH]}, [f"delete CACHE/{SCRATCH},"]),
     (lose("zarr.json"), {"damaged": ["zarr.json"]}, [REPAIR, "verify zarr.json"]),
     (lose("seal.json"), {"unsealed": ["seal.json"]}, [f"{RERUN} `precompute seal`"]),
-    (lose(RECORD), {"damaged": [RECORD]}, [REPAIR]),
     (
         lose("seal.json", RECORD),
         {"unsealed": ["seal.json"], "uncommitted": [RECORD]},
