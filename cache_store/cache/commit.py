@@ -7,7 +7,7 @@ replaced; `precompute plan` deletes those of a dead build.
 import base64
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, NoReturn, Self
 
 import pyarrow as pa
@@ -52,9 +52,10 @@ class ShardFiles:
     def _begin(self, name: str) -> Draft:
         return self._open.enter_context(self._store.draft(name, self._scratch))
 
-    def writing(self) -> AbstractContextManager[BinaryIO]:
-        """Return a context that yields the shard file's stream; errors of the disk then name the file."""
-        return self._drafts[0].writing()
+    @property
+    def stream(self) -> BinaryIO:
+        """The shard file's."""
+        return self._drafts[0].stream
 
     def read_back(self) -> memoryview:
         self._drafts[0].finish()
@@ -73,8 +74,7 @@ class ShardFiles:
     @contextmanager
     def _adding(self, name: str) -> Iterator[BinaryIO]:
         draft = self._begin(name)
-        with draft.writing() as stream:
-            yield stream
+        yield draft.stream
         draft.finish()
         self._drafts.append(draft)
 

@@ -96,8 +96,7 @@ class ShardBuilder:
 
     def __enter__(self) -> Self:
         self._files.__enter__()
-        with self._files.writing() as stream:
-            self._writer = shard_format(self._spec).writer(stream, self._shard, self._planned)
+        self._writer = shard_format(self._spec).writer(self._files.stream, self._shard, self._planned)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -119,8 +118,7 @@ class ShardBuilder:
         for number in np.flatnonzero(wanted & ~rounded.kept).tolist():
             outcomes[number] = self._rejected(samples[number], outcomes[number])
         rows = encoded_rows(self._array, rounded, outcomes)
-        with self._files.writing():
-            self._places.append(self._writer.append(rows))
+        self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
         self._remarks.update(name for each in outcomes if each.reason is None for name in each.remarks)
 
@@ -133,8 +131,7 @@ class ShardBuilder:
             self._sums.add(values)
         kept = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
         checksums = np.array([*map(crc32c, payloads)], np.uint32)
-        with self._files.writing():
-            self._places.append(self._writer.append(rows_of(payloads, kept, checksums, outcomes)))
+        self._places.append(self._writer.append(rows_of(payloads, kept, checksums, outcomes)))
         self._outcomes.extend(outcomes)
 
     def inherit(self, content: CommitContent, sums: ShardSums | None) -> None:
@@ -183,8 +180,7 @@ class ShardBuilder:
     def commit_run(self, run: CommitRun) -> CommitRecord:
         """Commit with this run, such as that of a copied shard."""
         assert len(self._outcomes) == self._planned.num_rows, (len(self._outcomes), self._planned.num_rows)
-        with self._files.writing():
-            self._writer.finish()
+        self._writer.finish()
         rows = self._spec.shard_rows(self._shard)
         samples = samples_table(self._array, rows, self._planned, self._outcomes, np.concatenate(self._places))
         written = ShardSamples(self._spec, self._shard, samples, self._planned)

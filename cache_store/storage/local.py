@@ -144,7 +144,7 @@ class LocalStore(Store):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "a folder is in the place of a file, move it away", str(path))
         with scratch_beside(path, attempt, self.sync) as scratch, self.create(scratch) as stream:
-            yield Draft(self, name, scratch, stream, str(path))
+            yield Draft(self, name, scratch, stream)
 
     def put_file(self, name: str, scratch: Path) -> None:
         self.rename(scratch, self.root / name)

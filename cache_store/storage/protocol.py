@@ -9,14 +9,13 @@ import io
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, Self
 
 from cache_store.errors import ChangedError, ConfigError, TooLargeError
 from cache_store.storage.files import map_file
-from cache_store.storage.publish import name_in_errors
 
 MAX_READ_BYTES = 128 * 2**20
 """Default bound of a file that is read whole; a seal of a million shards takes 80 MB."""
@@ -66,19 +65,10 @@ class Draft:
     name: str
     scratch: Path
     stream: BinaryIO
-    named: str
-    """What OSErrors of the stream name: the file, or the folder of temporary files."""
-
-    @contextmanager
-    def writing(self) -> Iterator[BinaryIO]:
-        """Yield the stream; an OSError inside says which disk failed."""
-        with name_in_errors(self.named):
-            yield self.stream
 
     def finish(self) -> None:
-        with self.writing() as stream:
-            stream.flush()
-            self.store.sync(stream.fileno())
+        self.stream.flush()
+        self.store.sync(self.stream.fileno())
 
     def map(self) -> memoryview:
         return map_file(self.scratch)

@@ -12,7 +12,7 @@ from cache_store.storage.files import map_file
 from cache_store.storage.local import WRITE_BYTES
 from cache_store.storage.prefetch import STREAM_BYTES, PartReader, RangeStream
 from cache_store.storage.protocol import Draft, File, Ranges, Store, Version
-from cache_store.storage.publish import name_scratch_in_errors, scratch_file, scratch_folder
+from cache_store.storage.publish import name_scratch_in_errors, scratch_file
 from cache_store.storage.retry import repeat
 from cache_store.storage.threads import map_concurrently, submit
 
@@ -41,7 +41,7 @@ class RemoteStore(Store):
     @contextmanager
     def draft(self, name: str, attempt: int = 1) -> Iterator[Draft]:
         with scratch_file() as path, name_scratch_in_errors(), path.open("wb", buffering=WRITE_BYTES) as stream:
-            yield Draft(self, name, path, stream, scratch_folder())
+            yield Draft(self, name, path, stream)
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,7 @@ class Writer:
 
     def __init__(self, gate: Gate, files: ShardFiles, shard: Shard) -> None:
         self.gate, self._files, self._shard = gate, files, shard
-        with files.writing() as stream:
-            stream.write(shard.data)
+        files.stream.write(shard.data)
         assert files.finish(shard.samples, shard.sums.data) == shard.record.content.files
 
     def start(self) -> None:

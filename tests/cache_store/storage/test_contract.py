@@ -149,8 +149,7 @@ def test_a_name_is_taken_once_and_equal_bytes_count_as_ones_own(store, reopen):
 def test_a_draft_is_nothing_until_it_is_published_whole(store, reopen):
     store.put_whole("a/file", b"old")
     with store.draft("a/file") as draft:
-        with draft.writing() as stream:
-            stream.write(b"new")
+        draft.stream.write(b"new")
         draft.finish()
         assert (reopen().read("a/file"), bytes(draft.map())) == (b"old", b"new")
     with suppress(RuntimeError), store.draft("a/file") as draft:
