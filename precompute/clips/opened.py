@@ -44,7 +44,6 @@ DAMAGED = "damaged video"
 """Kind of reject for a video that cannot be read or decoded to its end."""
 
 READ_BYTES = 2**20
-"""Bytes of one read."""
 MAX_ALLOCATION = 2**27
 """Most bytes that FFmpeg allocates at once, in the whole process; a frame of 8K in 10 bits has 100 million."""
 MAX_STREAMS = 100

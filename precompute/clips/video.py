@@ -57,8 +57,6 @@ MATRICES = frozenset({1, 2, 4, 5, 6, 7, 9})
 
 
 class Video(NamedTuple):
-    """What planning must know of a video."""
-
     width: int
     """Square pixels of the upright video; likewise `height`."""
     height: int
@@ -67,7 +65,6 @@ class Video(NamedTuple):
     frames: int
     """Exact in MP4, QuickTime and AVI, else by the average rate."""
     rate: float
-    """Average frames per second."""
 
     def num_frames(self, fps: float | None) -> int:
         if fps is None:
@@ -100,7 +97,6 @@ class Upright:
         self._square = (max(round(first.width * (aspect or 1)), 1), first.height)
         refuse_many_pixels(*self._square, max_pixels)
         self.size: Sides = upright(self._square, self._turn)
-        """Size of the images."""
 
     def image(self, frame: "VideoFrame", resample: Image.Resampling) -> Image.Image:
         refuse_colours(frame)
@@ -111,7 +107,6 @@ class Upright:
 
 
 def turn_of(frame: "VideoFrame") -> Orientation:
-    """Return how the display matrix turns a frame."""
     data = frame.side_data.get("DISPLAYMATRIX")
     if data is None:
         return Orientation()
@@ -187,7 +182,6 @@ def decode_clip(file: BinaryIO, start: float, recipe: ImageRecipe, planned: Size
 
 
 def shown_in(clip: ClipRecipe, count: int, begin: Fraction, frames: Iterator[Shown]) -> Iterator[Shown]:
-    """Choose a clip's frames from those of the video; fewer if it ends."""
     if clip.fps is None:
         return islice((each for each in frames if each.begin >= begin - TOLERANCE), count)
     rate = exact(clip.fps)

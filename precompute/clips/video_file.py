@@ -173,7 +173,6 @@ class VideoFile:
         return end
 
     def _last_end(self) -> Fraction | None:
-        """Return when the last frame ends whose packet can be read from here on; None if there are none."""
         last: Fraction | None = None
         with suppress(load_av().FFmpegError, Rejected):
             for packet in self._packets():

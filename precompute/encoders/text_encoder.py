@@ -30,7 +30,6 @@ from precompute.encoders.weights import (
 NOT_OF_OUTPUT = frozenset(
     {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
 )
-"""Config values that no output depends on."""
 
 TIED = "encoder.embed_tokens.weight"
 """The second name of T5's embeddings; a checkpoint may have either name, or both."""

@@ -22,7 +22,6 @@ FILES = (
     *("added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model", "tokenizer.json"),
     *("tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
 )
-"""Files that a tokenizer may be saved in."""
 
 
 def prompt_clean(text: str) -> str:

@@ -123,7 +123,6 @@ ENCODE_CONFIG = {
 """Config values that a tower's output depends on, by model type; for other types, all values."""
 
 NOT_OF_OUTPUT = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"})
-"""Config values that no output depends on."""
 
 UNUSED = ("head.", "pooler.")
 """Prefixes of weights after the last hidden state, such as the head of SigLIP."""

@@ -55,7 +55,6 @@ QWEN = {
 """Model type of each class's tower, and transformers' default of its `patch_size`."""
 
 MERGED = 2
-"""Transformers' default of `spatial_merge_size`."""
 
 
 def location_of(class_name: str) -> TowerLocation:

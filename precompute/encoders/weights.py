@@ -40,7 +40,6 @@ NOT_WEIGHTS = "I64"
 """Type of the counters and positions that libraries save beside weights."""
 
 INDEX = ".index.json"
-"""Suffix of the file that says which file holds which weight."""
 
 
 @contextmanager

@@ -62,8 +62,6 @@ MEMORY_AT_LEAST = 64 * 2**20
 
 
 class Orientation(NamedTuple):
-    """The transform of an EXIF orientation."""
-
     method: Image.Transpose | None = None
     exchanges_sides: bool = False
     mirrors: tuple[bool, bool] = (False, False)
@@ -84,7 +82,6 @@ ORIENTATIONS = {
 UNREADABLE_EXIF = Orientation(is_readable=False)
 
 ORIENTING = frozenset({"exif", "xmp"})
-"""Segments of a JPEG that may say its orientation."""
 
 TOLD_BY_HEADER = frozenset({"PNG", "WEBP", "GIF", "BMP"})
 """Formats, besides JPEG, whose header tells the size that decoding gives."""
@@ -143,7 +140,6 @@ def upright(size: Sides, turn: Orientation) -> Sides:
 
 
 def decode_reduced(image: JpegImageFile, recipe: ImageRecipe, planned: Size) -> Decoded:
-    """Let libjpeg reduce an image as far as the recipe allows."""
     (width, height), turn = image.size, orientation_of(image)
     size = upright(image.size, turn)
     factor = reduction(size, recipe, planned)
@@ -180,7 +176,6 @@ def turn_upright(image: Image.Image, turn: Orientation) -> Image.Image:
 # Pixels of any mode become RGB; Pillow's own conversion is wrong for some.
 
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
-"""Unsigned modes of PNG and TIFF, in any byte order."""
 
 WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
 """Modes whose files do not say which number is black and which is white."""

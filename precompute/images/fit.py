@@ -27,7 +27,6 @@ class Decoded:
 
     rgb: Image.Image
     size: Sides
-    """Size of the image before it was reduced."""
     reduction: int = 1
     """Pixels of the unreduced image, along each side, per pixel of `rgb`."""
     origin: tuple[float, float] = (0.0, 0.0)
@@ -57,7 +56,6 @@ def placement_of(size: Sides, recipe: ImageRecipe, planned: Size) -> Placement:
 
 
 def reduction(size: Sides, recipe: ImageRecipe, planned: Size) -> int:
-    """Return the factor by which an upright image of this size may be reduced before it is fitted."""
     if recipe.decode == "full":
         return 1
     placement = placement_of(size, recipe, planned)

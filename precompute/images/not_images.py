@@ -19,7 +19,6 @@ PACKED = {
     b"7z\xbc\xaf\x27\x1c": "7z",
     b"Rar!\x1a\x07": "RAR",
 }
-"""Types of files that can be unpacked, by first bytes."""
 
 BY_MAGIC = {
     **PACKED,
@@ -43,10 +42,8 @@ ADVICE = {
 }
 
 HEAD_BYTES = 4_096
-"""Bytes that tell what a file is."""
 
 SHOWN = 40
-"""Characters of a text that are shown."""
 
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 

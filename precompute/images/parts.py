@@ -46,7 +46,6 @@ TIFF_MAGICS = frozenset({b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\
 TIFF_BYTE_LIKE = frozenset({1, 2, 7})
 """BYTE, ASCII, UNDEFINED: kept as bytes, not as a tuple of numbers."""
 TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-"""Bytes of a value, by type."""
 TILE_SIDES = frozenset({322, 323})
 
 AVIF_BRANDS, HEIF_BRANDS = frozenset({b"avif", b"avis"}), frozenset({b"mif1", b"msf1"})
@@ -54,7 +53,6 @@ AVIF_BRANDS, HEIF_BRANDS = frozenset({b"avif", b"avis"}), frozenset({b"mif1", b"
 AVIF_FRAME_COUNT = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
 
 FARTHEST = 2**62
-"""An offset in no file, to which files cannot seek."""
 
 
 def too_many_parts() -> Rejected:

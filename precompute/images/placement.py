@@ -26,7 +26,6 @@ class Placement(NamedTuple):
 
     bucket: Size
     resized: Sides
-    """Size that the whole image is scaled to."""
     crop: tuple[int, int]
     """Left and top of the bucket's part in the scaled image; below 0 where that is smaller, by `pad`, or by one pixel
     as NeMo's rule may leave it."""

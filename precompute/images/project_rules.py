@@ -46,7 +46,6 @@ def sd_scripts_sizes(rule: SizeRule) -> Aspects:
 
 
 def place_sd_scripts(rule: SizeRule, size: Sides) -> Placement:
-    """Choose the image's own size, or else the first of the nearest aspects."""
     if rule.no_upscale:
         return place_sd_scripts_without_upscale(rule, size)
     table, aspect = sd_scripts_sizes(rule), size[0] / size[1]
@@ -87,7 +86,6 @@ def musubi_sizes(rule: SizeRule) -> Aspects:
 
 
 def place_musubi(rule: SizeRule, size: Sides) -> Placement:
-    """Choose the first of the nearest aspects; without upscaling, cut an image of few pixels to the grid."""
     if rule.no_upscale and size[0] * size[1] <= area_of(rule):
         bucket = (size[0] // rule.step * rule.step, size[1] // rule.step * rule.step)
         refuse_empty(size, bucket, rule.step)
@@ -110,7 +108,6 @@ def novelai_sizes(rule: SizeRule) -> Aspects:
 
 
 def place_novelai(rule: SizeRule, size: Sides) -> Placement:
-    """Choose the first of the nearest aspects, by the logarithm; skip an image whose aspect is too far away."""
     aspect, most = size[0] / size[1], rule.max_aspect_error
     assert most, "its default is filled in"
     nearest, bucket = min(novelai_sizes(rule), key=lambda entry: abs(log(entry[0]) - log(aspect)))
@@ -160,7 +157,6 @@ def one_trainer_sizes(rule: SizeRule) -> Aspects:
 
 
 def place_one_trainer(rule: SizeRule, size: Sides) -> Placement:
-    """Choose the nearest height over width; the first of equals, in the set's order, wins."""
     width, height = size
     bucket = nearest_aspect(one_trainer_sizes(rule), height / width)
     if height / width > bucket[1] / bucket[0]:
@@ -184,7 +180,6 @@ def diffusion_pipe_sizes(rule: SizeRule) -> Aspects:
 
 
 def place_diffusion_pipe(rule: SizeRule, size: Sides) -> Placement:
-    """Choose the nearest aspect, by the logarithm; cut first."""
     return cut_first(size, nearest_aspect(diffusion_pipe_sizes(rule), log(size[0] / size[1])))
 
 
@@ -193,7 +188,6 @@ DIFFUSERS_ASPECTS = ((1, 1), (4, 5), (5, 4), (2, 3), (3, 2), (3, 4), (4, 3), (9,
 
 @lru_cache(maxsize=4_096)
 def diffusers_ladder(resolution: int, step: int) -> Sequence[Sides]:
-    """List the sizes of about resolution² pixels, in the order of their aspects."""
     sizes = []
     for aspect in (across / down for across, down in DIFFUSERS_ASPECTS):
         height = (resolution**2 / aspect) ** 0.5
@@ -216,7 +210,6 @@ def place_diffusers(rule: SizeRule, size: Sides) -> Placement:
 
 
 def place_ai_toolkit(rule: SizeRule, size: Sides) -> Placement:
-    """Round both sides down or up to the grid; of sizes within resolution² pixels, the nearest in pixels wins."""
     step, budget, own = rule.step, rule.resolution**2, size[0] * size[1]
     target = min(own, budget)
     scale = sqrt(target / own)

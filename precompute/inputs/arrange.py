@@ -31,10 +31,8 @@ Order = Literal["plan", "source", "aspect"]
 """The order of rows: that of another cache's plan; by bucket, else as the source has them; or by bucket and aspect."""
 
 NO_BUCKET = -1
-"""Stands for the bucket of an image that has none."""
 
 UNKNOWN = (0, 0, 0)
-"""Stands for the size of a file that cannot be read."""
 
 Shard = tuple[pa.Table, Size]
 """The rows of a shard, and the size of their samples."""
@@ -44,7 +42,6 @@ Arrange = Callable[[pa.Table], list[Shard]]
 
 
 def in_order(size: Size, samples_per_shard: int, part: pa.Table) -> list[Shard]:
-    """Leave samples, all of one size, as they were listed."""
     return [(shard, size) for shard in slices_of(part, samples_per_shard)]
 
 

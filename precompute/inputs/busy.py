@@ -37,7 +37,6 @@ class BusyTimes:
             self._within.seconds = outer + seconds
 
     def take(self) -> dict[Part, float]:
-        """Return the times added since the last call."""
         with self._lock:
             taken, self._seconds = dict(self._seconds), defaultdict(float)
         return taken

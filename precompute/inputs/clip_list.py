@@ -19,7 +19,6 @@ from precompute.clips.video import MAX_SECONDS, Video
 from precompute.sources.listing import Samples
 
 VIDEOS_AT_ONCE = 256
-"""Videos looked at together; many are opened at the same time."""
 
 Probe = Callable[[Mapping[str, Any]], Video | None]
 """Looks at the video of a row that has uri, fingerprint and place; None if it cannot be read."""
@@ -29,7 +28,6 @@ class PlannedClips(NamedTuple):
     """The clips that a plan has of one video."""
 
     of: tuple[str, str | None]
-    """Uri and fingerprint of the video."""
     rows: list[tuple[str, float]]
     """Id and start of each clip."""
 

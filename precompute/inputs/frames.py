@@ -34,10 +34,8 @@ from precompute.sources.listing import Samples
 from precompute.sources.place import MISSING, TOO_LARGE, PartStream, Place, planned_place
 
 Where = tuple[str, Place | None]
-"""The uri and place of a file."""
 
 DIGESTS_HELD = 1_024
-"""Videos whose digests are in memory."""
 
 VIDEOS_HELD = 16
 """Whole videos in memory: about one a thread, because the clips of a video are neighbours in the plan."""
@@ -203,7 +201,6 @@ def where_of(sample: Sample) -> Where:
 
 
 def placed(size: Sides, placement: Placement) -> dict[str, int]:
-    """Return fields of `Outcome`."""
     (width, height), resized, crop = size, placement.resized, placement.crop
     across = {"width": width, "resized_width": resized[0], "crop_left": crop[0]}
     return across | {"height": height, "resized_height": resized[1], "crop_top": crop[1]}

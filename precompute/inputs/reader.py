@@ -64,14 +64,12 @@ class InputLayout(NamedTuple):
 
 
 def inputs_of(array: ArraySpec) -> InputLayout:
-    """Return the input of the array's encoder for one sample."""
     if array.text is not None:
         return InputLayout((array.text.drop + array.text.max_tokens,), np.int32, NO_TOKEN)
     return InputLayout((*array.size, 3), np.uint8, MID_GREY)
 
 
 def read_one(reader: Reader, sample: Sample, array: ArraySpec) -> tuple[NDArray[Any], Outcome]:
-    """Read a sample into a place of its own."""
     shape, dtype, _ = inputs_of(array)
     place = np.empty(shape, dtype)
     (outcome,) = reader.read([sample], array, [place])

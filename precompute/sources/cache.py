@@ -18,7 +18,6 @@ GONE: dict[str, object] = {"fingerprint": None, "place": None, "state": WITHDRAW
 """The columns of a sample that was withdrawn from the other cache: its image is not looked for."""
 
 ROWS_AT_ONCE = 4_096
-"""Rows held as Python objects at a time."""
 
 
 class CacheSource(ImagesOf, Source):

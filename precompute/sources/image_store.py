@@ -70,7 +70,6 @@ class ImageFolder(ImageStore):
         return PartStream(file, 0, file.version.size)
 
     def listing(self) -> Listing:
-        """List all files, except those of caches."""
         names, skipped = list[str](), Counter[str]()
         try:
             for name, _ in self._known.walk():

@@ -73,7 +73,6 @@ class Listing(NamedTuple):
     names: Mapping[str, None]
     """Files whose names are UTF-8, sorted."""
     skipped: Counter[str]
-    """Number of other entries, by kind."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class Samples:
 
     each: Iterable[dict[str, object]]
     skipped: Counter[str] = field(default_factory=Counter)
-    """Number of files that are not samples, by suffix or kind."""
     captioned: Counter[bool] = field(default_factory=Counter)
     """Number of samples with a caption, and without one, among those that were listed so far."""
     extra: Sequence[str] = ()

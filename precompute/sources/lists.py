@@ -42,8 +42,6 @@ Row = dict[str, Any]
 
 
 class ListSource(ImagesOf, Source):
-    """The rows of a list, which is opened at each listing."""
-
     def __init__(self, open_list: Callable[[], File], images: ImageStore, fields: FieldNames, media: Media) -> None:
         super().__init__(images)
         self._open_list, self._images_version, self._media = open_list, images.version, media

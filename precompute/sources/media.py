@@ -24,7 +24,6 @@ Bare = tuple[str, str]
 @dataclass(frozen=True, kw_only=True)
 class Media:
     name: str
-    """In messages: image or video."""
     suffixes: frozenset[str]
     columns: tuple[str, ...]
     """Usual names of the field of a table or record that has the file, or its name."""

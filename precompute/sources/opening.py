@@ -43,7 +43,6 @@ BY_SUFFIX: dict[str, Kind] = {
 """Kinds of sources by the suffix of a file or a pattern."""
 
 FILES_SEEN = 1_000
-"""Files of a folder that tell its kind."""
 
 MAX_LINE = 2**20
 
@@ -86,7 +85,6 @@ def open_listed(kind: type[LlavaSource | TableSource], config: SourceConfig, med
 
 
 def store_of(path: str) -> tuple[Store, str]:
-    """Return the folder of a file, and the file's name in it."""
     if is_url(path):
         folder, name = split_url(path)
         return open_store(folder), name

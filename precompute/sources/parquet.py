@@ -42,7 +42,6 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 64, 2**28
 """Rows that are read at a time; fewer if their values might take more than these bytes together."""
 
 FILES_HELD = 64
-"""Files whose footers are in memory."""
 
 GROUPS_HELD = 2
 """Row groups whose images are in memory: a batch may begin in one and end in the next."""
@@ -211,7 +210,6 @@ class ParquetSource(Source):
         return image
 
     def _find(self, uri: str) -> tuple[str, int]:
-        """Return the file and row of a uri; an empty name if there is no such file."""
         name, _, row = uri.rpartition("/")
         is_row = row.isascii() and row.isdecimal() and len(row) <= 18
         return (name, int(row)) if name in self._names and is_row else ("", 0)

@@ -65,7 +65,6 @@ def flat_conv(
     padding: tuple[int, int],
     padding_mode: str,
 ) -> nn.Module:
-    """Make a frozen convolution from copies of these weights."""
     outputs, inputs, height, width = weight_OIYX.shape
     layer: nn.Module
     if height == width == 1:

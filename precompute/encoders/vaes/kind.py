@@ -70,7 +70,6 @@ class VaeKind:
     """Reads the side, in cells, of the square that diffusion models take as one, where the VAE tells it."""
     encode_config: tuple[str, ...]
     channels: str = "latent_channels"
-    """The config value that counts a latent's channels."""
     has_quant_conv: bool = True
     """Whether there may be a convolution after the encoder and before the decoder."""
     further_weights: tuple[str, ...] = ()

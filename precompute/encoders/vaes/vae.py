@@ -124,7 +124,6 @@ def split_batches(network: Network) -> Network:
 
 
 def add_alpha(image_N3YX: Tensor) -> Tensor:
-    """Append an opaque alpha channel to RGB in [-1, 1]."""
     return F.pad(image_N3YX, (0, 0, 0, 0, 0, 1), value=1.0)
 
 

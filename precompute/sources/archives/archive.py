@@ -23,7 +23,6 @@ class Index(NamedTuple):
     places: dict[str, Place]
     """By name, in the archive's own order."""
     not_utf8: int
-    """Number of members whose names are not UTF-8."""
     prefix: str
     """The top folder of all members, which names may omit."""
 

@@ -36,7 +36,6 @@ KEPT_TEXT_BYTES = 64 * 2**10
 """Largest text that is kept in memory on the way over the headers, until it is read; most take a kilobyte."""
 
 MOST_KEPT = 2**16
-"""Texts of a tar that are kept."""
 
 
 def read_headers(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, Place]]:
@@ -104,7 +103,6 @@ def text_of(field: bytes) -> str:
 
 
 def parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
-    """Return fields of records, each `length key=value` and a line break."""
     if kind in LONG_NAME:
         return {"path": text_of(data)}
     fields = dict[str, str]()

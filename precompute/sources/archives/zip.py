@@ -13,7 +13,6 @@ from precompute.sources.archives.archive import Archive, damaged
 from precompute.sources.place import DAMAGED, HEADER_BYTES, Place, refuse_large
 
 MEMBER_MAGIC = b"PK\3\4"
-"""First bytes of a member."""
 
 HEADER = struct.Struct("<4s22xHH")
 """A member's header: magic, length of the name, length of extra fields."""

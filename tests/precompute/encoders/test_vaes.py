@@ -279,6 +279,14 @@ def test_other_numbers_of_frames_are_refused_with_the_nearest(loaded):
             shape_of(loaded.encoder, HEIGHT, WIDTH, frames)
 
 
+def test_a_decoder_gives_diffusers_own_clips(loaded):
+    decode, digest = load_decoder(EncoderConfig(model=loaded.model, device="cpu"))
+    latents = loaded.encoder.encode(clips_of(1 + loaded.step, height=64))
+    with torch.inference_mode():
+        assert_equal(decode(latents), loaded.diffusers.decode(latents).sample)
+    assert digest == loaded.encoder.identity.weights_sha256
+
+
 def test_clips_of_cogvideox_1_5_are_scaled_as_videos_not_as_first_images(tmp_path):
     """Diffusers multiplies videos by the scale; `invert_scale_latents` is of the image that a video begins with."""
     COGVIDEOX.save(tmp_path)
