@@ -71,18 +71,13 @@ class ImageFolder(ImageStore):
 
     def listing(self) -> Listing:
         names, skipped = list[str](), Counter[str]()
-        try:
-            for name, _ in self._known.walk():
-                if name.endswith("/"):
-                    skipped[LINKED] += 1
-                elif not is_utf8(name):
-                    skipped[NOT_UTF8] += 1
-                elif not is_mac_metadata(name) and not name.endswith(CLAIM_FILE):
-                    names.append(name)
-        except OSError as error:
-            if self._store.is_remote:  # its own message says what to check
-                raise
-            raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from None
+        for name, _ in self._known.walk():
+            if name.endswith("/"):
+                skipped[LINKED] += 1
+            elif not is_utf8(name):
+                skipped[NOT_UTF8] += 1
+            elif not is_mac_metadata(name) and not name.endswith(CLAIM_FILE):
+                names.append(name)
         marked = ({name.removesuffix(mark) for name in names if name.endswith(mark)} for mark in CACHE_FILES)
         if caches := {each for each in set.intersection(*marked) if each.endswith("/") or not each}:
             skipped[CACHE] = len(caches)
@@ -93,15 +88,9 @@ class ImageFolder(ImageStore):
         """Only a look at each file shows changes."""
 
     def locate(self, name: str) -> Located:
-        if is_unsafe(name):
-            return NOWHERE
         try:
-            return Located(str(self._known.stat(as_posix(name))))
-        except NotAFileError:
-            return NOWHERE
-        except OSError as error:
-            if not self._is_missing(error):
-                raise
+            return Located(str(self._reading(name, self._known.stat)))
+        except Rejected:
             return NOWHERE
 
     def _read(self, name: str) -> bytes:
@@ -118,13 +107,10 @@ class ImageFolder(ImageStore):
         except NotAFileError:  # reading a pipe or device could hang
             raise Rejected(MISSING, f"{name} is not a file") from None
         except OSError as error:
-            if not self._is_missing(error):
+            is_denied = not self._store.is_remote and error.errno in MISSING_ERRORS  # no refused credentials of a store
+            if not isinstance(error, FileNotFoundError) and not is_denied:
                 raise
             raise Rejected(MISSING, f"{name}: {error.strerror}") from None
-
-    def _is_missing(self, error: OSError) -> bool:
-        """A remote store's refused credentials are no missing file."""
-        return isinstance(error, FileNotFoundError) or (not self._store.is_remote and error.errno in MISSING_ERRORS)
 
 
 def is_unsafe(name: str) -> bool:
