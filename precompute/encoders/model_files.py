@@ -147,11 +147,17 @@ def refuse_quantised(files: ModelFiles, reads_text: bool) -> None:
         raise ModelError(f"encoder.model {files.model} has a quantization_config in its config.json: {UNQUANTISED}")
 
 
-def refuse_incomplete(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
+def refuse_incomplete(
+    files: ModelFiles,
+    report: Mapping[str, Any],
+    path: str,
+    prefixes: tuple[str, ...] = ("",),
+    unused: tuple[str, ...] = (),
+) -> None:
     """Raise ModelError if a loading report lists missing, unknown or mismatched weights of a path."""
     for kind in ("missing", "unexpected", "mismatched"):
         found = (key if isinstance(key, str) else key[0] for key in report[f"{kind}_keys"])
-        if names := sorted(name for name in found if name.startswith(prefixes)):
+        if names := sorted(name for name in found if name.startswith(prefixes) and not name.startswith(unused)):
             raise ModelError(
                 f"encoder.model {files.model} has {counted(len(names), f'{kind} key')} in its {path},"
                 f" such as {names[0]}; no weight may stay random, so use a complete {files.class_name} checkpoint"

@@ -14,22 +14,19 @@ from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import SampleLayout, Size
 from precompute.encoders.encoder import NO_TOKEN, Encoder, TextLocation, layout_of_tokens
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, refuse_incomplete
+from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.text_tokenizer import SEEN, ZEROS, TemplateTokenizer
 from precompute.encoders.weights import (
+    NOT_OF_OUTPUT,
     TRANSFORMERS_FILES,
     model_errors,
     native_identity,
+    read_model,
     read_weights,
-    silence_transformers,
     weights_sha256,
 )
 
 # Axes: N texts, T tokens, F features.
-
-NOT_OF_OUTPUT = frozenset(
-    {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
-)
 
 TIED = "encoder.embed_tokens.weight"
 """The second name of T5's embeddings; a checkpoint may have either name, or both."""
@@ -52,7 +49,9 @@ class TransformersTextEncoder(Encoder):
             weights = encoder_weights(files, held)
             keys = held.config_keys or sorted(model_config.to_diff_dict().keys() - NOT_OF_OUTPUT)
             digest = weights_sha256(held.runs, model_config.to_dict(), keys, weights.items())
-            model = read_model(files, held, model_config, weights, config.torch_dtype)
+            kind = getattr(transformers, held.runs)
+            given = {"config": model_config, "state_dict": weights, "dtype": config.torch_dtype}
+            model = read_model(files, kind, "text encoder", **given)
         del weights
         self.texts = TemplateTokenizer(files, held, config)
         refuse_too_many_tokens(model_config, self.texts)
@@ -124,22 +123,6 @@ def encoder_weights(files: ModelFiles, held: TextLocation) -> dict[str, Tensor]:
         weights.setdefault("shared.weight", weights.pop(TIED))
         weights.pop(TIED, None)
     return weights
-
-
-def read_model(
-    files: ModelFiles, held: TextLocation, config: Any, weights: dict[str, Tensor], dtype: torch.dtype
-) -> Any:
-    with silence_transformers():
-        model, report = getattr(transformers, held.runs).from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,  # so that they are reported, and refused below
-            output_loading_info=True,
-        )
-    refuse_incomplete(files, report, "text encoder", ("",))
-    return model.requires_grad_(False).eval()
 
 
 def refuse_too_many_tokens(model_config: Any, tokenizer: TemplateTokenizer) -> None:

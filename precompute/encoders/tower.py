@@ -24,13 +24,14 @@ from precompute.encoders.encoder import (
     still_in_range,
 )
 from precompute.encoders.encoder_config import VISION_CONFIG, EncoderConfig
-from precompute.encoders.model_files import ModelFiles, refuse_incomplete
+from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.weights import (
+    NOT_OF_OUTPUT,
     TRANSFORMERS_FILES,
     model_errors,
     native_identity,
+    read_model,
     read_weights,
-    silence_transformers,
     weights_sha256,
 )
 
@@ -122,8 +123,6 @@ ENCODE_CONFIG = {
 }
 """Config values that a tower's output depends on, by model type; for other types, all values."""
 
-NOT_OF_OUTPUT = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"})
-
 UNUSED = ("head.", "pooler.")
 """Prefixes of weights after the last hidden state, such as the head of SigLIP."""
 
@@ -161,19 +160,9 @@ def tower_config(files: ModelFiles, location: TowerLocation) -> Any:
 
 def read_whole_tower(files: ModelFiles, location: TowerLocation, config: Any) -> Any:
     tower_class = class_of_tower(config)
-    with silence_transformers():
-        tower, report = tower_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=dict(tower_weights(files, location, tower_class)),
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            ignore_mismatched_sizes=True,  # so that they are reported, and refused below
-            output_loading_info=True,
-        )
-    needed = {kind: [key for key in report[kind] if is_used(key)] for kind in report if kind.endswith("_keys")}
-    refuse_incomplete(files, needed, "vision tower", ("",))
-    return tower.requires_grad_(False).eval()
+    weights = dict(tower_weights(files, location, tower_class))
+    given = {"config": config, "state_dict": weights, "dtype": torch.float32}
+    return read_model(files, tower_class, "vision tower", UNUSED, **given)
 
 
 def class_of_tower(config: Any) -> Any:
@@ -185,10 +174,6 @@ def class_of_tower(config: Any) -> Any:
     if Qwen2VisionTransformerPretrainedModel.config_class is not type(config):
         raise KeyError(config.model_type)
     return Qwen2VisionTransformerPretrainedModel
-
-
-def is_used(key: Any) -> bool:
-    return not (key if isinstance(key, str) else key[0]).startswith(UNUSED)
 
 
 def shape_of_output(files: ModelFiles, tower_class: Any, config: Any, side: int) -> tuple[int, int]:
@@ -206,7 +191,7 @@ def shape_of_output(files: ModelFiles, tower_class: Any, config: Any, side: int)
 def weights_of_output(tower: Any) -> str:
     kind, values = tower.config.model_type, tower.config.to_dict()
     of_kind = sorted(tower.config.to_diff_dict().keys() - NOT_OF_OUTPUT)
-    weights = ((name, each) for name, each in tower.state_dict().items() if is_used(name))
+    weights = ((name, each) for name, each in tower.state_dict().items() if not name.startswith(UNUSED))
     return weights_sha256(type(tower).__name__, values, ENCODE_CONFIG.get(kind, of_kind), weights)
 
 
@@ -221,5 +206,5 @@ def tower_weights(files: ModelFiles, location: TowerLocation, tower_class: Any) 
         return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), None)
 
     for name, weight in read_weights(files, TRANSFORMERS_FILES, name_within):
-        if is_used(name) and not name.endswith("position_ids"):  # saved by older versions
+        if not name.startswith(UNUSED) and not name.endswith("position_ids"):  # saved by older versions
             yield name, weight

@@ -21,7 +21,14 @@ from torch import Tensor
 from cache_store.errors import ModelError
 from cache_store.format.array import EncoderIdentity
 from precompute.encoders.encoder_config import EncoderConfig
-from precompute.encoders.model_files import UNQUANTISED, ModelFiles, model_file, one_line, silence_library
+from precompute.encoders.model_files import (
+    UNQUANTISED,
+    ModelFiles,
+    model_file,
+    one_line,
+    refuse_incomplete,
+    silence_library,
+)
 
 Naming = Callable[[str], str | None]
 """Maps a weight's name in the checkpoint to its name in the part; None if it is not the part's."""
@@ -35,6 +42,11 @@ LOADING_ERRORS = (
     *(SafetensorError, StrictDataclassError),
 )
 """Errors of json, safetensors and model constructors for missing or cut weights and invalid configs."""
+
+NOT_OF_OUTPUT = frozenset(
+    {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
+)
+"""Config values of transformers that no output depends on."""
 
 NOT_WEIGHTS = "I64"
 """Type of the counters and positions that libraries save beside weights."""
@@ -99,6 +111,16 @@ def refuse_integers(path: Path, name: str, weights: Any) -> None:
     kind: str = weights.get_slice(name).get_dtype()
     if not kind.startswith(("F", "BF")) and kind != NOT_WEIGHTS:
         raise ModelError(f"{path} has {kind} values in {name}, which are no floating-point numbers: {UNQUANTISED}")
+
+
+def read_model(files: ModelFiles, model_class: Any, part: str, unused: tuple[str, ...] = (), **given: Any) -> Any:
+    """Make a part of a model of transformers, frozen; ModelError unless it has all weights, but for unused prefixes."""
+    with silence_transformers():
+        # mismatched sizes are reported, and refused below
+        how = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, report = model_class.from_pretrained(None, **given, **how)
+    refuse_incomplete(files, report, part, unused=unused)
+    return model.requires_grad_(False).eval()
 
 
 def weight_files(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> list[Path]:
