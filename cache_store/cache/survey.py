@@ -139,7 +139,9 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, ow
         roll=roll,
         rejected=rejected,
         build=build or survey_build(store),
-        shards=dict(read_shards(there, own(numbers) if own else numbers)),
+        shards=without_foreign_records(
+            dict(read_shards(there, own(numbers) if own else numbers)), seal.value, roll.value
+        ),
         metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
     if isinstance(spec.problem, OlderFormatError) and not found.records and found.seal.value is None:
@@ -224,6 +226,18 @@ def read_shards(store: Store, shards: Sequence[int]) -> Iterator[tuple[int, Shar
             files = record.value.content.files if record.value else ()
             problems = {file.path: problem for file in files if (problem := size_problem(store, file))}
             yield shard, ShardOnDisk(record=record, file_problems=problems)
+
+
+def without_foreign_records(
+    shards: dict[int, ShardOnDisk], seal: Seal | None, roll: Roll | None
+) -> dict[int, ShardOnDisk]:
+    """Treat records of another recipe than the seal's as damaged, as another cache's, if any record is as sealed."""
+    records = {shard: each.record.value for shard, each in shards.items() if each.record.value}
+    if seal and roll and any(roll.holds(shard, record.content) for shard, record in records.items()):
+        foreign = Reading[CommitRecord](problem=CacheError("is another cache's: its recipe is not the sealed one"))
+        others = (shard for shard, record in records.items() if record.content.recipe != seal.spec.recipe)
+        return shards | dict.fromkeys(others, ShardOnDisk(record=foreign))
+    return shards
 
 
 def read_shard_record(store: Store, recipes: dict[Recipe, Recipe], shard: int) -> Reading[CommitRecord]:

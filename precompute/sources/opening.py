@@ -23,7 +23,7 @@ from precompute.sources.folder import FolderSource
 from precompute.sources.image_store import ImageFolder, holds_files, open_images
 from precompute.sources.images import Source
 from precompute.sources.listing import suffix_of
-from precompute.sources.lists import LlavaSource, TableSource
+from precompute.sources.lists import ListSource, LlavaSource, TableSource
 from precompute.sources.media import IMAGES, VIDEOS, Media
 from precompute.sources.parquet import SUFFIX as PARQUET
 from precompute.sources.parquet import ParquetSource
@@ -77,7 +77,7 @@ def open_source(config: SourceConfig, media: Media = IMAGES) -> Source:
     return OPENERS[config.kind](config, media)
 
 
-def open_listed(kind: type[LlavaSource | TableSource], config: SourceConfig, media: Media) -> Source:
+def open_listed(kind: type[ListSource], config: SourceConfig, media: Media) -> Source:
     images = open_images(config.images, "images") if config.images else None
     store, name = store_of(config.path)
     open_list(store, name)  # report a missing list before a model is loaded

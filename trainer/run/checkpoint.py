@@ -46,7 +46,7 @@ class MustMatch(Record, frozen=True, kw_only=True):
     caches: dict[str, str]
     """With the share of samples held out."""
     order: dict[str, str]
-    """Which samples training shows, and in which order."""
+    """All that an evaluation need not have: which samples training shows, in which order, and other switches."""
 
     def differences(self, now: "MustMatch", sections: Sequence[str]) -> list[Difference]:
         """List what differs in these sections; if the towers do, only their names."""
