@@ -24,10 +24,7 @@ TURNS = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A cat.
 
 @pytest.mark.parametrize("large", [False, True])
 def test_columns_are_found_by_usual_names_or_by_those_given(tmp_path, large):
-    """Conversations win over captions; ids default to file and row; both widths of Arrow's text and bytes are read.
-
-    A caption is read as it is; without one there is no conversation.
-    """
+    """Conversations win over captions; ids default to file and row; both widths of Arrow's text and bytes are read."""
     text, binary = (pa.large_string(), pa.large_binary()) if large else (pa.string(), pa.binary())
     turns = (pa.large_list if large else pa.list_)(pa.struct([("from", text), ("value", text), ("more", pa.int8())]))
     columns = {
