@@ -27,7 +27,7 @@ from precompute.images.placement import (
     with_bounds,
 )
 
-__all__ = ["BucketsConfig", "Placement", "Sides", "place"]  # the second and third are placement.py's
+__all__ = ["BucketsConfig", "Placement", "Sides", "place"]
 
 SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
