@@ -68,7 +68,6 @@ PASSED_OVER = frozenset({b"mdat", b"free", b"skip"})
 
 NUM_SAMPLES = re.compile(rb"stsz.{8}(.{4})|stz2.{8}(.{4})|trun.{4}(.{4})", re.DOTALL)
 DURATIONS = re.compile(rb"stts.{4}(.{4}).{4}(.{4})", re.DOTALL)
-"""Number of entries, and the first one's duration."""
 ONE = b"\0\0\0\1"
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MAX_DECODED = 10_000_000_000
 """Pixels of all frames decoded for one clip, with those before its start: about a minute of one core."""
 LEAST_PIXELS = 2**14
-"""Pixels that the smallest frame counts as, because each costs some time."""
 TOLERANCE = Fraction(1, 1000)
 """Seconds before its timestamp at which a frame counts as begun; Matroska rounds timestamps to this."""
 

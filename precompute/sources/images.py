@@ -12,7 +12,6 @@ Names = tuple[str, ...]
 """File names; or of a tree, the first name of a part and of the next, "" where it is open."""
 
 ALL: Names = ()
-"""Stands for everything that a source has."""
 
 
 class Images(ABC):
@@ -77,8 +76,6 @@ class Source(Images):
 
 
 class ImagesOf(Images):
-    """Reads the files of another reader."""
-
     def __init__(self, images: Images) -> None:
         self.images, self.fetches_ahead = images, images.fetches_ahead
 

@@ -68,8 +68,6 @@ def is_mask(name: str) -> bool:
 
 
 class Listing(NamedTuple):
-    """What lies in a folder or an archive, without macOS metadata."""
-
     names: Mapping[str, None]
     """Files whose names are UTF-8, sorted."""
     skipped: Counter[str]
@@ -89,7 +87,6 @@ class Samples:
     extra: Sequence[str] = ()
     """Names of the extra fields; a sample without any needs no `extra`."""
     media: str = "image"
-    """The name of one sample, in messages."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         for sample in self.each:

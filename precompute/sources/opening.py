@@ -40,7 +40,6 @@ BY_SUFFIX: dict[str, Kind] = {
     TAR: "webdataset",
     PARQUET: "parquet",
 }
-"""Kinds of sources by the suffix of a file or a pattern."""
 
 FILES_SEEN = 1_000
 
@@ -73,7 +72,6 @@ def kind_of_content(path: str) -> Kind:
 
 
 def open_source(config: SourceConfig, media: Media = IMAGES) -> Source:
-    """Open the source that a config names; raise MissingPathError, SourceError or CacheError if it is not there."""
     return OPENERS[config.kind](config, media)
 
 

@@ -157,7 +157,6 @@ TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "id": (lambda kind: is_text(kind) or pa.types.is_integer(kind), "text or whole numbers"),
     "caption": (is_text, "text"),
 }
-"""For each field, a test of its column's type, and the expected types in words."""
 
 
 class ParquetSource(Source):

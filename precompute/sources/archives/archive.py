@@ -21,7 +21,6 @@ from precompute.sources.place import DAMAGED, MISSING, NOWHERE, Located, Place
 
 class Index(NamedTuple):
     places: dict[str, Place]
-    """By name, in the archive's own order."""
     not_utf8: int
     prefix: str
     """The top folder of all members, which names may omit."""
