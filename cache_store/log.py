@@ -121,7 +121,6 @@ def is_quiet() -> bool:
 
 
 def plain(record: logging.LogRecord) -> str:
-    """Format a message for people: `precompute: error: …`."""
     level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
     return f"{Running.program}: {level}{record.getMessage()}"
 

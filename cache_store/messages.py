@@ -63,7 +63,6 @@ def refuse(
 
 
 def refuse_unsealed(store: Store, spec: Spec) -> None:
-    """Raise StaleError if the cache has no seal, that is, its build did not finish."""
     if not store.has(SEAL_FILE):
         committed = sum(name.endswith(".json") for name in store.list(COMMITS))
         differences = [Difference("seal", ABSENT, "needed")]
@@ -80,14 +79,12 @@ def is_being_withdrawn(store: Store) -> bool:
 
 
 def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:
-    """Raise StaleError if the seal was made for a spec other than the cache's."""
     sealed = {"rows": seal.spec.rows, "spec digest": seal.spec.digest}
     if differences := differences_between(sealed, {"rows": spec.rows, "spec digest": spec.digest}):
         refuse(f"{store}: the seal belongs to another spec", differences, [BUILD_AGAIN], held="in the seal")
 
 
 def refuse_other_recipe(store: Store, one: CommitRecord, other: CommitRecord) -> None:
-    """Raise StaleError if two shards were made with different recipes."""
     if differences := recipe_differences(one.content.recipe, other.content.recipe):
         names = [commit_file(record.content.shard) for record in (one, other)]
         remedy = "move the shards of one recipe away, and rerun the build of the other"
@@ -109,7 +106,6 @@ def differences_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings by dotted name."""
     if isinstance(value, Mapping):
         for name, child in value.items():
             yield from flatten(child, f"{prefix}.{name}" if prefix else str(name))
@@ -132,7 +128,6 @@ def align_rows(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Format a number with its noun: `2,000 shards`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -157,7 +152,6 @@ def shorten(before: str, now: str) -> tuple[str, str]:
 
 
 def window(text: str, start: int) -> str:
-    """Cut out CELL characters from `start`, with an ellipsis at each cut."""
     if len(text) <= CELL:
         return text
     return ("…" if start else "") + text[start : start + CELL] + ("…" if start + CELL < len(text) else "")

@@ -134,7 +134,6 @@ def encoder_threads() -> Iterator[None]:
 
 
 def checked(images: Sequence[Path | str | Frames], samples: np.ndarray, array: ArraySpec) -> NDArray[np.float32]:
-    """Round as the array does; raise SourceError for an image whose sample is not finite then."""
     rounded: NDArray[np.float32] = as_read(samples, array.dtype)
     for place, values in enumerate(rounded):
         if not np.isfinite(values).all():

@@ -213,7 +213,6 @@ def pace_of(spec: Spec, records: Mapping[int, CommitRecord], now: datetime | Non
 
 
 def committed_at(record: CommitRecord) -> float | None:
-    """Return when a shard was committed, in seconds since 1970; None if its record does not tell."""
     try:
         return datetime.fromisoformat(record.run.committed_at).timestamp()
     except ValueError:

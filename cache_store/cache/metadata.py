@@ -408,7 +408,6 @@ def read_roll(store: Store, seal: Seal) -> Roll:
 
 
 def write_roll(store: Store, spec: Spec, contents: Iterable[CommitContent]) -> FileRecord:
-    """Write shards.bin from the records' contents, in order, unless it is there; return its file."""
     return put_unless_there(store, SHARDS_FILE, Roll.of(spec, contents).data)
 
 

@@ -306,7 +306,6 @@ class Cache:
         return self.shards.samples(shard, self.columns if is_planned else samples_schema(self.spec.array).names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield for each shard its number, the positions in `numbers`, and the samples' indices within the shard."""
         shards = self.shards.shards_of(numbers)
         order = np.argsort(shards, kind="stable")
         bounds = np.flatnonzero(np.diff(shards[order])) + 1

@@ -158,7 +158,6 @@ class SealedShards:
         return stored.view("<u4")[:, 0]
 
     def scale(self, numbers: NDArray[np.int64]) -> Scale:
-        """Return the scale of quantized samples, whose shards were mapped or located."""
         return Scale(*(self.places[name][numbers] for name in SCALE_COLUMNS))
 
     def _place(self, shard: int, file: str, size: int, content: CommitContent | None = None) -> list[Location]:
@@ -177,7 +176,6 @@ class SealedShards:
             raise self.broken(f"{file} is damaged, or is not the sealed shard {shard}", " --level full")
 
     def _refuse_outside(self, shard: int, offset: NDArray[np.int64], length: NDArray[np.int64], end: int) -> None:
-        """Raise CacheError unless a shard's samples lie before `end` in its file, and are of their length."""
         file, spec = self._format.shard_file(shard), self.spec.array_of(shard)
         if not ((offset >= 0) & (length > 0) & (length <= end - offset)).all():
             raise self.broken(f"{file} is shorter than its samples need")

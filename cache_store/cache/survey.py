@@ -150,7 +150,6 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None, ow
 
 
 def survey_build(store: Store) -> Reading[BuildRecord]:
-    """Read the build record alone, from which a build learns whether its source must be listed."""
     return try_read(partial(read_record, BuildRecord, store, BUILD_FILE))
 
 
@@ -199,7 +198,6 @@ def read_part(found: Survey, number: int) -> PartOnDisk:
 
 
 def sealed_record(store: Store, sealed: FileRecord) -> FileRecord:
-    """Read a small file that the seal names; CacheError if it is missing or another."""
     try:
         if file_record(store, sealed.path) == sealed:
             return sealed

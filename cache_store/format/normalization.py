@@ -76,7 +76,6 @@ def refuse_other_types(latents: object, by: object, channel_axis: object) -> Non
 
 
 def refuse_moments(by: Normalization) -> None:
-    """Raise ConfigError for posterior moments: a latent must be drawn from them first."""
     if isinstance(by, EncoderIdentity) and by.posterior == "moments":
         raise ConfigError(
             "normalize: the cache holds posterior moments; draw latents from them first, with "
@@ -86,7 +85,6 @@ def refuse_moments(by: Normalization) -> None:
 
 
 def refuse_unstated(by: Normalization) -> None:
-    """Raise ConfigError for an encoder of the user's own that states no normalisation."""
     if isinstance(by, EncoderIdentity) and ":" in by.class_name and drawn_normalization(by) == UNSTATED:
         raise ConfigError(
             f"normalize: {by.class_name} states no normalisation; normalize its samples yourself, or give the class "

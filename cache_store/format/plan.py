@@ -256,7 +256,6 @@ class PlanPart:
         )
 
     def _ranges(self, name: str) -> list[tuple[str, str]]:
-        """Return the least and the greatest value of a column in each shard; CacheError if the footer lacks them."""
         stated = [self._file.column(group, name).statistics for group in range(self.num_shards)]
         if any(each is None or not each.has_min_max for each in stated):
             raise CacheError(f"{self.where} does not state the {name} of each row group")
@@ -282,7 +281,6 @@ class PlanPart:
 
     @property
     def stated_digests(self) -> PartDigests:
-        """The digests as the footer states them; CacheError if it does not."""
         data = self._stated_data
         shards = (data[first : first + DIGEST_BYTES].hex() for first in range(DIGEST_BYTES, len(data), DIGEST_BYTES))
         return PartDigests(self.stated, tuple(shards), self.withdrawn)

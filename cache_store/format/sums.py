@@ -134,7 +134,6 @@ class RunningSums:
         return kept
 
     def sums(self) -> ShardSums | None:
-        """Return the sums so far; None if no sample was added."""
         outer, _, inner = self._layout
         return ShardSums(self._count * outer * inner, self._totals, self._preview) if self._count else None
 

@@ -122,7 +122,6 @@ only its row and id are left in the samples table, and in the plan what the dige
 
 
 def samples_schema(array: ArrayRecipe) -> pa.Schema:
-    """Return the columns of a samples table; those of quantized samples have their scale."""
     if not array.is_quantized:
         return SAMPLES_SCHEMA
     # named as Parquet's readers name it, so that a copy of the table has the same bytes
@@ -171,7 +170,6 @@ READ_BYTES = 2**20
 
 
 def leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield the types of the Parquet columns of a field, in order."""
     if not kind.num_fields:
         yield kind
     for place in range(kind.num_fields):
@@ -216,7 +214,6 @@ class TableFile:
         self._refuse_large_claims()
 
     def _refuse_large_claims(self) -> None:
-        """Raise CacheError for a row group that claims more rows or bytes than a shard may have."""
         for number in range(self.metadata.num_row_groups):
             rows, size = (group := self.metadata.row_group(number)).num_rows, group.total_byte_size
             if not 0 <= rows <= MAX_SAMPLES_PER_SHARD or not 0 <= size <= MAX_ROW_GROUP_BYTES:
@@ -319,7 +316,6 @@ def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa
 
 
 def cut_texts(array: ArrayRecipe, samples: pa.Table) -> int:
-    """Count the cached samples of a table whose text was cut; 0 for images."""
     if array.text is None:
         return 0
     cached = samples.filter(pc.equal(samples["status"], CACHED))

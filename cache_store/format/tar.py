@@ -138,7 +138,6 @@ class TarFormat:
 
 
 def iterate_samples(first: int, table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Yield row, id, uri and conversations of every row, numbered from `first`."""
     for batch in table.select(["id", "uri", "conversations"]).to_batches(max_chunksize=SAMPLES_AT_ONCE):
         rows = range(first, first + batch.num_rows)
         yield from zip(rows, *(column.to_pylist() for column in batch.columns), strict=True)
@@ -197,10 +196,8 @@ OTHER_FIELDS_SUM = sum(pack_header(b"", b"", b" " * 8))
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros from a member's end to the next block."""
     return bytes(-size % BLOCK_BYTES)
 
 
 def num_end_zeros(position: int) -> int:
-    """Count the zeros from the last member to the archive's end."""
     return 2 * BLOCK_BYTES + -(position + 2 * BLOCK_BYTES) % RECORD_BYTES

@@ -154,7 +154,6 @@ class Batch:
         return None if self.rgb_Nhw3 is None else self.rgb_Nhw3.astype(np.float32) / 255.0
 
     def wait(self) -> list[Outcome]:
-        """Wait until the batch is read; return the outcome of each sample, in row order."""
         for piece in reversed(self._pieces):  # the last piece first, so that this thread wakes up only once
             piece.result()
         return self._outcomes

@@ -91,7 +91,6 @@ class Canary:
 
 
 def choose_places(good: Sequence[int], inputs_shape: Sequence[int]) -> list[int]:
-    """Choose the first good places of a batch: at most SAMPLES, with at most PIXELS, but at least one."""
     return [*good][: max(1, min(SAMPLES, PIXELS // math.prod(inputs_shape[1:4])))]
 
 

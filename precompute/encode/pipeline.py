@@ -86,7 +86,6 @@ def encode_shards(
 
 
 def encode_batch(feed: DeviceFeed, batch: Batch) -> Encoding:
-    """Give a decoded batch to the device; if every sample is rejected, return zeros, which are not kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
         zeros = np.zeros((len(batch.inputs), *batch.array.shape), np.float32)
         return lambda: (zeros, 0.0)
@@ -187,7 +186,6 @@ class ShardSink:
                 commit.result()
 
     def close(self) -> None:
-        """Finish a commit that has begun, and drop an incomplete shard."""
         self._writer.shutdown(cancel_futures=True)
         self._committer.shutdown()
         self._shard.close()

@@ -44,7 +44,6 @@ def run_worker(
     decode_threads: int,
     report: Report,
 ) -> None:
-    """Build runs of shards; raise Interrupted once a stop is requested."""
     torch.set_num_threads(ENCODER_THREADS)
     with Canary(job.config.encoder, job.spec.array.image) as canary:
         encode_shards(job, source, encoder, runs, decode_threads=decode_threads, on_progress=report, canary=canary)
@@ -58,7 +57,6 @@ class Inbox:
         self.put = self._shards.put
 
     def drop(self) -> None:
-        """Make the worker drop its unfinished shards and end."""
         STOP_REQUEST.set()
         self._shards.put(None)
 
@@ -87,7 +85,6 @@ def start_worker(
 
 
 def refuse_mismatched_encoder(encoder: Encoder, spec: Spec) -> None:
-    """Raise StaleError if the encoder is not the one in the spec, because its files changed since planning."""
     if encoder.identity != spec.array.encoder:
         planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))
         summary = "encoder.model changed while the build was starting"
