@@ -123,11 +123,7 @@ def name_in_errors(path: Path | str) -> Iterator[None]:
 
 def name_scratch_in_errors() -> AbstractContextManager[None]:
     """Name the folder of temporary files in such an OSError."""
-    return name_in_errors(scratch_folder())
-
-
-def scratch_folder() -> str:
-    return f"{tempfile.gettempdir()} (TMPDIR names another folder)"
+    return name_in_errors(f"{tempfile.gettempdir()} (TMPDIR names another folder)")
 
 
 def make_folder(folder: Path, sync: Sync = flush) -> None:
