@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 from cache_store.version import __version__
 
 if TYPE_CHECKING:
-    from cache_store.cache.joined import JoinedCache, open_joined
-    from cache_store.cache.reader import Cache, open_cache
-    from cache_store.conditioning import time_ids
-    from cache_store.errors import CacheError, EncodeOnceError
-    from cache_store.format.normalization import denormalize, normalize
+    from cache_store.cache.joined import JoinedCache as JoinedCache
+    from cache_store.cache.joined import open_joined as open_joined
+    from cache_store.cache.reader import Cache as Cache
+    from cache_store.cache.reader import open_cache as open_cache
+    from cache_store.conditioning import time_ids as time_ids
+    from cache_store.errors import CacheError as CacheError
+    from cache_store.errors import EncodeOnceError as EncodeOnceError
+    from cache_store.format.normalization import denormalize as denormalize
+    from cache_store.format.normalization import normalize as normalize
 
 HOMES = {
     "Cache": "cache_store.cache.reader",
@@ -24,18 +28,7 @@ HOMES = {
     "time_ids": "cache_store.conditioning",
 }
 
-__all__ = [
-    "Cache",
-    "CacheError",
-    "EncodeOnceError",
-    "JoinedCache",
-    "__version__",
-    "denormalize",
-    "normalize",
-    "open_cache",
-    "open_joined",
-    "time_ids",
-]
+__all__ = ["__version__", *HOMES]
 
 
 def __getattr__(name: str) -> Any:
