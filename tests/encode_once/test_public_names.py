@@ -47,7 +47,7 @@ MISUSED: dict[str, Callable[[], object]] = {
     "array": lambda: encode_once.normalize([1.0], BY),
     "channel_axis": lambda: encode_once.denormalize(LATENTS, BY, 1),
     "width, height, crop_left": lambda: encode_once.time_ids({"width": [1]}, (8, 8)),
-    "diffusers": lambda: encode_once.time_ids(IDS, (8, 8), "other"),
+    "(height, width)": lambda: encode_once.time_ids(IDS, 8),
     "open_cache": lambda: encode_once.encode_images(GOLDEN, []),
 }
 
