@@ -6,7 +6,6 @@ from cache_store.program.start import start
 
 
 def main() -> int:
-    """Run the program and return its exit code."""
     return start("trainer", "trainer.cli")
 
 

@@ -228,12 +228,10 @@ class TrainConfig:
 
     @property
     def views(self) -> list[dict[str, str]]:
-        """Each view's caches, by tower name; one view if `data.views` is not set."""
         return views_of(self.cache, self.caches, self.data.views)
 
     @property
     def towers(self) -> dict[str, str]:
-        """The first view's caches, by tower name."""
         return self.views[0]
 
     @property

@@ -201,11 +201,6 @@ class SampleOrder:
             shown[here] = self.permutation(bucket).views_at(places.own_N[here], views)
         return shown
 
-    def first(self, most: int) -> Places:
-        bucket, _ = self._shares.place(0)
-        own = np.arange(min(most, self.counts[bucket]))
-        return Places(np.full_like(own, bucket), own)
-
     def permutation(self, bucket: int) -> Permutation:
         identity = f"{self.identity}\n{bucket}" if bucket else self.identity
         return Permutation(identity, self.seed, self.counts[bucket], self.block, lanes_of(self.batch_size))
@@ -215,7 +210,6 @@ class SampleOrder:
         return self._shares.before(position // self.batch_size)[bucket] * self.batch_size
 
     def refuse_ranks(self, world_size: int, names: tuple[str, ...]) -> None:
-        """Raise ConfigError if a short batch would leave a rank without a sample."""
         for name, count in zip(names, self.counts, strict=True):
             if self.remainder == "short" and count and (last := (count - 1) % self.batch_size + 1) < world_size:
                 raise ConfigError(

@@ -109,7 +109,6 @@ class RankShare:
         return positions[first:end]
 
     def select(self, positions: Int64Array) -> Int64Array:
-        """Return this rank's positions of any full batches."""
         samples = self.batch_size // self.world_size
         return np.extract(positions % self.batch_size // samples == self.rank, positions)
 
@@ -127,7 +126,6 @@ class Shares:
         self._offsets = [int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) for key in keys]
 
     def before(self, number: int) -> list[int]:
-        """Return how many of the first `number` batches each part has."""
         counts, left = list[int](), sum(self._weights)
         for weight, offset in zip(self._weights, self._offsets, strict=True):
             counts.append(((number * weight << 32) + offset * left) // (left << 32) if weight else 0)
@@ -135,7 +133,6 @@ class Shares:
         return counts
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the part of batch `number`, and the batch's number in it."""
         for part, (before, after) in enumerate(zip(self.before(number), self.before(number + 1), strict=True)):
             if after > before:
                 return part, before

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from cache_store import JoinedCache
 from cache_store.cache.reader import valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn_normalization, normalize, refuse_unstated
@@ -157,12 +158,7 @@ class LatentStream(BatchStream):
         }
 
     def numbers(self, positions: Int64Array) -> Int64Array:
-        """Return the numbers of the samples at `positions`."""
         return self._numbers[self.order.at(positions)]
-
-    def first_numbers(self, most: int) -> Int64Array:
-        """Return the numbers of the first samples of one size, up to `most`."""
-        return self._numbers[self.order.indices(self.order.first(most))]
 
     def read_ahead(self, end: int) -> WindowReader | None:
         if self.order.block == 1:
@@ -190,7 +186,7 @@ class LatentStream(BatchStream):
     def _mask(self, numbers: Int64Array, positions: Int64Array) -> Samples:
         if isinstance(self.source, Views) and self.source.has_masks:
             places = self.order.places(positions)
-            return self.source.show_mask(numbers, self.order.views(places, len(self.source.views)))
+            return self.source.show(numbers, self.order.views(places, len(self.source.views)), JoinedCache.mask_rows)
         return self.cache.mask(numbers)
 
     def must_match(self) -> dict[str, Any]:

@@ -51,15 +51,10 @@ class Views(JoinedCache):
     def identity(self) -> str:
         return hashlib.sha256("\n".join(each.identity for each in self.views).encode()).hexdigest()
 
-    def show(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
-        """Read every tower's samples by number, [N, *shape], each from its view."""
-        return self._from_views(numbers, views_N, lambda view, rows: view.read_rows(rows))
-
-    def show_mask(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
-        """Read by number the mask of each tower that has one, [N, T], each from its view."""
-        return self._from_views(numbers, views_N, lambda view, rows: view.mask_rows(rows))
-
-    def _from_views(self, numbers: np.ndarray, views_N: np.ndarray, read: ReadRows) -> dict[str, np.ndarray]:
+    def show(
+        self, numbers: np.ndarray, views_N: np.ndarray, read: ReadRows = JoinedCache.read_rows
+    ) -> dict[str, np.ndarray]:
+        """Read every tower's samples by number, [N, *shape], or what else `read` reads, each from its view."""
         rows, shown = self.rows(numbers), dict[str, np.ndarray]()
         for place in np.unique(views_N):
             here = np.flatnonzero(views_N == place)
@@ -82,7 +77,6 @@ def open_caches(caches: Caches) -> JoinedCache:
 
 
 def are_named(caches: Caches) -> bool:
-    """Return whether the caller has named the caches."""
     views = [caches] if isinstance(caches, str) or not isinstance(caches, Sequence) else caches
     return any(isinstance(each, JoinedCache | Mapping) for each in views)
 

@@ -60,7 +60,6 @@ def generate(run: str, config: GenerateConfig) -> None:
 
 
 def row_subjects(projector: TrainedProjector, config: GenerateConfig, cache: JoinedCache) -> Iterator[Subject]:
-    """Yield the chosen rows; without a prompt, each is asked its own first question."""
     share = projector.config.training.val_fraction
     for each in cached_subjects(cache, chosen_numbers(config, cache), cache):
         is_held_out = bool(held_out(np.array(id_hash(each.image["id"]), np.uint64), share))

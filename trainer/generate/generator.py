@@ -151,7 +151,6 @@ def cached_subjects(cache: JoinedCache, numbers: np.ndarray, source: LatentSourc
 def answers(
     generator: Generator, subjects: Sequence[Subject], batch_size: int, stopped: Stopped | None = None
 ) -> Iterator[Answered]:
-    """Answer each subject's question; neighbours of one size are answered together."""
     shapes = [str([each.shape for each in subject.samples.values()]) for subject in subjects]
     for part in parts_alike(np.unique(shapes, return_inverse=True)[1], batch_size):
         asked = subjects[part]

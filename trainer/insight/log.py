@@ -140,7 +140,6 @@ def drop_later_steps(path: Path, completed_steps: int) -> None:
 
 
 def refuse_missing(config: TrainConfig) -> None:
-    """Raise ConfigError, before the run begins, if wandb is asked for and not installed."""
     if "wandb" in config.run.report_to:
         try:
             importlib.import_module("wandb")
@@ -218,7 +217,6 @@ def start_wandb(config: TrainConfig) -> Any:
 
 
 def tell_wandb(run: Any, step: int, captions: Sequence[Answered], alerts: Sequence[str]) -> None:
-    """Send W&B the words of captions, which it does not read from event files, as a table; and alerts."""
     if captions:
         rows = [{**each.subject.image, **each.parts} for each in captions]
         columns = ["row", "id", "prompt", "answer", "reference"]

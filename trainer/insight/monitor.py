@@ -69,7 +69,6 @@ def look_at(folder: Path) -> Look:
 
 
 def total_steps(config: Mapping[str, Any], records: Sequence[LogLine]) -> int | None:
-    """Return the run's steps; None if its length is in epochs and no step is done yet."""
     run, last = config.get("run", {}), records[-1] if records else {}
     if run.get("max_steps") is None and not last.get("epoch"):
         return None

@@ -218,7 +218,6 @@ def ancestor(event: Any, beginning: str) -> Any:
 
 
 def operations_of(profiler: Profiler, *, on_device: bool) -> list[tuple[str, int, float]]:
-    """Return name, calls and self time of the operations that took the most, without phases and steps."""
     time_of = "self_device_time_total" if on_device else "self_cpu_time_total"
     found = [
         (each.key, each.count, getattr(each, time_of) / 1e6)

@@ -59,7 +59,6 @@ class LanguageModel(nn.Module):
 
     @property
     def width(self) -> int:
-        """Width of the decoder's input embeddings."""
         return int(self.embed.embedding_dim)  # type: ignore[arg-type]
 
     @property
@@ -76,7 +75,6 @@ class LanguageModel(nn.Module):
 
     @property
     def rounding(self) -> float:
-        """Largest difference that counts as rounding, relative to the largest value."""
         return 1e-4 if self.dtype == torch.float32 else 3e-2
 
     @property
@@ -105,7 +103,6 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def embedding_rms(self) -> float:
-        """Measure the root mean square of the token embeddings as they enter the decoder."""
         tokens = torch.arange(self.config.vocab_size, device=self.device)
         squares = [self.embed(chunk).double().square().mean(1) for chunk in torch.split(tokens, VOCABULARY_CHUNK)]
         return float(torch.cat(squares).mean().sqrt())

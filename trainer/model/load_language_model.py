@@ -135,7 +135,6 @@ def is_multimodal(config: Any) -> bool:
 
 
 def keep_only(model: LanguageModel, full: Transformers) -> None:
-    """Remove from `full` every module and weight that `model` does not use, such as the vision tower."""
     used = {id(weight) for weight in model.parameters()}
     for module in list(full.modules()):
         for name, child in list(module.named_children()):

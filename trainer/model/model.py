@@ -105,7 +105,6 @@ class WorldModel(nn.Module):
             return self.language.hidden(sequence_NTD, block_1T)
 
     def label_states(self, hidden_NTD: Tensor, batch: ModelInput) -> Tensor:
-        """Select the hidden states that predict the label tokens: [L, D]."""
         world_tokens = hidden_NTD.shape[1] - batch.tokens_NT.shape[1]
         return hidden_NTD[batch.sample_L, batch.column_L + world_tokens - 1]  # the position before the token's own
 

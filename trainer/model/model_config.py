@@ -108,7 +108,6 @@ class ModelConfig:
 
 
 def spell_option(option: str, towers: Collection[str]) -> str:
-    """Return an option with a value for each tower, as a user types it."""
     return f"--{option} '{{{', '.join(f'{name}: …' for name in towers)}}}'"
 
 

@@ -78,7 +78,6 @@ class PretrainedProjector(TowerProjector):
 
     @torch.no_grad()
     def take_weights(self, parts: ImageParts, generator: torch.Generator) -> None:
-        """Copy the checkpoint's weights; draw START and END at random if they are learned."""
         self.norm.copy_(parts.norm_F)
         self.weight.copy_(parts.weight_FD)
         if isinstance(self.ends, nn.Parameter):

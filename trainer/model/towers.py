@@ -168,7 +168,6 @@ def encoder_model(cache: Cache) -> str | None:
 
 
 def describe_by_tower(towers: Sequence[Tower], describe: Callable[[Tower], dict[str, str]]) -> dict[str, str]:
-    """Describe each tower; keys begin with its name if there are several."""
     prefixes = [f"{tower.name}." * (len(towers) > 1) for tower in towers]
     described = zip(prefixes, map(describe, towers), strict=True)
     return {prefix + key: value for prefix, fields in described for key, value in fields.items()}

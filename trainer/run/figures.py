@@ -49,7 +49,6 @@ class Answered:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Return prompt, answer and reference as they are shown."""
         shown = (self.answer + " […]" * (not self.is_whole)) if self.answer else "(nothing)"
         return {name: text for name, text in (self.record | {"answer": shown}).items() if name in PARTS}
 

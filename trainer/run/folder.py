@@ -88,6 +88,5 @@ def write_config(config: TrainConfig) -> None:
 
 
 def write_changed(path: Path, data: bytes) -> None:
-    """Write a file of the output as a whole, unless it already holds these bytes."""
     if not (path.is_file() and path.read_bytes() == data):
         write_file(path, data)

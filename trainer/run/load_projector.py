@@ -96,7 +96,6 @@ def find_projector(path: Path) -> Path:
 
 
 def config_of_run(projector_file: Path) -> dict[str, Any] | None:
-    """Read the config of the run whose folder or checkpoint holds the projector; None if no run does."""
     folder = projector_file.parent
     if (folder / STATE_FILE).is_file():
         return read_state(folder).config

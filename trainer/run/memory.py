@@ -26,7 +26,6 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the memory of the GPU, or of this machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -67,7 +66,6 @@ def fit_memory(session: Session) -> None:
 
 
 def largest_image(session: Session) -> int:
-    """Return a training sample of the size that has most tokens."""
     stream, train = session.loader.stream, session.split.train
     each_size = train[np.unique(stream.sizes.indices(train), return_index=True)[1]]
     counts = [session.projectors.count(as_tensors(stream.source.read(each_size[[at]]))) for at in range(len(each_size))]

@@ -129,7 +129,6 @@ class World:
         return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Give every rank rank 0's values, in place."""
         if self.size > 1:
             with collective():
                 dist.broadcast(tensor, src=0)

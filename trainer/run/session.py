@@ -240,7 +240,9 @@ class Session:
             self.projectors[name].load_state_dict(each.state_dict())
         if new := [name for name in self.projectors.names if name not in trained]:
             stream, target = self.loader.stream, self.language.embedding_rms()
-            samples = stream.source.read(stream.first_numbers(CALIBRATION_SAMPLES))
+            sizes = stream.sizes.indices(self.split.train)
+            alike = self.split.train[sizes == sizes[0]]
+            samples = stream.source.read(alike[:: -(-len(alike) // CALIBRATION_SAMPLES)])
             for name in new:
                 self.projectors[name].match_rms(as_tensor(samples[name]), target)
 
@@ -261,7 +263,6 @@ class Session:
 
 
 def open_sound_caches(config: TrainConfig, world: World) -> JoinedCache:
-    """Open each tower's cache, in all its views, and verify it."""
 
     def open_sound(path: str) -> Cache:
         cache = open_cache(path, cache_dir=config.data.cache_dir, cache_bytes=config.data.cache_bytes)

@@ -55,7 +55,6 @@ def shard(full: Transformers, model: LanguageModel, world: World) -> None:
 
 
 def fill(full: nn.Module, whole: nn.Module, world: World) -> None:
-    """Fill this rank's parts of the weights, and all buffers, from rank 0's `whole`."""
     weights = whole.state_dict() if world.is_main else {}
     kept = {name: weights[name] for name in full.state_dict() if name in weights}
     set_model_state_dict(full, kept, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))

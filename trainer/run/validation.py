@@ -188,7 +188,6 @@ def sample_names(session: Session, numbers: np.ndarray) -> str:
 
 
 def rank_parts(sizes_N: np.ndarray, batch_size: int, rank: int, world_size: int) -> list[slice]:
-    """Divide a rank's contiguous share of samples into batches of one size."""
     first, last = (len(sizes_N) * each // world_size for each in (rank, rank + 1))
     return [slice(first + part.start, first + part.stop) for part in parts_alike(sizes_N[first:last], batch_size)]
 

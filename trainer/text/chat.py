@@ -91,7 +91,6 @@ class ChatTokenizer:
 
     @property
     def begins_with_bos(self) -> bool:
-        """Whether every text starts with BOS; true if the tokenizer has one."""
         return self.tokenizer.bos_token_id is not None
 
     @property
@@ -212,7 +211,6 @@ class ChatTokenizer:
         return [{**message, "content": as_parts(message["content"])} for message in messages]
 
     def _try_render(self, messages: list[Any]) -> str:
-        """Render messages as they are; empty if the template refuses them."""
         try:
             text: str = self.tokenizer.apply_chat_template(messages, chat_template=self.template, tokenize=False)
         except TEMPLATE_ERRORS:

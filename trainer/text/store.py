@@ -103,7 +103,6 @@ class TextStore:
         return starts
 
     def planned_lengths(self) -> tuple[int, ...]:
-        """Return a few lengths, ascending, that every text can be padded to."""
         longest = int(np.diff(self.ends, prepend=0).max(initial=1))
         steps = (-(-longest * part // (PLANNED * LENGTH_UNIT)) * LENGTH_UNIT for part in range(1, PLANNED + 1))
         return tuple(sorted(set(steps)))
@@ -171,7 +170,6 @@ def text_folder(cache: JoinedCache, chat: ChatTokenizer, text_dir: str | None) -
 
 
 def make_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
-    """Tokenise the text of all samples into `folder`, unless it exists."""
     if folder.exists():
         return
     with ExitStack() as stack:

@@ -1,32 +1,22 @@
 """A VAE's latents and Gemma 3's own vision tower train together, are exported, and answer about rows and files."""
 
-import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from cache_store import open_cache, open_joined
 from precompute.cli import main as precompute
-from precompute.encode_images import encode_images
 from tests.named import assert_names
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
 from tests.trainer.answers import export_and_ask, filled, reported
-from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
-from tests.trainer.models import PROMPTS, assert_batched_as_alone, save_gemma
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.models import save_gemma
 from tests.trainer.runs import Caches, assert_near_run, train_alone, train_on_two_ranks
 from trainer import load_projector
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.data.draws import as_tensors
-from trainer.generate.generate_config import GenerateConfig
-from trainer.generate.generator import Generator, TurnEnd
 from trainer.model.load_language_model import load_with_whole
-from trainer.model.model import WorldModel
 from trainer.model.model_config import TowerConfig
-from trainer.text.chat import ChatTokenizer
 
 
 def build_tower(home: Path, name: str, model: Path, *options: str) -> str:
@@ -103,16 +93,6 @@ def test_a_pretrained_tower_may_learn_too(home, caches, configured_here):
     assert not torch.equal(moved["norm"], language.image_parts.norm_F)
 
 
-def test_prompts_under_full_attention_go_in_padded_batches(home, towers, caches):
-    """With cached keys: the words are those of whole sequences, one by one, as training reads them."""
-    language, whole = load_with_whole(str(home / "multimodal"), torch.float32, torch.device("cpu"))
-    model = WorldModel(language, load_projector(towers.run.folder), begins_with_bos=True)
-    chat = ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
-    generator = Generator(model, whole, chat, TurnEnd((), ""), GenerateConfig(rows="0", max_tokens=12))
-    samples = as_tensors(open_joined(caches).read(np.arange(len(PROMPTS))))
-    assert_batched_as_alone(generator, samples)
-
-
 def test_the_exported_code_of_a_pretrained_tower_says_what_generate_says(towers, tmp_path):
     assert "its tokens attend to each other; not trained here" in export_and_ask(towers, tmp_path, [0])
 
@@ -120,34 +100,6 @@ def test_the_exported_code_of_a_pretrained_tower_says_what_generate_says(towers,
 @pytest.fixture(scope="module")
 def world(home: Path, configured_here: MakeConfig) -> TrainConfig:
     return train_alone(configured_here("world", cache=home / "world/cache", max_steps=2))
-
-
-CHANGES = [
-    {},
-    {"encoder__posterior": "moments"},
-    {"encoder__fold": False, "store__dtype": "bfloat16", "image__fit": "pad"},
-    {"image": {"buckets": {"preset": "ours", "resolution": 48, "min": 32, "step": 8}}},
-]
-
-
-@pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_an_image_encodes_to_its_row(home, tmp_path, changes):
-    """To the bit in its planned batch; elsewhere the batch, or the place in it, may round otherwise."""
-    tall = io.BytesIO()
-    Image.open(image_file(home, GOOD[2])).transpose(Image.Transpose.ROTATE_90).save(tall, "PNG")
-    source = write_source(tmp_path / "source", sample_002=tall.getvalue())
-    cache = open_cache(run_build(tmp_path, source, home / "vae", **changes))
-    assert len(cache.arrays) == (2 if "image" in changes else 1)
-    paths = [image_file(home, number) for number in GOOD]
-    paths[2] = tmp_path / "tall.png"
-    paths[2].write_bytes(tall.getvalue())
-    place = {name: place for place, name in enumerate(cache.samples(np.arange(len(GOOD)), ["id"])["id"].to_pylist())}
-    rows = [cache.read(np.array([place[sample_name(number)]]))[0] for number in GOOD]
-    encoded = encode_images(cache, paths)
-    assert len(cache.arrays) > 1 or all(map(np.array_equal, encoded[:3], rows[:3]))
-    for found, expected in zip([*encoded, *encode_images(cache, [str(paths[5])])], [*rows, rows[5]], strict=True):
-        np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), rtol=0.01, atol=1e-3)
-    assert encode_images(cache, []) == []
 
 
 @pytest.mark.parametrize("run", ["world", "towers"])

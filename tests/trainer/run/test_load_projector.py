@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from cache_store import open_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, NewerFormatError
 from tests.named import assert_names
 from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, MakeConfig, described_cache, save_language_model
@@ -112,17 +111,6 @@ def test_a_run_starts_where_a_trained_projector_ended(trained, configured, capsy
     train_alone(configured("first", init_projector=str(run / "gone"), max_steps=2, val_fraction=0.2))
     assert_names(capsys.readouterr().out, f"model.init_projector: {run} {run}/gone")
     assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
-
-
-def test_a_projector_is_trained_further_on_another_cache(configured, tmp_path, capsys):
-    first = train_alone(configured("first", cache=described_cache(tmp_path / "cache", 16), max_steps=2))
-    other = {"dtype": "float32", "image": {"flip": True, "max_pixels": 9, "decode": "reduced"}}
-    cache = described_cache(tmp_path / "other", 9, **other)
-    changes = {"cache": cache, "init_projector": str(first.run.folder), "max_steps": 1, "val_fraction": 0.3}
-    config = train_alone(configured("on-other", **changes))
-    assert_names(capsys.readouterr().out, f"{first.run.folder} 0.2")
-    assert started_from(config.run.folder) == load_projector(first.run.folder).sha256
-    assert load_projector(config.run.folder).config.tower.cache_identity == open_cache(cache).identity
 
 
 @pytest.mark.parametrize("field", ["model.layout", "language model", "encoder.latents_std"])
