@@ -158,6 +158,7 @@ class LatentStream(BatchStream):
         }
 
     def numbers(self, positions: Int64Array) -> Int64Array:
+        """Return the numbers of the samples at `positions`."""
         return self._numbers[self.order.at(positions)]
 
     def read_ahead(self, end: int) -> WindowReader | None:
