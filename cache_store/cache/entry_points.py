@@ -41,13 +41,13 @@ def find_source_images(store: Store) -> ReadImage:
     return open_images(store)  # type: ignore[no-any-return]
 
 
-def open_image_encoder(array: ArrayRecipe, model: str, device: str = "auto") -> EncodeImages:
+def open_image_encoder(array: ArrayRecipe, model: str) -> EncodeImages:
     """Open the encoder of arrays of this recipe from `model`, a hub id or a folder.
 
     Raises ConfigError if no encoder can be loaded, and StaleError if the model is not the one that made them.
     """
     try:
-        return load_function("open_encoder")(array, model, device)  # type: ignore[no-any-return]
+        return load_function("open_encoder")(array, model)  # type: ignore[no-any-return]
     except ImportError as error:
         raise ConfigError(f"images cannot be encoded here: {error}; run {install('precompute')}") from None
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from cache_store.cache.reader import Cache, captions_of, open_cache, valid_numbers
 from cache_store.cache.where import numbers_where, refuse_unknown_columns
 from cache_store.errors import ConfigError
-from cache_store.format.array import ArraySpec
 from cache_store.format.tables import USUAL_COLUMNS
 from cache_store.messages import differences_between, refuse
 from cache_store.storage.store import Address
@@ -125,11 +124,6 @@ class JoinedCache:
             name: each.read(self._numbers(name, rows), check=check, normalize=normalize)
             for name, each in self.caches.items()
         }
-
-    def arrays_of(self, numbers: np.ndarray) -> dict[str, ArraySpec]:
-        """Return by name the array that has all these samples in each cache; ValueError if they are in several."""
-        rows = self.rows(numbers)
-        return {name: each.array_of(self._numbers(name, rows)) for name, each in self.caches.items()}
 
     def mask(self, numbers: np.ndarray) -> dict[str, NDArray[np.bool_]]:
         """Read by joined number the mask of each cache that has one, by name: [N, T] each, False at padding."""

@@ -206,9 +206,10 @@ def test_latents_are_diffusers_own_of_pyavs_frames(project):
 
 
 def test_clips_of_interlaced_frames_are_counted(project):
-    (project.source / "odd").mkdir(parents=True)
-    make_video(project.source / "odd/lines.mp4", options={"x264-params": "tff=1"})
-    project.settings = settings_of(project.source / "odd", clip={**CHUNK, "frames": 9})
+    project.source = project.folder / "odd"
+    project.source.mkdir()
+    make_video(project.source / "lines.mp4", options={"x264-params": "tff=1"})
+    project.settings = settings_of(project.source, clip={**CHUNK, "frames": 9})
     assert "interlaced frames in 1 cached clip, encoded as progressive" in project.build()
     assert "interlaced frames" in project.run(cache_store, "info", project.cache)
 
