@@ -347,11 +347,6 @@ class ArraySpec(ArrayRecipe, frozen=True, kw_only=True, omit_defaults=True):
         self.refuse_shape(self.shape, self.features)
 
     @property
-    def named_shape(self) -> str:
-        """The shape with axis names: `channel 16, latent_y 28, latent_x 28`."""
-        return self.named(self.shape)
-
-    @property
     def preview_cells(self) -> tuple[int, int]:
         return self.shape[-2], self.shape[-1]
 

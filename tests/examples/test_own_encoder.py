@@ -34,7 +34,7 @@ def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_example_builds_a_cache_that_verifies_and_audits(tmp_path):
     cache = run_build(tmp_path, write_source(tmp_path / "source"), Path(PATH), image__width=48)
     opened = open_cache(cache)
-    assert opened.arrays[0].named_shape == "token 6, feature 6"
+    assert opened.arrays[0].named(opened.arrays[0].shape) == "token 6, feature 6"
     assert opened.spec.array.encoder.class_name == PATH
     assert not verify(cache, "full").findings
     assert main(["audit", str(cache), "--samples", "20", "--seed", "0"]) == 0
