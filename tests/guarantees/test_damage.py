@@ -24,7 +24,7 @@ from tests.cache_store.verify.damage import (
 from tests.places import Folder
 
 ZARR, BLOSC, TARS = ("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none")
-WHERE = [("folder", ZARR, 500), ("folder", BLOSC, 500), ("folder", TARS, 500), ("bucket", ZARR, 30)]
+WHERE = [("folder", ZARR, 200), ("folder", BLOSC, 200), ("folder", TARS, 200), ("bucket", ZARR, 30)]
 """Place, form, and number of flipped bits."""
 
 

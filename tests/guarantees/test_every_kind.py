@@ -20,6 +20,7 @@ from precompute.cli import main
 from precompute.encode_images import encode_images
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.copy.test_withdraw import remains
+from tests.families import first_and_slow
 from tests.guarantees.kinds import KINDS, holding, ids_of, is_near, samples_of
 from tests.guarantees.programs import Program, die_at
 from tests.named import assert_names
@@ -100,6 +101,11 @@ def test_codes_of_8_bits_are_off_by_half_a_step_of_each_channel_and_grow_and_are
 # Damage.
 
 
+@pytest.mark.parametrize(
+    ("kind", "caches"),
+    [*((kind, "folder") for kind in KINDS), *first_and_slow((kind, "bucket") for kind in KINDS)],
+    indirect=True,
+)
 def test_a_flipped_bit_is_named_by_shard_and_row_and_repaired_to_the_same_bytes(sealed, sealed_once, kind, caches):
     """In a folder and in a bucket; the next build mends what is lost."""
     sealed.caches = caches

@@ -33,6 +33,7 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.protocol import Data
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import REJECTED, ROWS, contents, flip, samples_of, shard_name
+from tests.families import first_and_slow
 from tests.make_cache import caption, make_cache, text_recipe
 from tests.memory_store import MemoryStore
 from tests.places import Folder
@@ -262,7 +263,7 @@ def stored(files: dict[str, bytes], dies_at: int = 0) -> DyingStore:
     return DyingStore({**files}, dict.fromkeys(files, 1), dies_at=dies_at)
 
 
-@pytest.mark.parametrize("form", ["zstd", "sizes in tars", "texts"])
+@pytest.mark.parametrize("form", first_and_slow(["zstd", "sizes in tars", "texts"]))
 def test_killed_at_any_request_of_an_object_store_a_rerun_ends_in_the_same_bytes(make, form):
     """Until then, the old cache is read, or the reader is told what to run again."""
     cache = make(**FORMS[form])
