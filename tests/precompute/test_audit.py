@@ -32,9 +32,8 @@ def audit(project: Project, *options: str, code: int = 0) -> tuple[dict[str, Any
     return json.loads(path.read_text()) if path.exists() else {}, said
 
 
-@pytest.mark.parametrize(("store_format", "dtype"), [("zarr", "uint8"), ("webdataset", "float16")])
-def test_an_untouched_cache_audits_with_equal_bits(project, store_format, dtype):
-    project.build(store__format=store_format, store__dtype=dtype)
+def test_an_untouched_cache_audits_with_equal_bits(project):
+    project.build(store__dtype="uint8")
     report, _ = audit(project)
     assert report.items() >= {"sound": True, "error": None, "version": __version__, "findings": []}.items()
     assert report["equal_bits"] == report["compared"] == CACHED_SAMPLES

@@ -1,6 +1,5 @@
 """New captions reach a cache of images without an encoder; a plan is cut into parts that grow behind the others."""
 
-import csv
 import json
 
 import numpy as np
@@ -16,15 +15,11 @@ from precompute.cli import main
 from tests.precompute.acts import flipped
 from tests.precompute.conftest import SAMPLES, Project, sample_name
 
-PARTS = {"store__rows_per_part": 10, "store__samples_per_shard": 4}
-LENGTHS = [4, 4, 2, 4, 4, 2, 2]
-"""Rows of each shard of 22 samples."""
-
 
 @pytest.fixture
 def parts(project: Project) -> Project:
     """A project whose plan has three parts."""
-    project.settings = dict(PARTS)
+    project.settings = {"store__rows_per_part": 10, "store__samples_per_shard": 4}
     project.build()
     return project
 
@@ -76,15 +71,16 @@ def test_caches_of_other_texts_are_joined_once_they_have_the_same(parts):
     assert open_joined(both).captions(np.array([3])) == ["new words 3"]
 
 
+def write_list(project: Project, first: int = 0) -> list[object]:
+    """Write a table of the samples from the first on, the last one on top; return the options that name it."""
+    path, names = project.folder / "better.csv", map(sample_name, reversed(range(first, SAMPLES)))
+    path.write_text("id,text,score\n" + "".join(f"{name},of {name},0.5\n" for name in names))
+    return ["--source.path", path, "--source.fields.extra", "[score]"]
+
+
 def test_another_source_of_the_same_ids_gives_its_texts_and_columns(parts):
     """Ids that it lacks are refused, or keep their texts."""
-    table = parts.folder / "better.csv"
-    ids = [sample_name(number) for number in range(1, SAMPLES)][::-1]
-    with table.open("w", newline="") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(("file_name", "id", "text", "score"))
-        rows.writerows((f"{each}.png", each, f"of {each}", 0.5) for each in ids)
-    source = ["--source.path", str(table), "--source.fields.id", "id", "--source.fields.extra", "[score]"]
+    source = write_list(parts, first=1)
     with parts.unchanged():
         said = parts.run(main, "captions", parts.cache, *source, code=1)
     assert f"lacks 1 sample of {parts.cache}: {sample_name(0)};" in said
@@ -107,55 +103,26 @@ def test_a_withdrawal_leaves_no_text_of_a_sample_in_any_version(parts):
     assert open_cache(parts.cache).withdrawn_rows().tolist() == [5]
 
 
-@pytest.mark.parametrize("file", ["plan/000001.parquet", "texts.json", "texts", "shards.bin"])
+@pytest.mark.parametrize("file", ["plan/000001.parquet", "texts.json", "texts/000001"])
 def test_a_part_and_its_texts_are_named_and_restored(parts, file):
-    name = next(each for each in texts_of(parts) if each.startswith("texts/000001")) if file == "texts" else file
-    assert np.diff(open_cache(parts.cache).spec.bounds).tolist() == LENGTHS
+    name = next(each for each in parts.place.marks() if each.startswith(file))
+    assert np.diff(open_cache(parts.cache).spec.bounds).tolist() == [4, 4, 2, 4, 4, 2, 2]
     with parts.same_in_the_end():
         flipped(name)(parts)
         assert name in {finding.file for finding in verify(LocalStore(parts.cache), "full").findings}
         parts.repair("--report", parts.report())
 
 
-def write_list(project: Project, name: str, text: str, **columns: object) -> list[str]:
-    """Write a table of all samples with such texts and columns; return the options that name it."""
-    path = project.folder / name
-    with path.open("w", newline="") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(("file_name", "id", "text", *columns))
-        ids = map(sample_name, range(SAMPLES))
-        rows.writerows((f"{each}.png", each, f"{text} {each}", *columns.values()) for each in ids)
-    fields = ["--source.fields.extra", f"[{', '.join(columns)}]"] if columns else []
-    return ["--source.path", str(path), "--source.fields.id", "id", *fields]
-
-
-def test_parts_may_have_other_columns(parts):
-    """A part that lacks one has no values in it."""
-    parts.run(main, "captions", parts.cache, *write_list(parts, "scored.csv", "of", score=0.5))
-    parts.has(range(SAMPLES + 2))
-    parts.build("--extend")
-    cache = open_cache(parts.cache)
-    numbers = np.arange(len(cache))
-    assert cache.samples(numbers, ["score"])["score"].to_pylist() == [0.5] * (len(cache) - 2) + [None] * 2
-    assert not verify(parts.cache, "deep").findings
-    assert len(cache.where("score > 0")) == len(cache) - 2
-
-
 def test_what_is_refused_leaves_no_file(parts):
-    listed = write_list(parts, "scored.csv", "of")
-    gone = ["--source.path", str(parts.folder / "gone.csv")]
-    for source, named in (
-        ([*listed, "--source.fields.extra", "[nope]"], "nope"),
-        (gone, "gone.csv does not exist"),
-    ):
+    nope, gone = [*write_list(parts), "--source.fields.extra", "[nope]"], ["--source.path", parts.folder / "gone.csv"]
+    for source, code, named in ((nope, 1, "nope"), (gone, 2, "gone.csv does not exist")):
         with parts.unchanged():
-            said = parts.run(main, "captions", parts.cache, *source, code=2 if source is gone else 1)
-        assert named in said
+            assert named in parts.run(main, "captions", parts.cache, *source, code=code)
 
 
 def test_texts_in_force_that_are_lost_are_never_others(parts):
     """Texts of another list are not the source's; `captions` reads either again, whatever is lost."""
-    listed = write_list(parts, "better.csv", "better")
+    listed = write_list(parts)
     parts.run(main, "captions", parts.cache, *listed)
     name = next(each for each in read_texts(LocalStore(parts.cache)).files if "000001" in each)
     for lost in ("texts.json", name):
@@ -163,25 +130,11 @@ def test_texts_in_force_that_are_lost_are_never_others(parts):
         with parts.unchanged():
             assert f"precompute captions {parts.cache}" in parts.repair(code=1)
         parts.run(main, "captions", parts.cache, *listed)
-        assert open_cache(parts.cache).captions(np.array([12]))[0].startswith("better")
+        assert open_cache(parts.cache).captions(np.array([12]))[0].startswith("of ")
         assert not verify(parts.cache, "deep").findings
 
 
-def test_files_of_a_killed_command_keep_no_text(parts):
-    """A scratch file of texts that were never in force, and one of planning."""
-    scratch = "texts/.000000-0123456789abcdef.parquet.1.partial", "plan/.parts.json.1.partial"
-    for name in scratch:
-        (parts.cache / name).write_bytes(b"a text")
-    (parts.folder / "ids.txt").write_text(sample_name(5))
-    parts.run(cache_store, "withdraw", parts.cache, "--ids", parts.folder / "ids.txt")
-    assert not [name for name in scratch if (parts.cache / name).exists()]
-
-
-def test_a_list_of_ids_and_texts_is_enough(parts):
-    path = parts.folder / "texts.csv"
-    path.write_text("id,caption\n" + "".join(f"{sample_name(number)},short {number}\n" for number in range(SAMPLES)))
-    parts.run(main, "captions", parts.cache, "--source.path", path)
-    assert open_cache(parts.cache).captions(np.array([0])) == ["short 0"]
+def test_a_column_that_the_source_has_now_is_added(parts):
     chat = parts.source / "chat.json"
     chat.write_text(json.dumps([{**record, "score": 1.5} for record in json.loads(chat.read_text())]))
     assert "columns: score" in parts.run(main, "captions", parts.cache, "--source.fields.extra", "[score]")

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
@@ -18,8 +20,9 @@ from cache_store.format.plan import shuffled_tags
 from cache_store.format.tables import SAMPLES_SCHEMA
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from precompute.encoders.text_presets import PRESETS
 from tests.precompute.acts import rewrite
-from tests.precompute.conftest import SAMPLES, Project
+from tests.precompute.conftest import SAMPLES, Project, timeless_files
 from tests.precompute.encoders.loading import load
 from tests.precompute.encoders.test_text_encoder import encoded
 from tests.precompute.encoders.text_models import FEATURES, save_text_encoder
@@ -39,10 +42,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_captions(project: Project) -> None:
-    """Leave two samples without an answer, and give one a long and one an empty one.
-
-    Two images are broken, which does not matter.
-    """
+    """Leave two samples without an answer, and give one a long and one an empty one."""
     path = project.source / "chat.json"
     records = json.loads(path.read_text())
     for number, record in enumerate(records):
@@ -132,13 +132,9 @@ def test_another_text_recipe_or_tokenizer_is_refused_by_name(texts, tmp_path):
     other = save_text_encoder("T5EncoderModel", tmp_path / "other")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         rewrite(other / "tokenizer" / name, '"</s>"', '"<eos>"')
-    for option, value, field in (
-        ("template", "an image of {}", "array.text.template"),
-        ("model", str(other), "array.encoder.tokenizer_sha256"),
-    ):
-        with texts.untouched():
-            said = texts.build(code=1, **{f"encoder__{option}": value})
-        assert field in said
+    with texts.untouched():
+        assert "array.text.template" in texts.build(code=1, encoder__template="an image of {}")
+        assert "array.encoder.tokenizer_sha256" in texts.build(code=1, encoder__model=str(other))
 
 
 def test_a_gallery_of_texts_shows_the_captions(texts):
@@ -148,22 +144,6 @@ def test_a_gallery_of_texts_shows_the_captions(texts):
     for each in (CAPTIONS[5], "no text: the sample has no caption", f"{TOKENS} tokens", "tokens, cut", "1 texts cut"):
         assert each in shown
     assert "Yes." not in shown, "only the first answer is encoded"
-
-
-def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
-    """In this source every sample has a caption."""
-    built.vae, built.settings = t5, SETTINGS
-    built.build(name="text", source={"kind": "cache", "path": str(built.cache), "text": "caption"})
-    joined = open_joined({"world": built.cache, "text": built.folder / "text"})
-    (batch, *_) = LatentStream(joined, batch_size=4, seed=0)
-    assert batch["latents"]["world"].shape == (4, 16, 4, 5)
-    assert batch["latents"]["text"].shape == (4, TOKENS, FEATURES)
-    text = joined.caches["text"]
-    np.testing.assert_array_equal(batch["mask"]["text"], text.mask(joined.rows(batch["numbers"].numpy())))
-    assert batch["mask"]["text"].dtype == torch.bool
-    for joined_nulls, alone in ((joined.null_text(), text.null_text()), (joined.null_mask(), text.null_mask())):
-        np.testing.assert_array_equal(joined_nulls.pop("text"), alone)
-        assert not joined_nulls
 
 
 def test_caches_of_several_captions_are_views_of_the_texts(texts, t5):
@@ -233,3 +213,81 @@ def test_pooled_vectors_are_a_cache_without_a_mask(project, tmp_path):
         with pytest.raises(ConfigError, match=r"\[feature 8\]"):
             mask()
     assert "mask" not in next(iter(LatentStream(cache, batch_size=4)))
+
+
+# One command builds a cache for each text encoder of a model, over the samples of a cache of images.
+
+SMALL = ("--compute_dtype", "float32", "--batch_size", 4, "--device", "cpu", "--store.samples_per_shard", 8)
+
+
+@pytest.fixture(scope="session")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The text encoders of a small FLUX.1."""
+    folder = save_text_encoder("CLIPTextModel", tmp_path_factory.mktemp("flux"))
+    return save_text_encoder("T5EncoderModel", folder, "_2")
+
+
+def of_flux(project: Project, flux: Path, *options: object, code: int = 0) -> str:
+    place = ["--source", project.cache, "--cache", project.folder / "text", "--of", "FLUX.1-dev", "--model", flux]
+    return project.run(main, "texts", *place, *SMALL, *options, code=code)
+
+
+def test_one_command_builds_the_texts_of_a_model_and_resumes(built, flux):
+    """Run again, it restores the same bytes: of a cache that has lost a shard, and of one that is gone."""
+    said, out = of_flux(built, flux), built.folder / "text"
+    assert said.count(f"sealed {out}/") == 2
+    joined = open_joined({"world": built.cache, "t5": out / "t5", "pooled": out / "pooled"})
+    (batch, *_) = LatentStream(joined, batch_size=3, seed=0)
+    shapes = {"world": (3, 16, 4, 5), "t5": (3, 512, FEATURES), "pooled": (3, FEATURES)}
+    assert {name: each.shape for name, each in batch["latents"].items()} == shapes
+    mask = joined.caches["t5"].mask(joined.rows(batch["numbers"].numpy()))
+    np.testing.assert_array_equal(batch["mask"].pop("t5"), mask)
+    assert not batch["mask"]
+    assert joined.null_text().keys() == {"t5", "pooled"}
+    assert joined.null_mask().keys() == {"t5"}
+    array = open_cache(out / "t5").spec.array
+    assert (array.encoder.compute_dtype, array.codec) == ("float32", "lz4")
+    before = {name: timeless_files(out / name) for name in PRESETS["FLUX.1-dev"]}
+    next((out / "t5" / "commits").glob("*1.json")).unlink()
+    (out / "t5" / "seal.json").unlink()
+    shutil.rmtree(out / "pooled")
+    assert "1 shard" in of_flux(built, flux)
+    assert {name: timeless_files(out / name) for name in before} == before
+    assert of_flux(built, flux).count("nothing to encode") == 2
+    assert "--cache NEW" in of_flux(built, flux, "--batch_size", 3, code=1)
+    assert not any(verify(out / name, "full").findings for name in before)
+
+
+def test_configs_are_those_of_ordinary_builds_for_ranks(built, flux, monkeypatch):
+    with monkeypatch.context() as rank:
+        rank.setenv("RANK", "1")
+        rank.setenv("WORLD_SIZE", "2")
+        assert "--configs" in of_flux(built, flux, code=2)
+    said, folder = of_flux(built, flux, "--configs", built.folder / "configs"), built.folder / "configs"
+    assert not (built.folder / "text").exists()
+    for name in PRESETS["FLUX.1-dev"]:
+        config = folder / f"{name}.yaml"
+        assert f"precompute build --config {config}" in said
+        for line in ("plan", "build --rank 1 --world-size 2", "build --rank 0 --world-size 2", "seal"):
+            built.run(main, *line.split(), "--config", config)
+    assert of_flux(built, flux).count("nothing to encode") == 2
+
+
+def test_new_samples_are_added_to_all_texts(project, flux):
+    project.has(range(16))
+    project.build()
+    of_flux(project, flux)
+    project.has()
+    project.build("--extend")
+    assert "precompute texts" in of_flux(project, flux, code=1)
+    of_flux(project, flux, "--extend")
+    assert [open_cache(project.folder / "text" / name).spec.rows for name in ("t5", "pooled")] == [SAMPLES] * 2
+
+
+def test_encoders_of_ones_own_choice_are_a_mapping_in_the_config(built, flux):
+    common = {"model": str(flux), "device": "cpu", "compute_dtype": "float32"}
+    chosen = {"a": {**common, "subfolder": "text_encoder_2", "max_tokens": 9}, "b": {**common, "max_tokens": 20}}
+    config = built.folder / "texts.yaml"
+    config.write_text(yaml.safe_dump({"source": str(built.cache), "cache": str(built.folder / "own"), "texts": chosen}))
+    built.run(main, "texts", "--config", config)
+    assert [open_cache(built.folder / "own" / name).spec.arrays[0].shape[0] for name in chosen] == [9, 20]

@@ -1,5 +1,6 @@
 """Tokens of vision towers are transformers' own, wherever a checkpoint keeps the tower."""
 
+import io
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import BitImageProcessorPil, Qwen2VLImageProcessorPil, SiglipImageProcessorPil, ViTImageProcessorPil
+from transformers import (
+    BitImageProcessorPil,
+    Gemma3ImageProcessorPil,
+    Qwen2VLImageProcessorPil,
+    SiglipImageProcessorPil,
+    ViTImageProcessorPil,
+)
 
+from cache_store import open_cache
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.array import Size
 from precompute.config import BuildConfig
+from precompute.encode_images import encode_images
 from precompute.encoders.encoder import PIXEL_RANGES, still_in_range
 from precompute.encoders.encoder_config import EncoderConfig
 from precompute.encoders.preprocessing import recipe_of_model
@@ -22,6 +31,7 @@ from precompute.images.config import ImageConfig
 from precompute.images.fit import fit_image, unreduced
 from precompute.sources.config import SourceConfig
 from tests.families import first_and_slow
+from tests.precompute.conftest import GOOD, image_bytes
 from tests.precompute.encoders.loading import changed_config, image_recipe, load, photos, shape_of, signed
 from tests.precompute.encoders.towers import (
     CLIP_PROCESSOR,
@@ -158,6 +168,20 @@ def test_tokens_of_a_qwen_vl_are_those_of_its_language_model(kind, tmp_path):
         load(tmp_path, "clip", layer=1)
     with pytest.raises(ConfigError, match=f"{2 * patch}.*60x{4 * patch}"):
         refuse_image_size(EncoderConfig(model=str(tmp_path)), 60, 4 * patch)
+
+
+def test_a_towers_cache_holds_transformers_tokens_of_the_files(project, tmp_path):
+    """The family's own processor prepares them; `encode_images` gives the same."""
+    project.vae, project.settings = save_model(GEMMA, tmp_path / "model"), {"image": {"height": SIDE, "width": SIDE}}
+    project.build(store__dtype="float32")
+    cache, order = open_cache(project.cache), np.random.default_rng(0).permutation(len(GOOD))
+    images = [Image.open(io.BytesIO(image_bytes(GOOD[number]))) for number in order]
+    pixels = Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})(images, return_tensors="pt")["pixel_values"]
+    expected = gemma_tokens(random_model(GEMMA), pixels).numpy()
+    assert expected.shape == (len(GOOD), TOKENS, FEATURES)
+    np.testing.assert_allclose(cache.read(order), expected, rtol=0, atol=1e-5)
+    (tmp_path / "image.png").write_bytes(image_bytes(GOOD[7]))
+    np.testing.assert_allclose(encode_images(cache, [tmp_path / "image.png"]), cache.read(np.array([7])), atol=1e-5)
 
 
 # Images for a tower are prepared as its own processor does, pixel by pixel.
