@@ -19,6 +19,7 @@ from benchmarks import (
     families,
     feed,
     forms,
+    identities,
     loader,
     object_server,
     on_gpu,
@@ -171,3 +172,12 @@ def test_every_family_is_measured_against_its_library(measure, tmp_path):
     with torch.device("meta"):
         made = [families.make(name) for name in families.FAMILIES]
     assert min(sum(weight.numel() for weight in model.parameters()) for model in made) > 1e6
+
+
+def test_torchrun_in_a_store_gives_the_same_after_a_kill(measure, folder, bucket, monkeypatch):
+    """The way that no other test starts for real."""
+    monkeypatch.setitem(identities.WAYS, "store-torchrun", identities.WAYS["torchrun"])
+    toy = ["--count=4", "--batch-size=2", "--height=16", "--width=24", folder, f"--url={bucket}"]
+    record, _ = measure(identities, *toy, "--ways", "store-torchrun")
+    assert record["skipped"] == {}
+    assert [each["equal_files"] for each in record["ways"].values()] == ["all"]

@@ -2,7 +2,6 @@
 
 # Axes: T frames, Y X pixels, 3 RGB.
 
-import csv
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -132,8 +131,7 @@ def project(tmp_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str], 
 
 @pytest.fixture(scope="session")
 def built_once(tmp_path_factory: pytest.TempPathFactory, vae_path: Path, videos: Path) -> Path:
-    folder = tmp_path_factory.mktemp("clips")
-    project = Project(folder, vae_path, None)
+    project = Project(tmp_path_factory.mktemp("clips"), vae_path, None)
     project.settings = settings_of(videos)
     assert main(["build", "--config", str(project.config())]) == 0
     return project.cache
@@ -206,10 +204,9 @@ def test_latents_are_diffusers_own_of_pyavs_frames(project):
 
 
 def test_clips_of_interlaced_frames_are_counted(project):
-    project.source = project.folder / "odd"
-    project.source.mkdir()
-    make_video(project.source / "lines.mp4", options={"x264-params": "tff=1"})
-    project.settings = settings_of(project.source, clip={**CHUNK, "frames": 9})
+    (project.folder / "odd").mkdir()
+    make_video(project.folder / "odd/lines.mp4", options={"x264-params": "tff=1"})
+    project.settings = settings_of(project.folder / "odd", clip={**CHUNK, "frames": 9})
     assert "interlaced frames in 1 cached clip, encoded as progressive" in project.build()
     assert "interlaced frames" in project.run(cache_store, "info", project.cache)
 
@@ -260,18 +257,15 @@ def test_a_rerun_looks_at_changed_videos_alone(project, videos, monkeypatch):
 
 def test_a_table_may_say_itself_where_clips_begin(project, monkeypatch):
     """None of its videos is looked at before it is encoded."""
-    path = project.folder / "list.csv"
-    with path.open("w", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["video", "text", "id", CLIP_START])
-        for name, video in GOOD.items():
-            table.writerows([name, video.caption, f"{name}#{start}", start] for start in (0.0, 1 / 12))
+    path, starts = project.folder / "list.csv", (0.0, 1 / 12)
+    rows = [f"{name},{video.caption or ''},{name}#{at},{at}\n" for name, video in GOOD.items() for at in starts]
+    path.write_text(f"video,text,id,{CLIP_START}\n{''.join(rows)}")
     source = {"kind": "table", "path": str(path), "images": str(project.source), "fields": {"extra": [CLIP_START]}}
     probed = noted(monkeypatch, ClipReader, "_probe")
     project.build(source=source, clip={"frames": FRAMES, "fps": FPS})
     assert not probed
     samples = samples_of(project.cache, "id", CLIP_START, "conversations")
-    assert [each["id"] for each in samples] == [f"{name}#{at}" for name in GOOD for at in (0.0, 1 / 12)]
+    assert [each["id"] for each in samples] == [f"{name}#{at}" for name in GOOD for at in starts]
     for each in samples:
         name, _, start = each["id"].partition("#")
         assert each[CLIP_START] == float(start)

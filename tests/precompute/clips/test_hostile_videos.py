@@ -37,10 +37,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return made
 
 
-def count_frames(data: bytes) -> int:
-    return len(list(decode_clip(io.BytesIO(data), 0.0, RECIPE, PLANNED).images))
-
-
 def test_a_script_opens_no_other_file(made, tmp_path):
     (tmp_path / "secret.mp4").write_bytes(made["h264.mp4"])
     path = tmp_path / "a.mp4"
@@ -55,6 +51,10 @@ INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"dinf", b"moof", b"traf"
 """Boxes that hold boxes."""
 
 
+def box(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I4s", len(body) + 8, name) + body
+
+
 def rebuilt(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
     """Replace the content of boxes, at all levels."""
     made, place = b"", 0
@@ -62,8 +62,7 @@ def rebuilt(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
         size, name = struct.unpack_from(">I4s", data, place)
         body = data[place + 8 : place + size]
         body = change(name, rebuilt(body, change) if name in INSIDE else body)
-        made += struct.pack(">I4s", len(body) + 8, name) + body
-        place += size
+        made, place = made + box(name, body), place + size
     return made
 
 
@@ -89,28 +88,22 @@ def test_claims_of_many_samples_take_little_memory(made, claim):
 def reasons_or_frames(data: bytes) -> str | int:
     try:
         probe_video(io.BytesIO(data), MAX_PIXELS)
-        return count_frames(data)
+        return len(list(decode_clip(io.BytesIO(data), 0.0, RECIPE, PLANNED).images))
     except Rejected as rejected:
         return rejected.reason
 
 
 def test_uncompressed_sound_has_any_number_of_samples(made):
     """Cameras write it beside H.264; an hour has 172,800,000 samples."""
-    sound = (
-        (b"hdlr", bytes(8) + b"soun"),
-        (b"stts", struct.pack(">4I", 0, 1, 1, 1)),
-        (b"stsz", struct.pack(">3I", 0, 2, CLAIMED)),
-    )
-    track = b"".join(struct.pack(">I4s", len(body) + 8, name) + body for name, body in sound)
-    trak = struct.pack(">I4s", len(track) + 8, b"trak") + track
+    times, sizes = struct.pack(">4I", 0, 1, 1, 1), struct.pack(">3I", 0, 2, CLAIMED)
+    trak = box(b"trak", box(b"hdlr", bytes(8) + b"soun") + box(b"stts", times) + box(b"stsz", sizes))
     data = rebuilt(made["h264.mp4"], lambda name, body: body + trak if name == b"moov" else body)
-    assert count_frames(data) == FRAMES
+    assert reasons_or_frames(data) == FRAMES
 
 
 def test_a_large_video_is_refused_before_it_is_decoded(made):
-    for name in NAMES:
-        with pytest.raises(Rejected, match="too large: 64 x 48 pixels, more than 3,000, or than 1,000,000 a side"):
-            probe_video(io.BytesIO(made[name]), 3_000)
+    with pytest.raises(Rejected, match="too large: 64 x 48 pixels, more than 3,000, or than 1,000,000 a side"):
+        probe_video(io.BytesIO(made["h264.mp4"]), 3_000)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import av
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
 
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.array import ClipRecipe, ImageRecipe, Size
@@ -86,11 +85,6 @@ def reason(data: bytes, start: float = 0.0, frames: int = 2, **fields: object) -
     with pytest.raises(Rejected) as caught:
         list(clip_of(data, start, frames, **fields).images)
     return caught.value.reason
-
-
-def first_image(path: Path, **fields: object) -> Image.Image:
-    (image,) = clip_of(path.read_bytes(), 0.0, 1, **fields).images
-    return image
 
 
 @pytest.mark.parametrize("name", first_and_slow(MADE, quick=2))
@@ -180,8 +174,7 @@ def test_pixels_become_square(tmp_path):
     assert (clip.size, probe(path.read_bytes())[:2], [*map(number_of, clip.images)]) == (square, square, [0, 1])
 
 
-GREYS = [(level, level, level) for level in (255, 0, 128)]
-BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), *GREYS, (200, 60, 30), (30, 90, 200)]
+BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255,) * 3, (0,) * 3, (128,) * 3, (200, 60, 30), (30, 90, 200)]
 
 
 def bars(_: int, size: tuple[int, int]) -> np.ndarray:
@@ -198,8 +191,8 @@ def test_colours_are_those_that_the_tags_say(tmp_path, colour, pix_fmt):
     path = make_video(
         tmp_path / "a.mkv", frames=1, size=(128, 48), draw=bars, colour=colour, pix_fmt=pix_fmt, options={"crf": "2"}
     )
-    image = np.asarray(first_image(path, size=(128, 48)), int)
-    assert np.abs(image[24, 8::16] - BARS).max() <= 3
+    (image,) = clip_of(path.read_bytes(), 0.0, 1, size=(128, 48)).images
+    assert np.abs(np.asarray(image, int)[24, 8::16] - BARS).max() <= 3
 
 
 def test_colours_that_would_come_out_wrong_are_rejected(tmp_path):
@@ -242,24 +235,17 @@ def test_a_clip_reads_little_of_a_long_file(tmp_path):
 
 
 class CountedFile(io.BytesIO):
+    """A file that counts what is read of it, and may fail after some reads."""
+
     num_bytes = num_reads = 0
+    most_reads = 1_000
 
     def read(self, size: int | None = -1, /) -> bytes:
+        if self.num_reads == self.most_reads:
+            raise ConnectionError("the store is away")
         data = super().read(size)
         self.num_bytes, self.num_reads = self.num_bytes + len(data), self.num_reads + 1
         return data
-
-
-class Broken(io.BytesIO):
-    """A file whose reads fail from the given one on."""
-
-    reads_left = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self.reads_left -= 1
-        if self.reads_left < 0:
-            raise ConnectionError("the store is away")
-        return super().read(size)
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "vp9.webm", "mpeg4.avi"])
@@ -267,8 +253,8 @@ def test_the_error_of_a_store_is_no_reject(made, name):
     counted = CountedFile(made[name])
     probe_video(counted, 10**8)
     for reads in range(counted.num_reads - 1):  # a failure to read beyond the end is an end all the same
-        file = Broken(made[name])
-        file.reads_left = reads
+        file = CountedFile(made[name])
+        file.most_reads = reads
         with pytest.raises(ConnectionError, match="the store is away"):
             probe_video(file, 10**8)
 

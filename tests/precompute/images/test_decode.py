@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -170,19 +171,6 @@ def test_an_image_of_just_so_many_pixels_is_decoded():
         decode(PNG, 16 * 24 - 1)
 
 
-def fit_pixels(pixels: np.ndarray, **recipe: Any) -> np.ndarray:
-    return np.asarray(fitted(unreduced(Image.fromarray(pixels)), recipe_of(**recipe)))
-
-
-@pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])
-def test_a_flip_is_the_fitted_image_mirrored(fit, resample):
-    """This also holds if a side is odd, so that crop and pad cannot be even."""
-    plain, flipped = (
-        fit_pixels(PIXELS, height=15, width=13, fit=fit, resample=resample, flip=flip) for flip in (False, True)
-    )
-    np.testing.assert_array_equal(flipped, plain[:, ::-1])
-
-
 def test_an_image_made_rgb_in_strips_is_as_one_made_at_once():
     image = Image.fromarray(HALF_RED).resize((40, 50))
     for data in (save(image, "PNG"), save(image.convert("P"), "PNG", transparency=3), sixteen_bits("PNG", "<")):
@@ -278,7 +266,8 @@ def test_every_other_image_is_decoded_in_full(name):
     assert (full.size, full.reduction, full.origin) == (reduced.size, reduced.reduction, reduced.origin)
 
 
-def test_an_image_that_is_not_reduced_is_fitted_as_by_pillow():
+def test_an_image_that_is_not_reduced_is_fitted_as_by_pillow_and_mirrored_by_a_flip():
+    """A side may be odd, so that crop and pad cannot be even."""
     by_pillow = {"squash": Image.Image.resize, "crop": ImageOps.fit, "pad": partial(ImageOps.pad, color=(128,) * 3)}
     rng = np.random.default_rng(0)
     for fit, filter_ in product(FITS, RESAMPLING):
@@ -288,3 +277,5 @@ def test_an_image_that_is_not_reduced_is_fitted_as_by_pillow():
             recipe = recipe_of(target[1], target[0], fit=fit, resample=filter_)
             expected = by_pillow[fit](image, tuple(target), RESAMPLING[filter_])
             assert np.array_equal(fitted(unreduced(image), recipe), expected), (fit, filter_, image.size, target)
+            flipped = fitted(unreduced(image), msgspec.structs.replace(recipe, flip=True))
+            assert np.array_equal(flipped, np.asarray(expected)[:, ::-1])

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from cache_store.errors import SourceError
@@ -37,10 +36,6 @@ def listed(folder: Path, kind: Any, text: object, media: Media = IMAGES, **field
     return open_source(SourceConfig(kind=kind, path=str(path), fields=FieldNames(**fields)), media)
 
 
-def plan_of(source: Source) -> pa.Table:
-    return plan_table(source.samples())
-
-
 def test_records_of_any_lawful_list_become_rows_in_its_order(tmp_path):
     """It has unknown fields, impossible names, a field that occurs twice, and a byte order mark."""
     records = [
@@ -50,7 +45,7 @@ def test_records_of_any_lawful_list_become_rows_in_its_order(tmp_path):
         {**record("name"), "image": "x" * 10**5},
     ]
     text = json.dumps(records)[:-1] + ', {"id": "first", "id": "last", "conversations": []}]'
-    plan = plan_of(listed(tmp_path, "llava", "\ufeff" + text))
+    plan = plan_table(listed(tmp_path, "llava", "\ufeff" + text).samples())
     assert plan["id"].to_pylist() == ["7", "nul\0", "path", "name", "last"]
     assert plan["uri"].to_pylist()[::4] == ["a.jpg", ""]
     assert plan["conversations"][0].as_py() == record("a")["conversations"]
@@ -101,7 +96,9 @@ TABLES = {
 
 
 def texts_of(source: Source) -> list[tuple[str, str, str | None]]:
-    return [(row["id"], row["uri"], caption_of(row["conversations"])) for row in plan_of(source).to_pylist()]
+    return [
+        (row["id"], row["uri"], caption_of(row["conversations"])) for row in plan_table(source.samples()).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -120,7 +117,7 @@ def test_usual_columns_are_found_and_others_are_named(tmp_path, head, fields):
 def test_extra_columns_have_the_types_of_their_values(tmp_path):
     """A number of a CSV is one if it is written as in JSON: 007 is a text."""
     text = "id,video,clip_start,score,code,empty\n1,a.mp4,0,1,007,\n2,a.mp4,2.5,2,08,x\n"
-    plan = plan_of(listed(tmp_path, "table", text, VIDEOS, extra=["clip_start", "score", "code", "empty"]))
+    plan = plan_table(listed(tmp_path, "table", text, VIDEOS, extra=["clip_start", "score", "code", "empty"]).samples())
     found = plan.select(["clip_start", "score", "code", "empty"]).to_pydict()
     assert [*found.values()] == [[0.0, 2.5], [1, 2], ["007", "08"], [None, "x"]]
 
@@ -129,7 +126,7 @@ def test_files_lie_beside_the_table_or_elsewhere(tmp_path):
     (tmp_path / "media").mkdir()
     (tmp_path / "media/a.png").write_bytes(image_bytes(1))
     source = listed(tmp_path, "table", "image\nmedia/a.png\ngone.png\n")
-    assert [each == MISSING for each in plan_of(source)["fingerprint"].to_pylist()] == [False, True]
+    assert [each == MISSING for each in plan_table(source.samples())["fingerprint"].to_pylist()] == [False, True]
     assert source.read("media/a.png") == image_bytes(1)
     config = SourceConfig(kind="table", path=str(tmp_path / "list.txt"), images=str(tmp_path / "media"))
     assert open_source(config).read("a.png") == image_bytes(1)
@@ -149,5 +146,5 @@ BROKEN: dict[str, tuple[str | bytes, dict[str, object], str]] = {
 def test_a_broken_table_is_refused_in_one_line(tmp_path, name):
     text, fields, message = BROKEN[name]
     with pytest.raises(SourceError, match=message) as raised:
-        plan_of(listed(tmp_path, "table", text, VIDEOS, **fields))
+        plan_table(listed(tmp_path, "table", text, VIDEOS, **fields).samples())
     assert "\n" not in str(raised.value)

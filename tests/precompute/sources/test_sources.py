@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from cache_store import open_cache, open_joined
+from cache_store import open_cache
 from cache_store.errors import SourceError
 from cache_store.format.plan import caption_of
 from precompute.images.decode import content_sha256
@@ -21,7 +20,7 @@ from tests.families import first_and_slow
 from tests.make_cache import make_cache
 from tests.named import assert_names
 from tests.precompute.conftest import image_bytes, plan_table
-from tests.precompute.sources.pictures import opened, rows_of, write_pictures
+from tests.precompute.sources.pictures import write_pictures
 from tests.precompute.sources.test_archives import fetch
 
 
@@ -36,10 +35,6 @@ def tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> Source:
     write_files(folder, files)
     path = folder if form == "folder" else shutil.make_archive(str(folder), form, folder)
     return open_source(SourceConfig(kind="folder", path=str(path)))
-
-
-def plan_of(source: Source) -> pa.Table:
-    return plan_table(source.samples())
 
 
 KINDS: dict[str, tuple[str, dict[str, bytes]]] = {
@@ -86,7 +81,7 @@ OTHERS = ".eps 2, .ico 2, .psd 2, .svg 2, .abcdefghijklmnop 1, without a suffix 
 def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
     """A caption is the file's text without the line break at its end."""
     source = tree(tmp_path / "tree", TREE, form)
-    rows = plan_of(source).to_pylist()
+    rows = plan_table(source.samples()).to_pylist()
     caption = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": " A\n cat "}]
     empty = [caption[0], {"from": "gpt", "value": ""}]
     expected = {"photos/a.jpg": caption, "photos/b.PNG": empty, "photos/deep/c.jpg": []}
@@ -104,7 +99,7 @@ def test_links_caches_and_bad_names_in_a_folder_are_skipped_and_counted(tmp_path
     (tmp_path / "images" / "deep\n").symlink_to("elsewhere")
     make_cache(tmp_path / "images" / "cache", np.zeros((2, 1, 2, 2), np.float32))
     tree(tmp_path / "images", {"cache/sheets/unusual.png": b"x"})
-    assert plan_of(source)["id"].to_pylist() == ["a.jpg", "elsewhere/b.jpg"]
+    assert plan_table(source.samples())["id"].to_pylist() == ["a.jpg", "elsewhere/b.jpg"]
     assert_names(source.samples().note, "cache 1, linked folder 1, not UTF-8 2")
 
 
@@ -119,20 +114,13 @@ def test_a_folder_lists_videos_or_images_and_counts_the_others(tmp_path):
     assert "clip.frames" in images.note
 
 
-@pytest.mark.parametrize("kind", ["folder", "parquet"])
-def test_all_files_that_cannot_be_read_are_named_in_one_message(tmp_path, kind):
-    """Texts in Latin-1, or tables that are cut, beside good ones."""
+def test_all_files_that_cannot_be_read_are_named_in_one_message(tmp_path):
+    """Texts in Latin-1 beside good ones."""
     bad = [f"{number:02}" for number in range(12)]
-    if kind == "folder":
-        tree(tmp_path, {f"{name}.{suffix}": b"caf\xe9" for name in bad for suffix in ("jpg", "txt")})
-        tree(tmp_path, {"-good.jpg": b"x", "-good.txt": b"A cat."})
-    else:
-        for name in ("-good", *bad):
-            path = write_pictures(kind, tmp_path / name, 1, 2)
-            data = path.read_bytes()
-            path.write_bytes(data[: len(data) // 2 if name in bad else None])
+    tree(tmp_path, {f"{name}.{suffix}": b"caf\xe9" for name in bad for suffix in ("jpg", "txt")})
+    source = tree(tmp_path, {"-good.jpg": b"x", "-good.txt": b"A cat."})
     with pytest.raises(SourceError) as caught:
-        rows_of(opened(kind, tmp_path))
+        plan_table(source.samples())
     first, *named, more = str(caught.value).split("\n  ")
     assert (first, len(named), more) == ("12 files cannot be used:", 10, "and 2 more")
     assert [name for name, line in zip(bad, named, strict=False) if f"{name}." not in line] == []
@@ -182,23 +170,4 @@ def test_tars_and_tables_are_built_and_grow(project, forked_workers, kind):
         assert caption_of(sample["conversations"]) == f"Picture {number}."
     with project.same_in_the_end():
         project.lose("latents/40x32/c/1/0/0/0")
-        project.repair("--shards", "1")
-
-
-def test_a_cache_of_another_caches_plan_grows_and_joins_it(project):
-    second = {"name": "second", "image": {"height": 24, "width": 24}, "run__max_reject_fraction": 0.5}
-    second["source"] = {"kind": "cache", "path": str(project.cache)}
-    project.has([9, 17])
-    project.build()
-    project.build(**second)
-    project.has()
-    project.build("--extend")
-    project.build(**second, code=1)
-    project.build("--extend", **second)
-    caches, rows = {"first": project.cache, "second": project.folder / "second"}, np.arange(20)
-    joined = open_joined(caches).samples(rows, ["row", "id"])
-    assert all(open_cache(cache).samples(rows, ["row", "id"]) == joined for cache in caches.values())
-    project.cache = caches["second"]
-    with project.same_in_the_end():
-        project.lose("latents/24x24/c/1/0/0/0")
         project.repair("--shards", "1")
