@@ -28,15 +28,14 @@ def source(project: Project, request: pytest.FixtureRequest) -> Project:
     kind = getattr(request, "param", "webdataset")
     path = project.folder / "data"
     project.settings = {"store__rows_per_part": 3 if kind == "folder" else 2, "store__samples_per_shard": 2}
-    if kind in ("webdataset", "parquet"):
-        for number in range(8):
-            write_pictures(kind, path / f"{number}", *range(3 * number, 3 * number + 3))
-    elif kind == "folder":
+    files, form = (path, kind) if kind != "cache" else (project.folder / "tars", "webdataset")
+    if kind == "folder":
         write_pictures(kind, path, *range(24))
     else:
         for number in range(8):
-            write_pictures("webdataset", project.folder / "tars" / f"{number}", *range(3 * number, 3 * number + 3))
-        project.build(name="data", source={"kind": "webdataset", "path": str(project.folder / "tars")})
+            write_pictures(form, files / f"{number}", *range(3 * number, 3 * number + 3))
+    if kind == "cache":
+        project.build(name="data", source={"kind": form, "path": str(files)})
     project.settings["source"] = {"kind": kind, "path": str(path)}
     return project
 
@@ -72,6 +71,8 @@ def test_ranks_whose_listings_differ_cannot_give_two_plans(source):
     source.step("plan")
     source.step("plan", name="alone")
     assert plan_files(source.cache) == plan_files(source.folder / "alone")
+    one = {"name": "one", "source__path": f"{source.folder}/data/1.tar"}
+    assert "is listed as one" in source.step("plan", "--rank", 0, "--world-size", 2, **one, code=2)
 
 
 def kill_at_texts(project: Project, part: int, *options: object) -> None:
@@ -106,10 +107,9 @@ def test_a_kill_loses_the_part_in_hand(source, monkeypatch):
     assert not [*source.cache.glob("plan/*.json")]
 
 
-@pytest.mark.parametrize("source", ["webdataset", "parquet"], indirect=True)
 def test_a_file_that_was_written_is_looked_at_alone(source, monkeypatch):
     """Also to extend the cache; what is new in it becomes a part of its own, behind those of new files."""
-    kind, folder = source.settings["source"]["kind"], source.folder / "data"
+    folder = source.folder / "data"
     source.build()
     listed, list_part = list[tuple[str, ...]](), ListedParts.tables
 
@@ -118,52 +118,21 @@ def test_a_file_that_was_written_is_looked_at_alone(source, monkeypatch):
         return list_part(self, names)
 
     monkeypatch.setattr(ListedParts, "tables", tables)
-    path = write_pictures(kind, folder / "3", 9, 10, 11)
+    write_pictures("webdataset", folder / "3", 9, 10, 11)
     source.build()
     source.build()
-    assert listed == [(path.name,)]
+    assert listed == [("3.tar",)]
     listed.clear()
-    write_pictures(kind, folder / "5", 15, 16, 17, 31)
-    new = write_pictures(kind, folder / "8", 40, 41)
+    write_pictures("webdataset", folder / "5", 15, 16, 17, 31)
+    write_pictures("webdataset", folder / "8", 40, 41)
     source.build("--extend")
-    assert listed == [(f"5{path.suffix}",), (new.name,)]
+    assert listed == [("5.tar",), ("8.tar",)]
     spec, plan = open_cache(source.cache).spec, open_plan(source.cache)
     assert [part.rows for part in spec.parts] == [3] * 8 + [2, 1]
     assert [int(name) for name in plan.part_rows(9, ["id"])["id"].to_pylist()] == [31]
     assert not verify(source.cache, "deep").findings
     with source.untouched():
         source.build()
-
-
-def test_a_file_whose_name_sorts_first_is_a_part_behind_the_others(source):
-    """Then files are not in the order of parts, and none is taken for another."""
-    data = source.folder / "data"
-    source.build()
-    write_pictures("webdataset", data / "+", 50, 51, 52)
-    source.build("--extend")
-    assert open_cache(source.cache).spec.rows == 27
-    write_pictures("webdataset", data / "1", 3, 4, 5)
-    identity = open_cache(source.cache).identity
-    source.build()
-    assert open_cache(source.cache).identity == identity
-    assert not verify(source.cache, "deep").findings
-    assert "is listed as one" in source.step(
-        "plan", "--rank", 0, "--world-size", 2, name="one", source__path=str(data / "1.tar"), code=2
-    )
-
-
-def test_missing_images_that_are_back_are_found_by_the_same_command(project):
-    """Parts that lack none are kept."""
-    project.settings = {"store__rows_per_part": 5}
-    project.build()
-    project.settings |= {"source": {"kind": "cache", "path": str(project.cache)}, "run__max_reject_fraction": 0.1}
-    project.has(range(15))
-    assert "7 of 22 samples without their image" in project.build(name="again", code=1)
-    again = project.folder / "again"
-    assert len([*again.glob("plan/00*.json")]) == 3
-    project.has()
-    project.build(name="again")
-    assert open_cache(again).seal.rejected == 2
 
 
 @pytest.mark.parametrize(("sizes", "groups"), [([3, 3, 3, 3], 2), ([90, 1, 1], 2)])

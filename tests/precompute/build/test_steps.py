@@ -58,18 +58,6 @@ def test_the_list_is_read_for_the_plan_alone(project):
     assert project.files() == timeless_files(project.folder / "alone")
 
 
-def test_a_damaged_plan_is_not_sealed(project):
-    project.step("plan")
-    plan = project.cache / "plan/000000.parquet"
-    whole = plan.read_bytes()
-    for damage in (lambda: plan.write_bytes(whole[:-9]), plan.unlink):
-        damage()
-        for command, flags in (("build", rank(0, 2)), ("seal", [])):
-            project.step(command, *flags, code=1)
-        assert "3 shards were never built" in project.repair(code=3)
-        assert plan.read_bytes() == whole
-
-
 def test_too_many_rejected_of_all_ranks_are_not_sealed(project):
     few = {"run__max_reject_fraction": 0.05}
     project.step("plan", **few)

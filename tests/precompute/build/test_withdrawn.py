@@ -11,7 +11,6 @@ from cache_store.cache.metadata import open_plan, read_build, read_samples, read
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from tests.precompute.acts import SHARD
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, sample_name
 
 GONE = (2, BROKEN[0], 9)
@@ -42,10 +41,9 @@ def assert_withdrawn(cache: Path) -> None:
     assert not verify(cache, "deep").findings
 
 
-@pytest.mark.parametrize("lost", [["plan/000000.parquet"], ["plan/000000.parquet", "seal.json", "zarr.json"]])
-def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn, lost):
+def test_a_lost_plan_is_not_made_again_from_the_source(withdrawn):
     plan = withdrawn.place.read("plan/000000.parquet")
-    withdrawn.lose(*lost)
+    withdrawn.lose("plan/000000.parquet")
     with withdrawn.untouched():
         assert f"{withdrawn.cache}/plan " in withdrawn.repair(code=1)
     withdrawn.place.put("plan/000000.parquet", plan)
@@ -70,21 +68,6 @@ def test_a_set_with_additions_and_deletions_grows(built):
     cache = open_cache(built.cache)
     assert (len(cache), cache.seal.reasons) == (21, {"cannot decode": 1, "withdrawn": 4})
     assert_withdrawn(built.cache)
-
-
-def test_images_that_are_gone_are_not_missing(built):
-    """The list still names them; they count neither as missing nor as rejected."""
-    built.unpack()
-    built.build()
-    withdraw(built, *range(12))
-    for number in range(12):
-        (built.images / f"{sample_name(number)}.png").unlink()
-    with built.place.untouched():
-        built.build(run__max_reject_fraction=0.05)
-    built.lose(SHARD, "seal.json")
-    built.repair()
-    assert not verify(built.cache, "deep").findings
-    assert open_cache(built.cache).seal.reasons == {"withdrawn": 12, "cannot decode": 1}
 
 
 def test_a_new_cache_of_the_plan_has_them_withdrawn_too(withdrawn):
