@@ -49,22 +49,6 @@ def together(*acts: Act) -> Act:
 NOT_ENCODED = "1 of 22 images changed since they were encoded: "
 """The message about a changed image."""
 
-MISSING = 18
-"""A sample of the last shard; the broken ones are in the other shards."""
-
-
-def build_with_a_missing_image(project: Project) -> Project:
-    """Build from a folder of images, of which one is missing."""
-    project.unpack()
-    image(project, MISSING).unlink()
-    project.build()
-    return project
-
 
 def image(project: Project, number: int) -> Path:
     return project.images / f"{sample_name(number)}.png"
-
-
-def mend(project: Project, *numbers: int) -> None:
-    for number in numbers:
-        image(project, number).write_bytes(image_bytes(number))

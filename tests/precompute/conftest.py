@@ -134,11 +134,6 @@ def timeless_files(cache: Path) -> dict[str, bytes]:
     return Folder(cache).timeless()
 
 
-def places(cache: Path) -> dict[str, object]:
-    """Return inode and modification time of every file."""
-    return Folder(cache).marks()
-
-
 class Project:
     """A source, a VAE and caches built of them, in a user's folder; the caches may lie elsewhere."""
 
@@ -158,6 +153,14 @@ class Project:
     def has(self, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> None:
         """Give the source these samples."""
         write_source(self.source, numbers, **replaced)
+
+    def edit(self, change: Callable[[int, dict[str, Any]], object]) -> None:
+        """Change the records of the list, each given with its number."""
+        path = self.source / "chat.json"
+        records = json.loads(path.read_text())
+        for number, record in enumerate(records):
+            change(number, record)
+        path.write_text(json.dumps(records))
 
     def unpack(self) -> None:
         """Unpack the images into a folder, which becomes the source."""

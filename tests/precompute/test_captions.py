@@ -1,6 +1,6 @@
 """New captions reach a cache of images without an encoder; a plan is cut into parts that grow behind the others."""
 
-import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +25,11 @@ def parts(project: Project) -> Project:
 
 
 def recaption(project: Project, *numbers: int) -> None:
-    path = project.source / "chat.json"
-    records = json.loads(path.read_text())
-    for number in numbers:
-        records[number]["conversations"][1]["value"] = f"new words {number}"
-    path.write_text(json.dumps(records))
+    def change(number: int, record: dict[str, Any]) -> None:
+        if number in numbers:
+            record["conversations"][1]["value"] = f"new words {number}"
+
+    project.edit(change)
 
 
 def texts_of(project: Project) -> dict[str, bytes]:
@@ -135,6 +135,5 @@ def test_texts_in_force_that_are_lost_are_never_others(parts):
 
 
 def test_a_column_that_the_source_has_now_is_added(parts):
-    chat = parts.source / "chat.json"
-    chat.write_text(json.dumps([{**record, "score": 1.5} for record in json.loads(chat.read_text())]))
+    parts.edit(lambda _, record: record.update(score=1.5))
     assert "columns: score" in parts.run(main, "captions", parts.cache, "--source.fields.extra", "[score]")

@@ -14,8 +14,7 @@ from precompute.encoders.encoder_config import EncoderConfig
 from precompute.estimate import KEPT_RUNS, RUN_SAMPLES, Measured, draw, seconds_of_training, training_row
 from precompute.images.config import ImageConfig
 from precompute.sources.config import SourceConfig
-from tests.precompute.conftest import GOOD, SAMPLES
-from tests.videos import make_video
+from tests.precompute.conftest import SAMPLES
 
 FAST = {"encoding": 0.001, "decoding": 0.0001}
 """Seconds of a sample if decoding is fast."""
@@ -71,31 +70,6 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert sizes.keys() == {"none", "lz4", "zstd"}
     assert sizes["none"] == str(16 * 4 * 5 * 2 + 4)
     assert len(re.findall(r" epochs +.* of GPUs, \$", said)) == 3
-
-
-def test_the_bytes_are_those_of_the_build(project):
-    project.has(GOOD)
-    project.settings = {"store__samples_per_shard": len(GOOD)}
-    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01)
-    (estimated,) = re.findall(r"^none \(chosen\) .* ([\d.]+) KB$", said, re.MULTILINE)
-    project.build()
-    (shard,) = (path for path in project.cache.rglob("*") if path.suffix == "" and path.is_file())
-    assert float(estimated) * 1e3 == pytest.approx(shard.stat().st_size, abs=1_024)
-
-
-def test_an_estimate_of_clips_speaks_of_clips_and_counts_those_of_every_video(vae_path, tmp_path, capsys):
-    (tmp_path / "videos").mkdir()
-    for name, frames in (("a", 4), ("b", 24)):
-        make_video(tmp_path / "videos" / f"{name}.mp4", frames=frames, fps=16)
-    clip = ["--clip.frames", 5, "--clip.fps", 16, "--clip.pick", "chunk", "--image.height", 32, "--image.width", 40]
-    source = ["--source.kind", "folder", "--source.path", tmp_path / "videos", "--cache", tmp_path / "cache"]
-    model = ["--encoder.model", vae_path, "--encoder.device", "cpu", "--encoder.batch_size", 1]
-    asked = [*clip, *source, *model, "--seconds", 0.01, "--dollars-per-gpu-hour", 2]
-    assert main(["estimate", *map(str, asked)]) == 0
-    said = capsys.readouterr().out
-    for line in ("5 samples; ", "1 too short", "a worker .* clips/s", f"none .* {16 * 2 * 4 * 5 * 2 + 4:,} "):
-        assert re.search(line, said), said
-    assert "image" not in said
 
 
 @pytest.mark.parametrize(("free", "said", "code"), [(11_000, "11.0 KB: too little", 1), (None, "unknown", 0)])

@@ -1,6 +1,5 @@
 """A source is listed, planned and compared a part at a time."""
 
-import json
 import random
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,7 @@ from precompute.sources.images import ALL
 from precompute.sources.listing import Samples
 from precompute.sources.tables import make_table
 from tests.make_cache import caption
-from tests.precompute.conftest import Project, sample_name
+from tests.precompute.conftest import SAMPLES, Project, sample_name
 
 PER_PART = 64
 
@@ -88,27 +87,15 @@ def test_samples_come_into_the_rows_of_their_part(order):
     assert new == [f"sample-{number:06d}" for number in numbers if number >= 60]
 
 
-PARTS = {"store__rows_per_part": 10, "store__samples_per_shard": 4}
-
-
 @pytest.fixture
 def parts(project: Project) -> Project:
     """A project whose plan will have three parts."""
-    project.settings = dict(PARTS)
+    project.settings = {"store__rows_per_part": 10, "store__samples_per_shard": 4}
     return project
 
 
-def edit(project: Project, **fields: Any) -> None:
-    """Set fields of the records: a value for all, or a function of the record's number."""
-    path = project.source / "chat.json"
-    records = json.loads(path.read_text())
-    for number, record in enumerate(records):
-        record |= {name: value(number) if callable(value) else value for name, value in fields.items()}
-    path.write_text(json.dumps(records))
-
-
 def test_an_id_that_two_parts_have_is_refused(parts):
-    edit(parts, id=lambda number: sample_name(number % 15))
+    parts.edit(lambda number, record: record.update(id=sample_name(number % 15)))
     said = parts.build(name="twice", code=1)
     assert "7 sample ids came more than once" in said
     assert f"{sample_name(0)}.png, {sample_name(15)}.png" in said
@@ -117,11 +104,8 @@ def test_an_id_that_two_parts_have_is_refused(parts):
 
 def test_a_column_has_the_type_that_each_part_needs_and_a_reader_one_for_all(parts):
     parts.settings |= {"source__fields": {"extra": ["score", "note"]}}
-    edit(
-        parts,
-        score=lambda number: number if number < 10 else number / 2,
-        note=lambda number: "late" * (number > 19) or None,
-    )
+    scores = [number if number < 10 else number / 2 for number in range(SAMPLES)]
+    parts.edit(lambda number, record: record.update(score=scores[number], note="late" * (number > 19) or None))
     parts.build()
     plan, cache = open_plan(parts.cache), open_cache(parts.cache)
     types = [plan.part_rows(part, ["score", "note"]).schema.types for part in range(3)]
@@ -129,9 +113,9 @@ def test_a_column_has_the_type_that_each_part_needs_and_a_reader_one_for_all(par
     assert read_texts(cache.store).extra == {"score": "a number", "note": "text"}
     rows = cache.samples(np.arange(len(cache)), ["row", "score", "note"])
     assert rows.schema.types[1:] == [pa.float64(), pa.string()]
-    assert [each["score"] for each in rows.to_pylist()] == [r if r < 10 else r / 2 for r in rows["row"].to_pylist()]
+    assert rows["score"].to_pylist() == [scores[row] for row in rows["row"].to_pylist()]
     assert not verify(parts.cache, "deep").findings
-    edit(parts, score=lambda number: number if number < 10 else "high")
+    parts.edit(lambda number, record: record.update(score=number if number < 10 else "high"))
     assert "score is a whole number (part 0) and text (part 2)" in parts.build(name="two kinds", code=1)
 
 

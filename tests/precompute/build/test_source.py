@@ -1,10 +1,8 @@
 """A rerun reads each file once, and uses the cache's plan if no file of the source was written, added or removed."""
 
-import json
 import os
 import zipfile
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +13,24 @@ from cache_store.storage.store import STORES
 from precompute.build import source as module
 from precompute.build.planning import ListedParts
 from tests.faulty_store import CountingStore
-from tests.precompute.acts import RECORD, copied, lost
+from tests.precompute.acts import RECORD, copied, lost, rewrite
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
 from tests.precompute.sources.pictures import write_pictures
 
-
-def as_list(project: Project) -> Path:
-    return project.source / "chat.json"
-
-
-def as_lines(project: Project) -> Path:
-    chat = as_list(project)
-    chat.write_text("\n".join(map(json.dumps, json.loads(chat.read_text()))))
-    return chat
-
-
-def as_zip(project: Project) -> Path:
-    project.settings = {"source": {"kind": "folder", "path": str(project.images)}}
-    return project.images
-
-
-def as_files(project: Project, kind: str) -> Path:
-    data = project.folder / "data"
-    project.settings = {"source": {"kind": kind, "path": str(data)}}
-    write_pictures(kind, data / "0", *range(6))
-    return write_pictures(kind, data / "1", *range(6, 10))
-
-
-KINDS = {
-    "list": as_list,
-    "lines": as_lines,
-    "zip": as_zip,
-    "webdataset": partial(as_files, kind="webdataset"),
-    "parquet": partial(as_files, kind="parquet"),
-}
+KINDS = ["list", "zip", "webdataset", "parquet"]
 
 
 @pytest.fixture(params=KINDS)
 def file(request: pytest.FixtureRequest, project: Project) -> Path:
-    """A file of a source of every kind, whose cache is built."""
-    path = KINDS[request.param](project)
-    project.settings |= {"store__samples_per_shard": 4}
+    """A file of a source of the kind, whose cache is built."""
+    project.settings, kind, data = {"store__samples_per_shard": 4}, request.param, project.folder / "data"
+    path = project.images if kind == "zip" else project.source / "chat.json"
+    if kind in ("webdataset", "parquet"):
+        write_pictures(kind, data / "0", *range(6))
+        path = write_pictures(kind, data / "1", *range(6, 10))
+    if kind != "list":
+        source = {"kind": "folder", "path": str(path)} if kind == "zip" else {"kind": kind, "path": str(data)}
+        project.settings["source"] = source
     project.build()
     return path
 
@@ -94,28 +69,20 @@ def test_a_rerun_of_a_finished_build_opens_each_file_once_and_touches_none(built
     monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
     with built.untouched():
         built.build("--cache", f"counting://{built.cache}")
-    metadata = [
-        "build.json",
-        "latents/40x32/zarr.json",
-        "latents/zarr.json",
-        "plan/000000.parquet",
-        "seal.json",
-        "zarr.json",
-    ]
-    metadata += ["rejected.parquet", "shards.bin", "texts.json", *texts]
+    metadata = ["build.json", "latents/40x32/zarr.json", "latents/zarr.json", "plan/000000.parquet", "seal.json"]
+    metadata += ["zarr.json", "rejected.parquet", "shards.bin", "texts.json", *texts]
     opened.subtract(["plan/000000.parquet", "texts.json"])  # hashed, and then its footer; and for leftovers
     assert opened == dict.fromkeys([*(f"commits/{shard:06d}.json" for shard in range(3)), *metadata], 1)
 
 
 def test_what_is_missing_is_asked_of_each_build(project, listings):
     """Each build checks how many may be missing, and whether they are back."""
-    chat = json.loads((project.source / "chat.json").read_text())
-    chat[0]["image"] = f"{sample_name(SAMPLES)}.png"
-    (project.source / "chat.json").write_text(json.dumps(chat))
+    missing = f"{sample_name(SAMPLES)}.png"
+    rewrite(project.source / "chat.json", '"sample-000.png"', f'"{missing}"')
     project.build()
     project.build(run__max_reject_fraction=0.01, code=1)
     with zipfile.ZipFile(project.images, "a") as archive:
-        archive.writestr(chat[0]["image"], image_bytes(0))
+        archive.writestr(missing, image_bytes(0))
     for _ in range(2):
         assert "sample-000" in project.build()
     assert len(listings) == 4
