@@ -1,7 +1,6 @@
 """A text encoder's cache goes the whole way: build, verify, repair, copy, audit, look, join, train."""
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -43,15 +42,15 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_captions(project: Project) -> None:
     """Leave two samples without an answer, and give one a long and one an empty one."""
-    path = project.source / "chat.json"
-    records = json.loads(path.read_text())
-    for number, record in enumerate(records):
+
+    def change(number: int, record: dict[str, Any]) -> None:
         if number in SPEECHLESS:
             record["conversations"].pop()
         else:
             record["conversations"][1]["value"] = CAPTIONS[number]
             record["conversations"] += [{"from": "human", "value": "Sure?"}, {"from": "gpt", "value": "Yes."}]
-    path.write_text(json.dumps(records))
+
+    project.edit(change)
 
 
 @pytest.fixture

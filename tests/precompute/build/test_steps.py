@@ -16,18 +16,6 @@ def rank(index, world_size):
     return ["--rank", str(index), "--world-size", str(world_size)]
 
 
-def test_a_build_alone_ends_what_ranks_began(built):
-    """Ranks also finish a build that was stopped."""
-    built.lose("seal.json", "commits/000000.json", "commits/000002.json")
-    assert "| 8/8 [" in built.step("build", *rank(0, 3)), "the images of others are not in its bar"
-    (built.cache / ".claim").unlink()
-    with built.unchanged():
-        assert "nothing to encode" in built.step("build", *rank(1, 3))
-        assert "1 of 3 shards not committed: 2; run their ranks again" in built.step("seal", code=1)
-    built.build()
-    built.assert_as_built()
-
-
 @pytest.mark.parametrize("flag", ["--extend", "--retry-rejected"])
 def test_a_plan_made_anew_gives_ranks_what_a_build_would_do(built, built_once, flag):
     if flag == "--extend":

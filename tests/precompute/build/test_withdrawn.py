@@ -18,10 +18,10 @@ GONE = (2, BROKEN[0], 9)
 LEFT = [number for number in range(SAMPLES) if number not in GONE]
 
 
-def withdraw(project: Project, *numbers: int, caches: tuple[Path, ...] = (), code: int = 0) -> str:
+def withdraw(project: Project, *numbers: int) -> str:
     ids = project.folder / "ids.txt"
     ids.write_text("\n".join(map(sample_name, numbers)))
-    return project.run(cache_store, "withdraw", *(caches or (project.cache,)), "--ids", ids, code=code)
+    return project.run(cache_store, "withdraw", project.cache, "--ids", ids)
 
 
 @pytest.fixture
@@ -79,13 +79,6 @@ def test_a_new_cache_of_the_plan_has_them_withdrawn_too(withdrawn):
     joined = open_joined({"one": withdrawn.cache, "small": small})
     rows = joined.samples(np.arange(len(joined)), ["row"])["row"].to_pylist()
     assert rows == [number for number in LEFT if number not in BROKEN]
-    withdraw(withdrawn, 10)
-    said = withdrawn.build(name="small", source=source, image__height=16, code=1)
-    assert f"1 gone ({sample_name(10)})" in said
-    assert f"cache-store withdraw {small} --ids FILE" in said
-    withdraw(withdrawn, 10, caches=(withdrawn.cache, small))
-    with withdrawn.caches.below("small").untouched():
-        withdrawn.build(name="small", source=source, image__height=16)
 
 
 def test_a_stopped_withdrawal_is_finished_by_a_build_and_refused_by_ranks(built):
