@@ -11,14 +11,7 @@ from cache_store.cache.commit import make_seal
 from cache_store.cache.metadata import metadata_of, open_plan, read_texts
 from cache_store.cache.survey import Survey, held_recipe, size_problem
 from cache_store.errors import DAMAGE, CacheError, StaleError
-from cache_store.format.layout import (
-    BUILD_FILE,
-    SEAL_FILE,
-    TEXTS_FILE,
-    commit_file,
-    part_file,
-    samples_file,
-)
+from cache_store.format.layout import BUILD_FILE, SEAL_FILE, TEXTS_FILE, commit_file, part_file, samples_file
 from cache_store.format.plan import PartDigests, Plan, encoded_texts_digest, is_cut_as, texts_digest
 from cache_store.format.roll import Roll
 from cache_store.format.schema import FileRecord, PartTexts, Seal, Spec

@@ -31,20 +31,8 @@ from cache_store.format.layout import (
 from cache_store.format.schema import Seal, Spec
 from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
-from cache_store.verify.findings import (
-    LEFTOVER,
-    Finding,
-    Report,
-    damage_finding,
-    in_reading_order,
-)
-from cache_store.verify.metadata import (
-    CheckedPlan,
-    check_plan,
-    is_contradicted,
-    metadata_findings,
-    seal_findings,
-)
+from cache_store.verify.findings import LEFTOVER, Finding, Report, damage_finding, in_reading_order
+from cache_store.verify.metadata import CheckedPlan, check_plan, is_contradicted, metadata_findings, seal_findings
 from cache_store.verify.record import file_finding
 from cache_store.verify.scope import Level, Slice
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
