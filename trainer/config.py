@@ -194,7 +194,6 @@ class TrainRunConfig:
 
     @property
     def folder(self) -> Path:
-        """`output` as a path, with `~` replaced by the user's home."""
         return local_path("run.output", self.output)
 
     def total_steps(self, samples: int, batch_size: int) -> int:
@@ -249,12 +248,10 @@ class TrainConfig:
 def views_of(
     cache: str | None, caches: Mapping[str, str] | None, views: Sequence[str | Mapping[str, str]] | None
 ) -> list[dict[str, str]]:
-    """Return each view's caches, by tower name; one empty mapping if the config names no cache."""
     return [{WORLD: each} if isinstance(each, str) else dict(each) for each in views or [cache or caches or {}]]
 
 
 def caches_by_option(views: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Return the views' caches under the config field that names them: `cache`, `caches` or `data.views`."""
     named = [view[WORLD] if [*view] == [WORLD] else view for view in views]
     if len(named) > 1:
         return {"data.views": {str(place): each for place, each in enumerate(named, 1)}}

@@ -249,7 +249,6 @@ def shard_copier(
     old_plan, new_plan, (store, spec) = open_plan(*source), open_plan(*target), target
 
     def parts_with(rows: range) -> Iterator[tuple[OldShard, range]]:
-        """Yield the source's shards that have these rows, each with the rows' places in it."""
         old = source.spec
         for shard in range(old.shard_of_row(rows.start), old.shard_of_row(rows[-1]) + 1):
             record, held = records[shard], old.shard_rows(shard)
@@ -307,7 +306,6 @@ def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) 
 
 
 def put_checked(target: Store, name: str, data: bytes) -> None:
-    """Write a small file unless it is there, and read it back."""
     if not target.has(name) or target.read(name) != data:
         target.put_whole(name, data)
         if target.read(name) != data:

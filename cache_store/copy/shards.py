@@ -133,7 +133,6 @@ class OldShard:
         return None if self._is_replaced else read_sums(self._store, self._spec, self.record.content)
 
     def null_text(self) -> NDArray[np.float32] | None:
-        """Read the null prompt's sample, if the shard has it."""
         for file in self._null_text:
             if finding := file_finding(self._store, file):
                 raise OldShardError(str(finding))

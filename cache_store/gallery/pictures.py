@@ -38,7 +38,6 @@ def frames_shown(array: ArraySpec) -> int:
 
 
 def choose_frames(frames_TYX3: np.ndarray, count: int) -> np.ndarray:
-    """Choose frames, evenly spread from the first to the last."""
     frames = len(frames_TYX3)
     chosen_SYX3: np.ndarray = frames_TYX3[np.linspace(0, frames - 1, min(count, frames)).round().astype(int)]
     return chosen_SYX3

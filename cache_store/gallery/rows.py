@@ -89,7 +89,6 @@ def draw_numbers(count: int, wanted: int, random: np.random.Generator) -> NDArra
 
 
 def batches(cache: Cache, numbers: np.ndarray, size: Callable[[ArraySpec], int]) -> Iterator[np.ndarray]:
-    """Cut samples into batches of one array each, of `size(array)` samples."""
     indices = cache.array_indices(numbers)
     for index in np.unique(indices):
         mine, step = numbers[indices == index], max(1, size(cache.arrays[index]))
@@ -125,7 +124,6 @@ class Exhibit:
 
     @property
     def width(self) -> int:
-        """Width of each picture on the page, in pixels."""
         _, height, width = self.array.size
         aspect = min(4.0, width / height)
         return round(TILE / min(2, self.frames) * math.sqrt(aspect)) * self.frames
@@ -141,7 +139,6 @@ class Showcase:
     source_problem: str | None = None
 
     def cached(self, numbers: Iterable[int]) -> dict[int, Exhibit]:
-        """Return the exhibits of cached samples, by sample number."""
         ordered, exhibits = np.array(sorted(set(numbers)), np.int64), dict[int, Exhibit]()
         with ProgressBar("rows", len(ordered), "row") as bar:
             for batch in batches(self.cache, ordered, lambda array: BATCH // array.size.frames):

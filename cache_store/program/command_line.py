@@ -103,7 +103,6 @@ class Program:
 
 
 def parse_config(config_class: type[ConfigT], argv: Sequence[str], program: str = "", examples: str = "") -> ConfigT:
-    """Parse the config of a program without commands."""
     parser = Parser(prog=program, description=on_one_line(config_class.__doc__), epilog=examples)
     config: ConfigT = parser.add_command_arguments(Command(lambda _: 0, config_class)).parse_args(argv).config
     return config
@@ -205,7 +204,6 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def drop_options(typed: Sequence[str], valued: Collection[str], flags: Collection[str]) -> Iterator[str]:
-    """Yield the words typed, without these options and the values of those in `valued`."""
     words = iter(typed)
     for word in words:
         if word in valued:

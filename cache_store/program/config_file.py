@@ -58,7 +58,6 @@ ConfigLoader.add_implicit_resolver(FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_
 
 
 def load_yaml(text: str) -> Any:
-    """Parse `text` as YAML; yaml.YAMLError or ValueError if it is invalid."""
     return yaml.load(io.StringIO(text), ConfigLoader)  # errors about a stream do not quote its text
 
 
@@ -128,7 +127,6 @@ def format_value(value: object) -> str:
 
 
 def suggest(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Format an unknown name, followed by the most similar known one, if any."""
     similar = get_close_matches(name, known, 1)
     return format_value(name) + (f"; did you mean {similar[0]}?" if similar else otherwise)
 
@@ -212,7 +210,6 @@ class ConfigField:
 
 
 def section_of_each(kind: Any) -> type | None:
-    """Return the dataclass of the sections, if the type maps names to sections."""
     for each in union_members(kind):
         if get_origin(each) is dict and is_dataclass(section := get_args(each)[1]):
             return section if isinstance(section, type) else None

@@ -35,7 +35,6 @@ class GpuMeter:
             return
 
     def take(self) -> list[float]:
-        """Return the readings since the last call, each in [0, 1]."""
         taken, self._readings = self._readings, []
         return taken
 

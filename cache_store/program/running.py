@@ -79,7 +79,6 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """End the process without waiting for its threads."""
     with suppress(OSError):
         print(end="", flush=True)
     os._exit(exit_code)
@@ -220,7 +219,6 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
 
 
 def output_fails() -> bool:
-    """Return whether standard output cannot be written; if so, discard it."""
     try:
         print(end="", flush=True)
     except OSError:
@@ -235,5 +233,4 @@ def discard_output() -> None:
 
 
 def usable_cores() -> int:
-    """Count the CPU cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -100,6 +100,5 @@ def locked_claim(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
 
 
 def holders(claim: str) -> list[str]:
-    """Name the processes in a claim file, except those of this machine that have ended."""
     here = os.uname().nodename
     return [name for name, process, host in HOLDER.findall(claim) if host != here or is_running(int(process))]

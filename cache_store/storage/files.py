@@ -25,7 +25,6 @@ def refuse_irregular(path: Path | str) -> os.stat_result:
 
 
 def map_file(path: Path) -> memoryview:
-    """Map a file read-only; its bytes are paged in as they are touched."""
     if not refuse_irregular(path).st_size:
         return memoryview(b"")  # mmap refuses an empty file
     with path.open("rb") as stream:

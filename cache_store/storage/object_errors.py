@@ -74,7 +74,6 @@ def error_code(error: Exception) -> str | None:
 
 
 def status_text(error: Exception) -> str:
-    """Return status and code of an answer, such as `503 Service Unavailable SlowDown`."""
     status = STATUS.search(str(error))
     return " ".join(filter(None, (status and status[1].strip(), error_code(error))))
 

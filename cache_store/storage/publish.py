@@ -81,7 +81,6 @@ def unused_attempt() -> int:
 
 
 def scratch_target(name: str) -> str | None:
-    """Return the name that a scratch file was written for, or None."""
     match = SCRATCH_NAME.fullmatch(name)
     return match and match[1]
 
@@ -105,7 +104,6 @@ def clear_folders(parent: Path, name: str) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder, no part of which is ever seen under its name."""
     path.rename(scratch_path(path))
     clear_folders(path.parent, path.name)
 
@@ -122,7 +120,6 @@ def name_in_errors(path: Path | str) -> Iterator[None]:
 
 
 def name_scratch_in_errors() -> AbstractContextManager[None]:
-    """Name the folder of temporary files in such an OSError."""
     return name_in_errors(f"{tempfile.gettempdir()} (TMPDIR names another folder)")
 
 

@@ -70,14 +70,12 @@ def is_url(address: Address) -> bool:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Split a file's URL into that of its folder and its name, which is empty for a bucket's."""
     scheme, _, place = url.partition("://")
     folder, _, name = place.rstrip("/").rpartition("/")
     return (f"{scheme}://{folder}", name) if folder else (url, "")
 
 
 def local_path(option: str, given: str | Path) -> Path:
-    """Return a path on this machine with `~` expanded; ConfigError, naming the option, for a URL."""
     if not isinstance(given, str | Path):
         raise ConfigError(f"{option}: expected a path, got {given!r}")
     if URL.match(str(given)):

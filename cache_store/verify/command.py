@@ -144,7 +144,6 @@ def log_report(report: Report) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Count the findings and the files, shards and rows that they name."""
     files = Counter(finding.file for finding in findings)
     shards = {finding.shard for finding in findings} - {None}
     rows = {(finding.shard, finding.row) for finding in findings if finding.row is not None}

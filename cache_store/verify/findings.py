@@ -41,7 +41,6 @@ class Finding:
 
 
 def damage_finding(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
-    """Make a finding from an error of `DAMAGE`; the file's name is removed from the text."""
     is_missing = isinstance(error, OSError)
     problem = "is missing" if is_missing else str(error).removeprefix(f"{store.where(file)} ")
     kind: Kind = "replaced" if isinstance(error, NotAFileError) else "damaged"

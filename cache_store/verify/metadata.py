@@ -128,7 +128,6 @@ def part_finding(store: Store, file: FileRecord, is_read: bool) -> Finding | Non
 
 
 def digests_of_part(plan: Plan, spec: Spec, number: int) -> PartDigests:
-    """Read a part; CacheError if it has other samples than the spec's, or is cut otherwise."""
     part = plan.part(number)
     digests = part.computed_digests()
     if not is_cut_as(spec, number, part.lengths, part.sizes) or digests.part != spec.parts[number]:

@@ -84,7 +84,6 @@ def sums_findings(shard: int, recorded: ShardSums, found: ShardSums, *, has_prev
 
 
 def table_problem(samples: ShardSamples) -> str | None:
-    """Say why a samples table cannot be the shard's."""
     if samples.table.schema != samples_schema(samples.array):
         return "does not have the columns of the format"
     if samples.table.num_rows != len(samples.rows):

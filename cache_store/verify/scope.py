@@ -34,7 +34,6 @@ class Slice:
 
 
 def parse_slice(text: str) -> Slice:
-    """Parse `N/M`; ConfigError for anything else."""
     if match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII):
         number, slices = map(int, match.groups())
         if 1 <= number <= slices:

@@ -54,12 +54,10 @@ class ClipConfig:
 
     @property
     def counts(self) -> Sequence[int]:
-        """The numbers of frames that a clip may have; none for images."""
         return self.frames if isinstance(self.frames, list) else [] if self.frames is None else [self.frames]
 
     @property
     def rate(self) -> float | None:
-        """Frames per second; None for every frame of a video."""
         return None if self.fps in (None, "source") else float(self.fps)
 
     @property

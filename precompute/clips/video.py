@@ -119,7 +119,6 @@ def turn_of(frame: "VideoFrame") -> Orientation:
 
 
 def refuse_colours(frame: "VideoFrame") -> None:
-    """Refuse colours that would silently come out wrong."""
     if frame.color_trc in HDR:
         raise Rejected("hdr", f"the transfer function is {HDR[frame.color_trc]}; convert it to SDR first")
     if not (frame.colorspace in MATRICES or (frame.colorspace == RGB_MATRIX and frame.format.is_rgb)):

@@ -96,7 +96,6 @@ class VideoFile:
         return None
 
     def _packets(self) -> Iterator["Packet[VideoStream]"]:
-        """Read the stream's packets from here, then the one that tells a decoder to finish."""
         for packet in self._container.demux(self.stream):
             if packet.is_corrupt:
                 raise Rejected(DAMAGED, "a packet is cut short or damaged")

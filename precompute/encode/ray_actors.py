@@ -188,7 +188,6 @@ def refuse_unseen_plan(job: EncodeJob) -> None:
 
 
 def workers_on_this_node() -> int:
-    """Count the workers like this one that its node has room for, itself included."""
     ray: Any = importlib.import_module("ray")
     context = ray.get_runtime_context()
     total = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == context.get_node_id())

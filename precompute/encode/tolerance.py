@@ -88,7 +88,6 @@ def feature_units(squares: np.ndarray) -> np.ndarray:
 
 
 def sample_units(array: SampleAxes, summary: ArraySummary) -> np.ndarray:
-    """Return the units of a cache's features; they broadcast over a sample."""
     shape = [1] * len(array.axes)
     shape[array.feature_place] = len(summary.mean)
     return feature_units(feature_squares(summary)).reshape(shape)

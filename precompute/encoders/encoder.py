@@ -180,7 +180,6 @@ def accept_any_size(files: ModelFiles, height: int, width: int) -> None:
 
 
 def refuse_cropping(height: int, width: int, factor: int) -> None:
-    """Raise ConfigError for a size that an encoder would have to crop."""
     if height < 1 or width < 1 or height % factor or width % factor:
         nearest = "x".join(str(max(1, round(side / factor)) * factor) for side in (height, width))
         got = f"got {height}x{width}; the nearest is {nearest}"
@@ -188,7 +187,6 @@ def refuse_cropping(height: int, width: int, factor: int) -> None:
 
 
 def layout_of_tokens(tokens: int, features: int) -> SampleLayout:
-    """Describe a sample [T, F] with statistics per feature."""
     shape = tokens, features
     return SampleLayout(axes=("token", "feature"), shape=shape, feature_axis="feature", has_preview=False)
 
@@ -199,7 +197,6 @@ def range_of_images(image: ImageRecipe | None) -> PixelRange:
 
 
 def refuse_other_size(height: int, width: int, side: int) -> None:
-    """Raise ConfigError for a size that a tower has no positions for."""
     if (height, width) != (side, side):
         raise ConfigError(
             f"image.height and image.width must be {side}, as the tower was trained, got {height}x{width}"

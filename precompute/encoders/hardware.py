@@ -33,7 +33,6 @@ def cpu_name() -> str:
 
 
 def driver_version() -> str:
-    """Return the version of the NVIDIA kernel module, such as `570.86.15`, or nothing."""
     text = DRIVER.read_text() if DRIVER.exists() else ""
     found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
     return found[0] if found else ""

@@ -63,7 +63,6 @@ def first_config(model: str, configs: dict[str, Path], names: Mapping[str, str])
 
 
 def cached_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
-    """Find configs in the Hub's local cache."""
     configs = {subfolder: try_to_load_from_cache(model, config) for subfolder, config in names.items()}
     return {subfolder: Path(path) for subfolder, path in configs.items() if isinstance(path, str)}
 
@@ -110,7 +109,6 @@ def local_file(model: str, *names: str) -> Path | None:
 
 
 def pipeline_class(model: str) -> str:
-    """Read the class of the pipeline that the model is, or is in, if known."""
     above = [f"../{PIPELINE_FILE}"] if Path(model).is_dir() else []
     path = local_file(model, PIPELINE_FILE, *above)
     try:

@@ -95,7 +95,6 @@ class OwnFamilyEncoder(Encoder):
 
 
 def normalization_of(own: OwnEncoder, path: str) -> dict[str, Any]:
-    """Return the normalisation that the class states; raise ConfigError for other fields."""
     stated = {**msgspec.structs.asdict(UNSTATED), **getattr(own, "normalization", {})}
     try:
         return msgspec.structs.asdict(msgspec.convert(stated, Normalization))

@@ -189,7 +189,6 @@ def load_reference(config: EncoderConfig, image: ImageRecipe | None, device: str
 
 
 def load_decoder(config: EncoderConfig) -> Decoder:
-    """Load the decoder of the model that `config` names, and the SHA-256 of its encode path."""
     family, files = find_family(config)
     if family.load_decoder is None:
         raise ConfigError(f"encoder.model {config.model} is of class {files.class_name}, which has no decoder")

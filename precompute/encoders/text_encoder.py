@@ -71,7 +71,6 @@ class TransformersTextEncoder(Encoder):
         )
 
     def array(self, size: Size) -> SampleLayout:
-        """Describe a sample: [T, F], or [F] for a pooled vector."""
         if self._pooled is None:
             return layout_of_tokens(self.texts.recipe.max_tokens, self._features)
         return SampleLayout(axes=("feature",), shape=(self._features,), feature_axis="feature", has_preview=False)
@@ -148,7 +147,6 @@ def layers_of(files: ModelFiles, model_config: Any, config: EncoderConfig) -> tu
 
 
 def pooled_output(name: str) -> str:
-    """Return the name of the output with one vector of a text."""
     outputs = {"CLIPTextModelWithProjection": "text_embeds", "CLIPTextModel": "pooler_output"}
     if name not in outputs:
         raise ConfigError(f"encoder.output: a {name} has no pooled vector of a text; leave it out")

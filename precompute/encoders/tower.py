@@ -134,7 +134,6 @@ def one_layer(config: EncoderConfig, default: int | None) -> int | None:
 
 
 def own_layer(files: ModelFiles) -> int | None:
-    """Return the hidden state that the whole model uses; None for the last one."""
     layer = files.config.get("vision_feature_layer", -2 if files.class_name.startswith("Llava") else None)
     if isinstance(layer, list):
         raise ModelError(

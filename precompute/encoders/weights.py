@@ -56,7 +56,6 @@ INDEX = ".index.json"
 
 @contextmanager
 def model_errors(files: ModelFiles) -> Iterator[None]:
-    """Turn libraries' errors into a ModelError that names the model."""
     try:
         yield
     except LOADING_ERRORS as error:
@@ -79,7 +78,6 @@ def silence_transformers() -> Iterator[None]:
 
 
 def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> Iterator[tuple[str, Tensor]]:
-    """Yield each weight of the part by its name in it; `names` are the index and the file of weights."""
     for path in weight_files(files, names, name_within):
         with open_weights(path) as weights:
             for name in weights.keys():  # noqa: SIM118 (it is no mapping)
@@ -107,7 +105,6 @@ def refuse_unusable(files: ModelFiles, names: tuple[str, str]) -> None:
 
 
 def refuse_integers(path: Path, name: str, weights: Any) -> None:
-    """Raise ModelError for a weight of integers, which needs scales."""
     kind: str = weights.get_slice(name).get_dtype()
     if not kind.startswith(("F", "BF")) and kind != NOT_WEIGHTS:
         raise ModelError(f"{path} has {kind} values in {name}, which are no floating-point numbers: {UNQUANTISED}")

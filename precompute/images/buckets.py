@@ -215,5 +215,4 @@ def example_sizes(rule: SizeRule) -> Sequence[tuple[int, int]]:
 
 
 def most_pixels(rule: SizeRule) -> int:
-    """Return about the most pixels of an image that a rule gives."""
     return max((width * height for width, height in rule.sizes), default=area_of(rule))

@@ -111,7 +111,6 @@ class BySize:
         return np.lexsort((behind_N, aspect_N, like_N // ASPECT_ROWS, array_N))
 
     def _buckets(self, size_N3: NDArray[np.int32]) -> tuple[list[Size], NDArray[np.int64]]:
-        """Return the buckets of these sizes, and the index of each one's bucket."""
         sizes, size_N = np.unique(size_N3, axis=0, return_inverse=True)
         found = [self._bucket(Size(*size)) for size in sizes.tolist()]
         buckets = sorted({each for each in found if each is not None})
@@ -127,6 +126,5 @@ class BySize:
 
 
 def last_placed(is_placed_N: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return for each place the last one up to it with a bucket, or else the first one."""
     last_N = np.maximum.accumulate(np.where(is_placed_N, np.arange(len(is_placed_N)), -1))
     return np.where(last_N < 0, is_placed_N.argmax(), last_N)

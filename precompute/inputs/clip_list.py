@@ -73,7 +73,6 @@ def list_clips(
 
 
 def clip_id(video: str, config: ClipConfig, first: int) -> str:
-    """Return the video's id, with the clip's first frame if a video may have several clips."""
     return video if config.pick in ("head", "middle") else f"{video}@{first}"
 
 

@@ -156,7 +156,6 @@ def open_image_store(path: Path) -> ImageStore:
 
 
 def open_archive(file: File) -> ImageTar | ImageZip:
-    """Open a zip or a tar; its first bytes decide which, not its name."""
     head = file.part(0, HEAD_BYTES)
     if packed := name_by_magic(head, PACKED):
         raise SourceError(f"{file} is packed by {packed}, so it cannot be read in place; unpack it")

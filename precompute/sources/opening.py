@@ -47,7 +47,6 @@ MAX_LINE = 2**20
 
 
 def recognised(config: SourceConfig) -> SourceConfig:
-    """Return the config with its kind filled in; raise MissingPathError if nothing is there."""
     if config.kind != "auto":
         return config
     kind = BY_SUFFIX.get(suffix_of(config.path).lower()) or kind_of_content(config.path)

@@ -219,7 +219,6 @@ class ParquetSource(Source):
 
 @contextmanager
 def source_errors() -> Iterator[None]:
-    """Turn a CacheError, of a table in general, into a SourceError."""
     try:
         yield
     except CacheError as error:

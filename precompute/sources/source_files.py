@@ -74,7 +74,6 @@ class SourceFiles:
 
 
 def find_files(pattern: str, suffix: str) -> SourceFiles:
-    """Find the files; raise MissingPathError if there are none, or if a named one is not there."""
     path = pattern.rstrip("/") if is_url(pattern) else str(Path(pattern).expanduser())
     files = named_files(path, suffix) or matching_files(path)
     if not files.names:

@@ -53,7 +53,6 @@ def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) 
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables of a list; raise SourceError if an extra column is of two kinds."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:

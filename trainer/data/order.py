@@ -55,14 +55,12 @@ class Permutation:
         return indices
 
     def window(self, position: int) -> tuple[int, int]:
-        """Return the range of positions [first, end) of the window that contains `position`."""
         epoch, within = divmod(position, self.count)
         size = self.block * self.lanes
         first = within - within % size
         return epoch * self.count + first, epoch * self.count + min(first + size, self.count)
 
     def views_at(self, positions: Int64Array, views: int) -> Int64Array:
-        """Return the view that the sample at each position shows: the next in each epoch, the first one by a hash."""
         key = _round_key(hashlib.sha256(f"{self.identity}\n{self.seed}\nviews".encode()).digest(), 0)
         first = (_mix(self.at(positions).astype(np.uint64) ^ key) % np.uint64(views)).astype(np.int64)
         return (first + positions // self.count) % views
@@ -80,7 +78,6 @@ def whole(name: str, value: Any, least: int = 0) -> int:
 
 
 def whole_positions(positions: ArrayLike) -> Int64Array:
-    """Return positions [N]; ConfigError unless they are whole numbers of at least 0."""
     given = np.asarray(positions)
     if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0)):
         raise ConfigError(f"positions must be whole numbers of at least 0, one a sample, got {positions!r:.80}")
@@ -104,7 +101,6 @@ class RankShare:
             raise ConfigError(f"batch_size {size} must divide among ranks (rank {rank} of {ranks})")
 
     def of_batch(self, positions: Int64Array) -> Int64Array:
-        """Return this rank's positions of a batch; a short one is dealt out evenly."""
         first, end = (len(positions) * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return positions[first:end]
 

@@ -81,7 +81,6 @@ def chosen_numbers(config: GenerateConfig, cache: JoinedCache) -> np.ndarray:
 
 
 def row_numbers(text: str, count: int) -> list[int]:
-    """Parse `7,3` as rows. Raise ConfigError for one that is not in [0, count)."""
     for word in map(str.strip, text.split(",")):
         if not word.isdecimal():
             raise ConfigError(f"rows must be whole numbers separated by commas, such as 7,3; got {word!r}")
@@ -123,7 +122,6 @@ def image_subjects(projector: TrainedProjector, config: GenerateConfig, paths: S
 
 
 def image_paths(text: str) -> list[Path]:
-    """Return the paths, separated by commas; MissingPathError for one that is not a file."""
     paths = [Path(each.strip()).expanduser() for each in text.split(",")]
     for path in paths:
         if not path.is_file():

@@ -214,7 +214,6 @@ def open_generator(projector: TrainedProjector, name: str, config: GenerateConfi
 
 
 def turn_end(chat: ChatTokenizer, whole: Any, end_of_turn: str) -> TurnEnd:
-    """Return what ends a turn: the EOS of model and tokenizer, and the last label of training."""
     eos = whole.generation_config.eos_token_id
     tokens = {*(eos if isinstance(eos, list) else [eos]), chat.tokenizer.eos_token_id} - {None}
     spelled = chat.tokenizer(end_of_turn, add_special_tokens=False)["input_ids"]

@@ -75,7 +75,6 @@ class WorldModel(nn.Module):
         self.num_before = 1 if begins_with_bos else 0
 
     def trained_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield by name what may be trained: each tower's projector, and the heads of reconstruction."""
         yield from self.projectors.items()
         if self.reconstruction is not None:
             yield RECONSTRUCTION, self.reconstruction
@@ -139,7 +138,6 @@ class WorldModel(nn.Module):
 
 
 def label_losses(language: LanguageModel, states_LD: Tensor, target_L: Tensor, chunk: int | None) -> Tensor:
-    """Compute the cross entropy of every label token, in float32: [L]."""
     if chunk is None or chunk >= len(target_L):
         return cross_entropy(language.logits(states_LD).float(), target_L, reduction="none")
     with language.whole_head():

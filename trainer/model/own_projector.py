@@ -68,7 +68,6 @@ class PretrainedProjector(TowerProjector):
         norm_eps: float,
         ends: Tensor | Literal["learned"] | None,
     ) -> None:
-        """Make the projector without weights; `take_weights` sets them."""
         held, features = sample_shape
         super().__init__(num_world_tokens=num_world_tokens, num_features=features, width=width, ends=ends)
         self.side, self.pooled = isqrt(held), isqrt(held) // isqrt(num_world_tokens)

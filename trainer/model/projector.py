@@ -57,7 +57,6 @@ class TowerProjector(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """World tokens, START and END; the most if samples have several sizes."""
         return self.num_world_tokens + self.num_ends
 
     @property

@@ -53,7 +53,6 @@ class Answered:
         return {name: text for name, text in (self.record | {"answer": shown}).items() if name in PARTS}
 
     def lines(self, names: Sequence[str] = PARTS) -> Iterator[str]:
-        """Yield the title, then each part's lines with its name in front."""
         yield self.subject.title
         for name, text in self.parts.items():
             for number, line in enumerate(text.splitlines() or [""] if name in names else []):

@@ -72,7 +72,6 @@ def refuse_foreign_output(config: TrainConfig) -> None:
 
 
 def has_run(run: TrainRunConfig) -> bool:
-    """Return whether the folder holds a run: its config, which is written first, or checkpoints."""
     return is_resolved_config(run.folder / CONFIG_FILE) or bool(checkpoints_of(run).steps())
 
 

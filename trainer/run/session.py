@@ -118,7 +118,6 @@ class Session:
         return self.world.size > 1 and self.config.run.parallel == "fsdp2"
 
     def stop_check(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a check whether this rank was stopped, or any, if all must end together."""
         return (lambda: self.world.any(stopped())) if self.in_step else stopped
 
     # Before the text is known.

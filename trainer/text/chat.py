@@ -154,7 +154,6 @@ class ChatTokenizer:
         return self._render_answer()[1]
 
     def _render_answer(self) -> tuple[str, str]:
-        """Render a masked answer; return its words, if they are rendered, and the text after them."""
         messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
         _, words, after = self._try_render(self._in_template_form(messages)).rpartition(MASK)
         return words, after.strip()

@@ -47,7 +47,6 @@ class SpecialText:
         """The tokenizer's token ids, keyed by the finder's ids."""
 
     def controls(self, text: str) -> dict[Control, Span]:
-        """Find the special tokens in `text`, each with the span that it covers."""
         found = self._finder.encode(text, add_special_tokens=False)
         spans = zip(map(self._special.get, found.ids), found.offsets, strict=True)
         return {(token, visible_start(text, span)): span for token, span in spans if token is not None}

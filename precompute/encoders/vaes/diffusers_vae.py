@@ -108,7 +108,6 @@ def native_network(vae: Any, kind: VaeKind, config: EncoderConfig) -> Network:
 
 
 def load_decoder(files: ModelFiles, kind: VaeKind, device: torch.device) -> tuple[Callable[[Tensor], Tensor], str]:
-    """Load the decoder, and the SHA-256 of the encode path in the same checkpoint."""
     paths = {"encode path": kind.encode_weights, "decode path": kind.decode_weights}
     vae = read_whole_vae(files, paths)
     digest = encode_path_sha256(files, kind, vae.config, vae.state_dict())

@@ -82,7 +82,6 @@ def read_at(stream: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def parse_header(header: bytes) -> tuple[str, int, bytes]:
-    """Return a header's name, size and kind; raise ValueError if it is none."""
     if number_of(header[CHECKSUM]) != sum(header) - sum(header[CHECKSUM]) + 8 * ord(" "):
         raise ValueError("no header")
     name = text_of(header[:100])
@@ -146,7 +145,6 @@ class ImageTar(Archive):
         return data[BLOCK:]
 
     def open(self, name: str, place: Place | None = None) -> BinaryIO:
-        """Open a member as a stream, in place; raise Rejected if it is not where it was planned."""
         if place is None or place.problem or zlib.crc32(self._file.part(place.offset, BLOCK)) != place.crc32:
             return io.BytesIO(self.read(name, place))  # the tar was written again, or the index says what is wrong
         return PartStream(self._file, place.offset + BLOCK, place.size)
