@@ -88,7 +88,10 @@ def make_cache(
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels, posterior)
     arrays = [sized_array(each.shape[1:], text, clips) for each in sizes]
     names, frames = [each.size.name for each in arrays], sorted({each.size.frames for each in arrays})
-    runs = uneven_shards(lengths, names) if lengths else even_shards(sizes, samples_per_shard, names)
+    pairs = zip(sizes, names, strict=True)
+    runs = tuple(run for each, name in pairs for run in schema.even_shards(len(each), samples_per_shard, name))
+    if lengths:
+        runs = tuple(schema.shard_runs([*lengths] * len(names), [name for name in names for _ in lengths]))
     ends = np.cumsum([0, *schema.shard_lengths(runs)])
     edges = np.cumsum([0, *(parts or [len(ends) - 1])])
     cut = [plan.slice(ends[first], ends[stop] - ends[first]) for first, stop in pairwise(edges)]
@@ -133,18 +136,6 @@ def make_cache(
     if seal:
         seal_cache(path, spec)
     return path
-
-
-def uneven_shards(lengths: Sequence[int], names: Sequence[str]) -> tuple[schema.ShardRun, ...]:
-    return tuple(schema.shard_runs([*lengths] * len(names), [name for name in names for _ in lengths]))
-
-
-def even_shards(
-    sizes: Sequence[np.ndarray], samples_per_shard: int, names: Sequence[str]
-) -> tuple[schema.ShardRun, ...]:
-    """Cut the rows of each size into shards."""
-    pairs = zip(sizes, names, strict=True)
-    return tuple(run for each, name in pairs for run in schema.even_shards(len(each), samples_per_shard, name))
 
 
 def seal_cache(path: Path, spec: schema.Spec) -> None:
