@@ -114,7 +114,6 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def abridge(names: Sequence[str], count: int | None = None, most: int = SHOWN_NAMES) -> str:
-    """Format the first `most` of `count` names and the number of the rest; `names` may hold only the first ones."""
     count = len(names) if count is None else count
     shown = [name if name.isprintable() else ascii(name) for name in names[:most]]  # one line, whatever they hold
     more = f" and {count - most} more" if count > most else ""
@@ -132,7 +131,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """Format a time: `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
     hours = seconds / 3_600
     if hours >= 1.0:
         return f"{hours:,.{1 if hours < 100.0 else 0}f} h"

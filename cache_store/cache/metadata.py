@@ -447,7 +447,6 @@ def sums_of(store: Store, spec: Spec, contents: Sequence[CommitContent]) -> Iter
 
 
 def write_rejected(store: Store, spec: Spec, contents: Iterable[CommitContent]) -> FileRecord:
-    """Write rejected.parquet from the samples tables of shards with rejected rows; return the file's record."""
     lacking = [content.shard for content in contents if content.rejected]
     tables = map_calls(store, partial(rejected_rows, store), lacking)
     table = pa.concat_tables([REJECTED_SCHEMA.empty_table(), *tables]).combine_chunks()

@@ -222,7 +222,6 @@ def plan_table(store: Store, listing: ListedParts, number: int, shards: Sequence
 
 
 def forget_planned(store: Store) -> None:
-    """Delete the records of planning: the spec has the plan now, or it is made anew."""
     for name in store.list(PLAN):
         if ".json" in name:  # or a scratch file of one
             store.delete(f"{PLAN}/{name}")

@@ -85,7 +85,6 @@ def refuse_lost_list(survey: Survey, num_listed: int) -> NoReturn:
 
 
 def refuse_changed_images(store: Store, what: str, changes: Sequence[Difference], remedy: str) -> None:
-    """Raise StaleError for images that are no longer those of the build; fields of `changes` are sample ids."""
     if changes:
         ids = abridge([change.field for change in changes])
         named = [change._replace(field=f"image of {change.field}") for change in changes]
@@ -147,7 +146,6 @@ def refuse_unfinished_plan(store: Store, damage: Finding | Exception | None, req
 
 
 def refuse_damage(store: Store, damage: Sequence[str], request: BuildRequest) -> None:
-    """Raise CacheError naming the first damage and the command that mends all, unless this is a repair."""
     if damage and not request.mends:
         more = f", and {len(damage) - 1} more" if len(damage) > 1 else ""
         command = shlex.join(["precompute", "repair", str(store)])
@@ -163,7 +161,6 @@ def refuse_missing_shards(store: Store, shards: Collection[int], num_shards: int
 
 
 def refuse_rejected(problem: str, store: Store, spec: Spec, retry: str, *more: str) -> NoReturn:
-    """Raise EncodeOnceError with the problem, a table of the samples rejected so far, and the command to `retry`."""
     kinds = rejected_kinds(store, spec)
     rows = [(kind, f"{count:,}", printable(example)) for kind, (count, example) in sorted(kinds.items())]
     table = align_rows([("reason", "samples", "one of them"), *rows])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cache_store.cache.metadata import extra_kinds, open_part, open_texts
 from cache_store.errors import SourceError
+from cache_store.format.layout import texts_file
 from cache_store.format.plan import is_withdrawn, samples_digest, texts_digest, without_samples
 from cache_store.format.schema import Listed
 from cache_store.format.tables import CLIP_START, NO_VALUES, PLAN_SCHEMA
@@ -292,11 +293,20 @@ def take_part(now: SourceNow, stated: Stated, each: Found) -> None:
     if held and held.digest != texts_digest(rows):
         now.num_other_texts += bool(texts)
         now.other_texts += [] if texts else [each.part]
+    elif not held and others_of(survey.store, texts_file(each.part, texts_digest(rows))):
+        now.other_texts.append(each.part)
     before = rows if each.planned is None else each.planned
     is_moved = any(not rows[name].equals(before[name]) for name in MOVES)
     if is_lost or (is_moved and not encodes_texts):  # no file is read for a text
         names = [name for name in rows.column_names if name in PLAN_SCHEMA.names]
         now.found[each.part] = rows if is_lost else rows.select(names)
+
+
+def others_of(store: Store, file: str) -> list[str]:
+    """Return other versions of the texts of a part, of which none is known to be in force."""
+    folder, name = file.split("/")
+    part = name.partition("-")[0]
+    return [each for each in store.list(folder) if each.startswith(f"{part}-") and each != name]
 
 
 def refuse_unfit_parts(store: Store, stated: Stated, added: Sequence[PlannedPart], where: str) -> None:

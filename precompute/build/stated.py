@@ -65,7 +65,6 @@ def stated_of(survey: Survey, recipe: Recipe, array_of: Callable[[Size], SizedAr
 
 
 def spec_of(recipe: Recipe, parts: Sequence[PartOnDisk], array_of: Callable[[Size], SizedArray]) -> Spec:
-    """Make the spec of a cache with these parts; arrays come in the order of their first rows."""
     sizes = [size for part in parts for size in part.sizes]
     runs = shard_runs((rows for part in parts for rows in part.lengths), sizes)
     return recipe.spec(

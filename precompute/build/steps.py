@@ -308,7 +308,6 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
 
 
 def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
-    """Seal a cache; raise CacheError naming the shards that are not committed."""
     refuse_unplanned(open_store(config.cache), request)
     inputs = open_build_inputs(config, request)
     with inputs.store.claim():

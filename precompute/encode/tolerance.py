@@ -81,7 +81,6 @@ def feature_squares(summary: ArraySummary) -> np.ndarray:
 
 
 def feature_units(squares: np.ndarray) -> np.ndarray:
-    """Return each feature's unit, given the mean squares: its own root mean square, or that of all if larger."""
     units: np.ndarray = np.sqrt(np.maximum(squares, squares.mean()))
     units[units == 0.0] = 1.0
     return units

@@ -58,6 +58,7 @@ class MixedStream(BatchStream):
         self._shares = Shares([int(weight * unit) for weight in self._weights.values()], keys)
 
     def place(self, number: int) -> tuple[str, int]:
+        """Return the stream of global batch `number`, and the batch's number in it."""
         part, own = self._shares.place(number)
         return self._names[part], own
 
